@@ -23,7 +23,7 @@ from zdp_bench.experiments.claims import Equals, claims_of, jobs_of, on_other_da
 from zdp_bench.experiments.validate import validate
 from zdp_bench.models.resnet18_transfer import UNTRAINED, missing_weights
 from zdp_bench.report import papers
-from zdp_bench.report.rows import Filling
+from zdp_bench.report.cells import Filling
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.setup import build_dataset
 

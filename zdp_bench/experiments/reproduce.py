@@ -28,7 +28,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.planning import Job, Plan, show_duration
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.registry import find
-from zdp_bench.report import curves, papers, tables, verdicts
+from zdp_bench.report import curves, papers, tables
+from zdp_bench.report.cells import Verdict
 from zdp_bench.training.interrupts import Stopped, end_with_parent
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -49,7 +50,7 @@ Failures = list[tuple[str, str]]  # (job, reason)
 class Outcome:
     """The verdict on every cell, and the pages written."""
 
-    verdicts: list[verdicts.Verdict]
+    verdicts: list[Verdict]
     pages: list[Path]
 
 
@@ -143,7 +144,7 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
         measure(folder, plan.fillings, profile != "paper", say)
     write_page = find("function", "write_page")
     pages = [write_page(made, folder, folder / "report.html")] if write_page else []
-    found = [verdict for table in made for verdict in verdicts.of_table(table, missing)]
+    found = [verdict for table in made for verdict in table.verdicts(missing)]
     for figure in drawn:
-        found += verdicts.of_curves(figure, missing)
+        found += figure.verdicts(missing)
     return Outcome(found, pages)

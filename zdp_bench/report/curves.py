@@ -1,6 +1,6 @@
 """Builds a figure's curves as a table: each point with its metric, its claimed and its tight ε.
 
-A point is the runs of a job, all seeds (`tables.Filling`). Of the paper, only the numbers
+A point is the runs of a job, all seeds (`cells.Filling`). Of the paper, only the numbers
 that its text gives are shown; nothing is read off a picture. A curve stands in every panel whose
 name ends with its own, so in all panels if it names none.
 """
@@ -8,7 +8,7 @@ name ends with its own, so in all panels if it names none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,11 +18,10 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report import names, papers
-from zdp_bench.report.coverage import STATUSES, Count
+from zdp_bench.report import cells, names, papers
+from zdp_bench.report.cells import STATUSES, Count, Filling, Verdict, fitting, mark
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.papers import Axes, Coverage, Reference
-from zdp_bench.report.rows import Filling, fitting, mark
+from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.report.sheet import (
     Sheet,
     html_page,
@@ -128,6 +127,20 @@ class Curves:
         heads = [self.axes.label, *(head for head, _ in columns)]
         return Sheet(f"{self.title} {panel}".rstrip(), heads, rows, notes)
 
+    def verdicts(self, missing: Mapping[str, str]) -> list[Verdict]:
+        """Return what became of every curve: whether it was run.
+
+        Args:
+            missing: experiment digest -> why it was not run, where that is known.
+        """
+        found = []
+        for curve in self.curves:
+            known = [missing[job.digest] for job in curve.fillings if job.digest in missing]
+            why = known[0] if known and not curve.points else ""
+            label = f"{curve.panel}: {curve.label}"
+            found.append(Verdict(self.name, label, self.metric, curve.status, why))
+        return found
+
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows: each panel, then the notes."""
         sheets = [self.sheet(panel) for panel in self.panels]
@@ -231,7 +244,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     numbers = papers.reference(table)
     if not papers.recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
-    axes, every, rules = papers.axes(table), records.read_all(results), papers.coverage(table)
+    axes, every, rules = papers.axes(table), records.read_all(results), cells.rules_of(table)
     # The line of a row that no number of the text is in says what its curve shows.
     drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
     curves = []
@@ -246,7 +259,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
             curves.append(
                 Curve(
                     row=row,
-                    status=_status(row, chosen, runs, rules),
+                    status=cells.judge_curve(row, chosen, runs, rules),
                     panel=metric.where,
                     label=mark(
                         metric.label,
@@ -264,19 +277,6 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
     notes = _notes(table, curves)
     return Curves(table, title, axes, metric.column, metric.unit, curves, notes)
-
-
-def _status(row: str, fillings: Sequence[Filling], runs: Sequence[Record], rules: Coverage) -> str:
-    """Return the status of a curve."""
-    if not runs:
-        return rules.lacking(row)[0]
-    jobs = [job for job in fillings if any(map(job.fits, runs))]
-    if any(
-        job.on or not rules.is_published(job.recipe, run["data"]) for job in jobs for run in runs
-    ):
-        return "other data"
-    whole = len(jobs) == len(fillings) and not any(job.variant for job in jobs)
-    return "as published" if whole else "reduced"
 
 
 def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[Point]:
@@ -315,13 +315,8 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
 
 
 def _x(run: Record, axes: Axes) -> float:
-    for path in axes.x.split(" or "):
-        value: Any = run
-        for key in path.split("."):
-            value = value[key]
-        if value is not None:
-            return float(value)
-    raise KeyError(axes.x)
+    found = [records.get(run, path) for path in axes.x.split(" or ")]
+    return float(next(value for value in found if value is not None))
 
 
 def _printed(numbers: list[Reference], row: str, column: str) -> dict[float, str]:

@@ -13,7 +13,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.search.plan import Search
-from zdp_bench.report.lines import LESS_IS_BETTER
+from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.training import checkpoint
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.setup import ModelSetup
