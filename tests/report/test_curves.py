@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from zdp_bench.report.rows import Filling
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
 from zdp_bench.report import curves, figures, papers
+from zdp_bench.report.cells import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
 PANEL = "b: σ = 0.03"

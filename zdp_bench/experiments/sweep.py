@@ -219,7 +219,7 @@ def _carry_out(
     show: Shown = "all",
 ) -> None:
     """Check a composed configuration and run it; print what `Job` says."""
-    from zdp_bench.report.summary import sheet
+    from zdp_bench.report.terminal import show_run
     from zdp_bench.training.loggers import Reporter
     from zdp_bench.training.progress import Live, Silent, console
     from zdp_bench.training.run import run
@@ -237,7 +237,7 @@ def _carry_out(
     if hydra_files and not outcome.found:
         _write_hydra_files(outcome.path.parent / ".hydra", config)
     if show == "all":
-        console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
+        console().print(show_run(outcome.record, outcome.path, outcome.found).as_rich())
 
 
 def _write_hydra_files(folder: Path, config: DictConfig) -> None:

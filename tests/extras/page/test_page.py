@@ -18,8 +18,8 @@ import pytest
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.extras.page import page, run_data, scripts
-from zdp_bench.report import tables, verdicts
+from zdp_bench.extras.page import page, run_data
+from zdp_bench.report import tables
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -150,7 +150,7 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -
 
 def test_data_holds_no_markup_and_no_end_of_a_line(tmp_path: Path) -> None:
     for text in (EVIL, "</script>", "&amp;", "a\u2028b\u2029c"):
-        written = str(scripts.data({"a": text, "b": math.inf}))
+        written = str(page.escape_json({"a": text, "b": math.inf}))
         assert not re.search("[<>&\u2028\u2029]", written)
         assert json.loads(written) == {"a": text, "b": "inf"}
 
@@ -191,7 +191,7 @@ def test_a_verdict_says_why(tmp_path: Path) -> None:
     save(tmp_path, own("phasemnist", 1, 0.98), record("mnist", 1, 0.9))
     table = tables.build(TABLE, tmp_path, FILLINGS)
     missing = {"mnist_nonprivate".ljust(64, "e"): "the data root lacks MNIST"}
-    found = [(one.verdict, one.why) for one in verdicts.of_table(table, missing)]
+    found = [(one.verdict, one.why) for one in table.verdicts(missing)]
     assert found == [
         ("reproduced", "Δ -1.00"),
         ("other data", "on d"),

@@ -22,9 +22,9 @@ from tests.test_cli import run as command
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.search import study as studies
-from zdp_bench.extras.search.api import Launch, make_search, read_space, search
-from zdp_bench.extras.search.outcome import _of_best
-from zdp_bench.extras.search.plan import Search
+from zdp_bench.extras.search.search import _of_best, search
+from zdp_bench.extras.search.space import Search, make_search, read_space
+from zdp_bench.extras.search.trials import Launch
 from zdp_bench.privacy.composition import Spent
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.selection import selected_epsilon

@@ -6,11 +6,15 @@ commands have written to `results/tables` and `results/figures` is shown as it i
 
 from __future__ import annotations
 
+import json
+import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,8 +23,8 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.page import run_data, scripts
-from zdp_bench.records import Record
+from zdp_bench.extras.page import run_data
+from zdp_bench.records import Record, to_json
 from zdp_bench.report import figures, names, papers
 from zdp_bench.report.cells import EMPTY, RULE, Cell, Count
 from zdp_bench.report.tables import COLUMNS, Table, show
@@ -90,11 +94,11 @@ def write(
         lstrip_blocks=True,
     )
     page = environment.get_template("page.html").render(
-        data=scripts.data(run_data.build(every, results, path, card)),
-        scripts=scripts.scripts(),
-        styles=scripts.styles(),
-        licences=scripts.licences(),
-        policy=scripts.policy(),
+        data=escape_json(run_data.build(every, results, path, card)),
+        scripts=[_script(name) for name in SCRIPTS],
+        styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
+        licences=[_read(name) for name in LICENCES],
+        policy=_policy(),
         sections=[_section(table, every, results) for table in tables],
         parts=_parts({table.stem for table in tables}, results),
         figures=_figures(results),
@@ -197,3 +201,49 @@ def _image(file: Path) -> str:
             f"{file}: is no SVG drawing. Let `zdp-bench figure` draw it again, or move it away."
         )
     return f"data:image/svg+xml;base64,{b64encode(body).decode()}"
+
+
+_REPORT = files("zdp_bench.extras.page")
+SCRIPTS = (
+    "bundled/tabulator.min.js",
+    "bundled/chart.umd.min.js",
+    "templates/charts.js",
+    "templates/runs.js",
+    "templates/dialog.js",
+)
+STYLES = ("bundled/tabulator_simple.min.css", "templates/page.css")
+LICENCES = ("bundled/tabulator.LICENSE", "bundled/chart.LICENSE")
+
+
+def _policy() -> str:
+    """Return the Content-Security-Policy: our scripts by their hashes, pictures, and no network."""
+    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in map(_script, SCRIPTS)]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "form-action 'none'; base-uri 'none'"
+    )
+
+
+def escape_json(value: Any) -> Markup:
+    """Return a value as JSON that no HTML parser reads as markup, and no script as an end of line.
+
+    ∞ and NaN become the words "inf" and "nan".
+    """
+    text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _script(name: str) -> Markup:
+    """Return a script in which no HTML parser sees its end or a comment."""
+    return Markup(re.sub(r"<(/script|!--)", r"<\\\1", _without_map(_read(name)), flags=re.I))
+
+
+def _without_map(text: str) -> str:
+    return re.sub(r"(//|/\*)# sourceMappingURL=\S+( ?\*/)?", "", text).strip() + "\n"
+
+
+def _read(name: str) -> str:
+    return _REPORT.joinpath(name).read_text(encoding="utf-8")
