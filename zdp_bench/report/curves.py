@@ -172,9 +172,8 @@ class Curves:
 
     def as_csv(self) -> str:
         """Return one line a point, unrounded: what `report/figures` draws from."""
-        return to_csv(
-            self._points(), ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
-        )
+        columns = ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
+        return to_csv(self._points(), columns)
 
     def _points(self) -> list[dict[str, object]]:
         return [self._numbers(curve, point) for curve in self.curves for point in curve.points]

@@ -301,6 +301,7 @@ def _numbers(row: Row) -> dict[str, object]:
 # Stands in where no number of records is given: only the papers' conventions and a patient's ε
 # depend on it, and those ask for it.
 UNKNOWN_RECORDS = 10**9
+NEEDS_RECORDS = "needs --records N, the number of training records."
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
@@ -364,17 +365,21 @@ def read_training(
     for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
         require(count is None or count > 0, flag, count, "must be at least 1")
         require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
+    parts = {"--batch-size": batch_size, "--records-per-patient": records_per_patient}
+    for flag, count in parts.items():
+        if count is not None:
+            if records is None:
+                raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
+            fits = 1 <= count <= records
+            require(fits, flag, count, f"must lie between 1 and the {records:,} records")
     if sampling == "full":
         alone = sample_rate in (None, 1.0) and batch_size is None
         require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
         sample_rate = 1.0
-    elif batch_size is not None:
-        flag = "--batch-size"
-        require(sample_rate is None, flag, batch_size, "say it or --sample-rate, not both")
-        known = _known(records, flag, batch_size)
-        fits = 0 < batch_size <= known
-        require(fits, flag, batch_size, f"must lie between 1 and the {known:,} records")
-        sample_rate = batch_size / known
+    elif batch_size and records:
+        both = sample_rate is not None
+        require(not both, "--batch-size", batch_size, "say it or --sample-rate, not both")
+        sample_rate = batch_size / records
     if sample_rate is None:
         raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
@@ -387,21 +392,10 @@ def read_training(
         assert epochs is not None
         whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
         steps = epochs * whole or round(epochs / sample_rate)
-    if records_per_patient is not None:
-        flag = "--records-per-patient"
-        known = _known(records, flag, records_per_patient)
-        owned = 1 <= records_per_patient <= known
-        require(owned, flag, records_per_patient, f"must lie in 1 to {known:,}")
     number = records or UNKNOWN_RECORDS
     drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
     epochs = epochs or max(1, round(steps * sample_rate))
     return Training(drawn, steps, epochs, delta, records_per_patient)
-
-
-def _known(records: int | None, flag: str, value: int) -> int:
-    if records is None:
-        raise UserError(f"{flag}={value}: needs --records N, the number of training records.")
-    return records
 
 
 def for_sigma(given: Training, sigma: float, accountant: str | None) -> list[Answer]:
@@ -519,9 +513,7 @@ def _is_convention(given: Training, accountant: str) -> bool:
         return False
     lookup("accountant", accountant)
     if given.sampling.records == UNKNOWN_RECORDS:
-        raise UserError(
-            f"--accountant={accountant}: needs --records N, the number of training records."
-        )
+        raise UserError(f"--accountant={accountant}: {NEEDS_RECORDS}")
     return True
 
 

@@ -22,17 +22,6 @@ from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 
-COLUMNS = (
-    "row",
-    "metric",
-    "paper",
-    "as published",
-    "Δ",
-    "best of ours",
-    "what differs",
-    "ε printed / tight",
-    "status",
-)
 RUN_COLUMNS = (
     "row",
     "metric",
@@ -103,7 +92,7 @@ class Table:
         notes.append(f"Commands, other variants and statistics: `{self.stem}_runs.md`.")
         head = f"{self.count.sentence}\n\n{origin(self.name)}"
         shown = [list(line.values()) for line in lines]
-        return Sheet(self.title, COLUMNS, shown, notes, head, [*map(_numbers, self.cells)])
+        return Sheet(self.title, list(lines[0]), shown, notes, head, [*map(_numbers, self.cells)])
 
     def runs_sheet(self) -> Sheet:
         """Return every run, ready to show; what was not run is in the notes."""
@@ -157,22 +146,21 @@ class Table:
 
 
 def show(cell: Cell) -> dict[str, str]:
-    """Return what each of `COLUMNS` shows of a cell."""
+    """Return what each column shows of a cell."""
     difference = "" if cell.difference is None else f"{cell.difference:+.3g}"
     if cell.difference is not None and cell.metric.unit == "%":
         difference = f"{cell.difference:+.2f}"
-    shown = (
-        cell.metric.label,
-        cell.metric.column.replace("_", " "),
-        cell.metric.printed,
-        _show_measured(cell.published),
-        difference,
-        _show_measured(cell.best),
-        cell.differs,
-        _show_epsilons(cell),
-        f"{cell.status} ({cell.reason})" if cell.reason else cell.status,
-    )
-    return dict(zip(COLUMNS, shown, strict=True))
+    return {
+        "row": cell.metric.label,
+        "metric": cell.metric.column.replace("_", " "),
+        "paper": cell.metric.printed,
+        "as published": _show_measured(cell.published),
+        "Δ": difference,
+        "best of ours": _show_measured(cell.best),
+        "what differs": cell.differs,
+        "ε printed / tight": _show_epsilons(cell),
+        "status": f"{cell.status} ({cell.reason})" if cell.reason else cell.status,
+    }
 
 
 def _show_measured(ours: Measured | None) -> str:

@@ -27,7 +27,7 @@ from zdp_bench.extras.page import run_data
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import figures, names, papers
 from zdp_bench.report.cells import EMPTY, RULE, Cell, Count
-from zdp_bench.report.tables import COLUMNS, Table, show
+from zdp_bench.report.tables import Table, show
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 PARTS = {
@@ -103,7 +103,6 @@ def write(
         parts=_parts({table.stem for table in tables}, results),
         figures=_figures(results),
         total=sum((table.count for table in tables), Count(Counter())),
-        columns=COLUMNS,
         rule=RULE,
         records=len(every),
         own=sum(not (run.get("claims") or {}).get("table") for run in every),
