@@ -130,13 +130,12 @@ class Filling:
         return " ".join(["zdp-bench run", f"recipe={self.recipe}", *self.overrides, *words])
 
 
-def fitting(every: Iterable[Record], fillings: Sequence[Filling]) -> list[Record]:
-    """Return the runs that fit any of `fillings`; a run that two recipes made counts once."""
-    runs: dict[str, Record] = {}
-    for run in every:
-        if any(filling.fits(run) for filling in fillings):
-            runs.setdefault(run["run"], run)
-    return sorted(runs.values(), key=lambda run: int(run["seed"]))
+def list_once(runs: Iterable[Record]) -> list[Record]:
+    """Return runs by seed; one that two recipes made counts once."""
+    found: dict[str, Record] = {}
+    for run in sorted(runs, key=lambda run: (run["seed"], run["recipe"], run["run"])):
+        found.setdefault(run["run"], run)
+    return list(found.values())
 
 
 def mark(label: str, variant: str | None, on: str | None) -> str:
@@ -152,7 +151,7 @@ class Measured:
     Attributes:
         jobs: each job with its runs.
         on_paper_data: true if all of it ran on what counts as the paper's data.
-        label: the paper's name of the row, with what is ours about it.
+        label: the paper's name of the row, with what is ours about it, where it is a line.
     """
 
     metric: Reference
@@ -172,14 +171,16 @@ class Measured:
 
     @cached_property
     def runs(self) -> list[Record]:
-        """All runs; there may be none."""
-        return [run for _, runs in self.jobs for run in runs]
+        """All runs, by seed; there may be none."""
+        return list_once(run for _, runs in self.jobs for run in runs)
 
     @cached_property
     def values(self) -> list[float]:
         """The metric of each seed, as recorded; with several jobs, the mean of each."""
-        found = [[run["metrics"][self.metric.column] for run in runs] for _, runs in self.jobs]
-        return found[0] if len(found) == 1 else [mean(values) for values in found]
+        column = self.metric.column
+        if len(self.jobs) == 1:
+            return [run["metrics"][column] for run in self.runs]
+        return [mean(run["metrics"][column] for run in runs) for _, runs in self.jobs]
 
     @property
     def scale(self) -> float:
@@ -220,6 +221,33 @@ class Measured:
             return ""
         together = interval(spent.get("epsilon_patient_at_least"), spent["epsilon_patient"])
         return together if together == self.tight else f"{together} ({spent['unit']})"
+
+
+def measure(
+    numbers: Sequence[Reference], fillings: Sequence[Filling], every: Sequence[Record], rules: Rules
+) -> list[Measured]:
+    """Return every job by each metric of its row, with the runs that fit it, if any."""
+    found = []
+    for filling in fillings:
+        runs = tuple(list_once(run for run in every if filling.fits(run)))
+        published = all(rules.is_published(filling.recipe, run["data"]) for run in runs)
+        of_row = (number for number in numbers if number.row == filling.row)
+        jobs = ((filling, runs),)
+        found += [Measured(metric, jobs, published and not filling.on) for metric in of_row]
+    return found
+
+
+Variant = Mapping[str, Measured]  # by metric
+
+
+def join(rows: Sequence[Measured]) -> list[Variant]:
+    """Return rows by metric, one mapping for each variant and data set."""
+    found: dict[tuple[str | None, str | None], dict[str, Measured]] = {}
+    for row in rows:
+        one = found.setdefault((row.filling.variant, row.filling.on), {})
+        before = one.get(row.metric.column)
+        one[row.metric.column] = before.add(row) if before else row
+    return list(found.values())
 
 
 # ------------------------------------------------------------------------- the cell and its status
@@ -292,16 +320,13 @@ def judge(ours: Measured, metric: Reference) -> str:
     return "close" if away <= 2 * point else "different"
 
 
-def judge_curve(row: str, fillings: Sequence[Filling], runs: Sequence[Record], rules: Rules) -> str:
+def judge_curve(ours: Measured, rules: Rules) -> str:
     """Return the status of a figure's curve; 'as published' if all its jobs were run so."""
-    if not runs:
-        return rules.lacking(row)[0]
-    jobs = [job for job in fillings if any(map(job.fits, runs))]
-    if any(
-        job.on or not rules.is_published(job.recipe, run["data"]) for job in jobs for run in runs
-    ):
+    if not ours.runs:
+        return rules.lacking(ours.metric.row)[0]
+    if not ours.on_paper_data:
         return "other data"
-    whole = len(jobs) == len(fillings) and not any(job.variant for job in jobs)
+    whole = all(runs for _, runs in ours.jobs) and not ours.filling.variant
     return "as published" if whole else "reduced"
 
 
@@ -316,7 +341,7 @@ def make_cells(numbers: Sequence[Reference], rows: Sequence[Measured], rules: Ru
         printed = {number.column: number for number in numbers if number.row == name}
         claims = [printed.pop(column, None) for column in EPSILON_COLUMNS]
         claim, rdp = (found.value if found else None for found in claims)
-        variants = _join([row for row in rows if row.filling.row == name and row.runs])
+        variants = join([row for row in rows if row.filling.row == name and row.runs])
         published, best = _choose(variants, next(iter(printed)), rules)
         for column, metric in printed.items():
             if metric.number is not None:
@@ -324,19 +349,6 @@ def make_cells(numbers: Sequence[Reference], rows: Sequence[Measured], rules: Ru
                 differs = _differs(*pair, rules)
                 made.append(Cell(metric, claim, rdp, *pair, differs, rules.lacking(name)))
     return made
-
-
-Variant = Mapping[str, Measured]  # by metric
-
-
-def _join(rows: Sequence[Measured]) -> list[Variant]:
-    """Return rows with runs by metric, one mapping for each variant and data set."""
-    found: dict[tuple[str | None, str | None], dict[str, Measured]] = {}
-    for row in rows:
-        one = found.setdefault((row.filling.variant, row.filling.on), {})
-        before = one.get(row.metric.column)
-        one[row.metric.column] = before.add(row) if before else row
-    return list(found.values())
 
 
 def _choose(variants: Sequence[Variant], first: str, rules: Rules) -> tuple[Variant, Variant]:

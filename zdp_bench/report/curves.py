@@ -19,7 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import cells, names, papers
-from zdp_bench.report.cells import STATUSES, Count, Filling, Verdict, fitting, mark
+from zdp_bench.report.cells import STATUSES, Count, Filling, Measured, Verdict
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.report.sheet import (
@@ -57,16 +57,16 @@ class Curve:
     Attributes:
         row: of the paper's CSV.
         status: 'as published' if all its jobs were run with the paper's settings and data, else
-            another of `coverage.STATUSES`.
+            another of `cells.STATUSES`.
+        ours: its jobs and their runs.
     """
 
     row: str
     status: str
     panel: str
     label: str
-    fillings: tuple[Filling, ...]
+    ours: Measured
     points: tuple[Point, ...]
-    runs: tuple[Record, ...]
     paper: dict[float, str]
     epsilon_printed: dict[float, str]
 
@@ -135,7 +135,7 @@ class Curves:
         """
         found = []
         for curve in self.curves:
-            known = [missing[job.digest] for job in curve.fillings if job.digest in missing]
+            known = [missing[job.digest] for job, _ in curve.ours.jobs if job.digest in missing]
             why = known[0] if known and not curve.points else ""
             label = f"{curve.panel}: {curve.label}"
             found.append(Verdict(self.name, label, self.metric, curve.status, why))
@@ -179,7 +179,7 @@ class Curves:
         return [self._numbers(curve, point) for curve in self.curves for point in curve.points]
 
     def _numbers(self, curve: Curve, point: Point) -> dict[str, object]:
-        jobs = curve.fillings
+        jobs, runs = curve.ours.jobs, curve.ours.runs
         return {
             "row": curve.row,
             "status": curve.status,
@@ -191,13 +191,13 @@ class Curves:
             "unit": self.unit,
             "mean": round(mean(point.values), 6),
             "values": " ".join(f"{value:.6g}" for value in point.values),
-            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in curve.runs)),
+            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
             "epsilon_claimed": point.epsilon_claimed,
             "epsilon_tight": point.epsilon_tight,
-            "provenance": curve.runs[0]["data"]["provenance"],
-            "recipe": jobs[0].recipe,
-            "overrides": " ".join(jobs[0].overrides) if len(jobs) == 1 else "",
-            "runs": " ".join(run["run"][:16] for run in curve.runs),
+            "provenance": curve.ours.data["provenance"],
+            "recipe": curve.ours.filling.recipe,
+            "overrides": " ".join(curve.ours.filling.overrides) if len(jobs) == 1 else "",
+            "runs": " ".join(run["run"][:16] for run in runs),
         }
 
     def write(self, results: Path) -> list[Path]:
@@ -246,28 +246,26 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     axes, every, rules = papers.axes(table), records.read_all(results), cells.rules_of(table)
     # The line of a row that no number of the text is in says what its curve shows.
     drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
+    measured = cells.measure(list(drawn.values()), fillings, every, rules)
     curves = []
     for row in dict.fromkeys(number.row for number in numbers):
         metric = drawn[row]
-        jobs: dict[tuple[str | None, str | None], list[Filling]] = {}
-        for filling in fillings:
-            if filling.row == row:
-                jobs.setdefault((filling.variant, filling.on), []).append(filling)
-        for (variant, on), chosen in (jobs or {(None, None): []}).items():
-            runs = tuple(fitting(every, chosen))
+        variants = cells.join([one for one in measured if one.metric.row == row])
+        for ours in [one[metric.column] for one in variants] or [Measured(metric, (), False)]:
+            job = ours.filling if ours.jobs else None
+            variant, on = (job.variant, job.on) if job else (None, None)
             curves.append(
                 Curve(
                     row=row,
-                    status=cells.judge_curve(row, chosen, runs, rules),
+                    status=cells.judge_curve(ours, rules),
                     panel=metric.where,
-                    label=mark(
+                    label=cells.mark(
                         metric.label,
                         variant and rules.of_variant(variant),
                         on and names.data_with_options(on),
                     ),
-                    fillings=tuple(chosen),
-                    points=tuple(_points(runs, axes, metric)),
-                    runs=runs,
+                    ours=ours,
+                    points=tuple(_points(ours.runs, axes, metric)),
                     paper={} if on else _printed(numbers, row, metric.column),
                     epsilon_printed={} if on else _printed(numbers, row, "epsilon"),
                 )
@@ -331,12 +329,7 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
         "what it only draws is left out.",
         *EPSILONS,
         *papers.notes(table),
-        *data_notes(run for curve in curves for run in curve.runs),
+        *data_notes(run for curve in curves for run in curve.ours.runs),
     ]
-    notes += not_run(
-        filling
-        for curve in curves
-        for filling in curve.fillings
-        if not any(map(filling.fits, curve.runs))
-    )
-    return notes
+    jobs = [job for curve in curves for job in curve.ours.jobs]
+    return [*notes, *not_run(filling for filling, runs in jobs if not runs)]

@@ -17,7 +17,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import cells, papers
-from zdp_bench.report.cells import EPSILON_COLUMNS, Cell, Count, Filling, Measured, Verdict
+from zdp_bench.report.cells import EPSILON_COLUMNS, Cell, Count, Filling, Measured, Rules, Verdict
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
@@ -311,31 +311,30 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
     rules = cells.rules_of(table)
-    rows = []
-    for filling in fillings:
-        runs = cells.fitting(every, [filling])
-        published = all(rules.is_published(filling.recipe, run["data"]) for run in runs)
-        published = published and not filling.on
-        ours = filling.variant and rules.of_variant(filling.variant)
-        job = _tell_apart(filling, fillings)
-        for metric in numbers:
-            if metric.row == filling.row and metric.column not in EPSILON_COLUMNS:
-                label = ", ".join(filter(None, (cells.mark(metric.label, ours, filling.on), job)))
-                rows.append(Measured(metric, ((filling, tuple(runs)),), published, label))
+    shown = [number for number in numbers if number.column not in EPSILON_COLUMNS]
+    rows = [
+        replace(row, label=_label(row, fillings, rules))
+        for row in cells.measure(shown, fillings, every, rules)
+    ]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
     made = cells.make_cells(numbers, rows, rules)
     return Table(table, title, rows, made, _notes(table, rows, results))
 
 
-def _tell_apart(filling: Filling, fillings: Sequence[Filling]) -> str:
-    """Return the overrides that tell a filling from others of its row, variant and data set."""
+def _label(row: Measured, fillings: Sequence[Filling], rules: Rules) -> str:
+    """Return the paper's name of a row, with what is ours about it.
+
+    Behind it stand the overrides that tell a job from others of its row, variant and data set.
+    """
+    own = row.filling
     same = [
-        f
-        for f in fillings
-        if (f.row, f.variant, f.on) == (filling.row, filling.variant, filling.on)
+        set(one.overrides)
+        for one in fillings
+        if (one.row, one.variant, one.on) == (own.row, own.variant, own.on)
     ]
-    common = set.intersection(*(set(f.overrides) for f in same))
-    return " ".join(word for word in filling.overrides if word not in common)
+    job = " ".join(word for word in own.overrides if word not in set.intersection(*same))
+    label = cells.mark(row.metric.label, own.variant and rules.of_variant(own.variant), own.on)
+    return f"{label}, {job}" if job else label
 
 
 def _notes(table: str, rows: list[Measured], results: Path) -> list[str]:
