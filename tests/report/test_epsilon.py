@@ -17,25 +17,25 @@ import pytest
 from zdp_bench.cli import main
 from zdp_bench.privacy.accounting import pld, pld_uniform
 from zdp_bench.report import epsilon
-from zdp_bench.report.epsilon import Row, same_digits
+from zdp_bench.report.epsilon import Reproduction, same_digits
 
 
 @pytest.fixture(scope="module")
-def table() -> list[Row]:
+def table() -> list[Reproduction]:
     return epsilon.rows()
 
 
-def of(table: list[Row], paper: str, place: str = "") -> list[Row]:
+def of(table: list[Reproduction], paper: str, place: str = "") -> list[Reproduction]:
     return [
         row for row in table if row.quoted.paper == paper and row.quoted.place.startswith(place)
     ]
 
 
-def printed(table: list[Row], verdict: str) -> set[str]:
+def printed(table: list[Reproduction], verdict: str) -> set[str]:
     return {row.quoted.printed for row in table if row.verdict == verdict}
 
 
-def test_every_quoted_epsilon_is_there(table: list[Row]) -> None:
+def test_every_quoted_epsilon_is_there(table: list[Reproduction]) -> None:
     quoted = {
         "zeta_dp_2021": 11,
         "dp_dfa_2020": 24,
@@ -48,26 +48,26 @@ def test_every_quoted_epsilon_is_there(table: list[Row]) -> None:
     assert epsilon.sheet(table).title.startswith("66 ε of five papers in 81 readings: ")
 
 
-def test_of_dp_dfa_23_of_24_are_reproduced_to_the_digit(table: list[Row]) -> None:
+def test_of_dp_dfa_23_of_24_are_reproduced_to_the_digit(table: list[Reproduction]) -> None:
     (wrong,) = [row for row in of(table, "dp_dfa_2020") if row.verdict != "reproduced"]
     assert wrong.quoted.printed == "13.75"
     assert math.floor(wrong.reproduced * 100) / 100 == 13.78
 
 
-def test_of_deepee_four_of_six_are_reproduced(table: list[Row]) -> None:
+def test_of_deepee_four_of_six_are_reproduced(table: list[Reproduction]) -> None:
     rows = of(table, "deepee_2021")
     assert printed(rows, "reproduced") == {"0.52", "2.69", "0.12", "2.81"}
     assert printed(rows, "not reproduced") == {"0.62", "0.35"}
 
 
-def test_of_zeta_2021_only_table_1_is_reproduced(table: list[Row]) -> None:
+def test_of_zeta_2021_only_table_1_is_reproduced(table: list[Reproduction]) -> None:
     rows = of(table, "zeta_dp_2021")
     assert printed(of(table, "zeta_dp_2021", "Table 1"), "reproduced") >= {"0.53"}
     assert printed(rows, "not reproduced") >= {"1.76", "1.47", "0.67"}
 
 
 def test_tight_epsilon_of_zeta_2021_counts_circular_noise_and_its_sampling(
-    table: list[Row],
+    table: list[Reproduction],
 ) -> None:
     complex_row, real_row = (
         row for row in of(table, "zeta_dp_2021", "Table 1") if row.quoted.printed == "0.53"
@@ -78,7 +78,7 @@ def test_tight_epsilon_of_zeta_2021_counts_circular_noise_and_its_sampling(
     assert real_row.tight_poisson == pytest.approx(pld(1.1, 0.01, 1000, 1e-5))
 
 
-def test_only_fixed_size_batches_have_an_interval(table: list[Row]) -> None:
+def test_only_fixed_size_batches_have_an_interval(table: list[Reproduction]) -> None:
     for row in table:
         fixed = row.quoted.sampling == "uniform" and row.tight < math.inf
         assert row.tight_at_least <= row.tight
@@ -87,7 +87,7 @@ def test_only_fixed_size_batches_have_an_interval(table: list[Row]) -> None:
 
 
 def test_a_target_of_2_is_3_4_with_gredps_complex_noise_and_infinite_with_real(
-    table: list[Row],
+    table: list[Reproduction],
 ) -> None:
     with_complex, with_real = (
         row
@@ -100,7 +100,7 @@ def test_a_target_of_2_is_3_4_with_gredps_complex_noise_and_infinite_with_real(
     assert {row.tight for row in real} == {math.inf}
 
 
-def test_calibrated_rows_meet_their_target(table: list[Row]) -> None:
+def test_calibrated_rows_meet_their_target(table: list[Reproduction]) -> None:
     calibrated = [row for row in table if row.verdict == "calibrated"]
     assert len(calibrated) == 40
     for row in calibrated:
@@ -108,7 +108,7 @@ def test_calibrated_rows_meet_their_target(table: list[Row]) -> None:
 
 
 def test_a_patient_of_the_2024_paper_has_a_much_larger_epsilon_than_a_record(
-    table: list[Row],
+    table: list[Reproduction],
 ) -> None:
     for row in of(table, "zeta_dp_2024"):
         assert row.tight_patient is not None
@@ -141,7 +141,7 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     return int(ended.value.code or 0), out, err
 
 
-def test_the_committed_tables_are_these(table: list[Row], tmp_path: Path) -> None:
+def test_the_committed_tables_are_these(table: list[Reproduction], tmp_path: Path) -> None:
     """All their words, and all their numbers up to last digits, which may depend on the machine."""
     committed = Path(__file__).parents[2] / "results" / "tables"
     number = re.compile(r"(?<![\w])\d[\d.,]*(?:e[-+]?\d+)?")
@@ -156,7 +156,7 @@ def test_the_committed_tables_are_these(table: list[Row], tmp_path: Path) -> Non
 
 
 def test_the_papers_table_has_every_form(
-    table: list[Row],
+    table: list[Reproduction],
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,

@@ -113,7 +113,7 @@ class Quoted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Reproduction:
     """What became of a quoted ε; None where a number does not apply."""
 
     quoted: Quoted
@@ -148,15 +148,17 @@ def quoted() -> list[Quoted]:
     ]
 
 
-def rows() -> list[Row]:
+def rows() -> list[Reproduction]:
     """Compute what became of every quoted ε."""
     return [_row(line) for line in quoted()]
 
 
-def _row(q: Quoted) -> Row:
+def _row(q: Quoted) -> Reproduction:
     inf = math.inf
     if q.noise == "none":
-        return Row(quoted=q, reproduced=inf, verdict="reproduced", tight=inf, tight_at_least=inf)
+        return Reproduction(
+            quoted=q, reproduced=inf, verdict="reproduced", tight=inf, tight_at_least=inf
+        )
     if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
         line = f"{q.paper}, {q.place}, {q.label}"
         raise ValueError(f"papers/epsilon.csv: the line of {line} lacks a number")
@@ -175,7 +177,7 @@ def _row(q: Quoted) -> Row:
     many = q.records_per_patient
     patient = _patient_interval(mechanism, many, steps, q.delta) if many else (None, None)
     poisson = _mechanism(q, claim.noise_multiplier, "poisson", rate)
-    return Row(
+    return Reproduction(
         quoted=q,
         sigma=claim.noise_multiplier,
         z=mechanism.z,
@@ -229,7 +231,7 @@ def same_digits(printed: str, value: float) -> bool:
     return printed in (f"{value:.{decimals}f}", f"{truncated:.{decimals}f}")
 
 
-def sheet(table: list[Row]) -> Sheet:
+def sheet(table: list[Reproduction]) -> Sheet:
     """Return the papers' table ready to show."""
     verdicts = [row.verdict for row in table]
     counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in get_args(Agreement))
@@ -244,7 +246,7 @@ def sheet(table: list[Row]) -> Sheet:
     )
 
 
-def _notes(table: list[Row]) -> list[str]:
+def _notes(table: list[Reproduction]) -> list[str]:
     found = {paper: papers.epsilon_note(paper) for paper in (row.quoted.paper for row in table)}
     of_papers = [f"{paper}: {note}" for paper, note in found.items() if note]
     return [*READING, *of_papers, "Hyper-parameter search is not counted in any ε."]
@@ -262,7 +264,7 @@ def as_rich(sheet: Sheet) -> RichTable:
     return shown
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Reproduction) -> list[str]:
     q = row.quoted
     parameters = "no noise"
     if row.steps is not None:
@@ -289,7 +291,7 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _numbers(row: Row) -> dict[str, object]:
+def _numbers(row: Reproduction) -> dict[str, object]:
     """Return the numbers behind a row, six digits each; δ last."""
     both = vars(row.quoted) | vars(row) | {"quoted": None, "delta": None}
     kept = {key: value for key, value in both.items() if key not in ("quoted", "delta")}
@@ -315,7 +317,7 @@ TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
 
 
 @dataclass(frozen=True)
-class Training:
+class OwnNumbers:
     """A user's own training, checked: everything but the noise."""
 
     sampling: Sampling
@@ -342,7 +344,7 @@ class Answer:
     at_least: float | None = None
 
 
-def read_training(
+def read_own(
     *,
     sampling: str | None,
     sample_rate: float | None,
@@ -352,7 +354,7 @@ def read_training(
     epochs: int | None,
     delta: float | None,
     records_per_patient: int | None = None,
-) -> Training:
+) -> OwnNumbers:
     """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
 
     Raises:
@@ -395,10 +397,10 @@ def read_training(
     number = records or UNKNOWN_RECORDS
     drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
     epochs = epochs or max(1, round(steps * sample_rate))
-    return Training(drawn, steps, epochs, delta, records_per_patient)
+    return OwnNumbers(drawn, steps, epochs, delta, records_per_patient)
 
 
-def for_sigma(given: Training, sigma: float, accountant: str | None) -> list[Answer]:
+def for_sigma(given: OwnNumbers, sigma: float, accountant: str | None) -> list[Answer]:
     """Return ε at σ by every accountant, or by one, for both conventions of noise.
 
     A paper's accountant has one answer, what it would claim.
@@ -414,7 +416,7 @@ def for_sigma(given: Training, sigma: float, accountant: str | None) -> list[Ans
     return [_answer(given, noise, sigma, *bound) for noise in CONVENTIONS for bound in bounds]
 
 
-def for_target(given: Training, target: float, accountant: str | None) -> list[Answer]:
+def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list[Answer]:
     """Return the σ that meets a target ε by an accountant (default pld).
 
     One for each convention of noise; one in all for a paper's accountant. With
@@ -439,7 +441,7 @@ def for_target(given: Training, target: float, accountant: str | None) -> list[A
         raise UserError(f"--target-epsilon={target:g}: {error}.") from None
 
 
-def _bounds(given: Training) -> list[tuple[str, int | None]]:
+def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
     """Return each accountant of mechanisms; after pld, pld of a patient with so many records."""
     bounds: list[tuple[str, int | None]] = []
     for name in answer_for_mechanisms():
@@ -449,7 +451,7 @@ def _bounds(given: Training) -> list[tuple[str, int | None]]:
     return bounds
 
 
-def _answer(given: Training, noise: str, sigma: float, name: str, many: int | None) -> Answer:
+def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | None) -> Answer:
     """Return an accountant's ε of noise of one convention."""
     mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
     steps, delta = given.steps, given.delta
@@ -462,13 +464,13 @@ def _answer(given: Training, noise: str, sigma: float, name: str, many: int | No
     return Answer(noise, sigma, mechanism.z, name, high, remark, low)
 
 
-def _epsilon_of(given: Training, mechanism: Mechanism, name: str, many: int | None) -> float:
+def _epsilon_of(given: OwnNumbers, mechanism: Mechanism, name: str, many: int | None) -> float:
     if many:
         return patient_epsilon(mechanism, many, given.steps, given.delta)
     return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
 
 
-def _remark(given: Training, name: str, many: int | None) -> str:
+def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
     if many:
         return f"tight, for a patient or image with {many} records"
     kind = answer_for_mechanisms()[name].kind
@@ -476,7 +478,7 @@ def _remark(given: Training, name: str, many: int | None) -> str:
     return TIGHT_INTERVAL if fixed_size else REMARKS[kind]
 
 
-def _calibrate(given: Training, noise: str, target: float, name: str, many: int | None) -> float:
+def _calibrate(given: OwnNumbers, noise: str, target: float, name: str, many: int | None) -> float:
     """Return the σ at which an accountant says the target ε."""
     question = {
         "given": dataclasses.asdict(given),
@@ -492,18 +494,18 @@ def _calibrate(given: Training, noise: str, target: float, name: str, many: int 
     return solve(target, epsilon_at, question)
 
 
-def _claim_at(given: Training, sigma: float, accountant: str) -> Answer:
+def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
     claimed = claimed_epsilon(accountant, _claim(given, sigma))
     remark = "what this convention would claim"
     return Answer("as claimed", sigma, sigma, accountant, claimed, remark)
 
 
-def _claim(given: Training, sigma: float) -> Claim:
+def _claim(given: OwnNumbers, sigma: float) -> Claim:
     s = given.sampling
     return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
 
 
-def _is_convention(given: Training, accountant: str) -> bool:
+def _is_convention(given: OwnNumbers, accountant: str) -> bool:
     """True if the accountant makes a claim from stated numbers, False if it bounds a mechanism.
 
     Raises:
@@ -517,7 +519,7 @@ def _is_convention(given: Training, accountant: str) -> bool:
     return True
 
 
-def answers_sheet(given: Training, answers: list[Answer]) -> Sheet:
+def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     """Return the answers as a table for the terminal."""
     s = given.sampling
     title = (
@@ -541,7 +543,7 @@ def answers_sheet(given: Training, answers: list[Answer]) -> Sheet:
     return Sheet(title.replace("_", " "), columns, rows, notes)
 
 
-def answers_numbers(given: Training, answers: list[Answer]) -> Sheet:
+def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     """Return the answers as plain numbers, six digits each, with their setting beside them."""
     common = {
         "sampling": given.sampling.scheme,

@@ -80,10 +80,10 @@ def _print_own(options: argparse.Namespace) -> None:
 
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
-    training = epsilon.read_training(**{name: getattr(options, name) for name in SETTING})
+    own = epsilon.read_own(**{name: getattr(options, name) for name in SETTING})
     if options.sigma is not None:
-        answers = epsilon.for_sigma(training, options.sigma, options.accountant)
+        answers = epsilon.for_sigma(own, options.sigma, options.accountant)
     else:
-        answers = epsilon.for_target(training, options.target_epsilon, options.accountant)
+        answers = epsilon.for_target(own, options.target_epsilon, options.accountant)
     of = epsilon.answers_sheet if options.format == "rich" else epsilon.answers_numbers
-    print_sheet(of(training, answers), options.format)
+    print_sheet(of(own, answers), options.format)

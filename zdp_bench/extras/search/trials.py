@@ -54,7 +54,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialRun:
     """A trial as a run: its words, its configuration and its folder."""
 
     words: list[str]
@@ -84,21 +84,21 @@ class Trials:
         self.data: Splits = load_data(self.config)
         self.by: Yardstick = make_yardstick(search, self.config, self.data)
         self.folder = self.config.results / FOLDER / f"{self.config.recipe}-{search.name}"
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, TrialRun] = {}
         self._spent: dict[int, Spent] = {}
 
-    def job(self, trial: FrozenTrial) -> Job:
+    def job(self, trial: FrozenTrial) -> TrialRun:
         """Return a trial as a run."""
         if trial.number not in self._jobs:
             self._jobs[trial.number] = self._make_job(trial)
         return self._jobs[trial.number]
 
-    def _make_job(self, trial: FrozenTrial) -> Job:
+    def _make_job(self, trial: FrozenTrial) -> TrialRun:
         plain = self.search.space.words(trial.params)
         words = [*plain, *noise_words(self.search, plain, self.data)]
         config = configured(words)
         run = digest_of(config, self.data.digest)
-        return Job(words, config, records.folder(config.results, config.recipe, run), run)
+        return TrialRun(words, config, records.folder(config.results, config.recipe, run), run)
 
     def carry_out(self, trials: Sequence[FrozenTrial], study: Study, by: Launch) -> None:
         """Run trials, measure them and tell the study.
