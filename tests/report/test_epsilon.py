@@ -54,16 +54,19 @@ def test_of_dp_dfa_23_of_24_are_reproduced_to_the_digit(table: list[Reproduction
     assert math.floor(wrong.reproduced * 100) / 100 == 13.78
 
 
-def test_of_deepee_four_of_six_are_reproduced(table: list[Reproduction]) -> None:
-    rows = of(table, "deepee_2021")
-    assert printed(rows, "reproduced") == {"0.52", "2.69", "0.12", "2.81"}
-    assert printed(rows, "not reproduced") == {"0.62", "0.35"}
-
-
-def test_of_zeta_2021_only_table_1_is_reproduced(table: list[Reproduction]) -> None:
-    rows = of(table, "zeta_dp_2021")
-    assert printed(of(table, "zeta_dp_2021", "Table 1"), "reproduced") >= {"0.53"}
-    assert printed(rows, "not reproduced") >= {"1.76", "1.47", "0.67"}
+@pytest.mark.parametrize(
+    ("paper", "place", "verdict", "expected"),
+    [
+        ("deepee_2021", "", "reproduced", {"0.52", "2.69", "0.12", "2.81"}),
+        ("deepee_2021", "", "not reproduced", {"0.62", "0.35"}),
+        ("zeta_dp_2021", "Table 1", "reproduced", {"0.53"}),
+        ("zeta_dp_2021", "", "not reproduced", {"1.76", "1.47", "0.67"}),
+    ],
+)
+def test_which_are_reproduced(
+    table: list[Reproduction], paper: str, place: str, verdict: str, expected: set[str]
+) -> None:
+    assert printed(of(table, paper, place), verdict) >= expected
 
 
 def test_tight_epsilon_of_zeta_2021_counts_circular_noise_and_its_sampling(
