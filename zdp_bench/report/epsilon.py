@@ -150,10 +150,11 @@ def quoted() -> list[Quoted]:
 
 def rows() -> list[Reproduction]:
     """Compute what became of every quoted ε."""
-    return [_row(line) for line in quoted()]
+    return [reproduce(line) for line in quoted()]
 
 
-def _row(q: Quoted) -> Reproduction:
+def reproduce(q: Quoted) -> Reproduction:
+    """Compute what became of a quoted ε."""
     inf = math.inf
     if q.noise == "none":
         return Reproduction(
