@@ -20,7 +20,6 @@ from zdp_bench.privacy.accounting import pld, pld_uniform
 from zdp_bench.report import epsilon
 from zdp_bench.report.epsilon import Quoted, Reproduction, same_digits
 
-
 # The lines that every change computes, beside the two small papers; nightly runs compute all.
 SOME = {
     ("gredp_2024", "MNIST", "2"),
