@@ -33,6 +33,15 @@ RUN_COLUMNS = (
     "data",
     "command",
 )
+# Of a record's section on privacy, what the CSV of the runs holds.
+SPENT = (
+    "epsilon_claimed",
+    "claimed_by",
+    "epsilon_tight",
+    "epsilon_tight_at_least",
+    "epsilon_patient",
+    "records_per_patient",
+)
 EPSILONS = (
     "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "
     "distribution of what was really run.",
@@ -277,16 +286,9 @@ def _numbers_of_runs(row: Measured) -> dict[str, object]:
         "highest": round(max(row.values) * row.scale, 6),
         "values": " ".join(f"{value * row.scale:.6g}" for value in row.values),
         "seeds": " ".join(str(run["seed"]) for run in row.runs),
-        "epsilon_claimed": spent["epsilon_claimed"],
-        "claimed_by": spent["claimed_by"],
-        "epsilon_tight": spent["epsilon_tight"],
-        "epsilon_tight_at_least": spent.get("epsilon_tight_at_least"),
-        "epsilon_patient": spent.get("epsilon_patient"),
-        "records_per_patient": spent.get("records_per_patient"),
+        **{name: spent.get(name) for name in SPENT},
         "privacy_unit": spent["unit"],
-        "delta": spent["delta"],
-        "z": spent["z"],
-        "steps": spent["steps"],
+        **{name: spent[name] for name in ("delta", "z", "steps")},
         "provenance": row.data["provenance"],
         "runs": " ".join(run["run"][:16] for run in row.runs),
     }
