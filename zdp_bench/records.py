@@ -8,7 +8,6 @@ seed: two runs of one seed write the same. `zdp-bench results --write` lists the
 
 from __future__ import annotations
 
-import gc
 import io
 import json
 import math
@@ -127,7 +126,7 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """
     require_regular(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = _partial(path)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
     try:
         with partial.open("wb") as file:
             file.write(content)
@@ -158,11 +157,6 @@ def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
     whole = io.BytesIO()
     np.savez_compressed(whole, **arrays)  # type: ignore[arg-type]
     write_bytes(path, whole.getbuffer())
-
-
-def _partial(path: Path) -> Path:
-    """Return the file that this thread writes before it becomes `path`."""
-    return path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
 
 
 def read(path: Path, advice: str = ADVICE) -> Record | None:
@@ -215,13 +209,12 @@ def read_all(results: Path) -> list[Record]:
     what is returned: whoever asks next gets the same objects.
     """
     found = []
-    with rest_collector():
-        for path in sorted((results / "runs").glob("*/*/record.json"), key=os.fspath):
-            try:
-                record = _read_once(path, _state(path))
-                found += [record] if record else []
-            except UserError as error:
-                _warn(str(error))
+    for path in sorted((results / "runs").glob("*/*/record.json"), key=os.fspath):
+        try:
+            record = _read_once(path, _state(path))
+            found += [record] if record else []
+        except UserError as error:
+            _warn(str(error))
     return sorted(found, key=lambda r: (r["recipe"], r["seed"], r["run"]))
 
 
@@ -238,21 +231,6 @@ def _state(path: Path) -> tuple[int, ...]:
     except OSError:  # `read` says what is wrong
         return ()
     return found.st_ino, found.st_mtime_ns, found.st_size
-
-
-@contextmanager
-def rest_collector() -> Iterator[None]:
-    """Keep the garbage collector from looking for cycles, of which records have none.
-
-    It takes a third of the time of a command that reads thousands of records.
-    """
-    collecting = gc.isenabled()
-    gc.disable()
-    try:
-        yield
-    finally:
-        if collecting:
-            gc.enable()
 
 
 def frame(records: list[Record]) -> pd.DataFrame:

@@ -11,7 +11,7 @@ from zdp_bench.cli import main
 from zdp_bench.data import chest_xray, files, mitbih, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
-from zdp_bench.report.data_root import state
+from zdp_bench.report.terminal import say_state
 
 OWN = [of for of in files.cards() if not of.uses]
 BY_HAND = [of.name for of in OWN if of.holds]
@@ -32,7 +32,7 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     of = files.card(name)
-    assert state(tmp_path, of).startswith("missing: ")
+    assert say_state(tmp_path, of).startswith("missing: ")
     err = run_refused("check", name, tmp_path, capsys)
     assert "is missing" in err
     if of.holds:
@@ -80,7 +80,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
     assert set(damaged) == set(BY_HAND) - {"cifar10"}
     for name, path in damaged.items():
         of = files.card(name)
-        assert state(root, of) == "there"
+        assert say_state(root, of) == "there"
         assert files.fetch(root, of) == []
         before = list(files.check_files(root, of))
         assert before, name

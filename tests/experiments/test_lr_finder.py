@@ -19,7 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.lr_finder import find_steepest, range_test
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.noise import SeededNoise
-from zdp_bench.report.lr_finder import sheet
+from zdp_bench.report.terminal import show_range_test
 from zdp_bench.training import setup
 
 
@@ -177,7 +177,10 @@ def test_a_budget_ends_the_test_before_the_step_that_would_pass_it(tmp_path: Pat
     assert len(found.rates) == found.steps
     assert found.epsilon <= budget
     assert found.budget == pytest.approx(budget)
-    assert f"stopped before a tight ε of {budget:g}" in sheet(dataclasses.asdict(found)).notes
+    assert (
+        f"stopped before a tight ε of {budget:g}"
+        in show_range_test(dataclasses.asdict(found)).notes
+    )
     with pytest.raises(
         UserError,
         match=r"privacy\.max_epsilon=0\.48: the budget pays for [12] steps of .* test, and 3",

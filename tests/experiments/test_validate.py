@@ -22,7 +22,7 @@ from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.gradients import Batch
-from zdp_bench.report import validation
+from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
 
 
@@ -55,7 +55,7 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
     private = report.privacy["z"] > 0
     assert (report.privacy["epsilon_tight"] < 1e6) == private
     assert report.privacy["epsilon_patient"] >= report.privacy["epsilon_tight"]
-    assert validation.sheets(dataclasses.asdict(report))
+    assert show_validation(dataclasses.asdict(report))
 
 
 def test_the_report_agrees_with_the_run(tmp_path: Path) -> None:
@@ -77,7 +77,7 @@ def test_the_report_agrees_with_the_run(tmp_path: Path) -> None:
 )
 def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
     report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
-    facts = validation.sheets(dataclasses.asdict(report))[0]
+    facts = show_validation(dataclasses.asdict(report))[0]
     assert shown in str(facts.rows)
 
 

@@ -1,16 +1,18 @@
-"""Sentences that compare rows: DeLong's test seed by seed, Student's t over seeds, Bonferroni."""
+"""The tests of significance, and the sentences that say which rows differ."""
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+from sklearn.metrics import roc_auc_score
 
 from zdp_bench import records
-from zdp_bench.report.comparisons import Family, show_p
-from zdp_bench.report.significance import delong
+from zdp_bench.errors import UserError
+from zdp_bench.report.comparisons import Family, bonferroni, delong, show_p, students_t
 
 TRUTH = np.arange(200) % 2
 
@@ -105,3 +107,88 @@ def test_scores_are_read_back_as_written(tmp_path: Path) -> None:
     assert read is not None
     np.testing.assert_array_equal(read[0], TRUTH)
     np.testing.assert_allclose(read[1], scores, rtol=1e-6)
+
+
+# Albumin, total protein, K-G score and outcome of 43 patients with ovarian cancer: DeLong et al.
+# 1988, as the SAS/STAT manual prints them (PROC LOGISTIC, example "Comparing Receiver Operating
+# Characteristic Curves").
+TABLE = """\
+3.0 5.8 10 0   3.2 6.3 5 1   3.9 6.8 3 1   2.8 4.8 6 0   3.2 5.8 3 1   0.9 4.0 5 0   2.5 5.7 8 0
+1.6 5.6 5 1   3.8 5.7 5 1   3.7 6.7 6 1   3.2 5.4 4 1   3.8 6.6 6 1   4.1 6.6 5 1   3.6 5.7 5 1
+4.3 7.0 4 1   3.6 6.7 4 0   2.3 4.4 6 1   4.2 7.6 4 0   4.0 6.6 6 0   3.5 5.8 6 1   3.8 6.8 7 1
+3.0 4.7 8 0   4.5 7.4 5 1   3.7 7.4 5 1   3.1 6.6 6 1   4.1 8.2 6 1   4.3 7.0 5 1   4.3 6.5 4 1
+3.2 5.1 5 1   2.6 4.7 6 1   3.3 6.8 6 0   1.7 4.0 7 0   3.7 6.1 5 1   3.3 6.3 7 1   4.2 7.7 6 1
+3.5 6.2 5 1   2.9 5.7 9 0   2.1 4.8 7 1   2.8 6.2 8 0   4.0 7.0 7 1   3.3 5.7 6 1   3.7 6.9 5 1
+3.6 6.6 5 1
+"""
+ALBUMIN, PROTEIN, SCORE, GOOD = np.fromstring(TABLE, sep=" ").reshape(43, 4).T
+SCORE = 10 - SCORE
+
+
+def test_delong_gives_the_printed_numbers() -> None:
+    protein, albumin = delong(GOOD, PROTEIN, SCORE), delong(GOOD, ALBUMIN, SCORE)
+    assert protein.areas == pytest.approx((0.6478, 0.7258), abs=5e-5)
+    assert protein.errors == pytest.approx((0.1000, 0.1028), abs=5e-5)
+    assert (protein.error, protein.z**2, protein.p) == pytest.approx(
+        (0.1046, 0.5554, 0.4561), abs=5e-5
+    )
+    assert (albumin.areas[0], albumin.errors[0], albumin.p) == pytest.approx(
+        (0.7366, 0.0927, 0.9102), abs=5e-5
+    )
+
+
+def by_definition(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> float:
+    """Return the variance of the difference from the kernel of every pair (equations 4 to 6)."""
+    parts = []
+    for scores in (first, second):
+        ill, well = scores[truth == 1], scores[truth == 0]
+        pairs = np.where(ill[:, None] > well, 1.0, np.where(ill[:, None] == well, 0.5, 0.0))
+        parts.append((pairs.mean(axis=1), pairs.mean(axis=0)))
+    own = sum(a.var(ddof=1) / len(a) for part in parts for a in part)
+    shared = sum(np.cov(a, b)[0, 1] / len(a) for a, b in zip(*parts, strict=True))
+    return float(own - 2 * shared)
+
+
+@pytest.mark.parametrize("ties", [False, True])
+def test_delong_is_its_definition(ties: bool) -> None:
+    rng = np.random.default_rng(3)
+    truth = (rng.random(80) < 0.3).astype(int)
+    first, second = truth + rng.normal(size=80), 0.5 * truth + rng.normal(size=80)
+    if ties:
+        first, second = first.round(), second.round()
+    found = delong(truth, first, second)
+    assert found.areas == pytest.approx((roc_auc_score(truth, first), roc_auc_score(truth, second)))
+    assert found.error**2 == pytest.approx(by_definition(truth, first, second))
+    assert delong(truth, second, first).z == pytest.approx(-found.z)
+    assert delong(truth, 3 * first + 7, second).p == pytest.approx(found.p)  # only the order counts
+
+
+def test_delong_rejects_as_often_as_it_says() -> None:
+    """Two equally good scores of 120 records: p < 0.05 in about one case of twenty."""
+    rng = np.random.default_rng(0)
+    truth = np.arange(120) % 2
+    often = sum(
+        delong(truth, truth + rng.normal(size=120), truth + rng.normal(size=120)).p < 0.05
+        for _ in range(400)
+    )
+    assert 8 <= often <= 34  # 20 ± 3.3 standard deviations
+
+
+def test_the_same_and_the_perfect_do_not_differ() -> None:
+    truth, scores = np.array([0, 0, 1, 1, 0, 1]), np.array([0.1, 0.6, 0.4, 0.9, 0.2, 0.8])
+    assert (delong(truth, scores, scores).z, delong(truth, scores, scores).p) == (0.0, 1.0)
+    assert delong(truth, truth * 1.0, truth * 2.0).p == 1.0
+    with pytest.raises(UserError, match="two records of each class"):
+        delong(np.array([0, 0, 1]), scores[:3], scores[:3])
+    with pytest.raises(UserError, match="both need a score"):
+        delong(truth, scores, scores[:3])
+
+
+def test_students_t_and_bonferroni() -> None:
+    """By hand: means 2 and 5, pooled variance 1, t = −3/√(2/3) on 4 degrees of freedom."""
+    assert students_t([1, 2, 3], [4, 5, 6]) == pytest.approx(0.02131, abs=1e-5)
+    assert math.isnan(students_t([1], [2, 3]))
+    nearly_equal = students_t([0.12, 0.12 + 1e-16], [0.5, 0.5 + 1e-16])  # without a warning
+    assert nearly_equal < 1e-6
+    assert (students_t([2, 2], [2, 2]), students_t([2, 2], [3, 3])) == (1.0, 0.0)
+    assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)

@@ -12,7 +12,7 @@ import pytest
 from tests.test_cli import run
 from tests.test_package import ROOT
 from zdp_bench.report import coverage, papers
-from zdp_bench.report.coverage import Count
+from zdp_bench.report.cells import Count
 
 RESULTS = ROOT / "results"
 CELLS = {

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from matplotlib.axes import Axes
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
 from zdp_bench.report import curves, figures, papers
-from zdp_bench.report.rows import Filling
+from zdp_bench.report.cells import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
 PANEL = "b: σ = 0.03"
@@ -78,6 +79,15 @@ def column(results: Path, head: str, *more: Filling) -> list[str]:
 
 def curve_of(results: Path, label: str) -> curves.Curve:
     return next(c for c in build(results).curves if c.points and c.label == label)
+
+
+def panel_of(results: Path) -> Axes:
+    figure = figures.draw(FIGURE, results, results)
+    return next(axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
+
+
+def drawn(results: Path) -> dict[str, list[float]]:
+    return {str(line.get_label()): list(line.get_ydata()) for line in panel_of(results).get_lines()}
 
 
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
@@ -148,17 +158,6 @@ def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Pa
     assert sweep in more.notes
 
 
-def test_only_runs_of_the_recipe_as_it_is_now_make_points(results: Path) -> None:
-    save(results, make_run("hybrid", 2, 0.0) | {"experiment": "x" * 64})
-    points = curve_of(results, "DP-DFA hybrid").points
-    assert [len(point.values) for point in points] == [1, 1, 1]
-
-
-def test_an_equal_run_of_another_recipe_makes_points(results: Path) -> None:
-    save(results, make_run("table", 1, 0.3) | {"experiment": "dfa".ljust(64, "e")})
-    assert column(results, "DP-DFA, %") == ["40.00", "50.00", "60.00"]
-
-
 def test_other_data_is_another_curve(results: Path) -> None:
     moved = filling("hybrid", "hybrid_10.24", digest="m" * 64, on="mnist")
     save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})
@@ -204,12 +203,11 @@ def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> N
     lines = list(csv.DictReader(io.StringIO(paths[1].read_text())))
     assert len(lines) == 3 * EPOCHS
     assert lines[0]["values"] == "20 30"
-    figure = figures.draw(FIGURE, results, results)
-    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
-    drawn = {line.get_label(): list(line.get_ydata()) for line in panel.get_lines()}
-    assert drawn["DP-BP"] == pytest.approx([25, 35, 45])
-    assert drawn["non-private"] == pytest.approx([70, 80, 90])
-    assert len(panel.collections) == 1  # a band where there are two seeds, and only there
+    found = drawn(results)
+    assert found["DP-BP"] == pytest.approx([25, 35, 45])
+    assert found["non-private"] == pytest.approx([70, 80, 90])
+    bands = panel_of(results).collections  # where there are two seeds, and only there
+    assert len(bands) == 1
 
 
 def test_a_table_without_a_point_cannot_be_drawn(tmp_path: Path) -> None:
@@ -234,12 +232,6 @@ def sweep(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     save(results, *(make_run("hybrid", seed, 0.5) for seed in (1, 3)))
     build(results).write(results)
     return results
-
-
-def drawn(results: Path) -> dict[str, list[float]]:
-    figure = figures.draw(FIGURE, results, results)
-    (panel,) = (axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
-    return {str(line.get_label()): list(line.get_ydata()) for line in panel.get_lines()}
 
 
 def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:

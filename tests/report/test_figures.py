@@ -1,16 +1,22 @@
-"""Figures: drawn by name, the same file each time, in both formats; what is missing is said."""
+"""Figures: the papers', by name and the same file each time, and those of runs of your own."""
 
 from __future__ import annotations
 
+import math
 import shutil
+from hashlib import sha256
 from pathlib import Path
+from typing import Any
 
 import pytest
 from matplotlib.figure import Figure
 
+from tests.test_records import record, save
+from zdp_bench import cli
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 from zdp_bench.report import figures
+from zdp_bench.report.figures import own
 
 TABLES = Path(__file__).resolve().parents[2] / "results" / "tables"
 
@@ -68,3 +74,150 @@ def test_a_figure_may_be_saved_by_two_at_once(
     monkeypatch.setattr(figure, "savefig", save_between)
     figures.save(figure, path)
     assert [file.name for file in tmp_path.iterdir()] == ["figure.png"]
+
+
+def make(recipe: str, seed: int, value: float, epsilon: float, **config: Any) -> dict[str, Any]:
+    name = sha256(f"{recipe} {seed} {config} {epsilon}".encode()).hexdigest()
+    run = record(recipe, seed, value, run=name)
+    run["config"] = {"seed": seed, "optimizer": {"lr": 0.1, "momentum": 0.0}, **config}
+    run["privacy"]["epsilon_tight"] = epsilon
+    return run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two algorithms at three ε, which a target sets; two seeds of one; and one without privacy."""
+    runs = [
+        make("a", seed, 0.5 + 0.01 * e + 0.01 * seed, e, algorithm={"name": name, "target": e})
+        for e in (1, 2, 16)
+        for name, seeds in (("dp_sgd", (0, 1)), ("gredp", (0,)))
+        for seed in seeds
+        if (name, e) != ("gredp", 2)
+    ]
+    open_run = make("b", 0, 0.9, math.inf, algorithm={"name": "sgd", "target": None})
+    save(tmp_path, *runs, open_run)
+    return tmp_path
+
+
+def curves(drawing: own.Drawing) -> dict[str, list[float]]:
+    (axes,) = drawing.figure.axes
+    return {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
+
+
+def test_each_setting_is_a_curve_with_its_gap_and_the_non_private_run_a_line(results: Path) -> None:
+    drawing = own.draw(results, [], "epsilon_tight", "accuracy")
+    (axes,) = drawing.figure.axes
+    found = curves(drawing)
+    assert set(found) == {"DP-SGD", "GReDP", "non-private, ∞"}
+    assert found["DP-SGD"] == pytest.approx([51.5, 52.5, 66.5])
+    assert found["GReDP"] == pytest.approx([51, math.nan, 66], nan_ok=True)
+    assert found["non-private, ∞"] == pytest.approx([90, 90])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("tight ε", "test accuracy, %")
+    assert axes.get_xscale() == "log"
+    assert drawing.notes == ("With epsilon_tight also changes: algorithm.target.",)
+    (legend,) = drawing.figure.legends
+    assert "n = 1 to 2" in legend.get_title().get_text()
+
+
+def test_a_key_of_the_configuration_is_an_axis_and_filters_choose(results: Path) -> None:
+    for seed, lr in ((0, 0.1), (0, 0.3)):
+        save(results, make("lr", seed, lr, 1.0, optimizer={"lr": lr, "momentum": 0.0}))
+    drawing = own.draw(results, ["recipe=lr"], "optimizer.lr", "accuracy")
+    assert curves(drawing) == {"d": pytest.approx([10, 30])}
+
+
+def test_one_run_at_each_x_is_one_curve_but_never_of_two_algorithms(tmp_path: Path) -> None:
+    runs = [
+        make(name, 0, e / 10, e, algorithm={"name": name, "noise_multiplier": 1 / e, **options})
+        for e, name, options in (
+            (1.0, "dp_sgd", {}),
+            (2.0, "dp_sgd", {}),
+            (1.5, "gredp", {"spectrum": "kernel"}),
+        )
+    ]
+    save(tmp_path, *runs)
+    drawing = own.draw(tmp_path, [], "epsilon_tight", "accuracy")
+    assert set(curves(drawing)) == {"DP-SGD", "GReDP"}
+    assert drawing.notes == ("With epsilon_tight also changes: algorithm.noise_multiplier.",)
+
+
+def test_what_differs_at_one_x_is_another_curve(results: Path) -> None:
+    save(results, make("a", 5, 0.9, 1, algorithm={"name": "dp_sgd", "target": 1, "noise": "real"}))
+    found = curves(own.draw(results, ["recipe=a"], "epsilon_tight", "accuracy"))
+    assert {"DP-SGD, noise real", "GReDP"} < set(found)
+
+
+def test_one_and_one_point_zero_are_one_setting(results: Path) -> None:
+    for seed, bound in enumerate((1, 1.0, 2)):
+        options = {"name": "dp_sgd", "max_grad_norm": bound}
+        save(results, make("c", seed, 0.5, 1.0, algorithm=options))
+    found = curves(own.draw(results, ["recipe=c"], "epsilon_tight", "accuracy"))
+    assert set(found) == {"clipping bound C 1", "clipping bound C 2"}
+
+
+def test_values_that_a_search_drew_are_points_without_lines(results: Path) -> None:
+    for place in range(13):  # the first two have one rate, so the bound tells apart
+        options = {"name": "dp_sgd", "max_grad_norm": 1 + place % 3}
+        optimizer = {"lr": 0.05 * 1.3 ** max(0, place - 1), "momentum": 0.0}
+        save(results, make("d", 0, 0.5, 1.0, algorithm=options, optimizer=optimizer))
+    (axes,) = own.draw(results, ["recipe=d"], "optimizer.lr", "accuracy").figure.axes
+    assert {line.get_linestyle() for line in axes.get_lines()} == {"None"}
+    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
+
+
+@pytest.mark.parametrize(
+    ("filters", "x", "y", "says"),
+    [
+        (["recipe=none"], "seed", "accuracy", "no record passes recipe=none"),
+        ([], "optimizer.lrr", "accuracy", "Did you mean 'optimizer.lr'"),
+        ([], "seed", "accuracies", "Did you mean 'accuracy'"),
+        ([], "algorithm.name", "accuracy", "--x algorithm.name: is .* in a run"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(
+    results: Path, filters: list[str], x: str, y: str, says: str
+) -> None:
+    with pytest.raises(UserError, match=says):
+        own.draw(results, filters, x, y)
+
+
+def test_a_folder_without_records_is_one_sentence(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="no record passes"):
+        own.draw(tmp_path, ["recipe=a"], "seed", "accuracy")
+
+
+def test_the_command_writes_the_file_asked_for_or_all_formats(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["figure", "--results", str(results), "--x", "epsilon_tight", "--y", "accuracy"]
+    out = results / "mine.pdf"
+    for more in (["--out", str(out)], []):
+        with pytest.raises(SystemExit) as left:
+            cli.main([*words, *more, "--runs", "recipe=a", "seed=0"])
+        assert not left.value.code
+    assert out.read_bytes().startswith(b"%PDF")
+    assert sorted(path.suffix for path in (results / "figures").iterdir()) == [
+        ".pdf",
+        ".png",
+        ".svg",
+    ]
+    assert "own_epsilon_tight_accuracy.svg" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "needs PAPER/figN, or --runs"),
+        (["--x", "seed"], "--x: is for runs of your own"),
+        (["--runs"], "--runs needs --x KEY and --y METRIC"),
+        (["epsilon", "--runs", "--x", "seed"], "epsilon: is a paper's figure"),
+        (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "a figure ends in .png"),
+    ],
+)
+def test_words_that_do_not_fit_together_are_one_sentence(
+    results: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as left:
+        cli.main(["figure", "--results", str(results), *words])
+    assert left.value.code == 2
+    assert says in capsys.readouterr().err

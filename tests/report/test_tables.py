@@ -15,8 +15,8 @@ from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import fillings
-from zdp_bench.report import lines as report_lines
-from zdp_bench.report import papers, rows, tables
+from zdp_bench.report import cells, papers, tables
+from zdp_bench.report.cells import Filling, Measured, Rules
 
 TABLE = "zeta_dp_2021/1"
 ROWS = {
@@ -28,21 +28,27 @@ ROWS = {
 }
 
 
-def filling(recipe: str, **more: Any) -> rows.Filling:
+def filling(recipe: str, **more: Any) -> Filling:
     variant = "tuned" if recipe == "phasemnist_tuned" else None
-    return replace(rows.Filling(recipe, (), ROWS[recipe], variant, recipe.ljust(64, "e")), **more)
+    return replace(Filling(recipe, (), ROWS[recipe], variant, recipe.ljust(64, "e")), **more)
 
 
 FILLINGS = [filling(recipe) for recipe in ROWS]
 
 
-def build(results: Path, *more: rows.Filling) -> tables.Table:
+def build(results: Path, *more: Filling) -> tables.Table:
     return tables.build(TABLE, results, [*FILLINGS, *more])
 
 
-def lines(results: Path, *more: rows.Filling) -> dict[str, dict[str, str]]:
+def lines(results: Path, *more: Filling) -> dict[str, dict[str, str]]:
     """The lines of the paper, as shown, by row."""
-    return {line.metric.row: line.cells for line in build(results, *more).lines}
+    return {cell.metric.row: tables.show(cell) for cell in build(results, *more).cells}
+
+
+def runs(results: Path, *more: Filling) -> list[dict[str, str]]:
+    """The runs, as shown."""
+    sheet = build(results, *more).runs_sheet()
+    return [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
 
 
 def own(recipe: str, *args: Any, **more: Any) -> dict[str, Any]:
@@ -80,7 +86,7 @@ def test_seeds_are_averaged_and_the_difference_is_ours_minus_theirs(tmp_path: Pa
     assert shown["as published"] == "98.00 ± 1.00 % (n = 3)"
     assert (shown["Δ"], shown["status"]) == ("-1.00", "reproduced")
     assert shown["ε printed / tight"] == "0.53 / ∞"
-    (row,) = (row.cells for row in build(tmp_path).rows if row.runs)
+    (row,) = runs(tmp_path)
     assert [row[c] for c in ("ε claimed", "ε tight", "δ", "data")] == [
         "0.5",
         "∞",
@@ -116,10 +122,10 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     run["privacy"] |= {"epsilon_patient": 302.7, "epsilon_patient_at_least": 244.6}
     save(tmp_path, run)
     table = build(tmp_path)
-    (row,) = (row for row in table.rows if row.filling.recipe == "phasemnist")
-    assert row.cells["ε tight"] == "30.3 to 33.3"
-    assert row.cells["ε per unit"] == "244 to 303 (patient)"
-    assert row.numbers["epsilon_tight_at_least"] == 30.37
+    (row,) = runs(tmp_path)
+    assert row["ε tight"] == "30.3 to 33.3"
+    assert row["ε per unit"] == "244 to 303 (patient)"
+    assert table.runs_sheet().numbers[0]["epsilon_tight_at_least"] == 30.37
     cell = lines(tmp_path)["phasemnist_private"]["ε printed / tight"]
     assert cell == "0.53 / 30.3 to 33.3 (patient 244 to 303)"
     assert tables.INTERVAL in table.notes
@@ -140,7 +146,7 @@ def test_an_equal_run_of_another_recipe_fills_the_cell_and_counts_once(tmp_path:
     save(tmp_path, record("another", 2, 0.99, **equal), record("phasemnist", 1, 0.97), again)
     row = next(row for row in build(tmp_path).rows if row.filling.recipe == "phasemnist")
     assert [(run["seed"], run["recipe"]) for run in row.runs] == [(1, "phasemnist"), (2, "another")]
-    assert row.cells["ours"] == "98.00 ± 1.41 % (n = 2)"
+    assert runs(tmp_path)[0]["ours"] == "98.00 ± 1.41 % (n = 2)"
 
 
 def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
@@ -183,7 +189,7 @@ def test_the_same_recipe_on_another_data_set_fills_only_an_empty_line(tmp_path: 
     assert (shown["as published"], shown["Δ"]) == ("[80.00 % (n = 1)]", "")
     save(tmp_path, own("mnist", 1, 0.9))
     assert lines(tmp_path, moved)["mnist_private"]["as published"] == "90.00 % (n = 1)"
-    labels = [row.label for row in build(tmp_path, moved).rows if row.runs]
+    labels = [row["row"] for row in runs(tmp_path, moved)]
     assert labels == ["MNIST DP-SGD", "MNIST DP-SGD (on fashion_mnist)"]
 
 
@@ -192,7 +198,7 @@ def test_generated_data_stands_in_no_line(tmp_path: Path) -> None:
     run["data"] |= {"provenance": "synthetic"}
     save(tmp_path, run)
     assert lines(tmp_path)["mnist_private"]["status"] == "not run"
-    assert [row.label for row in build(tmp_path).rows if row.runs] == ["MNIST DP-SGD"]
+    assert [row["row"] for row in runs(tmp_path)] == ["MNIST DP-SGD"]
 
 
 @pytest.mark.parametrize(
@@ -215,12 +221,8 @@ def test_a_patients_epsilon_stands_where_patients_own_several_records(tmp_path: 
     image["privacy"] |= {"records_per_patient": 2, "epsilon_patient": 8.5, "unit": "image"}
     alone["privacy"] |= {"records_per_patient": 1, "epsilon_patient": math.inf, "unit": "patient"}
     save(tmp_path, patient, image, alone)
-    shown = {
-        row.filling.recipe: row.cells["ε per unit"] for row in build(tmp_path).rows if row.runs
-    }
-    assert shown["mnist"] == "7.5 (patient)"
-    assert shown["phasemnist"] == "8.5 (image)"
-    assert shown["phasemnist_tuned"] == "∞"
+    shown = [row["ε per unit"] for row in runs(tmp_path)]
+    assert shown == ["8.5 (image)", "∞", "7.5 (patient)"]
     assert lines(tmp_path)["mnist_private"]["ε printed / tight"] == "0.53 / ∞ (patient 7.5)"
 
 
@@ -284,7 +286,7 @@ def done() -> set[str]:
 
 @pytest.mark.parametrize("name", [n for n in papers.available() if not papers.is_figure(n)])
 def test_no_committed_row_has_two_variants_to_choose_from(name: str, done: set[str]) -> None:
-    rules, variants = papers.coverage(name), dict[str, set[str]]()
+    rules, variants = cells.rules_of(name), dict[str, set[str]]()
     for one in fillings(name, Path("results")):
         if one.digest in done and one.variant and not rules.is_aside(one.variant):
             variants.setdefault(one.row, set()).add(one.variant)
@@ -307,26 +309,26 @@ def test_folds_stand_in_a_line_as_their_mean(tmp_path: Path) -> None:
         ),
     )
     assert lines(tmp_path, *folds)["mnist_private"]["best of ours"] == "72.50 ± 17.68 % (n = 2)"
-    labels = [row.label for row in build(tmp_path, *folds).rows if row.runs]
+    labels = [row["row"] for row in runs(tmp_path, *folds)]
     assert labels == [f"MNIST DP-SGD (folds, ours), dataset.fold={n}" for n in (0, 1)]
 
 
 def test_a_variant_that_is_set_aside_stands_with_the_runs_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    rules = papers.Coverage(
+    rules = Rules(
         "1",
         aside=["tun*"],
         differs={"tuned": "another rate"},
         not_run={"2/*": "their pictures", "1/mnist_*": 2.5, "1/p*": "their numbers"},
     )
-    monkeypatch.setattr(papers, "coverage", lambda table: rules)
+    monkeypatch.setattr(cells, "rules_of", lambda table: rules)
     save(tmp_path, own("phasemnist_tuned", 1, 0.9))
     line = lines(tmp_path)
     assert line["phasemnist_private"]["best of ours"] == ""
     assert line["phasemnist_private"]["status"] == "no data (their numbers)"
     assert line["mnist_private"]["status"] == "too dear (~2.5 h)"
-    monkeypatch.setattr(papers, "coverage", lambda table: replace(rules, aside=[]))
+    monkeypatch.setattr(cells, "rules_of", lambda table: replace(rules, aside=[]))
     assert lines(tmp_path)["phasemnist_private"]["what differs"] == "on phasemnist; another rate"
 
 
@@ -352,9 +354,9 @@ def test_a_status_is_judged_by_points_or_deviations(
     metric: str, unit: str, paper: str, values: list[float], status: str
 ) -> None:
     number = papers.Reference("p", "1", "r", "R", metric, paper, unit, "")
-    runs = [record("r", seed, metrics={metric: value}) for seed, value in enumerate(values)]
-    row = rows.Row(rows.Filling("r", (), "r", None, "d"), number, runs, True)
-    assert report_lines.judge(report_lines.Pool((row,)), number) == status
+    found = [record("r", seed, metrics={metric: value}) for seed, value in enumerate(values)]
+    ours = Measured(number, ((Filling("r", (), "r", None, "d"), tuple(found)),), True)
+    assert cells.judge(ours, number) == status
 
 
 # -------------------------------------------------------------------------------- what papers print
@@ -369,10 +371,11 @@ def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
 
 
 def test_a_second_epsilon_that_a_paper_prints_stands_beside_the_first(tmp_path: Path) -> None:
-    strict = rows.Filling("chest", (), "strict", None, "c" * 64)
-    line = tables.build("deepee_2021/1", tmp_path, [strict]).lines[-1]
-    assert line.cells["ε printed / tight"] == "0.52 (0.62 by RDP)"
-    assert (line.numbers["epsilon_printed"], line.numbers["epsilon_rdp"]) == ("0.52", "0.62")
+    strict = Filling("chest", (), "strict", None, "c" * 64)
+    sheet = tables.build("deepee_2021/1", tmp_path, [strict]).sheet()
+    assert sheet.rows[-1][-2] == "0.52 (0.62 by RDP)"
+    line = sheet.numbers[-1]
+    assert (line["epsilon_printed"], line["epsilon_rdp"]) == ("0.52", "0.62")
 
 
 def test_the_nearest_table_is_suggested() -> None:

@@ -24,8 +24,8 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
+from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, reference
-from zdp_bench.report.rows import Filling
 
 
 @dataclass(frozen=True)

@@ -39,8 +39,8 @@ from zdp_bench.experiments.sweep import launch
 from zdp_bench.experiments.validate import validate
 from zdp_bench.models.resnet import UNTRAINED, missing_weights
 from zdp_bench.registry import find
-from zdp_bench.report import curves, papers, tables, verdicts
-from zdp_bench.report.rows import Filling
+from zdp_bench.report import curves, papers, tables
+from zdp_bench.report.cells import Filling, Verdict
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import Stopped, end_with_parent
 from zdp_bench.training.progress import Silent
@@ -423,7 +423,7 @@ def sheet(plan: Plan, ordered: Iterable[Work]) -> Sheet:
 class Outcome:
     """The verdict on every cell, and the pages written."""
 
-    verdicts: list[verdicts.Verdict]
+    verdicts: list[Verdict]
     pages: list[Path]
 
 
@@ -517,7 +517,7 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
         measure(folder, plan.fillings, profile != "paper", say)
     write_page = find("function", "write_page")
     pages = [write_page(made, folder, folder / "report.html")] if write_page else []
-    found = [verdict for table in made for verdict in verdicts.of_table(table, missing)]
+    found = [verdict for table in made for verdict in table.verdicts(missing)]
     for figure in drawn:
-        found += verdicts.of_curves(figure, missing)
+        found += figure.verdicts(missing)
     return Outcome(found, pages)

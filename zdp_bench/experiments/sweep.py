@@ -213,7 +213,7 @@ def _carry_out(
     show: Shown = "all",
 ) -> None:
     """Check a composed configuration and run it; print what `Job` says."""
-    from zdp_bench.report.summary import sheet
+    from zdp_bench.report.terminal import show_run
     from zdp_bench.training.progress import Live, Reporter, Silent, console
     from zdp_bench.training.run import run
 
@@ -228,4 +228,4 @@ def _carry_out(
     with watch as live, Reporter(live, checked) as progress:
         outcome = run(checked, progress, wait, runner)
     if show == "all":
-        console().print(sheet(outcome.record, outcome.path, outcome.found).as_rich())
+        console().print(show_run(outcome.record, outcome.path, outcome.found).as_rich())

@@ -121,8 +121,8 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
         "noise": noise,
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
-        "epsilon": _together([run.spent for run in runs], delta),
-        "epsilon_unit": _together(per_unit, delta) if told else None,
+        "epsilon": together_if_known([run.spent for run in runs], delta),
+        "epsilon_unit": together_if_known(per_unit, delta) if told else None,
         "unit": one.unit if told else None,
         "records_per_unit": owned,
         "delta": delta,
@@ -133,7 +133,7 @@ def _list(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
 
 
-def _together(spent: Sequence[Spent], delta: float) -> float | None:
+def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
     """Return the ε of all; None where none is known."""
     try:
         return together(spent, delta)

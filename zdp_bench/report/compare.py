@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.number_format import epsilon
+from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten
 from zdp_bench.report.sheet import Sheet
 
@@ -57,15 +57,30 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
 
 def sheet(first: Side, second: Side, results: Path) -> Sheet:
     """Return what two sides share and where they differ, with the test that fits their metric."""
+    sides = (first, second)
+    metrics = dict.fromkeys(name for run in (*first, *second) for name in run["metrics"])
     rows = [
-        *_facts(first, second),
-        *_metrics(first, second),
+        *([name, *(_say(side, of) for side in sides)] for name, of in FACTS.items()),
+        *([f"test {metric}", *(_spread(side, metric) for side in sides)] for metric in metrics),
         *_configuration(first, second),
         *_curve(first, second),
     ]
+    rows = [row for row in rows if any(row[1:])]
     columns = ("", _name(first), _name(second))
     numbers = [dict(zip(("what", "first", "second"), row, strict=True)) for row in rows]
     return Sheet("Comparison", columns, rows, _notes(first, second, results), "", numbers)
+
+
+FACTS: dict[str, Callable[[Record], str]] = {
+    "seed": lambda run: str(run["seed"]),
+    "data": lambda run: f"{run['data']['name']}, {run['data']['provenance']}",
+    "tight ε": lambda run: epsilon(run["privacy"]["epsilon_tight"]),
+    "claimed ε": lambda run: epsilon(run["privacy"]["epsilon_claimed"]),
+    "ε of a unit": lambda run: epsilon(run["privacy"].get("epsilon_patient")),
+    "δ": lambda run: f"{run['privacy']['delta']:g}",
+    "z": lambda run: f"{run['privacy']['z']:.4g}",
+    "steps": lambda run: f"{run['privacy']['steps']:,}",
+}
 
 
 def _name(side: Side) -> str:
@@ -73,56 +88,28 @@ def _name(side: Side) -> str:
     return run["recipe"] if len(side) > 1 else f"{run['recipe']}/{run['run'][:8]}"
 
 
-def _facts(first: Side, second: Side) -> list[list[str]]:
-    """Return data, seeds and every ε."""
-
-    def row(name: str, of: Callable[[Record], str]) -> list[str]:
-        return [name, *(", ".join(dict.fromkeys(map(of, side))) for side in (first, second))]
-
-    rows = [
-        row("seed", lambda run: str(run["seed"])),
-        row("data", lambda run: f"{run['data']['name']}, {run['data']['provenance']}"),
-        row("tight ε", lambda run: epsilon(run["privacy"]["epsilon_tight"])),
-        row("claimed ε", lambda run: epsilon(run["privacy"]["epsilon_claimed"])),
-        row("ε of a unit", lambda run: epsilon(run["privacy"].get("epsilon_patient"))),
-        row("δ", lambda run: f"{run['privacy']['delta']:g}"),
-        row("z", lambda run: f"{run['privacy']['z']:.4g}"),
-        row("steps", lambda run: f"{run['privacy']['steps']:,}"),
-    ]
-    return [row for row in rows if any(row[1:])]
+def _say(side: Side, of: Callable[[Record], str]) -> str:
+    """Return a fact of all runs of a side, each value once."""
+    return ", ".join(dict.fromkeys(map(of, side)))
 
 
-def _metrics(first: Side, second: Side) -> list[list[str]]:
-    names = dict.fromkeys(name for run in (*first, *second) for name in run["metrics"])
-    sides = {
-        name: [_spread([run["metrics"].get(name) for run in side]) for side in (first, second)]
-        for name in names
-    }
-    return [[f"test {name}", *values] for name, values in sides.items()]
-
-
-def _spread(values: Sequence[float | None]) -> str:
+def _spread(side: Side, metric: str) -> str:
     """'0.9127', or mean and deviation: '0.9051 ± 0.0066 (n = 3)'; empty if a run has none."""
-    known = [value for value in values if value is not None]
-    if len(known) < len(values):
+    values = [run["metrics"][metric] for run in side if metric in run["metrics"]]
+    if len(values) < len(side):
         return ""
-    if len(known) == 1:
-        return f"{known[0]:.4f}"
-    return f"{mean(known):.4f} ± {stdev(known):.4f} (n = {len(known)})"
+    return mean_and_deviation(values, "").removesuffix(" (n = 1)")
 
 
 def _configuration(first: Side, second: Side) -> list[list[str]]:
     """Return the keys in which the two differ; null, false and not there are the same."""
     one, other = flatten(first[0]["config"]), flatten(second[0]["config"])
-    keys = [
-        key
-        for key in (one | other)
-        if key not in ("seed", "recipe") and not key.startswith(NO_RESULT)
-    ]
     return [
         [key, _shown(one.get(key)), _shown(other.get(key))]
-        for key in keys
+        for key in one | other
         if (one.get(key) or None) != (other.get(key) or None)
+        and key not in ("seed", "recipe")
+        and not key.startswith(NO_RESULT)
     ]
 
 

@@ -9,62 +9,11 @@ import csv
 import io
 from collections import Counter
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
 
 from zdp_bench.report import papers
+from zdp_bench.report.cells import STATUSES, Count, rules_of
 from zdp_bench.report.sheet import Sheet
-
-PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
-OTHER = ("other data", "reduced")
-EMPTY = ("no data", "too dear", "not run")
-STATUSES = (*PUBLISHED, *OTHER, *EMPTY)
-
-
-@dataclass(frozen=True)
-class Count:
-    """How many cells of a table, or curves of a figure, have each status."""
-
-    of: Counter[str]
-    unit: str = "cells"
-
-    @classmethod
-    def count(cls, statuses: Iterable[str], unit: str = "cells") -> Count:
-        """Count statuses, each one of `STATUSES`."""
-        return cls(Counter(statuses), unit)
-
-    def __add__(self, other: Count) -> Count:
-        return Count(self.of + other.of, self.unit)
-
-    @property
-    def numbers(self) -> dict[str, int]:
-        """The counts by name, as CSV holds them."""
-        sums = {
-            "cells": self.of.total(),
-            "as published": self._sum(PUBLISHED),
-            "other or reduced": self._sum(OTHER),
-            "empty": self._sum(EMPTY),
-        }
-        return sums | {status: self.of[status] for status in STATUSES[1:]}
-
-    @property
-    def sentence(self) -> str:
-        """'24 cells: 4 as published (2 reproduced, 2 different), 20 on other or reduced data, 0
-        empty.'
-        """
-        total, unit = self.of.total(), self.unit if self.of.total() != 1 else self.unit[:-1]
-        return (
-            f"{total} {unit}: {self._sum(PUBLISHED)} as published{self._named(PUBLISHED[1:])}, "
-            f"{self._sum(OTHER)} on other or reduced data, "
-            f"{self._sum(EMPTY)} empty{self._named(EMPTY)}."
-        )
-
-    def _sum(self, statuses: Iterable[str]) -> int:
-        return sum(self.of[status] for status in statuses)
-
-    def _named(self, statuses: Iterable[str]) -> str:
-        found = [f"{self.of[status]} {status}" for status in statuses if self.of[status]]
-        return f" ({', '.join(found)})" if found else ""
 
 
 def of_tables(results: Path) -> dict[str, Count]:
@@ -102,7 +51,7 @@ def _count(name: str, results: Path) -> Count:
             wanted = (n for n in papers.reference(name) if n.number is not None)
             found = [{"status": "not run"} for n in wanted if not n.column.startswith("epsilon")]
         return Count.count((line["status"] for line in found), unit)
-    rules = papers.coverage(name)
+    rules = rules_of(name)
     best = {number.row: rules.lacking(number.row)[0] for number in papers.reference(name)}
     for line in found:
         best[line["row"]] = min(best[line["row"]], line["status"], key=STATUSES.index)

@@ -1,6 +1,6 @@
 """Builds a figure's curves as a table: each point with its metric, its claimed and its tight ε.
 
-A point is the runs of a job, all seeds (`tables.Filling`). Of the paper, only the numbers
+A point is the runs of a job, all seeds (`cells.Filling`). Of the paper, only the numbers
 that its text gives are shown; nothing is read off a picture. A curve stands in every panel whose
 name ends with its own, so in all panels if it names none.
 """
@@ -8,7 +8,7 @@ name ends with its own, so in all panels if it names none.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,11 +18,10 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report import names, papers
-from zdp_bench.report.coverage import STATUSES, Count
+from zdp_bench.report import cells, names, papers
+from zdp_bench.report.cells import STATUSES, Count, Filling, Measured, Verdict
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.papers import Axes, Coverage, Reference
-from zdp_bench.report.rows import Filling, fitting, mark
+from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.report.sheet import (
     Sheet,
     html_page,
@@ -58,16 +57,16 @@ class Curve:
     Attributes:
         row: of the paper's CSV.
         status: 'as published' if all its jobs were run with the paper's settings and data, else
-            another of `coverage.STATUSES`.
+            another of `cells.STATUSES`.
+        ours: its jobs and their runs.
     """
 
     row: str
     status: str
     panel: str
     label: str
-    fillings: tuple[Filling, ...]
+    ours: Measured
     points: tuple[Point, ...]
-    runs: tuple[Record, ...]
     paper: dict[float, str]
     epsilon_printed: dict[float, str]
 
@@ -128,6 +127,20 @@ class Curves:
         heads = [self.axes.label, *(head for head, _ in columns)]
         return Sheet(f"{self.title} {panel}".rstrip(), heads, rows, notes)
 
+    def verdicts(self, missing: Mapping[str, str]) -> list[Verdict]:
+        """Return what became of every curve: whether it was run.
+
+        Args:
+            missing: experiment digest -> why it was not run, where that is known.
+        """
+        found = []
+        for curve in self.curves:
+            known = [missing[job.digest] for job, _ in curve.ours.jobs if job.digest in missing]
+            why = known[0] if known and not curve.points else ""
+            label = f"{curve.panel}: {curve.label}"
+            found.append(Verdict(self.name, label, self.metric, curve.status, why))
+        return found
+
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows: each panel, then the notes."""
         sheets = [self.sheet(panel) for panel in self.panels]
@@ -159,15 +172,14 @@ class Curves:
 
     def as_csv(self) -> str:
         """Return one line a point, unrounded: what `report/figures` draws from."""
-        return to_csv(
-            self._points(), ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
-        )
+        columns = ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
+        return to_csv(self._points(), columns)
 
     def _points(self) -> list[dict[str, object]]:
         return [self._numbers(curve, point) for curve in self.curves for point in curve.points]
 
     def _numbers(self, curve: Curve, point: Point) -> dict[str, object]:
-        jobs = curve.fillings
+        jobs, runs = curve.ours.jobs, curve.ours.runs
         return {
             "row": curve.row,
             "status": curve.status,
@@ -179,13 +191,13 @@ class Curves:
             "unit": self.unit,
             "mean": round(mean(point.values), 6),
             "values": " ".join(f"{value:.6g}" for value in point.values),
-            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in curve.runs)),
+            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in runs)),
             "epsilon_claimed": point.epsilon_claimed,
             "epsilon_tight": point.epsilon_tight,
-            "provenance": curve.runs[0]["data"]["provenance"],
-            "recipe": jobs[0].recipe,
-            "overrides": " ".join(jobs[0].overrides) if len(jobs) == 1 else "",
-            "runs": " ".join(run["run"][:16] for run in curve.runs),
+            "provenance": curve.ours.data["provenance"],
+            "recipe": curve.ours.filling.recipe,
+            "overrides": " ".join(curve.ours.filling.overrides) if len(jobs) == 1 else "",
+            "runs": " ".join(run["run"][:16] for run in runs),
         }
 
     def write(self, results: Path) -> list[Path]:
@@ -231,31 +243,29 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     numbers = papers.reference(table)
     if not papers.recipes_of(table):
         raise UserError(f"figure '{table}' is filled by no recipe.")
-    axes, every, rules = papers.axes(table), records.read_all(results), papers.coverage(table)
+    axes, every, rules = papers.axes(table), records.read_all(results), cells.rules_of(table)
     # The line of a row that no number of the text is in says what its curve shows.
     drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
+    measured = cells.measure(list(drawn.values()), fillings, every, rules)
     curves = []
     for row in dict.fromkeys(number.row for number in numbers):
         metric = drawn[row]
-        jobs: dict[tuple[str | None, str | None], list[Filling]] = {}
-        for filling in fillings:
-            if filling.row == row:
-                jobs.setdefault((filling.variant, filling.on), []).append(filling)
-        for (variant, on), chosen in (jobs or {(None, None): []}).items():
-            runs = tuple(fitting(every, chosen))
+        variants = cells.join([one for one in measured if one.metric.row == row])
+        for ours in [one[metric.column] for one in variants] or [Measured(metric, (), False)]:
+            job = ours.filling if ours.jobs else None
+            variant, on = (job.variant, job.on) if job else (None, None)
             curves.append(
                 Curve(
                     row=row,
-                    status=_status(row, chosen, runs, rules),
+                    status=cells.judge_curve(ours, rules),
                     panel=metric.where,
-                    label=mark(
+                    label=cells.mark(
                         metric.label,
                         variant and rules.of_variant(variant),
                         on and names.data_with_options(on),
                     ),
-                    fillings=tuple(chosen),
-                    points=tuple(_points(runs, axes, metric)),
-                    runs=runs,
+                    ours=ours,
+                    points=tuple(_points(ours.runs, axes, metric)),
                     paper={} if on else _printed(numbers, row, metric.column),
                     epsilon_printed={} if on else _printed(numbers, row, "epsilon"),
                 )
@@ -264,19 +274,6 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
     title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
     notes = _notes(table, curves)
     return Curves(table, title, axes, metric.column, metric.unit, curves, notes)
-
-
-def _status(row: str, fillings: Sequence[Filling], runs: Sequence[Record], rules: Coverage) -> str:
-    """Return the status of a curve."""
-    if not runs:
-        return rules.lacking(row)[0]
-    jobs = [job for job in fillings if any(map(job.fits, runs))]
-    if any(
-        job.on or not rules.is_published(job.recipe, run["data"]) for job in jobs for run in runs
-    ):
-        return "other data"
-    whole = len(jobs) == len(fillings) and not any(job.variant for job in jobs)
-    return "as published" if whole else "reduced"
 
 
 def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[Point]:
@@ -315,13 +312,8 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
 
 
 def _x(run: Record, axes: Axes) -> float:
-    for path in axes.x.split(" or "):
-        value: Any = run
-        for key in path.split("."):
-            value = value[key]
-        if value is not None:
-            return float(value)
-    raise KeyError(axes.x)
+    found = [records.get(run, path) for path in axes.x.split(" or ")]
+    return float(next(value for value in found if value is not None))
 
 
 def _printed(numbers: list[Reference], row: str, column: str) -> dict[float, str]:
@@ -337,12 +329,7 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
         "what it only draws is left out.",
         *EPSILONS,
         *papers.notes(table),
-        *data_notes(run for curve in curves for run in curve.runs),
+        *data_notes(run for curve in curves for run in curve.ours.runs),
     ]
-    notes += not_run(
-        filling
-        for curve in curves
-        for filling in curve.fillings
-        if not any(map(filling.fits, curve.runs))
-    )
-    return notes
+    jobs = [job for curve in curves for job in curve.ours.jobs]
+    return [*notes, *not_run(filling for filling, runs in jobs if not runs)]

@@ -1,9 +1,10 @@
-"""`zdp-bench epsilon`: every ε that five papers quote, what reproduces it, and what it tightly is.
+"""`zdp-bench epsilon`: every ε that five papers quote, and the ε of numbers of your own.
 
 No data, no training. `papers/epsilon.csv` holds what the papers state, one line for each quoted ε
 and reading of it. A line becomes a `Claim`, which an accountant turns into the ε that the paper
 would print, and a `Mechanism`, the release as the paper describes it, which has the tight ε. Where
-a paper states a target and no σ, σ is calibrated to the target first.
+a paper states a target and no σ, σ is calibrated to the target first. Of your own numbers every
+accountant says its ε at a σ, or the σ for a target ε.
 """
 
 from __future__ import annotations
@@ -21,10 +22,27 @@ from rich import box
 from rich.table import Table as RichTable
 
 from zdp_bench import assets
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.privacy.accounting import patient_interval, tight_epsilon, tight_interval
-from zdp_bench.privacy.calibration import calibrate
-from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling, Scheme
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
+from zdp_bench.privacy.accounting import (
+    patient_epsilon,
+    patient_interval,
+    tight_epsilon,
+    tight_interval,
+)
+from zdp_bench.privacy.calibration import calibrate, solve
+from zdp_bench.privacy.mechanism import (
+    LEAST_NOISE,
+    MOST,
+    MOST_NOISE,
+    Block,
+    Mechanism,
+    NoiseKind,
+    Sampling,
+    Scheme,
+)
+from zdp_bench.privacy.statement import question, require_delta
+from zdp_bench.registry import lookup
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon as shown
 from zdp_bench.report.number_format import interval, rounded
@@ -58,7 +76,7 @@ READING = (
     "sampling, records added or removed.",
 )
 
-Verdict = Literal["reproduced", "not reproduced", "calibrated"]
+Agreement = Literal["reproduced", "not reproduced", "calibrated"]
 
 
 @dataclass(frozen=True)
@@ -95,7 +113,7 @@ class Quoted:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Row:
+class Reproduction:
     """What became of a quoted ε; None where a number does not apply."""
 
     quoted: Quoted
@@ -104,7 +122,7 @@ class Row:
     sample_rate: float | None = None
     steps: int | None = None
     reproduced: float
-    verdict: Verdict
+    verdict: Agreement
     tight: float
     tight_at_least: float
     factor: float | None = None
@@ -130,15 +148,18 @@ def quoted() -> list[Quoted]:
     ]
 
 
-def rows() -> list[Row]:
+def rows() -> list[Reproduction]:
     """Compute what became of every quoted ε."""
-    return [_row(line) for line in quoted()]
+    return [reproduce(line) for line in quoted()]
 
 
-def _row(q: Quoted) -> Row:
+def reproduce(q: Quoted) -> Reproduction:
+    """Compute what became of a quoted ε."""
     inf = math.inf
     if q.noise == "none":
-        return Row(quoted=q, reproduced=inf, verdict="reproduced", tight=inf, tight_at_least=inf)
+        return Reproduction(
+            quoted=q, reproduced=inf, verdict="reproduced", tight=inf, tight_at_least=inf
+        )
     if not (q.records and q.epochs and q.delta and q.convention and q.sampling):
         line = f"{q.paper}, {q.place}, {q.label}"
         raise ValueError(f"papers/epsilon.csv: the line of {line} lacks a number")
@@ -151,13 +172,13 @@ def _row(q: Quoted) -> Row:
         sigma = calibrate(float(q.printed), q.convention, claim)
         claim = dataclasses.replace(claim, noise_multiplier=sigma)
     reproduced = claimed_epsilon(q.convention, claim)
-    verdict: Verdict = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
+    verdict: Agreement = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = _mechanism(q, claim.noise_multiplier, q.sampling, rate)
     at_least, tight = tight_interval(mechanism, steps, q.delta)
     many = q.records_per_patient
     patient = _patient_interval(mechanism, many, steps, q.delta) if many else (None, None)
     poisson = _mechanism(q, claim.noise_multiplier, "poisson", rate)
-    return Row(
+    return Reproduction(
         quoted=q,
         sigma=claim.noise_multiplier,
         z=mechanism.z,
@@ -211,10 +232,10 @@ def same_digits(printed: str, value: float) -> bool:
     return printed in (f"{value:.{decimals}f}", f"{truncated:.{decimals}f}")
 
 
-def sheet(table: list[Row]) -> Sheet:
+def sheet(table: list[Reproduction]) -> Sheet:
     """Return the papers' table ready to show."""
     verdicts = [row.verdict for row in table]
-    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in get_args(Verdict))
+    counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in get_args(Agreement))
     printed = sum(row.quoted.noise != "real_on_complex" for row in table)
     return Sheet(
         f"{printed} ε of five papers in {len(table)} readings: {counts}",
@@ -226,7 +247,7 @@ def sheet(table: list[Row]) -> Sheet:
     )
 
 
-def _notes(table: list[Row]) -> list[str]:
+def _notes(table: list[Reproduction]) -> list[str]:
     found = {paper: papers.epsilon_note(paper) for paper in (row.quoted.paper for row in table)}
     of_papers = [f"{paper}: {note}" for paper, note in found.items() if note]
     return [*READING, *of_papers, "Hyper-parameter search is not counted in any ε."]
@@ -244,7 +265,7 @@ def as_rich(sheet: Sheet) -> RichTable:
     return shown
 
 
-def _cells(row: Row) -> list[str]:
+def _cells(row: Reproduction) -> list[str]:
     q = row.quoted
     parameters = "no noise"
     if row.steps is not None:
@@ -271,8 +292,264 @@ def _cells(row: Row) -> list[str]:
     ]
 
 
-def _numbers(row: Row) -> dict[str, object]:
+def _numbers(row: Reproduction) -> dict[str, object]:
     """Return the numbers behind a row, six digits each; δ last."""
     both = vars(row.quoted) | vars(row) | {"quoted": None, "delta": None}
     kept = {key: value for key, value in both.items() if key not in ("quoted", "delta")}
     return rounded(kept | {"delta": row.quoted.delta})
+
+
+# ----------------------------------------------------------------------------- numbers of your own
+
+# Stands in where no number of records is given: only the papers' conventions and a patient's ε
+# depend on it, and those ask for it.
+UNKNOWN_RECORDS = 10**9
+NEEDS_RECORDS = "needs --records N, the number of training records."
+CONVENTIONS = {
+    "per_component": "real, or complex with σ² on each part",
+    "circular": "complex, circular with σ² in all",
+}
+REMARKS = {
+    "tight": "tight: an upper bound, nearly exact",
+    "bound": "an upper bound, looser",
+    "approximation": "NOT a bound: an approximation that can fall below the truth",
+}
+TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
+
+
+@dataclass(frozen=True)
+class OwnNumbers:
+    """A user's own training, checked: everything but the noise."""
+
+    sampling: Sampling
+    steps: int
+    epochs: int
+    delta: float
+    records_per_patient: int | None
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One line for a user: which noise, which accountant, σ and ε.
+
+    Attributes:
+        at_least: a lower bound on the true ε; None where the accountant knows none.
+    """
+
+    noise: str
+    sigma: float
+    z: float
+    accountant: str
+    epsilon: float
+    remark: str
+    at_least: float | None = None
+
+
+def read_own(
+    *,
+    sampling: str | None,
+    sample_rate: float | None,
+    batch_size: int | None,
+    records: int | None,
+    steps: int | None,
+    epochs: int | None,
+    delta: float | None,
+    records_per_patient: int | None = None,
+) -> OwnNumbers:
+    """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
+
+    Raises:
+        UserError: one is missing, out of range, or contradicts another.
+    """
+    sampling, delta = sampling or "poisson", 1e-5 if delta is None else delta
+    if sampling not in ("poisson", "uniform", "full"):
+        raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
+    require_delta("--delta", delta)
+    for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
+        require(count is None or count > 0, flag, count, "must be at least 1")
+        require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
+    parts = {"--batch-size": batch_size, "--records-per-patient": records_per_patient}
+    for flag, count in parts.items():
+        if count is not None:
+            if records is None:
+                raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
+            fits = 1 <= count <= records
+            require(fits, flag, count, f"must lie between 1 and the {records:,} records")
+    if sampling == "full":
+        alone = sample_rate in (None, 1.0) and batch_size is None
+        require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
+        sample_rate = 1.0
+    elif batch_size and records:
+        both = sample_rate is not None
+        require(not both, "--batch-size", batch_size, "say it or --sample-rate, not both")
+        sample_rate = batch_size / records
+    if sample_rate is None:
+        raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
+    require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
+    if (steps is None) == (epochs is None):
+        wrong = "one of them is needed." if steps is None else "not both."
+        raise UserError(f"say either --steps or --epochs, {wrong}")
+    few = epochs is None or epochs / sample_rate <= MOST
+    require(few, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
+    if steps is None:
+        assert epochs is not None
+        whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
+        steps = epochs * whole or round(epochs / sample_rate)
+    number = records or UNKNOWN_RECORDS
+    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
+    epochs = epochs or max(1, round(steps * sample_rate))
+    return OwnNumbers(drawn, steps, epochs, delta, records_per_patient)
+
+
+def for_sigma(given: OwnNumbers, sigma: float, accountant: str | None) -> list[Answer]:
+    """Return ε at σ by every accountant, or by one, for both conventions of noise.
+
+    A paper's accountant has one answer, what it would claim.
+
+    Raises:
+        UserError: σ is out of range, or no accountant has this name.
+    """
+    allowed = sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE
+    require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
+    if accountant and _is_convention(given, accountant):
+        return [_claim_at(given, sigma, accountant)]
+    bounds = [bound for bound in _bounds(given) if accountant in (None, bound[0])]
+    return [_answer(given, noise, sigma, *bound) for noise in CONVENTIONS for bound in bounds]
+
+
+def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list[Answer]:
+    """Return the σ that meets a target ε by an accountant (default pld).
+
+    One for each convention of noise; one in all for a paper's accountant. With
+    `records_per_patient`, pld meets the target for a patient.
+
+    Raises:
+        UserError: the target cannot be met, or no accountant has this name.
+    """
+    name = accountant or "pld"
+    convention = _is_convention(given, name)
+    require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
+    try:
+        if convention:
+            sigma = calibrate(target, name, _claim(given, 0.0))
+            return [_claim_at(given, sigma, name)]
+        bound = [bound for bound in _bounds(given) if bound[0] == name][-1]  # a patient's is last
+        return [
+            _answer(given, noise, _calibrate(given, noise, target, *bound), *bound)
+            for noise in CONVENTIONS
+        ]
+    except ValueError as error:
+        raise UserError(f"--target-epsilon={target:g}: {error}.") from None
+
+
+def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
+    """Return each accountant of mechanisms; after pld, pld of a patient with so many records."""
+    bounds: list[tuple[str, int | None]] = []
+    for name in answer_for_mechanisms():
+        bounds.append((name, None))
+        if name == "pld" and given.records_per_patient:
+            bounds.append((name, given.records_per_patient))
+    return bounds
+
+
+def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | None) -> Answer:
+    """Return an accountant's ε of noise of one convention."""
+    mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
+    steps, delta = given.steps, given.delta
+    if many:
+        low: float | None = patient_interval(mechanism, many, steps, delta)[0]
+    else:
+        at_least = answer_for_mechanisms()[name].at_least
+        low = at_least(mechanism, steps, delta) if at_least else None
+    high, remark = _epsilon_of(given, mechanism, name, many), _remark(given, name, many)
+    return Answer(noise, sigma, mechanism.z, name, high, remark, low)
+
+
+def _epsilon_of(given: OwnNumbers, mechanism: Mechanism, name: str, many: int | None) -> float:
+    if many:
+        return patient_epsilon(mechanism, many, given.steps, given.delta)
+    return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
+
+
+def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
+    if many:
+        return f"tight, for a patient or image with {many} records"
+    kind = answer_for_mechanisms()[name].kind
+    fixed_size = kind == "tight" and given.sampling.scheme == "uniform"
+    return TIGHT_INTERVAL if fixed_size else REMARKS[kind]
+
+
+def _calibrate(given: OwnNumbers, noise: str, target: float, name: str, many: int | None) -> float:
+    """Return the σ at which an accountant says the target ε."""
+    question = {
+        "given": dataclasses.asdict(given),
+        "noise": noise,
+        "by": name,
+        "remark": _remark(given, name, many),
+    }
+
+    def epsilon_at(sigma: float) -> float:
+        mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
+        return _epsilon_of(given, mechanism, name, many)
+
+    return solve(target, epsilon_at, question)
+
+
+def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
+    claimed = claimed_epsilon(accountant, _claim(given, sigma))
+    remark = "what this convention would claim"
+    return Answer("as claimed", sigma, sigma, accountant, claimed, remark)
+
+
+def _claim(given: OwnNumbers, sigma: float) -> Claim:
+    s = given.sampling
+    return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
+
+
+def _is_convention(given: OwnNumbers, accountant: str) -> bool:
+    """True if the accountant makes a claim from stated numbers, False if it bounds a mechanism.
+
+    Raises:
+        UserError: there is no such accountant, or it needs to know how many records there are.
+    """
+    if accountant in answer_for_mechanisms():
+        return False
+    lookup("accountant", accountant)
+    if given.sampling.records == UNKNOWN_RECORDS:
+        raise UserError(f"--accountant={accountant}: {NEEDS_RECORDS}")
+    return True
+
+
+def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
+    """Return the answers as a table for the terminal."""
+    s = given.sampling
+    title = (
+        f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; "
+        f"neighbours: {s.adjacency}"
+    )
+    rows = [
+        [
+            CONVENTIONS.get(answer.noise, answer.noise),
+            f"{answer.sigma:.5g}",
+            f"{answer.z:.4g}",
+            answer.accountant,
+            interval(answer.at_least, answer.epsilon),
+            answer.remark,
+        ]
+        for answer in answers
+    ]
+    known = s.records != UNKNOWN_RECORDS
+    notes = [asked] if known and (asked := question(given.delta, s.records)) else []
+    columns = ["noise", "σ", "z", "accountant", "ε", ""]
+    return Sheet(title.replace("_", " "), columns, rows, notes)
+
+
+def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
+    """Return the answers as plain numbers, six digits each, with their setting beside them."""
+    common = {
+        "sampling": given.sampling.scheme,
+        "sample_rate": given.sampling.sample_rate,
+        "steps": given.steps,
+        "delta": given.delta,
+    }
+    return Sheet.of_numbers([common | rounded(vars(answer)) for answer in answers])

@@ -7,9 +7,7 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from fnmatch import fnmatchcase
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -69,50 +67,6 @@ class Axes:
     columns: int | None = None
 
 
-@dataclass(frozen=True)
-class Coverage:
-    """What counts as the paper's data, and why rows are empty: `coverage` in `paper.yaml`.
-
-    Attributes:
-        table: the N of PAPER/N.
-        published: data set, or 'recipe=NAME', -> how 'PROVENANCE, NOTES' of records must begin.
-        differs: data set or variant -> what differs from the paper, in a few words.
-        aside: patterns of variants that stand in `tableN_runs.md` only.
-        not_run: pattern of 'N/ROW' -> what is missing, or the hours that a run takes. The first
-            that matches counts.
-    """
-
-    table: str
-    published: Mapping[str, str] = field(default_factory=dict)
-    differs: Mapping[str, str] = field(default_factory=dict)
-    aside: Sequence[str] = ()
-    not_run: Mapping[str, str | float] = field(default_factory=dict)
-
-    def is_published(self, recipe: str, data: Mapping[str, Any]) -> bool:
-        """True if `data` of a record is what the paper used."""
-        wanted = self.published.get(f"recipe={recipe}", self.published.get(data["name"]))
-        return wanted is not None and f"{data['provenance']}, {data['notes']}".startswith(wanted)
-
-    def of_data(self, name: str) -> str:
-        """Return how a data set differs from the paper's; empty if its variants say so."""
-        return self.differs.get(name, f"on {name}")
-
-    def of_variant(self, variant: str) -> str:
-        """Return how a variant differs from the paper: its name says so, or `differs`."""
-        return self.differs.get(variant, variant)
-
-    def is_aside(self, variant: str | None) -> bool:
-        """True if a variant is no candidate for 'best of ours'."""
-        return any(fnmatchcase(variant or "", pattern) for pattern in self.aside)
-
-    def lacking(self, row: str) -> tuple[str, str]:
-        """Return the status of a row without runs, and what is missing or how long it takes."""
-        for pattern, why in self.not_run.items():
-            if fnmatchcase(f"{self.table}/{row}", pattern):
-                return ("no data", why) if isinstance(why, str) else ("too dear", f"~{why:g} h")
-        return "not run", ""
-
-
 def available() -> list[str]:
     """Return the names of all tables, then of all figures."""
     return [
@@ -147,29 +101,30 @@ def reference(table: str) -> list[Reference]:
     return [Reference(**line) for line in csv.DictReader(io.StringIO(text))]
 
 
+def settings(table: str) -> dict[str, Any]:
+    """Return the paper.yaml of a paper, or of a table's paper; {} if there is none."""
+    path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
+    return assets.read_yaml(path) if path.is_file() else {}
+
+
 def notes(table: str) -> list[str]:
     """Return the sentences below every table and figure of the table's paper."""
-    return list(_settings(table).get("notes") or [])
+    return list(settings(table).get("notes") or [])
 
 
 def epsilon_note(paper: str) -> str:
     """Return what `zdp-bench epsilon` says of how a paper's ε are read; empty if nothing."""
-    return str(_settings(paper).get("epsilon") or "")
+    return str(settings(paper).get("epsilon") or "")
 
 
 def axes(figure: str) -> Axes:
     """Return how a figure's curves are drawn."""
-    return Axes(**_settings(figure)["figures"][figure.partition("/")[2]])
-
-
-def coverage(table: str) -> Coverage:
-    """Return what counts as the paper's data in a table, and why its rows are empty."""
-    return Coverage(table.partition("/")[2], **(_settings(table).get("coverage") or {}))
+    return Axes(**settings(figure)["figures"][figure.partition("/")[2]])
 
 
 def seeds(table: str) -> int:
     """Return how many runs of each row the paper has; 1 where it does not say."""
-    return int((_settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
+    return int((settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
 
 
 def file_stem(table: str) -> str:
@@ -215,9 +170,3 @@ def _require(table: str) -> None:
 def _path(table: str) -> Path:
     paper, _, number = table.partition("/")
     return assets.PAPERS / paper / f"{number if is_figure(table) else f'table{number}'}.csv"
-
-
-def _settings(table: str) -> dict[str, Any]:
-    """Read the paper.yaml of a paper, or of a table's paper."""
-    path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
-    return assets.read_yaml(path) if path.is_file() else {}

@@ -1,27 +1,47 @@
-"""Builds a paper's table: one line for each of its numbers, and beside it all runs that fill it.
+"""Builds a paper's table: a cell for each of its numbers, and beside it all runs that fill it.
 
-`PAPER_tableN.md` and `.csv` hold the lines (`lines.Line`): as published, our best, what differs,
-and a status. `PAPER_tableN_runs.md` and `.csv` hold every run with its command (`rows.Row`), the
+`PAPER_tableN.md` and `.csv` hold the cells (`cells.Cell`), a line each: as published, our best,
+what differs, and a status. `PAPER_tableN_runs.md` and `.csv` hold every run with its command, the
 statistics and the notes.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import stdev
 from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import lines, papers
+from zdp_bench.report import cells, papers
+from zdp_bench.report.cells import EPSILON_COLUMNS, Cell, Count, Filling, Measured, Rules, Verdict
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.coverage import Count
-from zdp_bench.report.lines import EPSILON_COLUMNS, Line
-from zdp_bench.report.rows import Filling, Row, fitting
+from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 
+RUN_COLUMNS = (
+    "row",
+    "metric",
+    "ours",
+    "ε claimed",
+    "ε tight",
+    "ε per unit",
+    "δ",
+    "data",
+    "command",
+)
+# Of a record's section on privacy, what the CSV of the runs holds.
+SPENT = (
+    "epsilon_claimed",
+    "claimed_by",
+    "epsilon_tight",
+    "epsilon_tight_at_least",
+    "epsilon_patient",
+    "records_per_patient",
+)
 EPSILONS = (
     "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "
     "distribution of what was really run.",
@@ -35,24 +55,12 @@ PER_UNIT = (
     "ε per unit: of all training records that one patient, or the unit named behind it, is in, "
     "together; the other ε are of one record."
 )
-
 READING = (
     "In brackets: on other data than the paper's, compared with nothing. Best of ours: the one "
     "variant of a row that `paper.yaml` leaves, not the best on the test set; its recipe says what "
     "its settings were chosen on. It is not shown if its tight ε is larger than that of the row as "
     "published, or its result is worse. ε tight is the privacy loss distribution of what was "
     "really run; hyper-parameter search is in no ε."
-)
-RUN_COLUMNS = (
-    "row",
-    "metric",
-    "ours",
-    "ε claimed",
-    "ε tight",
-    "ε per unit",
-    "δ",
-    "data",
-    "command",
 )
 
 
@@ -61,23 +69,23 @@ class Table:
     """A paper's table.
 
     Attributes:
-        rows: all that may stand in it, with or without runs.
-        lines: one for each number of the paper.
+        rows: all that may stand in it, with or without runs: a job by a metric.
+        cells: one for each number of the paper.
         notes: sentences below all runs.
-        remarks: sentences below the lines and below all runs.
+        remarks: sentences below the cells and below all runs.
     """
 
     name: str
     title: str
-    rows: list[Row]
-    lines: list[Line]
+    rows: list[Measured]
+    cells: list[Cell]
     notes: list[str]
     remarks: Sequence[str] = ()
 
     @property
     def count(self) -> Count:
         """How many of its cells have which status."""
-        return Count.count(line.status for line in self.lines)
+        return Count.count(cell.status for cell in self.cells)
 
     @property
     def stem(self) -> str:
@@ -85,30 +93,58 @@ class Table:
         return papers.file_stem(self.name)
 
     def sheet(self) -> Sheet:
-        """Return the lines ready to show."""
-        cells = [list(line.cells.values()) for line in self.lines]
-        numbers = [line.numbers for line in self.lines]
-        notes = [*self.remarks, READING, lines.RULE]
-        if any(" to " in line.cells["ε printed / tight"] for line in self.lines):
+        """Return the cells ready to show, a line each."""
+        lines = [show(cell) for cell in self.cells]
+        notes = [*self.remarks, READING, cells.RULE]
+        if any(" to " in line["ε printed / tight"] for line in lines):
             notes.append(INTERVAL)
         notes.append(f"Commands, other variants and statistics: `{self.stem}_runs.md`.")
         head = f"{self.count.sentence}\n\n{origin(self.name)}"
-        return Sheet(self.title, lines.COLUMNS, cells, notes, head, numbers)
+        shown = [list(line.values()) for line in lines]
+        return Sheet(self.title, list(lines[0]), shown, notes, head, [*map(_numbers, self.cells)])
 
     def runs_sheet(self) -> Sheet:
         """Return every run, ready to show; what was not run is in the notes."""
-        cells = [[row.cells[column] for column in RUN_COLUMNS] for row in self.rows if row.runs]
-        numbers = [row.numbers for row in self.rows]
-        head = origin(self.name)
+        shown = [_show_runs(row) for row in self.rows if row.runs]
         notes = [*self.remarks, *self.notes]
-        return Sheet(f"{self.title}: the runs", RUN_COLUMNS, cells, notes, head, numbers)
+        numbers = [*map(_numbers_of_runs, self.rows)]
+        title = f"{self.title}: the runs"
+        return Sheet(title, RUN_COLUMNS, shown, notes, origin(self.name), numbers)
+
+    def verdicts(self, missing: Mapping[str, str]) -> list[Verdict]:
+        """Return what became of every cell.
+
+        Args:
+            missing: experiment digest -> why it was not run, where that is known.
+        """
+        return [
+            Verdict(
+                self.name,
+                cell.metric.label,
+                show(cell)["metric"],
+                cell.status,
+                self._explain(cell, missing),
+            )
+            for cell in self.cells
+        ]
+
+    def _explain(self, cell: Cell, missing: Mapping[str, str]) -> str:
+        """Return in words why a cell has its status."""
+        if cell.difference is not None:
+            return f"Δ {show(cell)['Δ']}"
+        if cell.measured:
+            return cell.differs
+        rows = [row for row in self.rows if row.metric == cell.metric]
+        known = [missing[row.filling.digest] for row in rows if row.filling.digest in missing]
+        made_up = "run on generated data" if any(row.runs for row in rows) else ""
+        return next(filter(None, [*known, made_up]), cell.reason)
 
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows, part by part."""
         return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}").as_rich()]
 
     def as_text(self, form: str) -> str:
-        """Return the lines in one of `sheet.FORMS`."""
+        """Return the cells in one of `sheet.FORMS`."""
         return self.sheet().as_text(form)
 
     def write(self, results: Path) -> list[Path]:
@@ -118,8 +154,148 @@ class Table:
         return [*self.sheet().write(folder / self.stem), *runs]
 
 
+def show(cell: Cell) -> dict[str, str]:
+    """Return what each column shows of a cell."""
+    difference = "" if cell.difference is None else f"{cell.difference:+.3g}"
+    if cell.difference is not None and cell.metric.unit == "%":
+        difference = f"{cell.difference:+.2f}"
+    return {
+        "row": cell.metric.label,
+        "metric": cell.metric.column.replace("_", " "),
+        "paper": cell.metric.printed,
+        "as published": _show_measured(cell.published),
+        "Δ": difference,
+        "best of ours": _show_measured(cell.best),
+        "what differs": cell.differs,
+        "ε printed / tight": _show_epsilons(cell),
+        "status": f"{cell.status} ({cell.reason})" if cell.reason else cell.status,
+    }
+
+
+def _show_measured(ours: Measured | None) -> str:
+    """Return mean and deviation, in brackets if it is not on the paper's data."""
+    shown = mean_and_deviation(ours.values, ours.metric.unit) if ours else ""
+    return shown if not ours or ours.on_paper_data else f"[{shown}]"
+
+
+def _show_epsilons(cell: Cell) -> str:
+    """Return 'printed / tight'; behind that of a record a unit's, if it differs."""
+    printed = (cell.epsilon_printed or "–").replace("inf", "∞")
+    printed += f" ({cell.epsilon_rdp} by RDP)" if cell.epsilon_rdp else ""
+    spent: list[str] = []
+    for ours in cell.measured.values():
+        value, _, unit = ours.per_unit.partition(" (")
+        shown = f"{ours.tight} ({unit[:-1]} {value})" if unit else ours.tight
+        if shown not in spent:
+            spent.append(f"best {shown}" if spent else shown)
+    if not spent or spent == [printed] == ["∞"]:
+        return printed
+    return f"{printed} / {', '.join(spent)}"
+
+
+def _numbers(cell: Cell) -> dict[str, object]:
+    """Return what the CSV holds of a cell: the numbers behind it, unrounded."""
+    return {
+        "row": cell.metric.row,
+        "label": cell.metric.label,
+        "metric": cell.metric.column,
+        "unit": cell.metric.unit,
+        "paper": cell.metric.number,
+        "status": cell.status,
+        "reason": cell.reason,
+        "difference": None if cell.difference is None else round(cell.difference, 6),
+        "differs": cell.differs,
+        "epsilon_printed": cell.epsilon_printed,
+        "epsilon_rdp": cell.epsilon_rdp,
+        **_numbers_of(cell.published, "published"),
+        **_numbers_of(cell.best, "best"),
+    }
+
+
+def _numbers_of(ours: Measured | None, prefix: str) -> dict[str, object]:
+    """Return the numbers behind what was measured, with `prefix` before each name."""
+    values: tuple[object, ...] = (None,) * len(MEASURED)
+    if ours:
+        spread = stdev(ours.values) * ours.scale if len(ours.values) > 1 else None
+        values = (
+            round(ours.mean, 6),
+            None if spread is None else round(spread, 6),
+            len(ours.values),
+            ours.on_paper_data,
+            ours.filling.recipe,
+            ours.filling.variant,
+            ours.data["name"],
+            ours.data["provenance"],
+            ours.privacy["epsilon_claimed"],
+            ours.privacy["epsilon_tight"],
+            ours.privacy.get("epsilon_patient"),
+            ours.privacy["unit"],
+        )
+    return {f"{prefix}_{name}": value for name, value in zip(MEASURED, values, strict=True)}
+
+
+MEASURED = (
+    "mean",
+    "deviation",
+    "n",
+    "paper_data",
+    "recipe",
+    "variant",
+    "data",
+    "provenance",
+    "epsilon_claimed",
+    "epsilon_tight",
+    "epsilon_unit",
+    "unit",
+)
+
+
+def _show_runs(row: Measured) -> list[str]:
+    """Return what `RUN_COLUMNS` show of a job's runs."""
+    return [
+        row.label,
+        row.metric.column.replace("_", " "),
+        mean_and_deviation(row.values, row.metric.unit),
+        epsilon(row.privacy["epsilon_claimed"]),
+        row.tight,
+        row.per_unit,
+        f"{row.privacy['delta']:g}",
+        row.data["provenance"],
+        f"`{row.filling.command}`",
+    ]
+
+
+def _numbers_of_runs(row: Measured) -> dict[str, object]:
+    """Return what the CSV holds of a job: the numbers behind its cells, unrounded."""
+    numbers: dict[str, object] = {
+        "row": row.label,
+        "recipe": row.filling.recipe,
+        "overrides": " ".join(row.filling.overrides),
+        "on": row.filling.on,
+        "variant": row.filling.variant,
+        "metric": row.metric.column,
+        "unit": row.metric.unit,
+        "n": len(row.runs),
+    }
+    if not row.runs:
+        return numbers
+    spent = row.privacy
+    return numbers | {
+        "mean": round(row.mean, 6),
+        "lowest": round(min(row.values) * row.scale, 6),
+        "highest": round(max(row.values) * row.scale, 6),
+        "values": " ".join(f"{value * row.scale:.6g}" for value in row.values),
+        "seeds": " ".join(str(run["seed"]) for run in row.runs),
+        **{name: spent.get(name) for name in SPENT},
+        "privacy_unit": spent["unit"],
+        **{name: spent[name] for name in ("delta", "z", "steps")},
+        "provenance": row.data["provenance"],
+        "runs": " ".join(run["run"][:16] for run in row.runs),
+    }
+
+
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
-    """Lay a table out: a line for each of its numbers, in the paper's order.
+    """Lay a table out: a cell for each of its numbers, in the paper's order.
 
     Args:
         fillings: what may stand in the table (see `experiments.claims.fillings`).
@@ -136,33 +312,34 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     order = list(dict.fromkeys(number.row for number in numbers))
     fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
     every = records.read_all(results)
-    rules = papers.coverage(table)
-    rows = []
-    for filling in fillings:
-        runs = fitting(every, [filling])
-        published = all(rules.is_published(filling.recipe, run["data"]) for run in runs)
-        metrics = [n for n in numbers if n.row == filling.row and n.column not in EPSILON_COLUMNS]
-        published = published and not filling.on
-        job = _job(filling, fillings)
-        differs = filling.variant and rules.of_variant(filling.variant)
-        rows += [Row(filling, metric, runs, published, differs, job) for metric in metrics]
+    rules = cells.rules_of(table)
+    shown = [number for number in numbers if number.column not in EPSILON_COLUMNS]
+    rows = [
+        replace(row, label=_label(row, fillings, rules))
+        for row in cells.measure(shown, fillings, every, rules)
+    ]
     title = f"{numbers[0].paper}, Table {numbers[0].table}"
-    made = lines.lines(numbers, rows, rules)
+    made = cells.make_cells(numbers, rows, rules)
     return Table(table, title, rows, made, _notes(table, rows, results))
 
 
-def _job(filling: Filling, fillings: Sequence[Filling]) -> str:
-    """Return the overrides that tell a filling from others of its row, variant and data set."""
+def _label(row: Measured, fillings: Sequence[Filling], rules: Rules) -> str:
+    """Return the paper's name of a row, with what is ours about it.
+
+    Behind it stand the overrides that tell a job from others of its row, variant and data set.
+    """
+    own = row.filling
     same = [
-        f
-        for f in fillings
-        if (f.row, f.variant, f.on) == (filling.row, filling.variant, filling.on)
+        set(one.overrides)
+        for one in fillings
+        if (one.row, one.variant, one.on) == (own.row, own.variant, own.on)
     ]
-    common = set.intersection(*(set(f.overrides) for f in same))
-    return " ".join(word for word in filling.overrides if word not in common)
+    job = " ".join(word for word in own.overrides if word not in set.intersection(*same))
+    label = cells.mark(row.metric.label, own.variant and rules.of_variant(own.variant), own.on)
+    return f"{label}, {job}" if job else label
 
 
-def _notes(table: str, rows: list[Row], results: Path) -> list[str]:
+def _notes(table: str, rows: list[Measured], results: Path) -> list[str]:
     ran = [row for row in rows if row.runs]
     runs = [run for row in ran for run in row.runs]
     notes = [*EPSILONS, *papers.notes(table), *data_notes(runs), *_baselines(runs)]
@@ -188,11 +365,11 @@ def not_run(fillings: Iterable[Filling]) -> list[str]:
     return notes
 
 
-def _families(rows: list[Row]) -> list[Family]:
+def _families(rows: list[Measured]) -> list[Family]:
     """Return the rows that can be compared with one another: one metric, run on the same data."""
     families: dict[tuple[str, str], Family] = {}
     for row in rows:
-        key = row.metric.column, row.runs[0]["data"]["digest"]
+        key = row.metric.column, row.data["digest"]
         families.setdefault(key, Family(row.metric.column, {})).rows[row.label] = row.runs
     return list(families.values())
 

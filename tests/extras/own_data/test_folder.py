@@ -33,7 +33,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.extras.own_data.readers import read_volume_mask
-from zdp_bench.report.validation import sheets
+from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
 
 CLASSES = ("benign", "malignant")
@@ -76,7 +76,7 @@ def test_info_is_what_is_loaded_and_shows_the_classes(scans: Path, tmp_path: Pat
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_mlp", "model.hidden=[4]", "algorithm=dp_sgd"]
     report = validate(parse(compose(words)), trial=False)
-    facts = dict(sheets(vars(report) | {"layers": []})[0].rows)
+    facts = dict(show_validation(vars(report) | {"layers": []})[0].rows)
     assert facts["classes"].startswith("0 benign: ")
 
 

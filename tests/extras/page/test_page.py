@@ -18,8 +18,8 @@ import pytest
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.extras.page import page, run_data, scripts
-from zdp_bench.report import tables, verdicts
+from zdp_bench.extras.page import page, run_data
+from zdp_bench.report import tables
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -42,8 +42,16 @@ def write_page(results: Path, card: Callable[[dict[str, Any]], str] = lambda rec
 
 @pytest.fixture
 def path(tmp_path: Path) -> Path:
+    return make_page(tmp_path / "results")
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return make_page(tmp_path_factory.mktemp("page")).read_text(encoding="utf-8")
+
+
+def make_page(results: Path) -> Path:
     """A page on two papers' rows, one of them run thrice, beside a measured table and a figure."""
-    results = tmp_path / "results"
     save(results, *(private("phasemnist", seed, 0.9895 + seed / 1000) for seed in (1, 2, 3)))
     save(results, own("phasemnist_nonprivate", 1, 0.5, epochs=[]))
     (results / "tables").mkdir()
@@ -58,9 +66,8 @@ def path(tmp_path: Path) -> Path:
     return write_page(results)
 
 
-def data_of(path: Path) -> dict[str, Any]:
+def data_of(text: str) -> dict[str, Any]:
     """The page's data, as its scripts read it."""
-    text = path.read_text(encoding="utf-8")
     (data,) = re.findall(r'<script type="application/json" id="runs-data">(.*?)</script>', text)
     found: dict[str, Any] = json.loads(data)
     return found
@@ -88,18 +95,16 @@ class Reader(HTMLParser):
         assert self.open.pop() == tag
 
 
-def test_the_page_needs_nothing_beside_it(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_the_page_needs_nothing_beside_it(text: str) -> None:
     links = Reader(text).links
     assert all(link.startswith(("#", "data:image/svg+xml;base64,")) for link in links)
-    ids = {run["cells"]["run"] for run in data_of(path)["runs"]}
+    ids = {run["cells"]["run"] for run in data_of(text)["runs"]}
     inside = [link[1:] for link in links if link.startswith("#")]
     assert {link.removeprefix("run-") for link in inside if link.startswith("run-")} == ids
     assert all(f'id="{link}"' in text for link in inside if not link.startswith("run-"))
 
 
-def test_only_the_pages_own_scripts_may_run(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_only_the_pages_own_scripts_may_run(text: str) -> None:
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
     assert len(scripts) == text.count("<script>") == 5
     hashes = {b64encode(sha256(script.encode()).digest()).decode() for script in scripts}
@@ -109,8 +114,7 @@ def test_only_the_pages_own_scripts_may_run(path: Path) -> None:
     assert "unsafe-inline" not in policy.split("style-src")[0]
 
 
-def test_libraries_keep_their_licences_and_versions(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_libraries_keep_their_licences_and_versions(text: str) -> None:
     for words in (
         "Copyright (c) 2015-2026 Oli Folkerd",
         "Chart.js Contributors",
@@ -125,17 +129,16 @@ def test_the_runs_come_first_also_those_outside_papers(path: Path) -> None:
     text = write_page(path.parent).read_text(encoding="utf-8")
     assert text.index('id="runs"') < text.index('id="papers"') < text.index('id="figures"')
     assert "5 runs, 1 of them outside papers" in text
-    runs = {run["cells"]["recipe"]: run for run in data_of(path)["runs"]}
+    runs = {run["cells"]["recipe"]: run for run in data_of(text)["runs"]}
     assert runs["mine"]["cells"]["paper"] == "outside papers"
     assert runs["phasemnist"]["cells"]["name"] == "PhaseMNIST"
     assert runs["phasemnist"]["curve"]["epsilon_tight"] == [0.5, 1.0, 1.5, 2.0]
-    spent = [data_of(path)["pairs"][place] for place in runs["phasemnist"]["privacy"]]
+    spent = [data_of(text)["pairs"][place] for place in runs["phasemnist"]["privacy"]]
     assert ["ε tight", "2"] in spent
     assert (path.parent / runs["mine"]["record"]).is_file()
 
 
-def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -> None:
-    text = path.read_text(encoding="utf-8")
+def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(text: str) -> None:
     row = text[text.index("PhaseMNIST ζ-DP-SGD</td>") :].split("</tr>")[0]
     ours = ("99.15 ± 0.10 % (n = 3)", 'class="over">0.53 / 2<', "derived", 'title="seed 3"')
     for shown in ("99.0 %", *ours, "reproduced"):
@@ -150,7 +153,7 @@ def test_the_page_shows_paper_beside_ours_and_claimed_beside_tight(path: Path) -
 
 def test_data_holds_no_markup_and_no_end_of_a_line(tmp_path: Path) -> None:
     for text in (EVIL, "</script>", "&amp;", "a\u2028b\u2029c"):
-        written = str(scripts.data({"a": text, "b": math.inf}))
+        written = str(page.escape_json({"a": text, "b": math.inf}))
         assert not re.search("[<>&\u2028\u2029]", written)
         assert json.loads(written) == {"a": text, "b": "inf"}
 
@@ -191,7 +194,7 @@ def test_a_verdict_says_why(tmp_path: Path) -> None:
     save(tmp_path, own("phasemnist", 1, 0.98), record("mnist", 1, 0.9))
     table = tables.build(TABLE, tmp_path, FILLINGS)
     missing = {"mnist_nonprivate".ljust(64, "e"): "the data root lacks MNIST"}
-    found = [(one.verdict, one.why) for one in verdicts.of_table(table, missing)]
+    found = [(one.verdict, one.why) for one in table.verdicts(missing)]
     assert found == [
         ("reproduced", "Δ -1.00"),
         ("other data", "on d"),

@@ -14,8 +14,7 @@ from optuna.distributions import (
 )
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.search.plan import SEEDS, make_search
-from zdp_bench.extras.search.space import read_space
+from zdp_bench.extras.search.space import SEEDS, make_search, read_space
 
 KEY = "optimizer.lr"
 

@@ -102,7 +102,7 @@ def _audit_script(options: argparse.Namespace) -> int:
 def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.audit import audit
     from zdp_bench.config import configured
-    from zdp_bench.report import audit as report
+    from zdp_bench.report.terminal import write_findings
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
@@ -119,19 +119,19 @@ def _audit_recipe(options: argparse.Namespace) -> int:
     code = _show(findings, title, options)
     if all_cases:
         plain = [dataclasses.asdict(finding) for finding in findings]
-        for path in report.write(plain, options.results, config.recipe, title):
+        for path in write_findings(plain, options.results, config.recipe, title):
             print(f"written: {path}", file=sys.stderr)
     return code
 
 
 def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:
     """Print the findings; return the exit code."""
-    from zdp_bench.report import audit as report
+    from zdp_bench.report.terminal import findings_as_rich, show_findings
     from zdp_bench.training.progress import console
 
     plain = [dataclasses.asdict(finding) for finding in findings]
     if options.format == "rich":
-        console().print(report.as_rich(plain, title))
+        console().print(findings_as_rich(plain, title))
     else:
-        print(report.sheet(plain, title).as_text(options.format))
+        print(show_findings(plain, title).as_text(options.format))
     return int(not all(finding.as_expected for finding in findings))

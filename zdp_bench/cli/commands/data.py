@@ -33,12 +33,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
-    from zdp_bench.report.data_root import sheet, state
+    from zdp_bench.report.terminal import say_state, show_data_root
 
     root = data_root(options)
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
-        print_sheet(sheet(root, chosen), options.format)
+        print_sheet(show_data_root(root, chosen), options.format)
         return 0
     if options.format != "rich":
         raise UserError(f"--format {options.format}: only `zdp-bench data show` prints a table.")
@@ -53,7 +53,7 @@ def run(options: argparse.Namespace) -> int:
     wrong = 0
     for card in chosen:
         if not (card.files or card.holds):
-            print(f"{card.name}: {state(root, card)}; it needs no files here")
+            print(f"{card.name}: {say_state(root, card)}; it needs no files here")
         for path, problem in files.check_files(root, card):
             if problem:
                 wrong += 1

@@ -75,14 +75,14 @@ def _print_papers(options: argparse.Namespace) -> None:
 
 def _print_own(options: argparse.Namespace) -> None:
     """Print the ε of the given numbers, or the σ for the given target."""
-    from zdp_bench.report import own_epsilon
+    from zdp_bench.report import epsilon
 
     if options.sigma is not None and options.target_epsilon is not None:
         raise UserError("say either --sigma or --target-epsilon, not both.")
-    setting = own_epsilon.setting(**{name: getattr(options, name) for name in SETTING})
+    own = epsilon.read_own(**{name: getattr(options, name) for name in SETTING})
     if options.sigma is not None:
-        answers = own_epsilon.for_sigma(setting, options.sigma, options.accountant)
+        answers = epsilon.for_sigma(own, options.sigma, options.accountant)
     else:
-        answers = own_epsilon.for_target(setting, options.target_epsilon, options.accountant)
-    of = own_epsilon.sheet if options.format == "rich" else own_epsilon.numbers
-    print_sheet(of(setting, answers), options.format)
+        answers = epsilon.for_target(own, options.target_epsilon, options.accountant)
+    of = epsilon.answers_sheet if options.format == "rich" else epsilon.answers_numbers
+    print_sheet(of(own, answers), options.format)

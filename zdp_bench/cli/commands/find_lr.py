@@ -41,7 +41,7 @@ def run(options: argparse.Namespace) -> int:
 
     from zdp_bench.config import configured
     from zdp_bench.experiments.lr_finder import range_test
-    from zdp_bench.report import lr_finder
+    from zdp_bench.report.terminal import show_range_test
     from zdp_bench.training.progress import console
 
     with console().status("trying learning rates ..."):
@@ -51,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        console().print(lr_finder.sheet(report).as_rich())
+        console().print(show_range_test(report).as_rich())
     return 0

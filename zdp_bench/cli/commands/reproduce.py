@@ -159,8 +159,7 @@ def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
 def _print_verdicts(outcome: Outcome) -> None:
     from rich.table import Table
 
-    from zdp_bench.report.coverage import Count
-    from zdp_bench.report.lines import RULE
+    from zdp_bench.report.cells import RULE, Count
     from zdp_bench.training.progress import console
 
     columns = ("table", "row", "metric", "verdict", "why")

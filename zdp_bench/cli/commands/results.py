@@ -37,15 +37,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.records import rebuild_csv, rest_collector
+    from zdp_bench.records import rebuild_csv
     from zdp_bench.report import results
 
     folder = options.results
     require_records(folder)
-    with rest_collector():
-        found = results.select(folder, options.filters, options.columns, options.sort, options.by)
-        most = LONGEST if options.format == "rich" else None
-        print_sheet(results.sheet(found, most), options.format)
+    found = results.select(folder, options.filters, options.columns, options.sort, options.by)
+    most = LONGEST if options.format == "rich" else None
+    print_sheet(results.sheet(found, most), options.format)
     if options.write:
         print(f"written: {rebuild_csv(folder)}", file=sys.stderr)
     return 0

@@ -28,13 +28,11 @@ def run(options: argparse.Namespace) -> int:
 def print_table(name: str, results: Path, form: str = "rich") -> None:
     """Print a table, or the curves of a figure as a table, and write it where one may."""
     from zdp_bench.experiments.claims import fillings
-    from zdp_bench.records import rest_collector
     from zdp_bench.report import curves, papers, tables
     from zdp_bench.training.progress import console
 
     build = curves.build if papers.is_figure(name) else tables.build
-    with rest_collector():
-        table = build(name, results, fillings(name, results))
+    table = build(name, results, fillings(name, results))
     try:
         written = [f"written: {path}" for path in table.write(results)]
     except OSError as error:  # somebody else's results can be read all the same

@@ -24,7 +24,7 @@ def run(options: argparse.Namespace) -> int:
 
     from zdp_bench.config import configured
     from zdp_bench.experiments.validate import validate
-    from zdp_bench.report import validation
+    from zdp_bench.report.terminal import show_validation
     from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
@@ -34,6 +34,6 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        for sheet in validation.sheets(report):
+        for sheet in show_validation(report):
             console().print(sheet.as_rich())
     return 0

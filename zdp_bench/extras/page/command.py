@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.extras.page import page
-    from zdp_bench.records import require_regular, rest_collector
+    from zdp_bench.records import require_regular
     from zdp_bench.registry import find
     from zdp_bench.report import papers, tables
     from zdp_bench.training.interrupts import require_writable
@@ -35,9 +35,8 @@ def run(options: argparse.Namespace) -> int:
     require_regular(output)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
-    with rest_collector():
-        made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
-        card = find("function", "model_card") or (lambda run: "")
-        written = page.write(made, options.results, output, card)
+    made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
+    card = find("function", "model_card") or (lambda run: "")
+    written = page.write(made, options.results, output, card)
     print(f"written: {written}")
     return 0

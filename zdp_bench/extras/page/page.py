@@ -6,11 +6,15 @@ commands have written to `results/tables` and `results/figures` is shown as it i
 
 from __future__ import annotations
 
+import json
+import re
 from base64 import b64encode
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from hashlib import sha256
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
@@ -19,12 +23,11 @@ from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.page import run_data, scripts
-from zdp_bench.records import Record
-from zdp_bench.report import figures, lines, names, papers
-from zdp_bench.report.coverage import EMPTY, Count, total
-from zdp_bench.report.lines import Line
-from zdp_bench.report.tables import Table
+from zdp_bench.extras.page import run_data
+from zdp_bench.records import Record, to_json
+from zdp_bench.report import figures, names, papers
+from zdp_bench.report.cells import EMPTY, RULE, Cell, Count
+from zdp_bench.report.tables import Table, show
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 PARTS = {
@@ -51,14 +54,15 @@ class Section:
     """One paper's table as the page shows it.
 
     Attributes:
-        empty: the lines that nothing fills.
+        lines: the cells that are filled.
+        empty: those that nothing fills, as shown.
         charts: for each headline metric, (its axis, the places of the runs that have it).
         runs: the table of its runs, if `zdp-bench table` has written it.
     """
 
     table: Table
     lines: list[dict[str, Any]]
-    empty: list[Line]
+    empty: list[dict[str, str]]
     charts: list[tuple[str, str]]
     runs: Markup | None
 
@@ -90,17 +94,16 @@ def write(
         lstrip_blocks=True,
     )
     page = environment.get_template("page.html").render(
-        data=scripts.data(run_data.build(every, results, path, card)),
-        scripts=scripts.scripts(),
-        styles=scripts.styles(),
-        licences=scripts.licences(),
-        policy=scripts.policy(),
+        data=escape_json(run_data.build(every, results, path, card)),
+        scripts=[_script(name) for name in SCRIPTS],
+        styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
+        licences=[_read(name) for name in LICENCES],
+        policy=_policy(),
         sections=[_section(table, every, results) for table in tables],
         parts=_parts({table.stem for table in tables}, results),
         figures=_figures(results),
-        total=total(table.count for table in tables),
-        columns=lines.COLUMNS,
-        rule=lines.RULE,
+        total=sum((table.count for table in tables), Count(Counter())),
+        rule=RULE,
         records=len(every),
         own=sum(not (run.get("claims") or {}).get("table") for run in every),
         provenances=Counter(run["data"]["provenance"] for run in every),
@@ -118,28 +121,27 @@ def _section(table: Table, every: list[Record], results: Path) -> Section:
         if run["run"] in shown:
             by_metric.setdefault(run["headline"]["name"], []).append(place)
     charts = [(names.axis(name), " ".join(map(str, places))) for name, places in by_metric.items()]
-    filled = [_line(line) for line in table.lines if line.status not in EMPTY]
-    empty = [line for line in table.lines if line.status in EMPTY]
+    filled = [_line(cell) for cell in table.cells if cell.status not in EMPTY]
+    empty = [show(cell) for cell in table.cells if cell.status in EMPTY]
     runs = results / "tables" / f"{table.stem}_runs.md"
     shown_runs = _markdown(_text(runs).partition("\n")[2]) if runs.is_file() else None
     return Section(table, filled, empty, charts, shown_runs)
 
 
-def _line(line: Line) -> dict[str, Any]:
-    """Return a line's cells, its status, and the runs behind it."""
-    named = {"as published": line.own, "best": line.best}
-    pools = [pool for pool in named.values() if pool]
-    spent = [(pool.tight, pool.rows[0].privacy["epsilon_claimed"]) for pool in pools]
+def _line(cell: Cell) -> dict[str, Any]:
+    """Return a cell as shown, its status, and the runs behind it."""
+    spent = [ours.privacy for ours in cell.measured.values()]
     return {
-        "cells": list(line.cells.items()),
-        "kind": line.status.replace(" ", "-"),
+        "cells": list(show(cell).items()),
+        "kind": cell.status.replace(" ", "-"),
         "links": [
-            (name, [(run["seed"], run["run"][:16]) for row in pool.rows for run in row.runs])
-            for name, pool in named.items()
-            if pool
+            (name.removesuffix(" of ours"), [(run["seed"], run["run"][:16]) for run in ours.runs])
+            for name, ours in cell.measured.items()
         ],
-        "over": any(tight > 1.01 * claimed for tight, claimed in spent),
-        "provenances": dict.fromkeys(row.provenance for pool in pools for row in pool.rows),
+        "over": any(one["epsilon_tight"] > 1.01 * one["epsilon_claimed"] for one in spent),
+        "provenances": dict.fromkeys(
+            run["data"]["provenance"] for ours in cell.measured.values() for run in ours.runs
+        ),
     }
 
 
@@ -198,3 +200,49 @@ def _image(file: Path) -> str:
             f"{file}: is no SVG drawing. Let `zdp-bench figure` draw it again, or move it away."
         )
     return f"data:image/svg+xml;base64,{b64encode(body).decode()}"
+
+
+_REPORT = files("zdp_bench.extras.page")
+SCRIPTS = (
+    "bundled/tabulator.min.js",
+    "bundled/chart.umd.min.js",
+    "templates/charts.js",
+    "templates/runs.js",
+    "templates/dialog.js",
+)
+STYLES = ("bundled/tabulator_simple.min.css", "templates/page.css")
+LICENCES = ("bundled/tabulator.LICENSE", "bundled/chart.LICENSE")
+
+
+def _policy() -> str:
+    """Return the Content-Security-Policy: our scripts by their hashes, pictures, and no network."""
+    hashes = [b64encode(sha256(text.encode()).digest()).decode() for text in map(_script, SCRIPTS)]
+    allowed = " ".join(f"'sha256-{digest}'" for digest in hashes)
+    return (
+        f"default-src 'none'; script-src {allowed}; style-src 'unsafe-inline'; img-src data:; "
+        "form-action 'none'; base-uri 'none'"
+    )
+
+
+def escape_json(value: Any) -> Markup:
+    """Return a value as JSON that no HTML parser reads as markup, and no script as an end of line.
+
+    ∞ and NaN become the words "inf" and "nan".
+    """
+    text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
+    for sign in "<>&\u2028\u2029":
+        text = text.replace(sign, f"\\u{ord(sign):04x}")
+    return Markup(text)
+
+
+def _script(name: str) -> Markup:
+    """Return a script in which no HTML parser sees its end or a comment."""
+    return Markup(re.sub(r"<(/script|!--)", r"<\\\1", _without_map(_read(name)), flags=re.I))
+
+
+def _without_map(text: str) -> str:
+    return re.sub(r"(//|/\*)# sourceMappingURL=\S+( ?\*/)?", "", text).strip() + "\n"
+
+
+def _read(name: str) -> str:
+    return _REPORT.joinpath(name).read_text(encoding="utf-8")

@@ -7,6 +7,7 @@ stated, and --epsilon E keeps it. The same command goes on after a stop; several
 from __future__ import annotations
 
 import argparse
+from importlib.util import find_spec
 
 from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
 from zdp_bench.errors import UserError, require, unknown
@@ -57,8 +58,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import group_options
-    from zdp_bench.extras.search import api as search
+
+    if find_spec("optuna") is None:
+        raise UserError("zdp-bench search needs Optuna: `pip install 'zdp-bench[search]'`.")
     from zdp_bench.extras.search import sheet as report
+    from zdp_bench.extras.search.search import search
+    from zdp_bench.extras.search.space import make_search, read_space
+    from zdp_bench.extras.search.trials import Launch
 
     require(options.at_once >= 1, "--at-once", options.at_once, "must be 1 or more")
     if options.launcher not in group_options("launcher"):
@@ -69,8 +75,8 @@ def run(options: argparse.Namespace) -> int:
         raise UserError(
             "zdp-bench search: recipe=NAME is missing; `zdp-bench list recipes` names them."
         )
-    asked = search.make_search(
-        search.read_space(words),
+    asked = make_search(
+        read_space(words),
         options.sampler,
         options.trials,
         options.number,
@@ -79,10 +85,10 @@ def run(options: argparse.Namespace) -> int:
         options.choose_by_test,
     )
     plain = options.format == "rich"
-    launch = search.Launch(
+    launch = Launch(
         options.launcher, tuple(settings), options.at_once, "progress" if plain else "nothing"
     )
-    found, folder = search.search(asked, launch, print if plain else _say_nothing)
+    found, folder = search(asked, launch, print if plain else _say_nothing)
     print_sheet(report.sheet(found), options.format)
     for path in report.write(found, folder):
         if plain:

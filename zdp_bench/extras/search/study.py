@@ -24,7 +24,7 @@ from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL
 
 from zdp_bench.errors import Busy
-from zdp_bench.extras.search.plan import Search
+from zdp_bench.extras.search.space import Search
 from zdp_bench.privacy.composition import draw_number
 from zdp_bench.records import hold_lock
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from typing import Literal
 
+import torch
 from optuna.trial import FrozenTrial
 
 from zdp_bench import records
@@ -13,17 +16,21 @@ from zdp_bench.config import configured
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Splits
-from zdp_bench.errors import UserError
+from zdp_bench.data import Source, Splits
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, launch
-from zdp_bench.extras.search.noise import noise_words, require_within, spend
-from zdp_bench.extras.search.plan import Search
-from zdp_bench.extras.search.score import Yardstick, make_yardstick, score
+from zdp_bench.extras.search.space import Search
 from zdp_bench.extras.search.study import Study
-from zdp_bench.privacy.composition import Spent
-from zdp_bench.training.evaluation import DIVERGED
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.calibration import calibrate_mechanism, solve
+from zdp_bench.privacy.composition import Spent, selected_epsilon, together
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.statement import write_epsilon
+from zdp_bench.report.cells import LESS_IS_BETTER
+from zdp_bench.training import checkpoint
+from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
-from zdp_bench.training.setup import load_data
+from zdp_bench.training.setup import ModelSetup, Setup, load_data
 
 FOLDER = "searches"  # under the results folder
 
@@ -46,7 +53,7 @@ class Launch:
 
 
 @dataclass(frozen=True)
-class Job:
+class TrialRun:
     """A trial as a run: its words, its configuration and its folder."""
 
     words: list[str]
@@ -76,21 +83,21 @@ class Trials:
         self.data: Splits = load_data(self.config)
         self.by: Yardstick = make_yardstick(search, self.config, self.data)
         self.folder = self.config.results / FOLDER / f"{self.config.recipe}-{search.name}"
-        self._jobs: dict[int, Job] = {}
+        self._jobs: dict[int, TrialRun] = {}
         self._spent: dict[int, Spent] = {}
 
-    def job(self, trial: FrozenTrial) -> Job:
+    def job(self, trial: FrozenTrial) -> TrialRun:
         """Return a trial as a run."""
         if trial.number not in self._jobs:
             self._jobs[trial.number] = self._make_job(trial)
         return self._jobs[trial.number]
 
-    def _make_job(self, trial: FrozenTrial) -> Job:
+    def _make_job(self, trial: FrozenTrial) -> TrialRun:
         plain = self.search.space.words(trial.params)
         words = [*plain, *noise_words(self.search, plain, self.data)]
         config = configured(words)
         run = digest_of(config, self.data.digest)
-        return Job(words, config, records.folder(config.results, config.recipe, run), run)
+        return TrialRun(words, config, records.folder(config.results, config.recipe, run), run)
 
     def carry_out(self, trials: Sequence[FrozenTrial], study: Study, by: Launch) -> None:
         """Run trials, measure them and tell the study.
@@ -118,3 +125,169 @@ class Trials:
             if not reason.startswith(DIVERGED):
                 raise UserError(f"trial {trial.number + 1}: {reason}")
             study.tell(trial, None)
+
+
+SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
+
+
+def spend(config: Run, data: Splits) -> Spent:
+    """Return what a run will spend if it takes all its steps.
+
+    Raises:
+        UserError: see `Setup.of`.
+    """
+    setup = Setup.of(config, data, torch.device("cpu"))
+    steps = setup.plan.range_test_steps + setup.plan.steps
+    return Spent(setup.mechanism.z, setup.plan.sampling, steps)
+
+
+def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]:
+    """Return the overrides that give a trial its share of the search's ε; [] without one.
+
+    Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
+    `search.epsilon`, or the best of them alone, where their number is random. `max_epsilon` ends
+    a trial that has to repeat steps after a kill.
+
+    Raises:
+        UserError: no noise reaches the ε.
+    """
+    if search.epsilon is None:
+        return []
+    off = [f"privacy.{key}=null" for key in ("target_epsilon", "claimed_epsilon", "max_epsilon")]
+    first = configured([*words, *off])
+    if "noise_multiplier" not in first.algorithm.options:
+        raise UserError(
+            f"--epsilon with algorithm={first.algorithm.name}: it has no noise that could keep the "
+            "search within an ε; name a private algorithm, or leave --epsilon out."
+        )
+    delta = first.privacy.delta
+    unit = spend(configured([*words, *off, "algorithm.noise_multiplier=1.0"]), data)
+    try:
+        found = _calibrate(search, unit, delta)
+    except ValueError as error:
+        raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
+    noise = f"algorithm.noise_multiplier={found!r}"
+    own = spend(configured([*words, *off, noise]), data)
+    most = tight_epsilon(Mechanism.of_z(own.z, own.sampling), own.steps, delta) * SLACK
+    return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
+
+
+def _calibrate(search: Search, unit: Spent, delta: float) -> float:
+    """Return the noise multiplier for trials that spend as `unit` does at a multiplier of 1."""
+    epsilon, mean, law = search.epsilon, search.trials, search.law
+    assert epsilon is not None
+    mechanism = Mechanism.of_z(unit.z, unit.sampling)
+    if law is None:
+        return calibrate_mechanism(epsilon, mechanism, unit.steps * mean, delta)
+    question = {
+        "accountant": "selection",
+        "sampling": asdict(unit.sampling),
+        "steps": unit.steps,
+        "law": law,
+        "mean": mean,
+        "delta": delta,
+    }
+
+    def epsilon_of(z: float) -> float:
+        return selected_epsilon(z, unit.sampling, unit.steps, law, mean, delta)
+
+    return solve(epsilon, epsilon_of, question) / unit.z * (1 + 1e-9)
+
+
+def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None:
+    """Refuse a trial that would take the search past its ε, or out of what was promised of it.
+
+    Args:
+        spent: of every trial so far, the new one last.
+
+    Raises:
+        UserError: says which key of the search does it.
+    """
+    if search.law and any(not _as_private(one, spent[0]) for one in spent):
+        raise UserError(
+            f"--number {search.law}: trials differ in noise, sampling or steps, and the ε of the "
+            "best of a random number is known for one mechanism only. Search keys that change "
+            "none of these, such as optimizer.lr or algorithm.max_grad_norm, or leave --number out."
+        )
+    if search.epsilon is None or search.law:
+        return
+    total = together(spent, delta)
+    if total > search.epsilon:
+        raise UserError(
+            f"--epsilon {search.epsilon:g}: with trial {len(spent)} the search would have a "
+            f"tight ε of {write_epsilon(total)}, since its trials differ in sampling or steps. It "
+            "ends here; search keys that change neither, or ask for fewer trials."
+        )
+
+
+def _as_private(one: Spent, other: Spent) -> bool:
+    """True if two runs are equally private, but for rounding."""
+    same = (one.sampling, one.steps) == (other.sampling, other.steps)
+    return same and abs(one.z - other.z) <= 1e-9 * other.z
+
+
+@dataclass(frozen=True)
+class Yardstick:
+    """What trials are chosen by.
+
+    Attributes:
+        metric: its name.
+        part: "validation" or "test".
+        examples: the set it is measured over.
+    """
+
+    metric: str
+    part: str
+    examples: Source
+
+    @property
+    def direction(self) -> Literal["minimize", "maximize"]:
+        """What Optuna is to do with it."""
+        return "minimize" if self.metric in ("loss", *LESS_IS_BETTER) else "maximize"
+
+
+def make_yardstick(search: Search, config: Run, data: Splits) -> Yardstick:
+    """Return what the trials of a search are chosen by.
+
+    Raises:
+        UserError: there are no validation examples and nobody said that the test set may choose; or
+            the task has no such metric.
+    """
+    if data.validation is None and not search.on_test:
+        own = [key for key in config.dataset.options if key.startswith("validation_")]
+        more = f"set dataset.{own[0]}" if own else "take a data set that has some"
+        raise UserError(
+            f"a search chooses by validation records, and dataset={config.dataset.name} has none: "
+            f"{more}. --choose-by-test would choose by the test set, whose metric then says too "
+            "much of the best trial."
+        )
+    if search.on_test and data.validation is not None:
+        raise UserError(
+            f"--choose-by-test: dataset={config.dataset.name} has validation records; leave it out."
+        )
+    part, examples = ("test", data.test) if search.on_test else ("validation", data.validation)
+    assert examples is not None
+    setup = ModelSetup.of(config, data, torch.device("cpu"))
+    known = evaluate(setup.model, setup.task, examples, setup.device)
+    metric = search.metric or setup.task.headline
+    if metric not in known:
+        raise unknown("metric", metric, known)
+    return Yardstick(metric, part, examples)
+
+
+def score(by: Yardstick, config: Run, data: Splits, home: Path, run: str) -> float | None:
+    """Return the metric of a finished run's model; None if it is no number.
+
+    Raises:
+        UserError: the run's weights are not there any more.
+    """
+    saved = checkpoint.load(home / "checkpoint.pt", run)
+    if saved is None:
+        raise UserError(
+            f"{home}: holds a record without its weights, so the trial cannot be measured; move "
+            "the folder away, and the search makes it again."
+        )
+    setup = ModelSetup.of(config, data)
+    setup.model.load_state_dict(saved.model)
+    value = evaluate(setup.model, setup.task, by.examples, setup.device).get(by.metric, math.nan)
+    return value if math.isfinite(value) else None

@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from tests.test_records import record
-from zdp_bench.report.summary import sheet
+from zdp_bench.report.terminal import show_run
 
 
 def show(**privacy: Any) -> dict[str, str]:
     run = record()
     run["privacy"] |= privacy
-    return dict(sheet(run, Path("record.json"), found=False).rows)
+    return dict(show_run(run, Path("record.json"), found=False).rows)
 
 
 @pytest.mark.parametrize(

@@ -1,0 +1,242 @@
+"""Draws every figure of curves of the papers, the face-off, and printed against tight ε."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from statistics import mean
+from typing import Any
+
+import numpy as np
+import pandas as pd
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.registry import register
+from zdp_bench.report import names, papers
+from zdp_bench.report.curves import panels_of
+from zdp_bench.report.faceoff import NON_PRIVATE, RECIPE, read
+from zdp_bench.report.figures import (
+    MARKERS,
+    REFERENCE,
+    WIDTH,
+    curve_style,
+    draw_mean,
+    legend_below,
+    log_ticks,
+    say_runs,
+)
+
+GREY = "0.45"  # of a line to measure the others by
+MANY = 15  # points of a curve: more have no marks
+
+
+def read_table(path: Path, command: str) -> pd.DataFrame:
+    """Return a CSV of `results/tables`; cells that are no numbers stay as they are written.
+
+    Raises:
+        UserError: it has not been made; says the command.
+    """
+    if not path.exists():
+        raise UserError(f"{path}: not there. Make it with `{command}`.")
+    return pd.read_csv(path, keep_default_na=False, dtype={"values": str, "panel": str})
+
+
+def make_grid(
+    count: int, columns: int, row: float, legend: float, **shared: bool
+) -> tuple[Figure, np.ndarray]:
+    """Return a figure of `count` panels and its grid; heights of a row and legend in inches."""
+    rows = -(-count // columns)
+    figure = Figure(figsize=(WIDTH, row * rows + legend))
+    grid = figure.subplots(rows, columns, squeeze=False, **shared)
+    for axes in grid.flat[count:]:
+        axes.set_visible(False)
+    return figure, grid
+
+
+def unprotected(run: Record, every: Sequence[Record], metric: str) -> list[float]:
+    """Return the metric of every run without protection of a run's network, data and epochs."""
+    return [
+        other["metrics"][metric]
+        for other in every
+        if records.get(other, "config.algorithm.name") == NON_PRIVATE
+        and _setting(other) == _setting(run)
+        and metric in other["metrics"]
+    ]
+
+
+def _setting(run: Record) -> list[Any]:
+    return [records.get(run, at) for at in ("config.model", "data.digest", "config.trainer.epochs")]
+
+
+# ------------------------------------------------------------------------- the papers' own figures
+
+
+def panels(name: str, results: Path) -> Figure:
+    """Draw the curves of PAPER/figN, one colour and line style for each label in all panels.
+
+    Raises:
+        UserError: the table has not been made, or holds no point.
+    """
+    path = results / "tables" / f"{papers.file_stem(name)}.csv"
+    points = read_table(path, f"zdp-bench table {name} --results {results}")
+    if points.empty:
+        raise UserError(
+            f"{path}: holds no point yet. `zdp-bench table {name}` names the runs it lacks."
+        )
+    spent = points[["epsilon_claimed", "epsilon_tight"]].astype(float)
+    points[spent.columns], points["x"] = spent, points["x"].astype(float)
+    of, titles = papers.axes(name), panels_of(points["panel"])
+    # A curve that claims an ε but has none is still a private one.
+    private = points.loc[spent.min(axis=1) < math.inf, "curve"].unique()
+    style = {label: curve_style(place) for place, label in enumerate(private)}
+    every_x = sorted(set(points["x"]))
+    metric = str(points["metric"].iloc[0])
+    every = records.read_all(results)
+    columns = min(of.columns or len(titles), len(titles))
+    figure, grid = make_grid(len(titles), columns, 2.6, 0.6, sharex=True, sharey=True)
+    for axes, title in zip(grid.flat, titles, strict=False):
+        in_panel = points[[title.endswith(panel) for panel in points["panel"]]]
+        for value in _references(in_panel, every, metric):
+            axes.axhline(value, label="non-private", **REFERENCE)
+        for label, curve in in_panel.groupby("curve", sort=False):
+            drawn = style.get(str(label), {"color": GREY, "linestyle": "-"})
+            none = label in style and curve["epsilon_tight"].min() == math.inf
+            _draw_curve(
+                axes,
+                curve,
+                every_x if of.x != "epoch" else sorted(curve["x"]),
+                {**drawn, "label": f"{label}, tight ε = ∞" if none else str(label)},
+            )
+        axes.set_title(title)
+        if of.log:
+            axes.set_xscale("log")
+            log_ticks(axes.xaxis, every_x)
+    for axes in grid[:, 0]:
+        axes.set_ylabel(names.axis(metric))
+    for axes in grid.flat[: len(titles)][-columns:]:  # nothing is drawn below these
+        axes.set_xlabel(of.label)
+        axes.tick_params(labelbottom=True)
+    legend_below(figure, say_runs(points["values"].str.split().map(len)))
+    return figure
+
+
+def _draw_curve(
+    axes: Axes, curve: pd.DataFrame, every_x: list[float], style: dict[str, Any]
+) -> None:
+    """Draw a curve at every x of the figure; where it has no point there is a gap.
+
+    At epochs, of which a figure has many, each curve has its own.
+    """
+    by_x = dict(zip(curve["x"], curve["values"].str.split(), strict=True))
+    seeds = [[float(word) for word in by_x.get(x, [])] for x in every_x]
+    draw_mean(axes, every_x, seeds, **style | ({"marker": ""} if len(by_x) > MANY else {}))
+
+
+def _references(panel: pd.DataFrame, every: Sequence[Record], metric: str) -> list[float]:
+    """Return what training without protection reaches, for each setting in a panel.
+
+    The mean over seeds; none if the panel shows it as a curve.
+    """
+    if (panel["epsilon_claimed"] == math.inf).any():
+        return []
+    runs = {run["run"][:16]: run for run in every}
+    shown = [runs[word.split()[0]] for word in panel["runs"] if word.split()[0] in runs]
+    settings = {repr(_setting(run)): run for run in shown}
+    values = [unprotected(run, every, metric) for run in settings.values()]
+    return [mean(of) * names.scale(metric) for of in values if of]
+
+
+def _builder(name: str) -> Callable[[Path, Path], Figure]:
+    def draw(results: Path, data_root: Path) -> Figure:
+        return panels(name, results)
+
+    number = papers.reference(name)[0]
+    figure = number.table.removeprefix("fig")
+    draw.__doc__ = f"{number.paper}, Figure {figure}: {papers.axes(name).title}"
+    return draw
+
+
+for _name in filter(papers.is_figure, papers.available()):
+    register("figure", _name)(_builder(_name))
+
+
+# ------------------------------------------------------------------------------------- our figures
+
+
+@register("figure", "faceoff")
+def faceoff(results: Path, data_root: Path) -> Figure:
+    """Face-off: the test metric of all algorithms at equal tight ε, a panel for each setting."""
+    found, every = read(results), records.read_all(results)
+    if not found:
+        raise UserError(
+            f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`."
+        )
+    figure, grid = make_grid(len(found), min(2, len(found)), 2.8, 0.5)
+    algorithms = sorted({name for one in found for name in one.algorithms if name != NON_PRIVATE})
+    style = {name: curve_style(place) for place, name in enumerate(algorithms)}
+    counts = []
+    for axes, one in zip(grid.flat, found, strict=False):
+        scale = names.scale(one.metric)
+        finite = [epsilon for epsilon in one.epsilons if epsilon < math.inf]
+        run = next(iter(one.runs.values()))[0]
+        if values := one.values(NON_PRIVATE, math.inf) or unprotected(run, every, one.metric):
+            axes.axhline(scale * mean(values), label="non-private", **REFERENCE)
+        for name in [name for name in algorithms if name in one.algorithms]:
+            seeds = [[scale * value for value in one.values(name, e)] for e in finite]
+            counts += [len(values) for values in seeds if values]
+            draw_mean(axes, finite, seeds, label=names.algorithm(name), **style[name])
+        axes.set_title(f"{names.model(one.model)} on {names.data(one.dataset)} ({one.provenance})")
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis, finite)
+        axes.set_xlabel("tight ε")
+        axes.set_ylabel(names.axis(one.metric))
+    legend_below(figure, say_runs(counts))
+    return figure
+
+
+@register("figure", "epsilon")
+def printed_against_tight(results: Path, data_root: Path) -> Figure:
+    """Every finite printed ε of the five papers against the tight ε of its mechanism, log-log.
+
+    Raises:
+        UserError: the ε table has not been made.
+    """
+    path = results / "tables" / "epsilon.csv"
+    claims = read_table(path, f"zdp-bench epsilon --results {results}")
+    for column in ("printed", "tight"):
+        claims[column] = pd.to_numeric(claims[column], errors="coerce")
+    finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
+    figure = Figure(figsize=(WIDTH, 0.75 * WIDTH))
+    axes = figure.subplots()
+    for marker, (paper, points) in zip(MARKERS, finite.groupby("paper"), strict=False):
+        axes.plot(
+            points["printed"],
+            points["tight"],
+            marker,
+            label=papers.titles().get(str(paper), str(paper)),
+            markersize=5,
+            alpha=0.75,
+            linestyle="none",
+        )
+    both = finite[["printed", "tight"]].to_numpy()
+    ends = [both.min() / 1.5, both.max() * 1.5]
+    axes.plot(ends, ends, color="0.4", linewidth=1, linestyle="-", label="as printed")
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+        xlabel="ε as the paper prints it",
+        ylabel="ε tight, of the mechanism as described",
+    )
+    # Said here, where no point can lie.
+    unbounded = int((claims["tight"] == math.inf).sum())
+    not_drawn = f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""
+    axes.set_title(f"Above the line, a run has spent more than its paper says{not_drawn}")
+    axes.legend(loc="lower right")
+    return figure

@@ -1,0 +1,221 @@
+"""What verbs show: a validated recipe, a range test, a finished run, the data root, an audit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from rich.table import Table
+
+from zdp_bench.data.files import Card, card, has_files, missing
+from zdp_bench.records import Record, is_of_unit
+from zdp_bench.report.number_format import epsilon, interval, name_one
+from zdp_bench.report.sheet import Sheet
+
+
+def show_validation(report: dict[str, Any]) -> list[Sheet]:
+    """Return the tables of a `validate.Report`: the facts, the layers, and those replaced."""
+    layers = [
+        [layer["name"], layer["kind"], f"{layer['parameters']:,}", layer["rule"]]
+        for layer in report["layers"]
+    ]
+    columns = ("layer", "kind", "parameters", "a record's gradient is bounded by")
+    made = [
+        Sheet(f"recipe {report['recipe']}, not run", (), _facts(report)),
+        Sheet("layers", columns, layers),
+    ]
+    if report["surgery"]:
+        columns = ("layer", "was", "is", "why")
+        replaced = [[line[column] for column in columns] for line in report["surgery"]]
+        made.append(Sheet("replaced layers", columns, replaced))
+    return made
+
+
+def _facts(report: dict[str, Any]) -> list[list[str]]:
+    data, model, privacy, cost = (report[key] for key in ("data", "model", "privacy", "cost"))
+    lacking = "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
+    many, unit, of = data["records_per_patient"], privacy["unit"], privacy["epsilon_of"]
+    owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
+    facts = {
+        "data": f"{data['name']}: {'found' if data['found'] else lacking}",
+        "records": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
+        **({"owners": f"{data['owners']:,} {unit}s to train"} if data["owners"] else {}),
+        **({"classes": _classes(data["classes"])} if data["classes"] else {}),
+        "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
+        "sampling": _sampling(report["sampling"], of),
+        "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
+        "(of the weakest direction)",
+        "claimed ε": f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
+        "tight ε": f"{epsilon(privacy['epsilon_tight'])} of {name_one(of)} "
+        f"at δ = {privacy['delta']:g}",
+        f"{unit} ε": f"{epsilon(privacy['epsilon_patient'])} of {owner}",
+    }
+    if privacy["max_epsilon"]:
+        facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
+    if cost:
+        facts["cost"] = (
+            f"about {duration(cost['seconds'])} and {size(cost['bytes'])} "
+            f"({cost['measured_on']}), evaluation apart"
+        )
+    return [list(fact) for fact in facts.items()]
+
+
+def _classes(counts: dict[str, int]) -> str:
+    """Return '0 NORMAL: 40, 1 PNEUMONIA: 35 to train ...': the number of a class, and its size."""
+    listed = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(counts.items())]
+    return f"{', '.join(listed)} to train; not in the record"
+
+
+def _sampling(of: dict[str, Any], unit: str) -> str:
+    batch = of["expected_batch_size"]
+    kind = {
+        "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}, "
+        f"{batch:.4g} expected",
+        "uniform": f"{batch:.0f} of {of['records']:,} {unit}s, without replacement",
+        "shuffled": f"shuffled, {batch:.0f} at a time; carries no ε",
+        "full": f"every {unit} at every step",
+    }[of["scheme"]]
+    neighbours = of["adjacency"].replace("_", " ")
+    return f"{kind}; {of['steps']:,} steps in {of['epochs']} epochs; neighbours: {neighbours}"
+
+
+def duration(seconds: float) -> str:
+    """'45 s', '12 min', '3.4 h'."""
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
+def size(count: int) -> str:
+    """'350 MiB', '2.1 GiB'."""
+    return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
+
+
+SHOWN = 12  # rows
+
+
+def show_range_test(found: dict[str, Any]) -> Sheet:
+    """Return the table of a `lr_finder.RangeTest`, given as plain values."""
+    rates, losses, suggested = found["rates"], found["losses"], found["suggested"]
+    advice = f"optimizer.lr={suggested:.2g}" if suggested else "none: the loss never fell"
+    notes = [
+        f"take {advice}",
+        f"{found['steps']} steps, tight ε {epsilon(found['epsilon'])}; with the recipe's run after "
+        f"them {epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})",
+        f"count them: privacy.range_test_steps={found['to_count']}",
+    ]
+    if found["budget"]:
+        notes.insert(0, f"stopped before a tight ε of {found['budget']:g}")
+    rows = []
+    every = max(1, len(rates) // SHOWN)
+    for index in range(0, len(rates), every):
+        end = rates[min(index + every, len(rates) - 1)]
+        mark = "  <" if suggested and rates[index] <= suggested < end else ""
+        rows.append([f"{rates[index]:.3g}", f"{losses[index]:.4f}{mark}"])
+    return Sheet("range test", ("learning rate", "validation loss"), rows, notes)
+
+
+def show_run(record: Record, path: Path, found: bool) -> Sheet:
+    """Return a record's main numbers; `found` says that the run was done before."""
+    privacy, data, headline = record["privacy"], record["data"], record["headline"]
+    before = " (done before; force=true runs it again)" if found else ""
+    tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
+    rows = [
+        [f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}"],
+        [
+            "claimed ε",
+            f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
+        ],
+        ["tight ε", f"{tight}  (PLD of what was run, z = {privacy['z']:.4g})"],
+    ]
+    if (many := privacy.get("records_per_patient", 1)) > 1:
+        together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
+        owner = name_one(privacy.get("unit", "patient"))
+        whose = f"of its {many:,} training records together"
+        if is_of_unit(privacy):
+            whose = "its records drawn and clipped as one"
+        rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
+    stopped = "" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"
+    notes = f": {data['notes']}" if data["notes"] else ""
+    rows += [
+        ["δ", f"{privacy['delta']:g}"],
+        ["steps", f"{privacy['steps']:,}{stopped}"],
+        ["data", f"{data['name']}, {data['provenance']}{notes}"],
+        ["record", str(path)],
+    ]
+    return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
+
+
+def show_data_root(root: Path, cards: list[Card]) -> Sheet:
+    """Return one row a data set."""
+    rows = [[of.name, of.provenance, say_state(root, of), of.source, of.licence] for of in cards]
+    return Sheet.of_words(
+        f"data root: {root}", ("data set", "provenance", "state", "from", "licence"), rows
+    )
+
+
+def say_state(root: Path, of: Card) -> str:
+    """Return bundled, made when needed, there, or what is missing and how to get it."""
+    needs = card(of.uses) if of.uses else of
+    if needs.holds:
+        lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
+        return "there" if has_files(root, needs) else lacks
+    if needs.provenance == "own":
+        return "yours, where dataset.path says"
+    if not needs.files:
+        return "made when needed" if needs.provenance == "synthetic" else "bundled"
+    lacking = [Path(file.path).name for file in missing(root, needs)]
+    if not lacking:
+        return "there"
+    listed = "all files" if len(lacking) == len(needs.files) else ", ".join(lacking)
+    return f"missing: {listed}; `zdp-bench data fetch {of.name}`"
+
+
+Finding = dict[str, Any]  # `audit.Finding` as plain values
+
+AUDIT_NOTES = (
+    "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
+    "is claimed, so the claim is false. 'passes': this attack did not refute it.",
+    "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
+    "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
+    "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
+)
+
+
+def as_expected(finding: Finding) -> bool:
+    """True if the verdict is the expected one, or none is."""
+    return finding["expected"] in (finding["verdict"], "either")
+
+
+def show_findings(findings: list[Finding], title: str) -> Sheet:
+    """Return the findings ready to show."""
+    lines = [
+        {
+            "case": finding["case"],
+            "claim": finding["claim"],
+            "ε claimed": epsilon(finding["epsilon_claimed"]),
+            "ε at least": epsilon(finding["lower_bound"], at_least=True),
+            "δ": f"{finding['delta']:g}",
+            "confidence": f"{100 * finding['confidence']:g} %",
+            "verdict": finding["verdict"],
+            "expected": finding["expected"],
+            "evidence": finding["evidence"],
+        }
+        for finding in findings
+    ]
+    rows = [list(line.values()) for line in lines]
+    return Sheet(title, list(lines[0]), rows, AUDIT_NOTES, "", findings)
+
+
+def findings_as_rich(findings: list[Finding], title: str) -> Table:
+    """Return the findings for a terminal; what is not as expected stands out."""
+    table = show_findings(findings, title).as_rich()
+    for row, finding in zip(table.rows, findings, strict=True):
+        row.style = None if as_expected(finding) else "bold red"
+    return table
+
+
+def write_findings(findings: list[Finding], results: Path, recipe: str, title: str) -> list[Path]:
+    """Write `results/tables/audit.md` and `.csv`; `audit_RECIPE.*` if it is not the quickstart."""
+    name = "audit" if recipe == "quickstart" else f"audit_{recipe}"
+    return show_findings(findings, title).write(results / "tables" / name)
