@@ -387,7 +387,9 @@ def test_the_reference_has_every_command_and_every_key(monkeypatch: pytest.Monke
     assert not [verb for verb in COMMANDS if f"## {verb}\n" not in text]
 
 
-def test_the_options_that_cost_no_epsilon_show_the_records_of_their_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_options_that_cost_no_epsilon_show_the_records_of_their_runs(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.syspath_prepend(DOCS)
     reference = importlib.import_module("reference")
     shown = reference.toolbox().splitlines()
