@@ -32,15 +32,13 @@ SECTIONS = {
 PAPERS = ["deepee_2021", "dp_dfa_2020", "gredp_2024", "zeta_dp_2021", "zeta_dp_2024"]
 # pages that no file says are out of date
 MADE = [
-    "commands",
-    "configuration",
-    "plugins",
-    "toolbox",
+    "reference",
+    "tuning",
     *(f"papers/{name}" for name in ["index", *PAPERS]),
 ]
 
 RUNS = Path(__file__).parent.parent / "results/runs"
-# docs/toolbox.md: what was measured, each on these recipes
+# docs/tuning.md: what was measured, each on these recipes
 MEASURED = [
     ("speech_mlp", ""),
     ("speech_activations_reduced", "model.activation=cardioid"),
@@ -122,7 +120,7 @@ def commands() -> str:
     lines = []
     for verb, parser in verbs.choices.items():
         usage = " ".join(parser.format_usage().removeprefix("usage: ").split())
-        lines += [f"## {verb}", "", f"    {usage}", "", prose(parser.description or ""), ""]
+        lines += [f"### {verb}", "", f"    {usage}", "", prose(parser.description or ""), ""]
         actions = [a for a in parser._actions if not isinstance(a, argparse._HelpAction)]
         rows = [(_written(a), prose(a.help or "")) for a in actions]
         lines += [table(("argument", "meaning"), rows), ""] if rows else []
@@ -181,7 +179,7 @@ def _plugin(kind: str, name: str, path: Any) -> str:
         for key, value in node.items()
         if key not in ("name", "card")
     ]
-    parts = [f"### `{kind}={name}`", "", prose(about), ""]
+    parts = [f"#### `{kind}={name}`", "", prose(about), ""]
     if card := node.get("card"):
         parts += [prose(f"{card['title']}: {card['provenance']}, {card['licence']}."), ""]
     if kind in TORCH and (others := sorted({*own_keys(kind, name)} - {*node})):

@@ -1,7 +1,7 @@
 """Data sets of tens of gigabytes train in the memory that one of a gigabyte takes.
 
 `pytest --slow --gigabytes 40 -rP tests/test_large_data.py` prints the figures of
-docs/reliability.md.
+docs/performance.md.
 """
 
 from __future__ import annotations
