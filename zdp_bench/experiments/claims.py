@@ -25,7 +25,7 @@ from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
 from zdp_bench.report.cells import Filling
-from zdp_bench.report.papers import recipes_of, reference
+from zdp_bench.report.papers import recipes_of, rows_of
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def claims_of(
     Raises:
         UserError: no such table, or a recipe claims a row that the table lacks.
     """
-    rows = {number.row for number in reference(table)}
+    rows = set(rows_of(table))
     claims = []
     for recipe in recipes_of(table):
         for overrides, composed in _compose(recipe, (jobs or jobs_of)(recipe)):

@@ -1,6 +1,7 @@
 """Reads what papers print, from `papers/PAPER/tableN.csv`, `figN.csv` and `paper.yaml`.
 
-A table is called PAPER/N, a figure PAPER/figN. `papers/README.md` explains the files.
+A table is called PAPER/N, a figure PAPER/figN, one of our own (`papers/ours.yaml`) by one word.
+`papers/README.md` explains the files.
 """
 
 from __future__ import annotations
@@ -77,6 +78,12 @@ def available() -> list[str]:
 
 
 @cache
+def ours() -> dict[str, dict[str, Any]]:
+    """Return the tables of our own, by name: title, rows, notes."""
+    return assets.read_yaml(assets.PAPERS / "ours.yaml")
+
+
+@cache
 def titles() -> dict[str, str]:
     """Return each paper's name as people cite it: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
     found: dict[str, str] = {}
@@ -107,6 +114,17 @@ def settings(table: str) -> dict[str, Any]:
     return assets.read_yaml(path) if path.is_file() else {}
 
 
+def rows_of(table: str) -> list[str]:
+    """Return the rows of a table or figure, or of a table of our own, in order.
+
+    Raises:
+        UserError: no such table.
+    """
+    if table in ours():
+        return list(ours()[table]["rows"])
+    return list(dict.fromkeys(number.row for number in reference(table)))
+
+
 def notes(table: str) -> list[str]:
     """Return the sentences below every table and figure of the table's paper."""
     return list(settings(table).get("notes") or [])
@@ -123,7 +141,9 @@ def axes(figure: str) -> Axes:
 
 
 def seeds(table: str) -> int:
-    """Return how many runs of each row the paper has; 1 where it does not say."""
+    """Return how many runs of each row the paper has, 1 where it does not say; of ours, 3."""
+    if table in ours():
+        return int(ours()[table].get("seeds", 3))
     return int((settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
 
 
@@ -154,17 +174,17 @@ def check_claims(table: str | None, row: str | None) -> None:
     """
     if table is None:
         return
-    if table not in available():
-        raise unknown("claims.table", table, [*available(), "null"])
-    rows = {number.row for number in reference(table)}
+    if table not in (every := [*ours(), *available()]):
+        raise unknown("claims.table", table, [*every, "null"])
+    rows = set(rows_of(table))
     if row not in rows:
         error = unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
         raise UserError(f"{error} A run of your own fills no row: claims.table=null.")
 
 
 def _require(table: str) -> None:
-    if table not in available():
-        raise unknown("table", table, available())
+    if table not in (every := [*ours(), *available()]):
+        raise unknown("table", table, every)
 
 
 def _path(table: str) -> Path:

@@ -28,11 +28,16 @@ def run(options: argparse.Namespace) -> int:
 def print_table(name: str, results: Path, form: str = "rich") -> None:
     """Print a table, or the curves of a figure as a table, and write it where one may."""
     from zdp_bench.experiments.claims import fillings
-    from zdp_bench.report import curves, papers, tables
+    from zdp_bench.report import curves, grids, papers, tables
     from zdp_bench.training.progress import console
 
-    build = curves.build if papers.is_figure(name) else tables.build
-    table = build(name, results, fillings(name, results))
+    every = fillings(name, results)
+    table: tables.Table | curves.Curves | grids.Grid
+    if name in papers.ours():
+        table = grids.build(name, results, every)
+    else:
+        build = curves.build if papers.is_figure(name) else tables.build
+        table = build(name, results, every)
     try:
         written = [f"written: {path}" for path in table.write(results)]
     except OSError as error:  # somebody else's results can be read all the same

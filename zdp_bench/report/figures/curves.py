@@ -168,6 +168,59 @@ for _name in filter(papers.is_figure, papers.available()):
 # ------------------------------------------------------------------------------------- our figures
 
 
+def draw_grid(name: str, results: Path) -> Figure:
+    """Draw a table of our own against ε: what is kept in one panel, or a panel for each row.
+
+    Raises:
+        UserError: the table has not been made.
+    """
+    path = results / "tables" / f"{name}.csv"
+    points = read_table(path, f"zdp-bench table {name} --results {results}")
+    kept = bool(papers.ours()[name].get("kept"))
+    groups = [("", points)] if kept else list(points.groupby("row", sort=False))
+    figure, grid = make_grid(len(groups), min(2, len(groups)), 3.2 if kept else 2.8, 0.5)
+    labels = list(points["row" if kept else "variant"].unique())
+    for axes, (title, panel) in zip(grid.flat, groups, strict=False):
+        metric = str(panel["metric"].iloc[0])
+        targets = sorted({x for x in panel["target_epsilon"].astype(float) if x < math.inf})
+        for label, curve in panel.groupby("row" if kept else "variant", sort=False):
+            of = {float(row.target_epsilon): row for row in curve.itertuples()}
+            style = curve_style(labels.index(label))
+            if kept:
+                seeds = [[100 * float(of[x].kept)] if x in of else [] for x in targets]
+            else:
+                scale = names.scale(metric)
+                seeds = [_values(of[x], scale) if x in of else [] for x in targets]
+                if math.inf in of:
+                    open_mean = mean(_values(of[math.inf], scale))
+                    axes.axhline(open_mean, color=style["color"], linewidth=0.7, linestyle=":")
+            draw_mean(axes, targets, seeds, label=str(label), **style)
+        axes.set_title(title)
+        axes.set_xscale("log")
+        log_ticks(axes.xaxis, targets)
+        axes.set_xlabel("tight ε")
+        axes.set_ylabel("kept of the open result, %" if kept else names.axis(metric))
+    legend_below(figure, say_runs(points["n"].astype(int)))
+    return figure
+
+
+def _values(row: Any, scale: float) -> list[float]:
+    """Return the seeds' values of a line of a grid's CSV."""
+    return [scale * float(word) for word in str(row.values).split()]
+
+
+def _grid_builder(name: str) -> Callable[[Path, Path], Figure]:
+    def draw(results: Path, data_root: Path) -> Figure:
+        return draw_grid(name, results)
+
+    draw.__doc__ = f"{papers.ours()[name]['title']}, against ε."
+    return draw
+
+
+for _name in papers.ours():
+    register("figure", _name)(_grid_builder(_name))
+
+
 @register("figure", "faceoff")
 def faceoff(results: Path, data_root: Path) -> Figure:
     """Face-off: the test metric of all algorithms at equal tight ε, a panel for each setting."""

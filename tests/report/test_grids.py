@@ -1,0 +1,60 @@
+"""Tables of our own: a line for each row and variant, a column for each target of ε."""
+
+from __future__ import annotations
+
+import csv
+import math
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_records import record, save
+from zdp_bench.errors import UserError
+from zdp_bench.report import figures, grids
+from zdp_bench.report.cells import Filling
+
+ROW = "Fashion-MNIST"
+
+
+def filling(name: str, row: str = ROW, variant: str | None = None) -> Filling:
+    return Filling(name, (), row, variant, name.ljust(64, "e"))
+
+
+def run(name: str, seed: int, value: float, target: float | None, **privacy: Any) -> dict[str, Any]:
+    made: dict[str, Any] = record(name, seed, value)
+    made["config"]["privacy"] = {"target_epsilon": target}
+    made["privacy"] |= {"epsilon_tight": target or math.inf, "epsilon_of": "patient"} | privacy
+    return made
+
+
+def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path: Path) -> None:
+    private = [run("private", seed, value, 3.0) for seed, value in ((1, 0.8), (2, 0.82))]
+    save(tmp_path, run("open", 1, 0.9, None), *private)
+    grid = grids.build("cost", tmp_path, [filling("open"), filling("private")])
+    (line,) = grid.lines
+    assert (line.unit, grid.targets) == ("patient", [math.inf, 3.0])
+    assert line.kept(3.0) == pytest.approx((0.81 - 0.1) / (0.9 - 0.1))
+    sheet = grid.sheet()
+    shown = dict(zip(sheet.columns, sheet.rows[0], strict=True))
+    assert (shown["open"], shown["ε = 3"]) == ("90.0 %", "81.0 ± 1.4 % (89 %)")
+    assert shown["runs"] == "1 to 2"
+    with (grid.write(tmp_path)[1]).open() as file:
+        numbers = list(csv.DictReader(file))
+    assert [line["values"] for line in numbers] == ["0.8 0.82", "0.9"]
+    (axes,) = figures.draw("cost", tmp_path, tmp_path).axes
+    assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(100 * 0.71 / 0.8, abs=0.01)
+
+
+def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is(
+    tmp_path: Path,
+) -> None:
+    save(tmp_path, run("private", 1, 0.8, 3.0), run("stranger", 1, 0.99, 3.0))
+    (line,) = grids.build("cost", tmp_path, [filling("private")]).lines
+    assert line.values(3.0) == [0.8]
+    assert line.kept(3.0) is None
+
+
+def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="zdp-bench reproduce cost"):
+        grids.build("cost", tmp_path, [filling("private")])

@@ -1,0 +1,177 @@
+"""Builds tables of our own: what recipes reach at several ε, side by side (`papers/ours.yaml`).
+
+A line is a row, or a variant of one. Its columns are the targets of ε, of the runs whose experiment
+digest is that of a job of the recipes that claim it. ε = ∞ is training without privacy.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import mean, stdev
+from typing import Any
+
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.records import Record
+from zdp_bench.report import papers
+from zdp_bench.report.cells import SHARES, Filling, fitting
+from zdp_bench.report.number_format import epsilon
+from zdp_bench.report.sheet import Sheet
+
+
+@dataclass(frozen=True)
+class Line:
+    """A row, or one variant of it.
+
+    Attributes:
+        floor: the metric of knowing nothing; None where no share is shown.
+        runs: target ε, ∞ without privacy -> a run for each seed.
+    """
+
+    row: str
+    variant: str | None
+    floor: float | None
+    runs: dict[float, list[Record]]
+
+    @property
+    def metric(self) -> str:
+        """The headline metric of its runs."""
+        return str(next(iter(self.runs.values()))[0]["headline"]["name"])
+
+    @property
+    def unit(self) -> str:
+        """Whose presence ε hides."""
+        private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
+        return str(private[0]["privacy"].get("epsilon_of") or "example") if private else ""
+
+    def values(self, target: float) -> list[float]:
+        """Return the test metric of each seed."""
+        return [float(run["headline"]["value"]) for run in self.runs.get(target, [])]
+
+    def kept(self, target: float) -> float | None:
+        """Return which part of the open result above the floor is left; None if it is not known."""
+        if self.floor is None or not self.values(target) or not self.values(math.inf):
+            return None
+        gain = mean(self.values(math.inf)) - self.floor
+        return (mean(self.values(target)) - self.floor) / gain if gain > 0 else None
+
+
+@dataclass(frozen=True)
+class Grid:
+    """A table of our own, as `papers/ours.yaml` and the records give it."""
+
+    name: str
+    title: str
+    notes: Sequence[str]
+    lines: list[Line]
+
+    @property
+    def targets(self) -> list[float]:
+        """The targets of ε of all lines, ∞ first."""
+        return sorted({target for line in self.lines for target in line.runs}, reverse=True)
+
+    def sheet(self) -> Sheet:
+        """Return the table ready to show."""
+        grouped = any(line.variant for line in self.lines)
+        heads = ["open" if math.isinf(t) else f"ε = {t:g}" for t in self.targets]
+        columns = ["task", *(["variant"] if grouped else []), "ε hides", "metric", "runs", *heads]
+        rows = []
+        for line in self.lines:
+            count = sorted({len(runs) for runs in line.runs.values()})
+            runs = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
+            names = [line.row, *([line.variant or ""] if grouped else [])]
+            metric = line.metric.replace("_", " ")
+            shown = [_show(line, target) for target in self.targets]
+            rows.append([*names, line.unit, metric, runs, *shown])
+        numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]
+        origin = f"`zdp-bench table {self.name}` made this from the records; do not edit."
+        return Sheet(self.title, columns, rows, self.notes, origin, numbers)
+
+    def as_rich(self) -> list[Any]:
+        """Return what the terminal shows, part by part."""
+        return [self.sheet().as_rich()]
+
+    def as_text(self, form: str) -> str:
+        """Return the table in one of `sheet.FORMS`."""
+        return self.sheet().as_text(form)
+
+    def write(self, results: Path) -> list[Path]:
+        """Write `results/tables/NAME.md` and `.csv`."""
+        return self.sheet().write(results / "tables" / self.name)
+
+
+def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
+    """Lay out a table of our own.
+
+    Args:
+        fillings: the jobs of its recipes (see `experiments.claims.fillings`).
+
+    Raises:
+        UserError: none of its runs is there.
+    """
+    of = papers.ours()[name]
+    every = records.read_all(results)
+    found: dict[tuple[str, str | None], dict[float, dict[int, Record]]] = {}
+    for filling in fillings:
+        for run in fitting(every, [filling]) if not filling.on else []:
+            target = run["config"]["privacy"].get("target_epsilon") or math.inf
+            cells = found.setdefault((filling.row, filling.variant), {})
+            cells.setdefault(float(target), {})[run["seed"]] = run
+    if not found:
+        raise UserError(
+            f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
+        )
+    lines = [
+        Line(
+            row,
+            variant,
+            (options or {}).get("floor") if of.get("kept") else None,
+            {target: list(runs.values()) for target, runs in found[row, variant].items()},
+        )
+        for row, options in of["rows"].items()
+        for variant in sorted((v for r, v in found if r == row), key=str)
+    ]
+    return Grid(name, of["title"], of.get("notes") or (), lines)
+
+
+def _show(line: Line, target: float) -> str:
+    """Return '89.3 ± 0.1 % (98 %)': mean, deviation over seeds, and what is kept."""
+    values = line.values(target)
+    if not values:
+        return ""
+    percent = line.metric == "accuracy"
+    scale, digits = (100.0, 1) if percent else (1.0, 3 if line.metric in SHARES else 4)
+    shown = f"{scale * mean(values):.{digits}f}"
+    if len(values) > 1:
+        shown += f" ± {scale * stdev(values):.{digits}f}"
+    shown += " %" if percent else ""
+    kept = line.kept(target) if math.isfinite(target) else None
+    return shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
+
+
+def _numbers(line: Line, target: float) -> dict[str, object]:
+    """Return what the CSV holds of a cell: the numbers behind it."""
+    runs, values = line.runs[target], line.values(target)
+    privacy, kept = runs[0]["privacy"], line.kept(target)
+    owner = privacy.get("epsilon_patient")
+    return {
+        "row": line.row,
+        "variant": line.variant,
+        "recipe": runs[0]["recipe"],
+        "metric": line.metric,
+        "target_epsilon": target,
+        "epsilon_tight": epsilon(privacy["epsilon_tight"]),
+        "epsilon_of_owner": epsilon(owner) if owner is not None else "",
+        "unit": line.unit,
+        "delta": privacy["delta"],
+        "mean": round(mean(values), 6),
+        "kept": None if kept is None else round(kept, 4),
+        "n": len(values),
+        "values": " ".join(f"{value:.6g}" for value in values),
+        "seeds": " ".join(str(run["seed"]) for run in runs),
+        "data": f"{runs[0]['data']['name']}, {runs[0]['data']['provenance']}",
+        "runs": " ".join(run["run"][:16] for run in runs),
+    }
