@@ -106,12 +106,14 @@ def lenet5(
     *,
     linear: Linear = "dense",
     activation: str = "relu",
+    kernels: list[int] | None = None,
 ) -> ConvNet:
-    """LeNet-5: 5×5 convolutions of 6 and 16, then 120-84.
+    """LeNet-5: 5×5 convolutions of `kernels`, then 120-84.
 
-    Table II prints 6 and 6; LeCun et al. 1998 have 16.
+    None: 6 and 16 kernels, as in LeCun et al. 1998; Table II of GReDP prints 6 and 6.
     """
-    return ConvNet(input_shape, outputs, [[6], [16]], 5, 0, [120, 84], linear, activation)
+    widths = [[width] for width in kernels or (6, 16)]
+    return ConvNet(input_shape, outputs, widths, 5, 0, [120, 84], linear, activation)
 
 
 @register("model", "model3")
