@@ -213,7 +213,7 @@ def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
 
 @pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
-    assert attack(sound, tmp_path, range(15)) == []
+    assert attack(sound, tmp_path, range(10)) == []
 
 
 @pytest.mark.slow

@@ -69,7 +69,8 @@ def test_a_record_s_text_is_printed_as_text(
         if form == "csv":
             assert not any(map(is_formula, cells_of(out)))
         if form == "rich" and not more:
-            assert all(text in out for text in ("[/bold]", "[link", "=HYP"))
+            shown = [text for text in (*TEXTS, *FORMULAS) if not NOT_SHOWN.search(text)]
+            assert all(text.strip()[:3] in out for text in shown)
 
 
 def test_no_cell_of_a_csv_is_computed(tmp_path: Path) -> None:

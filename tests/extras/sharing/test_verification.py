@@ -21,8 +21,7 @@ from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.card import card, own_card
-from zdp_bench.extras.sharing.export import export, recipe_of
+from zdp_bench.extras.sharing.export import export, texts_of
 from zdp_bench.extras.sharing.folder import write_sums
 from zdp_bench.extras.sharing.loading import config_of
 from zdp_bench.extras.sharing.verification import Check, verify
@@ -99,9 +98,8 @@ def forge(folder: Path, change: Callable[[dict], object]) -> list[Check]:
     body = from_json(path.read_text())
     change(body)
     records.write(path, body)
-    (folder / "README.md").write_text(own_card(body) if own else card(body))
-    if not own:
-        (folder / "recipe.yaml").write_text(recipe_of(body))
+    for name, text in texts_of(path.name, body).items():
+        (folder / name).write_text(text)
     write_sums(folder)
     return verify(folder)
 

@@ -15,6 +15,7 @@ from zdp_bench.config.schema import GROUPS
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card, own_card
+from zdp_bench.extras.sharing.folder import Report
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
@@ -49,8 +50,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
             f"{home / known['file']}: does not hold the weights that the record names. "
             f"This makes them again: {command_of(record)}."
         )
-    texts = {files.RECIPE: recipe_of(record), files.CARD: card(record)}
-    _write(to, files.RECORD, record, saved.model, home / files.LEDGER, texts)
+    _write(to, files.RECORD, record, saved.model, home / files.LEDGER)
     return record
 
 
@@ -102,7 +102,7 @@ def write_own(
     if _holds(to, report):
         return
     files.require_empty(to)
-    _write(to, files.REPORT, report, weights, ledger, {files.CARD: own_card(report)})
+    _write(to, files.REPORT, report, weights, ledger)
 
 
 def _write(
@@ -111,16 +111,23 @@ def _write(
     source: Record,
     weights: dict[str, Tensor],
     ledger: Path,
-    texts: dict[str, str],
 ) -> None:
     """Write the files of an export, its digests last; `source` is the record or report."""
     files.begin(to)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / name, source)
     files.copy_ledger(ledger, to)
-    for file, text in texts.items():
+    written = records.from_json((to / name).read_text(encoding="utf-8"))  # in its order of keys
+    for file, text in texts_of(name, written).items():
         records.write_text(to / file, text)
     files.write_sums(to)
+
+
+def texts_of(name: str, source: Record | Report) -> dict[str, str]:
+    """Return the texts that follow from the record, or report, of that name; by file name."""
+    if name == files.REPORT:
+        return {files.CARD: own_card(source)}
+    return {files.RECIPE: recipe_of(source), files.CARD: card(source)}
 
 
 def _holds(folder: Path, report: dict[str, Any]) -> bool:

@@ -22,8 +22,7 @@ from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.extras.sharing.card import card, own_card
-from zdp_bench.extras.sharing.export import recipe_of
+from zdp_bench.extras.sharing.export import texts_of
 from zdp_bench.extras.sharing.folder import Report
 from zdp_bench.extras.sharing.loading import config_of, sketch_of
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -78,22 +77,20 @@ def verify(folder: Path) -> list[Check]:
         UserError: the folder is no exported model, or its configuration is not known here.
     """
     if files.is_own(folder):
-        source = files.read_report(folder)
+        name, source = files.REPORT, files.read_report(folder)
         files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
-        texts = {files.CARD: own_card(source)}
         about = _check_own_privacy(folder, source)
         unprovable: tuple[str, ...] = (*UNPROVABLE, *UNPROVABLE_OF_OWN)
     else:
-        source = files.read_record(folder)
+        name, source = files.RECORD, files.read_record(folder)
         setup = sketch_of(folder, source)
-        texts = {files.RECIPE: recipe_of(source), files.CARD: card(source)}
         about = chain([_check_names(source, setup)], _check_privacy(folder, source, setup))
         unprovable = UNPROVABLE
     return [
         *_check_sums(folder),
         _check_weights(folder, source),
         *about,
-        *_check_texts(folder, source, texts),
+        *_check_texts(folder, source, texts_of(name, source)),
         *(Check(what, "not checked") for what in unprovable),
     ]
 
@@ -241,9 +238,9 @@ def _compare_privacy(
         yield _check(f"{where}.{key}", found)
 
 
-def _check_texts(folder: Path, source: Record | Report, written: dict[str, str]) -> Iterator[Check]:
+def _check_texts(folder: Path, source: Record | Report, texts: dict[str, str]) -> Iterator[Check]:
     """Compare texts with what this version writes, and the head of a card value by value."""
-    for name, ours in written.items():
+    for name, ours in texts.items():
         what = f"text of {name}"
         try:
             theirs = read_text(folder / name)
