@@ -23,7 +23,7 @@ from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
-from zdp_bench.training import micro_batches as memory
+from zdp_bench.training import batches as memory
 from zdp_bench.training.batches import (
     MicroBatches,
     Size,
