@@ -106,26 +106,6 @@ def test_a_killed_run_resumes_its_schedule(name: str, tmp_path: Path) -> None:
     assert repeatable(carry_out(tmp_path / "cut", *overrides).record) == repeatable(whole)
 
 
-@pytest.mark.parametrize(
-    ("override", "sentence"),
-    [
-        ("scheduler=stp_lr", "scheduler 'stp_lr' is not known. Did you mean 'step_lr'"),
-        ("+scheduler.gama=1", "scheduler.gama"),
-    ],
-)
-def test_a_wrong_scheduler_is_one_sentence(override: str, sentence: str) -> None:
-    with pytest.raises(UserError, match=sentence):
-        parse(
-            compose(
-                [
-                    "recipe=quickstart",
-                    *([] if override.startswith("scheduler=") else ["scheduler=step_lr"]),
-                    override,
-                ]
-            )
-        )
-
-
 def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
     config = parse(compose(["recipe=quickstart"]))
     config = dataclasses.replace(

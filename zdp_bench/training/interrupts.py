@@ -167,19 +167,12 @@ def explain(error: Exception) -> UserError | None:
     """Return a sentence for what the system refuses: memory, a path, a package; None for others."""
     if sentence := explain_memory_error(error):
         return sentence
-    if isinstance(error, OSError):
-        return _explain_os_error(error)
+    if isinstance(error, OSError) and error.filename and error.strerror:
+        return UserError(
+            f"{error.filename}: {error.strerror}. Mend that or name another place (paths.results, "
+            "paths.data, --results); nothing that was saved is lost."
+        )
     return explain_missing(error) if isinstance(error, ImportError) else None
-
-
-def _explain_os_error(error: OSError) -> UserError | None:
-    """Return a sentence about the path that the system refuses; None if the error names none."""
-    if not error.filename or not error.strerror:
-        return None
-    return UserError(
-        f"{error.filename}: {error.strerror}. Mend that or name another place (paths.results, "
-        "paths.data, --results); nothing that was saved is lost."
-    )
 
 
 def explain_memory_error(error: Exception) -> UserError | None:

@@ -111,7 +111,9 @@ def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
         UserError: a record or a plan is damaged.
     """
     unknown = []
-    homes = {path.parent for name in ("record.json", FILE) for path in _runs(results, name)}
+    homes = {
+        path.parent for name in ("record.json", FILE) for path in results.glob(f"runs/*/*/{name}")
+    }
     found = [read_spending(home) for home in sorted(homes)]
     for path in sorted((results / "runs").rglob("*.jsonl")):
         if not any(parent in homes for parent in path.parents) and _has_steps(path):
@@ -143,10 +145,6 @@ def read_sources(home: Path) -> frozenset[str] | None:
 @lru_cache(maxsize=64)  # runs on the same data share one set
 def _parse_sources(text: str) -> frozenset[str] | None:
     return frozenset(text.split()) or None
-
-
-def _runs(results: Path, name: str) -> list[Path]:
-    return list((results / "runs").glob(f"*/*/{name}"))
 
 
 def _has_steps(ledger: Path) -> bool:
