@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -59,10 +59,11 @@ MITBIH = {
 }
 
 
-def write_mitbih(folder: Path) -> None:
-    """Write twelve recordings of ten beats as MIT-BIH stores them; one beat of the N is a V."""
+def write_mitbih(folder: Path, names: Iterable[str] = MITBIH) -> None:
+    """Write recordings of ten beats as MIT-BIH stores them; one beat of the N is a V."""
     folder.mkdir()
-    for name, (leads, kind) in MITBIH.items():
+    for name in names:
+        leads, kind = MITBIH[name]
         symbols = [kind] * 10
         symbols[4] = "V" if kind == "N" else kind
         write_recording(folder, name, leads.split(), symbols, seed=0)

@@ -19,10 +19,10 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
-from tests.data.helpers import copy_folder, dataset
+from tests.data.helpers import copy_folder, dataset, write_mitbih
 from tests.data.test_cpsc2018 import LABELS, matlab
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
-from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10
+from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10, mitbih
 from zdp_bench.data.files import collect_sources
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
@@ -63,6 +63,7 @@ def of_folder(kind: str, **options: Any) -> dict[str, Any]:
     return {"path": "own", "size": 8, "fit": "resize", **KINDS[kind][2], **options}
 
 
+FEW = ("100", "103", "105", "109", "111", "207", "214")  # recordings: each is read each time
 SLICES = {"height": 8, "width": 8, "slices": 2, "test_share": 0.4}
 # name and variant -> (the folders of `small_root`, or what writes the files; options)
 CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
@@ -77,7 +78,7 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "fastmri": (["fastMRI"], {"height": 8, "width": 8}),
     "kspace_from_volumes": (["Task04_Hippocampus"], SLICES),
     "kspace_phantom": ([], {**SLICES, "patients": 4}),
-    "mitbih": (["mit-bih-arrhythmia-database-1.0.0"], {}),
+    "mitbih": (lambda root: write_mitbih(root / mitbih.FOLDER, FEW), {}),
     "mitbih_synthetic": ([], {"patients": 4, "beats": 4}),
     "mnist": (mnist, {"check": False}),
     "mri_sequences": (["Task01_BrainTumour"], {"size": 8, "slices": 2, "validation_patients": 1}),

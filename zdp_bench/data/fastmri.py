@@ -135,7 +135,7 @@ def _require_own_bytes(file: Any, name: str) -> None:
 
     link = file.get(name, getlink=True)
     expect(link is not None, f"has no data set '{name}', as single-coil files of train and val do")
-    found = file[name] if isinstance(link, h5py.HardLink) else None
+    found: Any = file[name] if isinstance(link, h5py.HardLink) else None
     is_own = isinstance(found, h5py.Dataset) and not found.is_virtual and not found.external
     where = "a link, a group, virtual or stored externally; write its bytes into the file itself"
     expect(is_own, f"has a '{name}' that is {where}")

@@ -23,7 +23,8 @@ from zdp_bench.registry import lookup
 log = logging.getLogger(__name__)
 
 BadRecords = Literal["refuse", "skip"]
-T, R = TypeVar("T"), TypeVar("R")
+T = TypeVar("T")
+R = TypeVar("R")
 ADVICE = " dataset.bad_records=skip leaves such files out."
 
 # How digests of what committed records were made on begin -> their names there, which left out a
