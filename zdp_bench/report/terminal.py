@@ -12,7 +12,6 @@ from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report.number_format import epsilon, interval, name_one
 from zdp_bench.report.sheet import Sheet
 
-
 # -------------------------------------------------------------------------------- a recipe, not run
 
 
