@@ -32,7 +32,6 @@ from zdp_bench.training.batches import (
     is_out_of_memory,
     micro_batches,
 )
-from zdp_bench.training.batches import micro_batches as memory
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.step import sum_contributions

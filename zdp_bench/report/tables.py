@@ -17,7 +17,16 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import cells, papers
-from zdp_bench.report.cells import EPSILON_COLUMNS, Cell, Count, Filling, Measured, Rules, Verdict
+from zdp_bench.report.cells import (
+    EPSILON_COLUMNS,
+    RULE,
+    Cell,
+    Count,
+    Filling,
+    Measured,
+    Rules,
+    Verdict,
+)
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
@@ -32,6 +41,21 @@ RUN_COLUMNS = (
     "δ",
     "data",
     "command",
+)
+# What the CSV of the cells holds of each number of ours.
+MEASURED = (
+    "mean",
+    "deviation",
+    "n",
+    "paper_data",
+    "recipe",
+    "variant",
+    "data",
+    "provenance",
+    "epsilon_claimed",
+    "epsilon_tight",
+    "epsilon_unit",
+    "unit",
 )
 # Of a record's section on privacy, what the CSV of the runs holds.
 SPENT = (
@@ -95,7 +119,7 @@ class Table:
     def sheet(self) -> Sheet:
         """Return the cells ready to show, a line each."""
         lines = [show(cell) for cell in self.cells]
-        notes = [*self.remarks, READING, cells.RULE]
+        notes = [*self.remarks, READING, RULE]
         if any(" to " in line["ε printed / tight"] for line in lines):
             notes.append(INTERVAL)
         notes.append(f"Commands, other variants and statistics: `{self.stem}_runs.md`.")
@@ -232,22 +256,6 @@ def _numbers_of(ours: Measured | None, prefix: str) -> dict[str, object]:
             ours.privacy["unit"],
         )
     return {f"{prefix}_{name}": value for name, value in zip(MEASURED, values, strict=True)}
-
-
-MEASURED = (
-    "mean",
-    "deviation",
-    "n",
-    "paper_data",
-    "recipe",
-    "variant",
-    "data",
-    "provenance",
-    "epsilon_claimed",
-    "epsilon_tight",
-    "epsilon_unit",
-    "unit",
-)
 
 
 def _show_runs(row: Measured) -> list[str]:

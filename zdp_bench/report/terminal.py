@@ -12,6 +12,8 @@ from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report.number_format import epsilon, interval, name_one
 from zdp_bench.report.sheet import Sheet
 
+# -------------------------------------------------------------------------------- a recipe, not run
+
 
 def show_validation(report: dict[str, Any]) -> list[Sheet]:
     """Return the tables of a `validate.Report`: the facts, the layers, and those replaced."""
@@ -91,6 +93,8 @@ def size(count: int) -> str:
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
+# ------------------------------------------------------------------------------------- a range test
+
 SHOWN = 12  # rows
 
 
@@ -113,6 +117,9 @@ def show_range_test(found: dict[str, Any]) -> Sheet:
         mark = "  <" if suggested and rates[index] <= suggested < end else ""
         rows.append([f"{rates[index]:.3g}", f"{losses[index]:.4f}{mark}"])
     return Sheet("range test", ("learning rate", "validation loss"), rows, notes)
+
+
+# ----------------------------------------------------------------------------------- a finished run
 
 
 def show_run(record: Record, path: Path, found: bool) -> Sheet:
@@ -146,6 +153,9 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
     return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
 
 
+# ------------------------------------------------------------------------------------ the data root
+
+
 def show_data_root(root: Path, cards: list[Card]) -> Sheet:
     """Return one row a data set."""
     rows = [[of.name, of.provenance, say_state(root, of), of.source, of.licence] for of in cards]
@@ -170,6 +180,8 @@ def say_state(root: Path, of: Card) -> str:
     listed = "all files" if len(lacking) == len(needs.files) else ", ".join(lacking)
     return f"missing: {listed}; `zdp-bench data fetch {of.name}`"
 
+
+# ----------------------------------------------------------------------------------------- an audit
 
 Finding = dict[str, Any]  # `audit.Finding` as plain values
 

@@ -21,7 +21,7 @@ pytest.importorskip("optuna")
 from tests.test_cli import run as command
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.search import study as studies
+from zdp_bench.extras.search import trials as studies
 from zdp_bench.extras.search.search import _of_best, search
 from zdp_bench.extras.search.space import Search, make_search, read_space
 from zdp_bench.extras.search.trials import Launch

@@ -61,8 +61,7 @@ def run(options: argparse.Namespace) -> int:
 
     if find_spec("optuna") is None:
         raise UserError("zdp-bench search needs Optuna: `pip install 'zdp-bench[search]'`.")
-    from zdp_bench.extras.search import sheet as report
-    from zdp_bench.extras.search.search import search
+    from zdp_bench.extras.search.search import search, sheet, write
     from zdp_bench.extras.search.space import make_search, read_space
     from zdp_bench.extras.search.trials import Launch
 
@@ -89,8 +88,8 @@ def run(options: argparse.Namespace) -> int:
         options.launcher, tuple(settings), options.at_once, "progress" if plain else "nothing"
     )
     found, folder = search(asked, launch, print if plain else _say_nothing)
-    print_sheet(report.sheet(found), options.format)
-    for path in report.write(found, folder):
+    print_sheet(sheet(found), options.format)
+    for path in write(found, folder):
         if plain:
             print(f"written: {path}")
     return 0

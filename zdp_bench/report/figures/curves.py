@@ -47,12 +47,12 @@ def read_table(path: Path, command: str) -> pd.DataFrame:
 
 
 def make_grid(
-    count: int, columns: int, row: float, legend: float, **shared: bool
+    count: int, columns: int, row: float, legend: float, share: bool = False
 ) -> tuple[Figure, np.ndarray]:
     """Return a figure of `count` panels and its grid; heights of a row and legend in inches."""
     rows = -(-count // columns)
     figure = Figure(figsize=(WIDTH, row * rows + legend))
-    grid = figure.subplots(rows, columns, squeeze=False, **shared)
+    grid = figure.subplots(rows, columns, sharex=share, sharey=share, squeeze=False)
     for axes in grid.flat[count:]:
         axes.set_visible(False)
     return figure, grid
@@ -98,7 +98,7 @@ def panels(name: str, results: Path) -> Figure:
     metric = str(points["metric"].iloc[0])
     every = records.read_all(results)
     columns = min(of.columns or len(titles), len(titles))
-    figure, grid = make_grid(len(titles), columns, 2.6, 0.6, sharex=True, sharey=True)
+    figure, grid = make_grid(len(titles), columns, 2.6, 0.6, share=True)
     for axes, title in zip(grid.flat, titles, strict=False):
         in_panel = points[[title.endswith(panel) for panel in points["panel"]]]
         for value in _references(in_panel, every, metric):
