@@ -18,7 +18,7 @@ from tests.test_cli import TINY, leave
 from tests.test_cli import run as command
 from tests.test_foreign_files import GROWING, MERGING
 from zdp_bench import assets
-from zdp_bench.config import check, configured
+from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS
@@ -205,7 +205,7 @@ def test_earlier_names_of_keys_are_read_and_change_no_digest(tmp_path: Path) -> 
     assert configured([f"recipe={own}"]).privacy.max_examples == 3
     kept = configured(now).resolved["privacy"]
     assert (kept["unit"], kept["max_records"]) == ("patient", 5), "records keep their names"
-    assert check(configured(now).resolved).privacy.max_examples == 5
+    assert config_of({"config": configured(now).resolved}).privacy.max_examples == 5
 
 
 # recipe files
