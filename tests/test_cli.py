@@ -312,9 +312,10 @@ def test_a_missing_file_without_a_network_is_one_sentence(
     write_mini_mnist(tmp_path)
     (tmp_path / "MNIST" / "raw" / "t10k-labels-idx1-ubyte.gz").unlink()
     mirror = "dataset.mirror=http://127.0.0.1:9/"
-    said = leave(["run", "recipe=mnist", mirror, f"paths.data={tmp_path}"], capsys)
-    assert "lacks t10k-labels-idx1-ubyte.gz" in said
-    assert "zdp-bench data fetch mnist" in said
+    code, _, err = run(capsys, "run", "recipe=mnist", mirror, f"paths.data={tmp_path}")
+    assert code == 2
+    assert "lacks t10k-labels-idx1-ubyte.gz" in err
+    assert "zdp-bench data fetch mnist" in err
 
 
 def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from inspect import Parameter, signature
 from pathlib import Path
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -21,7 +23,7 @@ from zdp_bench.config.plugins import (
     find_builder,
     own_keys,
 )
-from zdp_bench.config.types import check_value
+from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
 from zdp_bench.registry import HOMES, lookup, names, register
 
@@ -183,3 +185,35 @@ def test_keys_for_scans_and_recordings_leave_the_digest_of_pictures() -> None:
     words = ["recipe=quickstart", "dataset=folder", "dataset.path=./films", "dataset.size=32"]
     digest = experiment_digest(configured([*words, "model=lenet5", "algorithm=dp_sgd"]))
     assert digest.startswith("f1c47081fc9c091f")  # before there were these keys
+
+
+TAKEN: list[tuple[Any, Any, Any]] = [
+    *((int, "3", 3), (float, 1, 1.0), (bool, "yes", True), (bool, 0, False), (str, 3, "3")),
+    *((int | None, None, None), (int | str, "a", "a"), (list[float] | None, [1], [1.0])),
+    *((Literal["a"] | None, None, None), (Count | None, 1, 1)),
+]
+REFUSED: list[tuple[Any, Any, str]] = [
+    *((int, 1.5, "a whole number"), (int, True, "a whole number"), (float, True, "a number")),
+    *(
+        (bool, 2, "true or false"),
+        (str, [1], "text"),
+        (str, None, "text"),
+        (float, "x", "a number"),
+    ),
+    *((list[int], 3, "a list, each of it a whole number"), (list[int], [1, "x"], "a list")),
+    *((int | str, 1.5, "a whole number or text"), (float | None, "x", "a number or null")),
+    *((Literal["a"], None, "'null' is not known"), (Count | None, 0, "at least 1")),
+    *((int, "${seed}", "is looked up nowhere"), (float, 10**400, "too large for a number")),
+]
+
+
+@pytest.mark.parametrize(("hint", "value", "expected"), TAKEN)
+def test_a_value_is_taken_as_its_type(hint: Any, value: Any, expected: Any) -> None:
+    found = check_value("key", hint, value)
+    assert (found, type(found)) == (expected, type(expected))
+
+
+@pytest.mark.parametrize(("hint", "value", "says"), REFUSED)
+def test_a_value_of_another_type_is_refused(hint: Any, value: Any, says: str) -> None:
+    with pytest.raises(UserError, match=rf"^key.*{re.escape(says)}"):
+        check_value("key", hint, value)

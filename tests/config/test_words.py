@@ -18,11 +18,11 @@ from tests.test_cli import TINY, leave
 from tests.test_cli import run as command
 from tests.test_foreign_files import GROWING, MERGING
 from zdp_bench import assets
-from zdp_bench.config import check, configured
+from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.config.words import check_recipe
+from zdp_bench.config.words import check_recipe, read_words
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.loading import config_of
 
@@ -205,7 +205,7 @@ def test_earlier_names_of_keys_are_read_and_change_no_digest(tmp_path: Path) -> 
     assert configured([f"recipe={own}"]).privacy.max_examples == 3
     kept = configured(now).resolved["privacy"]
     assert (kept["unit"], kept["max_records"]) == ("patient", 5), "records keep their names"
-    assert check(configured(now).resolved).privacy.max_examples == 5
+    assert config_of({"config": configured(now).resolved}).privacy.max_examples == 5
 
 
 # recipe files
@@ -328,60 +328,63 @@ def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     return {"_target_": "joblib.load", "filename": str(tmp_path / "w.pkl")}
 
 
-def refuse(text: str, capsys: pytest.CaptureFixture[str], *words: str) -> str:
-    """Return the sentence with which a run of a recipe of this text ends; nothing was made."""
+def refuse(text: str) -> str:
+    """Return the sentence with which a recipe of this text is refused."""
     Path("friend.yaml").write_text(text)
-    said = leave(["run", "recipe=./friend.yaml", *(words or TINY)], capsys)
-    assert "friend.yaml: " in said
-    assert not Path("sprung").exists()
-    assert not Path("results").exists()
-    return said
+    with pytest.raises(UserError, match=r"friend\.yaml: ") as caught:
+        read_words(["recipe=./friend.yaml"])
+    return str(caught.value)
+
+
+def refuse_word(word: str) -> None:
+    """Hold that a word is refused, whether or not it is for a sweep."""
+    for sweep in (False, True):
+        with pytest.raises(UserError):
+            read_words(["recipe=quickstart", word], sweep)
 
 
 @pytest.mark.parametrize("key", HYDRA)
-def test_hydras_keys_in_a_recipe_run_nothing(
-    key: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_hydras_keys_run_nothing(key: str, trap: dict[str, str]) -> None:
     for node in ({"a": trap}, {"dir": "elsewhere"}, "text", [1], None):
-        refuse(yaml.safe_dump({"hydra": {key: node}}), capsys)
-    refuse(yaml.safe_dump({f"hydra.{key}": {"a": 1}}), capsys)
-    refuse(yaml.safe_dump({"hydra": {"sweeper": {"params": {f"hydra.{key}.a": "1,2"}}}}), capsys)
-    refuse(yaml.safe_dump({"defaults": [{f"override /hydra/{key}": "default"}]}), capsys)
+        refuse(yaml.safe_dump({"hydra": {key: node}}))
+    refuse(yaml.safe_dump({f"hydra.{key}": {"a": 1}}))
+    refuse(yaml.safe_dump({"hydra": {"sweeper": {"params": {f"hydra.{key}.a": "1,2"}}}}))
+    refuse(yaml.safe_dump({"defaults": [{f"override /hydra/{key}": "default"}]}))
+    given = f"{{a: {{_target_: joblib.load, filename: {trap['filename']}}}}}"
+    for mark in ("", "+", "++"):
+        refuse_word(f"{mark}hydra.{key}={given}")
+        refuse_word(f"{mark}hydra={{{key}: {given}}}")
+        refuse_word(f"{mark}hydra.{key}.a._target_=joblib.load")
+    refuse_word(f"+model@hydra.{key}.a=complex_mlp")
+    refuse_word(f"+hydra/launcher@hydra.{key}.a=joblib")
+    for word in (f"hydra.{key}.a=1", f"+hydra.{key}.a=1", f"~hydra.{key}"):
+        if key not in READ:
+            refuse_word(word)
 
 
-@pytest.mark.parametrize("key", HYDRA)
-def test_hydras_keys_on_the_command_line_run_nothing(
-    key: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize("start", [["run"], ["run", "-m", "seed=1,2"], ["validate"], ["audit"]])
+def test_no_command_runs_what_a_word_or_a_recipe_names(
+    start: list[str], trap: dict[str, str], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    node = f"{{a: {{_target_: joblib.load, filename: {trap['filename']}}}}}"
-    words = [
-        *(f"{mark}hydra.{key}={node}" for mark in ("", "+", "++")),
-        *(f"{mark}hydra={{{key}: {node}}}" for mark in ("", "+", "++")),
-        *(f"{mark}hydra.{key}.a._target_=joblib.load" for mark in ("", "+", "++")),
-        f"+model@hydra.{key}.a=complex_mlp",
-        f"+hydra/launcher@hydra.{key}.a=joblib",
-    ]
-    words += [f"hydra.{key}.a=1", f"+hydra.{key}.a=1", f"~hydra.{key}"] if key not in READ else []
-    for word in words:
-        for start in (["run"], ["run", "-m", "seed=1,2"], ["validate"]):
-            leave([*start, "recipe=quickstart", word, *TINY], capsys)
-            assert not Path("sprung").exists(), word
-    assert not Path("results").exists()
+    callback = {"hydra": {"callbacks": {"a": trap}}}
+    Path("friend.yaml").write_text(yaml.safe_dump(callback))
+    word = f"+hydra.callbacks={{a: {{_target_: joblib.load, filename: {trap['filename']}}}}}"
+    for words in (["recipe=./friend.yaml"], ["recipe=quickstart", word]):
+        leave([*start, *words, *TINY], capsys)
+        assert not Path("sprung").exists()
+        assert not Path("results").exists()
 
 
 @pytest.mark.parametrize("group", ["recipe", "launcher", *GROUPS])
-def test_a_group_has_a_name_and_no_path(
-    group: str, trap: dict[str, str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_group_has_a_name_and_no_path(group: str, trap: dict[str, str]) -> None:
     evil = Path("evil.yaml").absolute()
     evil.write_text("# @package _global_\n" + yaml.safe_dump({"hydra": {"callbacks": {"a": trap}}}))
     up = "../" * len(assets.CONF.parts) + str(evil.with_suffix(""))[1:]
     for name in (up, f"quickstart,{up}", f"choice({up})", str(evil.with_suffix(""))):
-        leave(["run", "-m", "recipe=quickstart", f"{group}={name}", *TINY], capsys)
-        assert not Path("sprung").exists()
+        refuse_word(f"{group}={name}")
     params = {"hydra": {"sweeper": {"params": {group: f"{up},"}}}}
     for body in ({"defaults": [{f"override /{group}": up}]}, params):
-        refuse(yaml.safe_dump(body), capsys)
+        refuse(yaml.safe_dump(body))
 
 
 NO_DATA = [
@@ -440,15 +443,12 @@ NO_DATA = [
 
 @pytest.mark.parametrize("text", NO_DATA, ids=[text[:50] for text in NO_DATA])
 def test_what_is_no_data_is_refused_before_it_is_composed(
-    text: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HOME", str(tmp_path / "secret"))
     begun = time.process_time()
-    assert "secret" not in refuse(text, capsys)
+    assert "secret" not in refuse(text)
     assert time.process_time() - begun < 5
 
 

@@ -120,7 +120,7 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
         converted = _convert(hint, value)
     except OverflowError:
         raise UserError(f"{key}: its value is too large for a number.") from None
-    except (TypeError, ValueError):
+    except (KeyError, TypeError, ValueError):
         shown = "null" if value is None else value
         raise UserError(f"{key}={shown}: {_describe(hint)}.") from None
     for rule in _rules(hint) if converted is not None else ():
@@ -132,7 +132,7 @@ def _convert(hint: Any, value: Any) -> Any:
     """Return a value as its type: 1 as 1.0, "1" as 1, [1] as [1.0].
 
     Raises:
-        ValueError, TypeError, OverflowError: it is none of that type.
+        KeyError, ValueError, TypeError, OverflowError: it is none of that type.
     """
     origin, inner = get_origin(hint), get_args(hint)
     if origin is Annotated:
@@ -143,16 +143,14 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise TypeError
         return [_convert(inner[0], one) for one in value]
-    if hint is bool and isinstance(value, str):
-        return TRUTHS[value.lower()] if value.lower() in TRUTHS else _refuse()
-    if hint is bool and isinstance(value, int) and value in (0, 1):
-        return bool(value)
-    if hint is int and type(value) in (int, str):
-        return int(value)
-    if hint is float and type(value) in (int, float, str):
-        return float(value)
-    if hint is str and isinstance(value, str | int | float):
-        return str(value)
+    if hint is bool:
+        return TRUTHS[str(value).lower()] if isinstance(value, str | int) else _refuse()
+    if hint is int:
+        return int(value) if type(value) in (int, str) else _refuse()
+    if hint is float:
+        return float(value) if type(value) in (int, float, str) else _refuse()
+    if hint is str:
+        return str(value) if isinstance(value, str | int | float) else _refuse()
     return value if hint is Any or isinstance(value, origin or hint) else _refuse()
 
 

@@ -47,7 +47,6 @@ from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 from zdp_bench.training.setup import build_dataset
 
-PROFILES = ("smoke", "here", "paper")
 SMOKE_FOLDER = "smoke"  # under the results folder
 SMOKE_NOTE = (
     "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; "

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 GROUP = "reproduce"
 HELP = "run what a table lacks, or all tables, then write them"
 AS_PUBLISHED = "as-published"
+PROFILES = ("smoke", "here", "paper")
 UNASKED = 1.0  # hours that may start without --yes
 
 
@@ -27,7 +28,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "table", nargs="?", default="", metavar="PAPER/N", help="`zdp-bench list tables` names them"
     )
-    parser.add_argument("--profile", metavar="smoke|here|paper", help="all tables of all papers")
+    parser.add_argument("--profile", choices=PROFILES, help="all tables of all papers")
     parser.add_argument(
         "--seeds",
         type=whole(1),
@@ -40,7 +41,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--budget", metavar="40h", help="what fits in a time (40h, 90m), most rows per hour first"
     )
-    parser.add_argument("--only", metavar=AS_PUBLISHED, help="no variants of ours")
+    parser.add_argument("--only", choices=[AS_PUBLISHED], help="no variants of ours")
     parser.add_argument(
         "--launcher",
         metavar="joblib|slurm",
@@ -96,7 +97,7 @@ def run(options: argparse.Namespace) -> int:
 
 def _check(options: argparse.Namespace) -> None:
     from zdp_bench.config.compose import group_options
-    from zdp_bench.experiments.reproduce import PROFILES, read_duration
+    from zdp_bench.experiments.reproduce import read_duration
     from zdp_bench.report import papers
 
     if options.seeds is not None and options.seeds < 1:
@@ -106,12 +107,8 @@ def _check(options: argparse.Namespace) -> None:
             "zdp-bench reproduce needs a table, PAPER/N, or --profile smoke|here|paper, "
             "and not both."
         )
-    if options.profile and options.profile not in PROFILES:
-        raise unknown("profile", options.profile, PROFILES)
     if options.table:
         papers.recipes_of(options.table)
-    if options.only not in (None, AS_PUBLISHED):
-        raise unknown("--only", options.only, [AS_PUBLISHED])
     if options.launcher and options.launcher not in group_options("launcher"):
         raise unknown("launcher", options.launcher, group_options("launcher"))
     if options.budget:
