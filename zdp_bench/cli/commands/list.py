@@ -60,10 +60,10 @@ def _list(kind: str) -> list[tuple[str, str]]:
         ours = [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
         return ours + _list_others("dataset")
     if kind == "tables":
-        from zdp_bench.report.papers import available, ours, recipes_of
+        from zdp_bench.report import papers
 
-        every = [*ours(), *available()]
-        return [(name, ", ".join(recipes_of(name)) or "no recipe yet") for name in every]
+        every = [*papers.ours(), *papers.available()]
+        return [(name, ", ".join(papers.recipes_of(name)) or "no recipe yet") for name in every]
     if kind == "figures":
         from zdp_bench.registry import lookup, names
 

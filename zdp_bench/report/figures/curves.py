@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -184,10 +184,12 @@ def draw_grid(name: str, results: Path) -> Figure:
         metric = str(panel["metric"].iloc[0])
         targets = sorted({x for x in panel["target_epsilon"].astype(float) if x < math.inf})
         for label, curve in panel.groupby("row" if kept else "variant", sort=False):
-            of = {float(row.target_epsilon): row for row in curve.itertuples()}
+            of = dict(
+                zip(curve["target_epsilon"].astype(float), curve.to_dict("records"), strict=True)
+            )
             style = curve_style(labels.index(label))
             if kept:
-                seeds = [[100 * float(of[x].kept)] if x in of else [] for x in targets]
+                seeds = [[100 * float(of[x]["kept"])] if x in of else [] for x in targets]
             else:
                 scale = names.scale(metric)
                 seeds = [_values(of[x], scale) if x in of else [] for x in targets]
@@ -204,9 +206,9 @@ def draw_grid(name: str, results: Path) -> Figure:
     return figure
 
 
-def _values(row: Any, scale: float) -> list[float]:
+def _values(row: dict[Hashable, Any], scale: float) -> list[float]:
     """Return the seeds' values of a line of a grid's CSV."""
-    return [scale * float(word) for word in str(row.values).split()]
+    return [scale * float(word) for word in str(row["values"]).split()]
 
 
 def _grid_builder(name: str) -> Callable[[Path, Path], Figure]:
