@@ -76,6 +76,7 @@ def run_record(
             "fixed_state": fixed_state,
             **({"weights": f"averaged, decay {ema:g}"} if ema else {}),
         },
+        **({"representation": data.representation} if data.representation else {}),
         **({"start": start.described()} if start else {}),
         "privacy": privacy,
         "stopped_by": stopped_by,

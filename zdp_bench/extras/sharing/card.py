@@ -110,7 +110,10 @@ def _body(record: Record) -> list[str]:
     secure = privacy["randomness"] == "cryptographic"
     licence = _licence(data["name"])
     notes = f": {data['notes']}" if data["notes"] else ""
-    takes = f"`{example['input_dtype']} {['n', *example['input_shape']]}`".replace("'", "")
+    shape, dtype = files.raw_example(record)
+    takes = f"`{dtype} {['n', *shape]}`".replace("'", "")
+    behind = record.get("representation")
+    seen = f" It sees them through the public transform `{behind['name']}`." if behind else ""
     return [
         f"# {model['name']} on {data['name']}",
         "",
@@ -125,7 +128,7 @@ def _body(record: Record) -> list[str]:
         f"Trained with {algorithm} (recipe {record['recipe']}, seed {record['seed']}), "
         f"{record['model']['parameters_real']:,} real parameters. It takes {takes}, prepared as "
         f"its training data was (`dataset` in `{files.RECIPE}`), and returns {example['outputs']} "
-        "numbers.",
+        f"numbers.{seen}",
         "",
         "```python",
         "import zdp_bench",
@@ -236,6 +239,8 @@ def _not_covered(record: Record) -> list[str]:
         )
     if privacy["randomness"] != "cryptographic":
         found.append("an adversary who knows the seed and nearly all of the data")
+    if (record.get("representation") or {}).get("trained_on"):
+        found.append("the data that trained the public network in front of the model")
     if record.get("start"):
         found.append("the data of the public start")
     return found

@@ -21,13 +21,17 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
+from zdp_bench.representations import Representation, Represented
 from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model
+from zdp_bench.training.representation import build_representation
 from zdp_bench.training.setup import ModelSetup
 
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """Return an exported model with its weights, in eval mode.
+
+    A run's model takes raw examples: a representation that it was trained behind is part of it.
 
     Args:
         model: your own network, which the weights go into, on its device. None for a run's: it is
@@ -47,9 +51,11 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         )
     if not is_own:
         record = files.read_record(folder)
+    behind = None
     if model is None:
         sketch = sketch_of(folder, record)
         model = build_model(sketch.config, info_of(record))
+        behind = find_representation(folder, sketch.config, record)
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: give the network itself, a torch module.")
     try:
@@ -58,7 +64,27 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
         ) from None
-    return model.eval()
+    return (Represented(behind, model) if behind else model).eval()
+
+
+def find_representation(folder: Path, config: Run, record: Record) -> Representation | None:
+    """Return the representation that a record's model was trained behind; None without one.
+
+    Raises:
+        UserError: its weights are not here, or it gives other numbers than the record's.
+    """
+    if config.representation is None:
+        return None
+    known = record.get("representation") or {}
+    shape, dtype = files.raw_example(record)
+    found = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
+    if found.digest != known.get("digest"):
+        raise UserError(
+            f"{folder / files.RECORD}: its model was trained behind a representation of digest "
+            f"{str(known.get('digest'))[:16]}, and here representation={found.name} is "
+            f"{found.digest[:16]}: of other weights, or another version of zdp-bench."
+        )
+    return found
 
 
 def sketch_of(folder: Path, record: Record) -> ModelSetup:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.folder import is_own, read_record
+from zdp_bench.extras.sharing.folder import is_own, raw_example, read_record
 from zdp_bench.extras.sharing.loading import config_of, load
 from zdp_bench.records import Record, require_regular, write_bytes
 from zdp_bench.training.evaluation import forward
@@ -36,8 +36,8 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
             f"in Python: zdp_bench.load({str(folder)!r}, model=...)(inputs)."
         )
     record = read_record(folder)
-    example = record["data"]["example"]
-    shape, dtype = tuple(example["input_shape"]), getattr(torch, example["input_dtype"])
+    shape, name = raw_example(record)
+    dtype = getattr(torch, name)
     given = read_inputs(inputs) if inputs.suffix in FORMATS else prepare_file(record, inputs)
     if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
         raise UserError(
