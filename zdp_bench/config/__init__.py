@@ -2,7 +2,8 @@
 
 `compose` merges the YAML files and the overrides, `parse` turns the result into the frozen
 dataclasses of `schema.py`. A plug-in (dataset, representation, model, task, algorithm, optimizer,
-scheduler) takes the options that its builder declares as keyword-only parameters; any other is refused by name.
+scheduler) takes the options that its builder declares as keyword-only parameters; any other is
+refused by name.
 """
 
 from __future__ import annotations

@@ -8,7 +8,7 @@ intensities have no unit, a volume is scaled between its own 1st and 99th percen
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -16,108 +16,74 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.bad_records import BadRecords, note_skipped, refuse_damage
 from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import digest, holds_any, sha256
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.labelled_volumes import Case, find_cases, list_pairs
-from zdp_bench.data.formats.planes import Window, to_bytes
-from zdp_bench.data.msd import PIXELS, TASKS, Msd
+from zdp_bench.data.formats.planes import to_bytes
+from zdp_bench.data.msd import PIXELS, TASKS, Geometry, LabelledSlices, Msd
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
-@register("dataset", "msd_volumes")
 @dataclass(frozen=True, kw_only=True)
-class MsdVolumes(Dataset):
-    """Volumes float32 [1, *shape] of a task, with masks uint8 [*shape]; axes are RAS+."""
+class LabelledVolumes(Dataset):
+    """Volumes float32 [1, *shape], with masks uint8 [*shape]; axes are RAS+."""
 
-    task: str = "hippocampus"
     shape: list[int]
-    window: list[float] | None = None
-    channel: int = 0
     validation_share: float = 0.1
     test_share: float = 0.2
-    split_seed: int = 0
-    bad_records: BadRecords | None = None
 
     def __post_init__(self) -> None:
         fits = len(self.shape) == 3 and all(4 <= side <= 512 for side in self.shape)
         require(fits, "dataset.shape", self.shape, "must be three numbers between 4 and 512")
-        self._as_slices()
+        self.as_slices()
 
-    def _as_slices(self) -> Msd:
+    def as_slices(self) -> LabelledSlices:
         """Return the data set of the same volumes' slices, which splits them."""
-        return Msd(
-            task=self.task,
-            window=self.window,
-            channel=self.channel,
-            validation_share=self.validation_share,
-            test_share=self.test_share,
-            split_seed=self.split_seed,
-            bad_records=self.bad_records,
-        )
+        raise NotImplementedError
 
-    def _split(self, cases: list[Case]) -> dict[str, list[Case]]:
-        chosen = self._as_slices().choose(cases, self.split_seed)
+    def split(self, cases: list[Case], seed: int) -> dict[str, list[Case]]:
+        """Return the volumes of each part, those of the slices with the same seed."""
+        chosen = self.as_slices().choose(cases, seed)
         return {part: [case for case, _ in members] for part, members in chosen.items()}
 
-    def load(self, root: Path) -> Splits:
-        """A folder with dataset.json and as many volumes as were released is 'official'."""
-        name, released = TASKS[self.task]
-        folder, window = root / name, self._as_slices().geometry().window
-        cases = find_cases(folder, self.channel, self.bad_records)
-        skipped = note_skipped(len(list_pairs(folder)), len(cases))
-        whole = (folder / "dataset.json").is_file() and len(cases) == released and not skipped
-        split = self._split(cases)
+    def load_cases(self, cases: list[Case], provenance: Provenance, seed: int) -> Splits:
+        """Read a task's volumes; `groups` number them."""
+        geometry, split = self.as_slices().geometry(), self.split(cases, seed)
         files = "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases)
-        shares = (self.validation_share, self.test_share, self.split_seed)
-        made = digest(f"{files}:{(self.shape, window, self.channel, shares)!r}")
-        blocks = (
-            read_volume(case, self.shape, window, self.channel)[None]
-            for members in split.values()
-            for case in members
-        )
+        shares = (self.validation_share, self.test_share, seed)
+        how = (self.shape, geometry.window, geometry.channel, shares)
+        made, shape = digest(f"{files}:{how!r}"), (len(cases), 2, *self.shape)
+        every = [case for members in split.values() for case in members]
+        blocks = (read_volume(case, self.shape, geometry)[None] for case in every)
         arrays = torch.from_numpy(
-            load_or_make(
-                f"volumes-{nifti.READING}", made, (len(cases), 2, *self.shape), np.uint8, blocks
-            )
+            load_or_make(f"volumes-{nifti.READING}", made, shape, np.uint8, blocks)
         )
-        counts = {part: len(members) for part, members in split.items()}
+        counts, groups = {part: len(each) for part, each in split.items()}, torch.arange(len(every))
         parts = {
-            part: Examples(
-                arrays[rows, :1], arrays[rows, 1], torch.arange(len(cases))[rows], PIXELS
-            )
+            part: Examples(arrays[rows, :1], arrays[rows, 1], groups[rows], PIXELS)
             for part, rows in consecutive(counts).items()
         }
-        notes = (
-            f"{counts['train']} volumes to train, {counts['validation']} to validate (public), "
-            f"{counts['test']} to test, resized to {'×'.join(map(str, self.shape))}, where Dice "
-            "is taken; labels above 0 are one mask"
-        )
         return Splits(
             parts["train"],
             parts["test"],
             input_shape=(1, *self.shape),
             outputs=1,
-            provenance="official" if whole else "derived",
+            provenance=provenance,
             digest=digest(f"{made}:{PIXELS}"),
-            notes="; ".join(filter(None, [notes, skipped])),
+            notes=f"{counts['train']} volumes to train, {counts['validation']} to validate "
+            f"(public), {counts['test']} to test, resized to {'×'.join(map(str, self.shape))}, "
+            "where Dice is taken; labels above 0 are one mask",
             validation=parts["validation"] if counts["validation"] else None,
             unit="volume",
         )
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by headers, or as released."""
-        name, released = TASKS[self.task]
-        found = holds_any(root / name)
-        cases = (
-            find_cases(root / name, self.channel, self.bad_records)
-            if found
-            else [Case.announce(1)] * released
-        )
-        counts = {part: len(members) for part, members in self._split(cases).items()}
+    def describe(self, cases: list[Case], seed: int, found: bool = True) -> DatasetInfo:
+        """Count volumes."""
+        counts = {part: len(members) for part, members in self.split(cases, seed).items()}
         return DatasetInfo(
             **counts,
             input_shape=(1, *self.shape),
@@ -129,12 +95,52 @@ class MsdVolumes(Dataset):
             found=found,
         )
 
+
+@register("dataset", "msd_volumes")
+@dataclass(frozen=True, kw_only=True)
+class MsdVolumes(LabelledVolumes):
+    """A task of the decathlon under the data root."""
+
+    task: str = "hippocampus"
+    window: list[float] | None = None
+    channel: int = 0
+    split_seed: int = 0
+    bad_records: BadRecords | None = None
+
+    def as_slices(self) -> Msd:
+        """Return the same task's slices, with its window."""
+        return Msd(
+            task=self.task,
+            window=self.window,
+            channel=self.channel,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+        )
+
+    def load(self, root: Path) -> Splits:
+        """A folder with dataset.json and as many volumes as were released is 'official'."""
+        name, released = TASKS[self.task]
+        cases = find_cases(root / name, self.channel, self.bad_records)
+        skipped = note_skipped(len(list_pairs(root / name)), len(cases))
+        listed = (root / name / "dataset.json").is_file()
+        whole = listed and len(cases) == released and not skipped
+        splits = self.load_cases(cases, "official" if whole else "derived", self.split_seed)
+        return replace(splits, notes=f"{splits.notes}; {skipped}") if skipped else splits
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by headers, or as released."""
+        name, released = TASKS[self.task]
+        if holds_any(root / name):
+            cases = find_cases(root / name, self.channel, self.bad_records)
+            return self.describe(cases, self.split_seed)
+        return self.describe([Case.announce(1)] * released, self.split_seed, found=False)
+
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every labelled volume and its segmentation."""
-        return self._as_slices().check_files(root)
+        return self.as_slices().check_files(root)
 
 
-def read_volume(case: Case, shape: list[int], window: Window, channel: int) -> np.ndarray:
+def read_volume(case: Case, shape: list[int], geometry: Geometry) -> np.ndarray:
     """Read a volume of a case as bytes [2, *shape]: image, and mask of 0 and 1.
 
     Raises:
@@ -142,12 +148,12 @@ def read_volume(case: Case, shape: list[int], window: Window, channel: int) -> n
     """
     with refuse_damage(case.image):
         image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
-    image = image[..., channel] if image.ndim == 4 else image
+    image = image[..., geometry.channel] if image.ndim == 4 else image
     label = label[..., 0] if label.ndim == 4 else label
     resized = [
         resize(torch.from_numpy(np.ascontiguousarray(v)).float(), shape) for v in (image, label > 0)
     ]
-    pixels = to_bytes(resized[0].flatten(1).unsqueeze(0), window).reshape(shape)
+    pixels = to_bytes(resized[0].flatten(1).unsqueeze(0), geometry.window).reshape(shape)
     mask = resized[1] >= 0.5
     return torch.stack([pixels.round(), mask.float()]).to(torch.uint8).numpy()
 

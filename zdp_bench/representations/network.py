@@ -91,7 +91,8 @@ def network(
         trained_on: the data set of a file's weights; needed with a path.
         resize: pixels along a side before the network. null: as the pictures are.
         pool: True for the mean over places, False for a map of features.
-        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with. null: none.
+        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
+            null: they are in [0, 1].
         normalise: of one example by its own numbers: layer (all features), group, or none.
 
     Raises:

@@ -6,6 +6,8 @@ regression at each voxel segments an organ that lies where it usually lies.
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -30,7 +32,7 @@ class Voxels(nn.Module):
         x = standardise(x.reshape(len(x), 1, *x.shape[-3:]).float())
         smooth = {scale: blur(x, scale) for scale in SCALES}
         found = list(smooth.values())
-        found += [a - b for a, b in zip(found, found[1:], strict=False)]
+        found += [a - b for a, b in pairwise(found)]
         for scale in EDGES:
             edges = torch.gradient(smooth[scale], dim=(-3, -2, -1))
             found += [*edges, torch.stack(edges).square().sum(dim=0).sqrt()]

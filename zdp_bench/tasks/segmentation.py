@@ -17,7 +17,9 @@ Loss = Literal["bce", "dice", "bce_dice"]
 
 @register("task", "segmentation")
 class Segmentation:
-    """Logits [B, 1, H, W], masks of 0 and 1 [B, H, W] (volumes likewise); positive logits are the organ.
+    """Logits [B, 1, H, W], masks of 0 and 1 [B, H, W]; positive logits are the organ.
+
+    Volumes are likewise [B, 1, D, H, W] and [B, D, H, W].
 
     Dice is taken over a whole VOLUME, 2|A∩B| / (|A| + |B|) with the voxels of all its slices, and
     then averaged over volumes; a volume in which both are empty counts 1. Averaged over slices it

@@ -10,6 +10,7 @@ ADDS = {
         "mri_sequences_from_volumes": "zdp_bench.extras.standins.mri_sequences_from_volumes",
         "mri_sequences_synthetic": "zdp_bench.extras.standins.sequences",
         "msd_synthetic": "zdp_bench.extras.standins.volumes",
+        "msd_volumes_synthetic": "zdp_bench.extras.standins.volumes",
         "public_kspace": "zdp_bench.extras.standins.public_kspace",
         "speech_commands_synthetic": "zdp_bench.extras.standins.speech",
         "synthetic_images": "zdp_bench.extras.standins.images",

@@ -18,6 +18,7 @@ from zdp_bench.data.files import write_whole
 from zdp_bench.data.formats import nifti
 from zdp_bench.data.formats.labelled_volumes import Case, find_cases
 from zdp_bench.data.msd import Geometry, LabelledSlices
+from zdp_bench.data.msd_volumes import LabelledVolumes
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -77,6 +78,14 @@ def write_set(folder: Path, volumes: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
+def find_or_write(root: Path, volumes: int, seed: int) -> list[Case]:
+    """Return so many phantoms under `synthetic/`, written once."""
+    folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
+    if not folder.is_dir():
+        write_set(folder, volumes, seed)
+    return find_cases(folder)
+
+
 @register("dataset", "msd_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdSynthetic(LabelledSlices):
@@ -99,10 +108,36 @@ class MsdSynthetic(LabelledSlices):
         return Geometry(self.size, "resize", None, WINDOW, 0)
 
     def load(self, root: Path) -> Splits:
-        folder = root / "synthetic" / f"abdomen-{self.volumes}-{self.seed}"
-        if not folder.is_dir():
-            write_set(folder, self.volumes, self.seed)
-        return self.load_cases(find_cases(folder), "synthetic", self.seed)
+        cases = find_or_write(root, self.volumes, self.seed)
+        return self.load_cases(cases, "synthetic", self.seed)
+
+    def info(self, root: Path) -> DatasetInfo:
+        return self.describe([Case.announce(GRID[2])] * self.volumes, self.seed)
+
+
+@register("dataset", "msd_volumes_synthetic")
+@dataclass(frozen=True, kw_only=True)
+class MsdVolumesSynthetic(LabelledVolumes):
+    """The same phantoms as whole volumes, read as the decathlon's are."""
+
+    volumes: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.as_slices().count_parts(self.volumes)
+
+    def as_slices(self) -> MsdSynthetic:
+        return MsdSynthetic(
+            volumes=self.volumes,
+            seed=self.seed,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+        )
+
+    def load(self, root: Path) -> Splits:
+        cases = find_or_write(root, self.volumes, self.seed)
+        return self.load_cases(cases, "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
         return self.describe([Case.announce(GRID[2])] * self.volumes, self.seed)
