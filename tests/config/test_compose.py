@@ -8,6 +8,7 @@ from zdp_bench import assets
 from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import known_keys
 from zdp_bench.config.plugins import SCHEDULERS
+from zdp_bench.config.schema import MAY_BE_NONE
 from zdp_bench.registry import HOMES, names, register
 
 
@@ -24,8 +25,9 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
-    torchs = {"none", *SCHEDULERS} if kind == "scheduler" else set()
-    assert {*names(kind), *torchs} == set(assets.group(assets.CONF / kind))
+    torchs = set(SCHEDULERS) if kind == "scheduler" else set()
+    none = {"none"} if kind in MAY_BE_NONE else set()
+    assert {*names(kind), *torchs, *none} == set(assets.group(assets.CONF / kind))
 
 
 def test_every_dataset_has_its_card() -> None:

@@ -158,9 +158,7 @@ def test_a_dataset_of_one_s_own_is_represented(tmp_path: Path) -> None:
     torch.manual_seed(0)
     own = torch.utils.data.TensorDataset(torch.randn(120, 9, 9), torch.arange(120) % 3)
     made = represent(own, "scattering", L=2, normalise="layer")
-    torch.testing.assert_close(
-        made.tensors[0], scattering()(own.tensors[0]), rtol=0, atol=1e-5
-    )
+    torch.testing.assert_close(made.tensors[0], scattering()(own.tensors[0]), rtol=0, atol=1e-5)
     assert torch.equal(made.tensors[1], own.tensors[1])
     model = nn.Sequential(nn.Flatten(), nn.Linear(made.tensors[0][0].numel(), 3))
     private = zdp_bench.make_private(

@@ -72,8 +72,8 @@ class LinearMap(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         places = x.shape[2:]
         parts = self.linear(x.flatten(2).transpose(1, 2))  # [B, places, outputs · polynomials]
-        parts = parts.unflatten(2, (self.outputs, -1)) * self.scales.unsqueeze(1)
-        shift = self.shift(self.shifts.expand(len(x), -1, -1))
+        parts = parts.unflatten(2, (self.outputs, -1)) * self.scales.unsqueeze(1).to(x)
+        shift = self.shift(self.shifts.to(x).expand(len(x), -1, -1))
         return (parts.sum(dim=3) + shift).transpose(1, 2).unflatten(2, places)
 
 
