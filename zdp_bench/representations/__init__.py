@@ -62,6 +62,13 @@ class Representation:
             return torch.empty(0, *self.gives, dtype=self.dtype)
         return torch.cat([self.module(part) for part in inputs.split(AT_ONCE)])
 
+    def note(self) -> str:
+        """Return it in words, for the notes under a table."""
+        weights, of = self.facts.get("weights"), self.facts.get("trained_on")
+        return f"behind the public representation {self.name}" + (
+            f" ({self.facts['network']}, weights {weights}, trained on {of})" if weights else ""
+        )
+
     def described(self) -> dict[str, Any]:
         """Return what a record says of it."""
         return {
@@ -102,6 +109,8 @@ def build(
         raise UserError(f"representation={name}: gives {one.dtype}, no float32 or complex64.")
     facts = getattr(module, "facts", {})
     version = getattr(module, "version", 1)
+    if "sha256" in facts:  # which file holds the weights makes no difference
+        options = {key: value for key, value in options.items() if key != "weights"}
     named = json.dumps([name, options, version, list(shape), str(dtype), facts], sort_keys=True)
     digest = hashlib.sha256(named.encode()).hexdigest()
     return Representation(
@@ -140,6 +149,7 @@ def represent_splits(
         data,
         **made,
         input_shape=representation.gives,
+        notes="; ".join(filter(None, [data.notes, representation.note()])),
         representation=representation.described(),
         digest=hashlib.sha256(f"{data.digest}:{representation.digest}".encode()).hexdigest(),
     )
@@ -183,11 +193,11 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
     Raises:
         UserError: an option is wrong, or the inputs are not of one shape.
     """
-    items = [torch.utils.data.default_collate([dataset[0]])[0]]
-    if not isinstance(items[0], Tensor):
+    first = torch.utils.data.default_collate([dataset[0]])[0]
+    if not isinstance(first, Tensor):
         raise UserError("dataset: inputs must be tensors or arrays of one shape.")
     checked = check_plugin("representation", {"name": name, **options}).options
-    found = build(name, checked, tuple(items[0].shape[1:]), items[0].dtype)
+    found = build(name, checked, tuple(first.shape[1:]), first.dtype)
     chain, targets = hashlib.sha256(), []
     for start in range(0, len(dataset), BLOCK):
         inputs, labels = _collate(dataset, range(start, min(start + BLOCK, len(dataset))))

@@ -7,6 +7,7 @@ data set that is to stay private is refused, where its weights say so.
 
 from __future__ import annotations
 
+import hashlib
 import importlib.util
 from pathlib import Path
 from typing import Any, Literal
@@ -189,7 +190,8 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
     if weights == "pretrained":
         return {}
     if weights == "untrained":
-        return {"weights": "untrained", "trained_on": "nothing"}
+        sha = digest_weights(network)
+        return {"weights": "untrained", "trained_on": "nothing", "sha256": sha}
     if weights == "package":
         if name not in PACKAGES:
             raise UserError(
@@ -230,8 +232,6 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
 
 def digest_weights(network: nn.Module) -> str:
     """Return the SHA-256 of all weights by name."""
-    import hashlib
-
     chain = hashlib.sha256()
     for name, tensor in sorted(network.state_dict().items()):
         chain.update(name.encode() + tensor.contiguous().numpy().tobytes())
