@@ -30,6 +30,7 @@ CORE = {
     "data",
     "config",
     "records",
+    "representations",
 }
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
@@ -47,6 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": BASE | {"gradients", "privacy", "nn", "kernels"},
     "data": BASE,
     "tasks": BASE,
+    "representations": BASE | {"data", "config"},
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,

@@ -15,6 +15,7 @@ _HOMES = {
     "Private": "library",
     "check_model": "library",
     "clipped_sum": "library",
+    "represent": "representations",
     "tight_epsilon": "privacy.accounting",
     "calibrate": "privacy.calibration",
     "Mechanism": "privacy.mechanism",

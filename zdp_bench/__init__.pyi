@@ -10,5 +10,6 @@ from zdp_bench.privacy.calibration import calibrate_mechanism as calibrate  # no
 from zdp_bench.privacy.mechanism import Block as Block
 from zdp_bench.privacy.mechanism import Mechanism as Mechanism
 from zdp_bench.privacy.mechanism import Sampling as Sampling
+from zdp_bench.representations import represent as represent
 
 __version__: str

@@ -19,6 +19,7 @@ EXTRAS = {
     "pydicom": "medical",
     "ray": "federated",
     "soundfile": "audio",
+    "timm": "representations",
     "wfdb": "medical",
 }
 LISTED = 24  # the most names in a sentence

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 HOMES = {
     "algorithm": "zdp_bench.algorithms",
     "model": "zdp_bench.models",
+    "representation": "zdp_bench.representations",
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "task": "zdp_bench.tasks",

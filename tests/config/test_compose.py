@@ -23,6 +23,7 @@ from zdp_bench.config.plugins import (
     find_builder,
     own_keys,
 )
+from zdp_bench.config.schema import MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
 from zdp_bench.registry import HOMES, lookup, names, register
@@ -41,8 +42,9 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
 
 @pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
-    torchs = {"none", *SCHEDULERS} if kind == "scheduler" else set()
-    assert {*names(kind), *torchs} == set(assets.group(assets.CONF / kind))
+    torchs = set(SCHEDULERS) if kind == "scheduler" else set()
+    none = {"none"} if kind in MAY_BE_NONE else set()
+    assert {*names(kind), *torchs, *none} == set(assets.group(assets.CONF / kind))
 
 
 def test_every_dataset_has_its_card() -> None:

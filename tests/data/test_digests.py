@@ -86,6 +86,8 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "mri_sequences_synthetic": ([], {"size": 8, "slices": 2, "patients": 4}),
     "msd": (["Task03_Liver"], {"size": 16, "validation_share": 0.2}),
     "msd_synthetic": ([], {"size": 16, "volumes": 4, "test_share": 0.3}),
+    "msd_volumes": (["Task03_Liver"], {"task": "liver", "shape": [8, 8, 6], "test_share": 0.4}),
+    "msd_volumes_synthetic": ([], {"shape": [8, 8, 6], "volumes": 4, "test_share": 0.3}),
     "phasemnist": (mnist, {"check": False}),
     "public_kspace": (pictures, {"train": 20, "test": 10}),
     "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),

@@ -21,7 +21,11 @@ UNITS = {
     **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits"), "image"),
     **dict.fromkeys(("cifar10", "public_kspace", "synthetic_images"), "image"),
     **dict.fromkeys(
-        ("msd", "msd_synthetic", "kspace_from_volumes", "mri_sequences_from_volumes"), "volume"
+        (
+            *("msd", "msd_synthetic", "msd_volumes", "msd_volumes_synthetic"),
+            *("kspace_from_volumes", "mri_sequences_from_volumes"),
+        ),
+        "volume",
     ),
     **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
     **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
@@ -87,6 +91,8 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("chest_xray_synthetic", {"count": 60, "size": 16}),
     ("mri_sequences_synthetic", {"patients": 4, "size": 16}),
     ("msd_synthetic", {"volumes": 5, "size": 16, "test_share": 0.4}),
+    ("msd_volumes_synthetic", {"volumes": 5, "shape": [8, 9, 5], "test_share": 0.4}),
+    ("msd_volumes", {"task": "liver", "shape": [8, 9, 5], "test_share": 0.4}),
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
     ("kspace_phantom", {"patients": 4, "height": 8, "width": 10, "unit": "slice"}),
     ("cpsc2018", {"test_share": 0.3}),

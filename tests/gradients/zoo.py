@@ -59,6 +59,9 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
     "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
+    "real_linear": ((3, 4), 3, {}, "real"),
+    "complex_linear": ((3, 4), 3, {}, "complex"),
+    "real_linear_map": ((3, 4, 5, 6), 2, {"degree": 1, "bias_degree": 2}, "real"),
     "speech_cnn": ((1, 14, 16), 3, {"activation": "igaussian"}, "complex"),
 }
 

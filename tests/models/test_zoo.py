@@ -211,7 +211,17 @@ REFUSED = [
     ("lenet5", (28, 28), {"activation": "cardioid"}, "'cardioid' is for complex numbers"),
 ]
 # Networks that take [height, width] as one channel, or any shape.
-WITHOUT_CHANNELS = ("mlp", "dfa_cnn", "lenet5", "model3", "alexnet", "resnet20")
+WITHOUT_CHANNELS = (
+    "mlp",
+    "l_linear",
+    "x_linear",
+    "linear_map",
+    "dfa_cnn",
+    "lenet5",
+    "model3",
+    "alexnet",
+    "resnet20",
+)
 REFUSED += [
     (
         name,

@@ -1,8 +1,9 @@
 """A run's configuration: composed by Hydra from the command line and our YAML, and checked.
 
 `compose` merges the YAML files and the overrides, `parse` turns the result into the frozen
-dataclasses of `schema.py`. A plug-in (dataset, model, task, algorithm, optimizer, scheduler) takes
-the options that its builder declares as keyword-only parameters; any other is refused by name.
+dataclasses of `schema.py`. A plug-in (dataset, representation, model, task, algorithm, optimizer,
+scheduler) takes the options that its builder declares as keyword-only parameters; any other is
+refused by name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
     GROUPS,
+    MAY_BE_NONE,
     PLUGINS,
     SECTIONS,
     Federated,
@@ -86,11 +88,10 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     lookup("accountant", accountant)
     for kind in PLUGINS:
         node = plain[kind] = drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed)
-        off = kind == "scheduler" and node.get("name") is None
+        off = kind in MAY_BE_NONE and node.get("name") is None
         if off and (unread := [key for key, value in node.items() if value is not None]):
             raise UserError(
-                f"scheduler.{unread[0]}: scheduler=none reads no key; leave it out, or name a "
-                "scheduler."
+                f"{kind}.{unread[0]}: {kind}=none reads no key; leave it out, or name a {kind}."
             )
         checked[kind] = None if off else check_plugin(kind, node)
     of_models = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}

@@ -176,7 +176,7 @@ def drop_strangers(
     Args:
         typed: the keys that the user typed; they stay, to be refused by name.
     """
-    name = node.get("name") or "none"  # scheduler=none, the one plug-in without a name
+    name = node.get("name") or "none"  # scheduler=none, representation=none
     body = recipe_body(recipe)
     if name not in group_options(kind) or body is None:
         return node

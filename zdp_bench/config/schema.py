@@ -243,6 +243,7 @@ class Run(Scalars):
     """
 
     dataset: Plugin
+    representation: Plugin | None
     model: Plugin
     task: Plugin
     replace_batchnorm: Literal["group", "instance", "frozen"] | None
@@ -270,7 +271,8 @@ class Run(Scalars):
     @property
     def plugins(self) -> list[tuple[str, str]]:
         """(kind, name) of what other packages may have brought."""
-        return [(kind, getattr(self, kind).name) for kind in PLUGIN_KINDS]
+        chosen = {kind: getattr(self, kind) for kind in PLUGIN_KINDS}
+        return [(kind, plugin.name) for kind, plugin in chosen.items() if plugin]
 
     @property
     def data_root(self) -> Path:
@@ -289,7 +291,9 @@ SECTIONS: dict[str, type] = {
     "federated": Federated,
     "paths": Paths,
 }
-PLUGIN_KINDS = ("dataset", "model", "task", "algorithm")  # other packages may add to these
+# Other packages may add to these.
+PLUGIN_KINDS = ("dataset", "representation", "model", "task", "algorithm")
+MAY_BE_NONE = ("representation", "scheduler")
 PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler")
 GROUPS = (*PLUGINS, "accountant", "trainer")
 # Keys that say where and how a run is executed, not what it computes: they enter no digest.

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
@@ -121,6 +121,7 @@ class Splits:
         sources: names of the files that were read, by their content (`collect_sources`). They tell
             who is in the data, so a record does not hold them.
         parts_share_owners: False refuses an owner who is in `train` and in another part.
+        representation: what the inputs are of the examples, for the record. None: the examples.
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
     """
 
@@ -138,6 +139,7 @@ class Splits:
     unit: str = "patient"
     sources: frozenset[str] = frozenset()
     parts_share_owners: bool = False
+    representation: dict[str, Any] | None = None
 
     def __post_init__(self) -> None:
         if self.train.groups is None:

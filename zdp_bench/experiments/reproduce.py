@@ -244,6 +244,8 @@ def smoke_overrides(config: Run) -> list[str] | None:
     size = "trainer.sample_rate=0.25" if by_rate else "trainer.batch_size=32"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
     weights += ["model.init_from=null"] if config.init_from else []
+    if config.representation and "weights" in config.representation.options:
+        weights += ["representation.weights=untrained", "representation.resize=32"]
     return [*words, "trainer.epochs=1", size, *weights, "threads=1"]
 
 

@@ -29,7 +29,7 @@ from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.machine import check_precision, pick_device
 from zdp_bench.training.plan import Plan, evenly
 from zdp_bench.training.public_start import find_start
-from zdp_bench.training.setup import Setup, build_dataset, count_units
+from zdp_bench.training.setup import Setup, count_units, describe_data
 from zdp_bench.training.step import sum_contributions
 
 SECONDS = 6.0  # no trial step is begun that would pass this
@@ -88,7 +88,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
         UserError: the recipe would not run.
     """
     check_claims(config.claims.table, config.claims.row)
-    data = build_dataset(config).info(config.data_root)
+    data = describe_data(config)
     nodes = config.federated.nodes or 1
     units = count_units(config, data)
     plan = evenly(config, units) if config.federated.nodes else Plan.of(config, units)

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from zdp_bench.errors import require
 from zdp_bench.registry import register
 from zdp_bench.tasks import keeps_apart
 
@@ -18,17 +19,24 @@ Loss = Literal["bce", "dice", "bce_dice"]
 class Segmentation:
     """Logits [B, 1, H, W], masks of 0 and 1 [B, H, W]; positive logits are the organ.
 
+    Volumes are likewise [B, 1, D, H, W] and [B, D, H, W].
+
     Dice is taken over a whole VOLUME, 2|A∩B| / (|A| + |B|) with the voxels of all its slices, and
     then averaged over volumes; a volume in which both are empty counts 1. Averaged over slices it
     would be higher: empty slices are easy. Without groups, each example is a volume.
 
     loss: bce (mean over pixels), dice (1 − soft Dice), or their sum, each of one example.
+    organ_weight: how many times a pixel of the organ counts in bce; a constant of the recipe.
+        None: once.
     """
 
     headline = "dice"
     targets = "a mask [height, width]"
 
-    def __init__(self, *, loss: Loss = "bce_dice") -> None:
+    def __init__(self, *, loss: Loss = "bce_dice", organ_weight: float | None = None) -> None:
+        positive = organ_weight is None or organ_weight > 0
+        require(positive, "task.organ_weight", organ_weight, "must be positive")
+        self.organ_weight = organ_weight
         self.parts = {"bce": ("bce",), "dice": ("dice",), "bce_dice": ("bce", "dice")}[loss]
 
     @keeps_apart
@@ -36,7 +44,10 @@ class Segmentation:
         logits, mask = outputs.flatten(1), targets.flatten(1).to(outputs.dtype)  # each [B, H·W]
         total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
         if "bce" in self.parts:
-            each = F.binary_cross_entropy_with_logits(logits, mask, reduction="none")
+            weight = self.organ_weight and torch.as_tensor(self.organ_weight).to(logits)
+            each = F.binary_cross_entropy_with_logits(
+                logits, mask, reduction="none", pos_weight=weight
+            )
             total = total + each.mean(dim=1)
         if "dice" in self.parts:
             organ = logits.sigmoid()

@@ -421,6 +421,7 @@ def run_record(
             "validation": len(data.validation) if data.validation else 0,
             "example": _example(setup),
         },
+        **({"representation": data.representation} if data.representation else {}),
         "model": {
             "parameters_real": count_real(trainable(setup.model).values()),
             "surgery": surgery(setup.model),

@@ -28,6 +28,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from zdp_bench.privacy.statement import warn_of
 from zdp_bench.registry import lookup
+from zdp_bench.representations import represent_info
 from zdp_bench.tasks import Task, is_proved
 from zdp_bench.training import model_checks
 from zdp_bench.training.batches import (
@@ -53,6 +54,7 @@ from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
 from zdp_bench.training.model_checks.state import Guard, watch
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
+from zdp_bench.training.representation import build_representation, represent_data
 
 
 def load_data(config: Run) -> Splits:
@@ -63,7 +65,8 @@ def load_data(config: Run) -> Splits:
     """
     with collect_sources() as sources:
         data = build_dataset(config).load(config.data_root)
-    return replace(data, sources=frozenset(sources or {data.digest[:16]}))
+    data = replace(data, sources=frozenset(sources or {data.digest[:16]}))
+    return represent_data(config, data)
 
 
 def build_dataset(config: Run) -> Dataset:
@@ -74,6 +77,14 @@ def build_dataset(config: Run) -> Dataset:
     """
     dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
     return dataset
+
+
+def describe_data(config: Run) -> DatasetInfo:
+    """Return counts and shapes of the configured data set, as the model gets it."""
+    info = build_dataset(config).info(config.data_root)
+    if config.representation is None:
+        return info
+    return represent_info(build_representation(config, info.input_shape, info.dtype), info)
 
 
 def loss_of(task: Task) -> PerExample:

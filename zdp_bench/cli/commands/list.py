@@ -14,6 +14,7 @@ HELP = "what there is: algorithms, models, datasets, recipes, keys, ..."
 KINDS = (
     "algorithms",
     "models",
+    "representations",
     "datasets",
     "tasks",
     "optimizers",

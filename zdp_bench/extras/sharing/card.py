@@ -58,7 +58,10 @@ def card(record: Record) -> str:
         "run": {key: record[key] for key in ("recipe", "run", "seed")} | _origin(record),
     }
     notes = f": {data['notes']}" if data["notes"] else ""
-    takes = f"`{example['input_dtype']} {['n', *example['input_shape']]}`".replace("'", "")
+    shape, dtype = files.raw_example(record)
+    takes = f"`{dtype} {['n', *shape]}`".replace("'", "")
+    behind = record.get("representation")
+    seen = f" It sees them through the public transform `{behind['name']}`." if behind else ""
     return _write(
         record,
         head,
@@ -79,7 +82,7 @@ def card(record: Record) -> str:
         model=f"Trained with {algorithm} (recipe {record['recipe']}, seed {record['seed']}), "
         f"{record['model']['parameters_real']:,} real parameters. It takes {takes}, prepared as "
         f"its training data was (`dataset` in `{files.RECIPE}`), and returns {example['outputs']} "
-        "numbers. Without Python: `zdp-bench predict FOLDER inputs.npy --out outputs.npy`.",
+        f"numbers.{seen} Without Python: `zdp-bench predict FOLDER inputs.npy --out outputs.npy`.",
         load="FOLDER",
         results="Results on the test set",
         data=f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} examples to train, "
@@ -279,6 +282,8 @@ def _uncovered(record: Record) -> list[str]:
         )
     if privacy["randomness"] != "cryptographic":
         found.append("an adversary who knows the seed and nearly all of the data")
+    if (record.get("representation") or {}).get("trained_on"):
+        found.append("the data that trained the public network in front of the model")
     if record.get("start"):
         found.append("the data of the public start")
     return found

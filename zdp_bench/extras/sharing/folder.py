@@ -86,6 +86,10 @@ _RECORD: Shape = {
     },
     "model": {"parameters_real": int},
     "privacy": PRIVACY | {"nodes": (NoneType, [NODE])},
+    "representation": (
+        NoneType,
+        {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
+    ),
     "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
 }
 _REPORT: Shape = {
@@ -205,13 +209,23 @@ def missing_keys(record: Record) -> list[str]:
         for key in ("input_shape", "target_shape")
         if min(example[key], default=1) < 1 or math.prod(example[key]) > MOST_NUMBERS
     ]
+    takes = raw_example(record)
+    wrong = min(takes[0], default=1) < 1 or math.prod(takes[0]) > MOST_NUMBERS
+    represented = ["representation"] if wrong or dtype_of(takes[1]) is None else []
     counts = [key for key in ("train", "validation", "test") if not 0 <= data[key] <= MOST]
     long = ["config"] if len(repr(record["config"])) > MOST_CONFIG else []
     return [
         *long,
         *(f"data.example.{key}" for key in kinds + shapes),
         *(f"data.{key}" for key in counts),
+        *represented,
     ]
+
+
+def raw_example(record: Record) -> tuple[tuple[int, ...], str]:
+    """Return shape and dtype of an example before its representation, if it has one."""
+    of = record.get("representation") or record["data"]["example"]
+    return tuple(of["input_shape"]), of["input_dtype"]
 
 
 def dtype_of(name: str) -> torch.dtype | None:

@@ -27,9 +27,11 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.records import Record, is_of_unit, require_regular, write_bytes
 from zdp_bench.registry import lookup
+from zdp_bench.representations import Representation, Represented
 from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model
 from zdp_bench.training.evaluation import forward
+from zdp_bench.training.representation import build_representation
 from zdp_bench.training.setup import ModelSetup, build_dataset
 
 FORMATS = (".npy", ".npz", ".pt")
@@ -37,6 +39,8 @@ FORMATS = (".npy", ".npz", ".pt")
 
 def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     """Return an exported model with its weights, in eval mode.
+
+    A run's model takes raw examples: a representation that it was trained behind is part of it.
 
     Args:
         model: your own network, which the weights go into, on its device. None for a run's: it is
@@ -56,9 +60,11 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         )
     if not is_own:
         record = files.read_record(folder)
+    behind = None
     if model is None:
         sketch = sketch_of(folder, record)
         model = build_model(sketch.config, info_of(record))
+        behind = find_representation(folder, sketch.config, record)
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: give the network itself, a torch module.")
     try:
@@ -67,7 +73,27 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
         ) from None
-    return model.eval()
+    return (Represented(behind, model) if behind else model).eval()
+
+
+def find_representation(folder: Path, config: Run, record: Record) -> Representation | None:
+    """Return the representation that a record's model was trained behind; None without one.
+
+    Raises:
+        UserError: its weights are not here, or it gives other numbers than the record's.
+    """
+    if config.representation is None:
+        return None
+    known = record.get("representation") or {}
+    shape, dtype = files.raw_example(record)
+    found = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
+    if found.digest != known.get("digest"):
+        raise UserError(
+            f"{folder / files.RECORD}: its model was trained behind a representation of digest "
+            f"{str(known.get('digest'))[:16]}, and here representation={found.name} is "
+            f"{found.digest[:16]}: of other weights, or another version of zdp-bench."
+        )
+    return found
 
 
 def sketch_of(folder: Path, record: Record) -> ModelSetup:
@@ -162,8 +188,8 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
             f"in Python: zdp_bench.load({str(folder)!r}, model=...)(inputs)."
         )
     record = files.read_record(folder)
-    example = record["data"]["example"]
-    shape, dtype = tuple(example["input_shape"]), getattr(torch, example["input_dtype"])
+    shape, numbers = files.raw_example(record)
+    dtype = getattr(torch, numbers)
     given = read_inputs(inputs) if inputs.suffix in FORMATS else prepare_file(record, inputs)
     if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
         raise UserError(

@@ -8,6 +8,7 @@ ADDS = {
         "mitbih_synthetic": "zdp_bench.extras.standins.ecg",
         "mri_sequences_synthetic": "zdp_bench.extras.standins.scans",
         "msd_synthetic": "zdp_bench.extras.standins.scans",
+        "msd_volumes_synthetic": "zdp_bench.extras.standins.scans",
         "speech_commands_synthetic": "zdp_bench.extras.standins.speech",
         "synthetic_images": "zdp_bench.extras.standins.pictures",
     }

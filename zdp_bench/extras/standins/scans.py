@@ -30,6 +30,7 @@ from zdp_bench.data.files import count_held_out, write_whole
 from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
 from zdp_bench.data.mri_sequences import SEQUENCES, MriSequences, Patient, SequenceSlices
 from zdp_bench.data.msd import Geometry, LabelledSlices, LabelledVolume, find_cases
+from zdp_bench.data.msd_volumes import LabelledVolumes
 from zdp_bench.errors import require
 from zdp_bench.extras.standins import require_modest
 from zdp_bench.registry import register
@@ -288,6 +289,14 @@ def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
         (partial / "dataset.json").write_text(json.dumps(about, indent=1))
 
 
+def find_or_write_abdomens(root: Path, volumes: int, seed: int) -> list[LabelledVolume]:
+    """Return so many phantoms under `synthetic/`, written once."""
+    folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
+    if not folder.is_dir():
+        write_abdomens(folder, volumes, seed)
+    return find_cases(folder)
+
+
 @register("dataset", "msd_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdSynthetic(LabelledSlices):
@@ -310,10 +319,36 @@ class MsdSynthetic(LabelledSlices):
         return Geometry(self.size, "resize", None, WINDOW, 0)
 
     def load(self, root: Path) -> Splits:
-        folder = root / "synthetic" / f"abdomen-{self.volumes}-{self.seed}"
-        if not folder.is_dir():
-            write_abdomens(folder, self.volumes, self.seed)
-        return self.load_cases(find_cases(folder), "synthetic", self.seed)
+        cases = find_or_write_abdomens(root, self.volumes, self.seed)
+        return self.load_cases(cases, "synthetic", self.seed)
+
+    def info(self, root: Path) -> DatasetInfo:
+        return self.describe([LabelledVolume.announce(ABDOMEN_GRID[2])] * self.volumes, self.seed)
+
+
+@register("dataset", "msd_volumes_synthetic")
+@dataclass(frozen=True, kw_only=True)
+class MsdVolumesSynthetic(LabelledVolumes):
+    """The same phantoms as whole volumes, read as the decathlon's are."""
+
+    volumes: int = 30
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.as_slices().count_parts(self.volumes)
+
+    def as_slices(self) -> MsdSynthetic:
+        return MsdSynthetic(
+            volumes=self.volumes,
+            seed=self.seed,
+            validation_share=self.validation_share,
+            test_share=self.test_share,
+        )
+
+    def load(self, root: Path) -> Splits:
+        cases = find_or_write_abdomens(root, self.volumes, self.seed)
+        return self.load_cases(cases, "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
         return self.describe([LabelledVolume.announce(ABDOMEN_GRID[2])] * self.volumes, self.seed)

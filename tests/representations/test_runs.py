@@ -1,0 +1,178 @@
+"""`representation=NAME` in a run: made once, named in digests, part of what is exported."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+import zdp_bench
+from tests.training.test_run import Silent
+from zdp_bench.config import configured
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.schema import Plugin
+from zdp_bench.data import Examples, Splits
+from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.extras.sharing.verification import verify
+from zdp_bench.representations import Representation, build, represent, represent_splits
+from zdp_bench.training.representation import build_representation
+from zdp_bench.training.run import run
+from zdp_bench.training.setup import build_dataset, describe_data, load_data
+
+WORDS = [
+    *("recipe=quickstart", "representation=scattering", "representation.L=2"),
+    *("representation.normalise=layer", "model=real_linear", "algorithm=dp_sgd"),
+    *("trainer.epochs=1", "privacy.unit=patient"),
+]
+
+
+def splits(count: int = 20, shuffle: bool = False) -> Splits:
+    torch.manual_seed(0)
+    inputs, targets = torch.randn(30, 9, 9), torch.arange(30) % 3
+    rows = torch.randperm(count) if shuffle else torch.arange(count)
+    train = Examples(inputs[rows], targets[rows], rows)
+    return Splits(train, Examples(inputs[20:], targets[20:]), (9, 9), 3, "synthetic", "abc")
+
+
+def scattering(**options: object) -> Representation:
+    return build("scattering", {"L": 2, "normalise": "layer", **options}, (9, 9), torch.float32)
+
+
+def test_it_is_made_once_and_then_mapped(monkeypatch: pytest.MonkeyPatch) -> None:
+    found = scattering()
+    made = represent_splits(found, splits(), "once")
+    assert made.input_shape == found.gives
+    assert made.digest != "abc"
+    calls = []
+    plain = found.module.forward
+    monkeypatch.setattr(found.module, "forward", lambda x: calls.append(len(x)) or plain(x))
+    again = represent_splits(found, splits(), "once")
+    assert max(calls) <= 2  # what is tried on two test examples
+    inputs, targets = again.train.batch(torch.arange(20))
+    assert torch.equal(inputs, made.train.batch(torch.arange(20))[0])
+    assert torch.equal(targets, torch.arange(20) % 3)
+    other = represent_splits(scattering(order=1), splits(), "once")
+    assert other.digest != made.digest
+    assert other.input_shape != made.input_shape
+
+
+def test_neither_other_examples_nor_their_order_matter() -> None:
+    found = scattering()
+    whole = represent_splits(found, splits(), "whole").train
+    few = represent_splits(found, splits(5), "few").train
+    mixed = represent_splits(found, splits(shuffle=True), "mixed").train
+    inputs = whole.batch(torch.arange(20))[0]
+    torch.testing.assert_close(few.batch(torch.arange(5))[0], inputs[:5], rtol=0, atol=1e-5)
+    assert mixed.groups is not None
+    shuffled = mixed.batch(torch.arange(20))[0]
+    torch.testing.assert_close(shuffled, inputs[mixed.groups], rtol=0, atol=1e-5)
+
+
+class OfTheBatch(nn.Module):
+    """What must not be: each example less the mean of all."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x - x.mean(dim=0)
+
+
+def test_a_transform_of_several_examples_is_refused() -> None:
+    mixing = replace(scattering(), module=OfTheBatch(), gives=(9, 9))
+    with pytest.raises(UserError, match="than each alone"):
+        represent_splits(mixing, splits(), "mixing")
+
+
+def test_examples_that_change_as_they_are_drawn_are_refused() -> None:
+    changing = replace(splits(), augment=lambda inputs, uniforms: inputs)
+    with pytest.raises(UserError, match=r"dataset\.augment=null"):
+        represent_splits(scattering(), changing, "changing")
+
+
+def test_a_network_of_the_private_data_is_refused() -> None:
+    words = ["recipe=mnist", "dataset=cifar10", "representation=network"]
+    words += ["representation.network=test_efficientnet", "representation.weights=untrained"]
+    config = configured(words)
+    build_representation(config, (3, 32, 32), torch.float32)
+    assert config.representation
+    of = Plugin("network", config.representation.options | {"weights": "package"})
+    with pytest.raises(UserError, match="packages for"):
+        build_representation(replace(config, representation=of), (3, 32, 32), torch.float32)
+
+
+def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.pth")
+    words = ["recipe=mnist", "dataset=cifar10", "representation=network"]
+    words += [
+        "representation.network=test_efficientnet",
+        f"representation.weights={tmp_path}/w.pth",
+    ]
+    with pytest.raises(UserError, match="were trained on CIFAR10, which this run is to keep"):
+        build_representation(
+            configured([*words, "representation.trained_on=CIFAR10"]), (3, 32, 32), torch.float32
+        )
+    build_representation(
+        configured([*words, "representation.trained_on=svhn"]), (3, 32, 32), torch.float32
+    )
+
+
+def test_without_one_nothing_is_in_the_digest() -> None:
+    plain = configured(["recipe=quickstart"])
+    content = plain.resolved["representation"]
+    assert content == {"name": None}
+    without = {key: value for key, value in plain.resolved.items() if key != "representation"}
+    assert experiment_digest(plain) == experiment_digest(replace(plain, resolved=without))
+    assert experiment_digest(plain) != experiment_digest(
+        configured(["recipe=quickstart", "representation=scattering"])
+    )
+    with pytest.raises(UserError, match="representation=none reads no key"):
+        configured(["recipe=quickstart", "+representation.J=3"])
+
+
+def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
+    config = configured([*WORDS, f"paths.results={tmp_path}"])
+    record = run(config, Silent()).record
+    assert record["representation"]["name"] == "scattering"
+    assert record["data"]["example"]["input_shape"] == [*load_data(config).input_shape]
+    assert tuple(record["data"]["example"]["input_shape"]) == describe_data(config).input_shape
+    export(tmp_path, "quickstart", tmp_path / "model")
+    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
+    raw = build_dataset(config).load(config.data_root).test
+    inputs, targets = raw.batch(torch.arange(len(raw)))
+    np.save(tmp_path / "raw.npy", inputs.numpy())
+    predict_file(tmp_path / "model", tmp_path / "raw.npy", tmp_path / "out.npy")
+    outputs = torch.from_numpy(np.load(tmp_path / "out.npy"))
+    accuracy = float((outputs.argmax(dim=1) == targets).double().mean())
+    assert accuracy == pytest.approx(record["metrics"]["accuracy"])
+    torch.testing.assert_close(zdp_bench.load(tmp_path / "model")(inputs), outputs)
+    assert "public transform `scattering`" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_a_dataset_of_one_s_own_is_represented(tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    own = torch.utils.data.TensorDataset(torch.randn(120, 9, 9), torch.arange(120) % 3)
+    made = represent(own, "scattering", L=2, normalise="layer")
+    torch.testing.assert_close(made.tensors[0], scattering()(own.tensors[0]), rtol=0, atol=1e-5)
+    assert torch.equal(made.tensors[1], own.tensors[1])
+    model = nn.Sequential(nn.Flatten(), nn.Linear(made.tensors[0][0].numel(), 3))
+    private = zdp_bench.make_private(
+        model,
+        torch.optim.SGD(model.parameters(), lr=0.1),
+        made,
+        loss=lambda outputs, targets: nn.functional.cross_entropy(
+            outputs, targets, reduction="none"
+        ),
+        epochs=1,
+        batch_size=12,
+        max_grad_norm=1.0,
+        delta=1e-3,
+        noise_multiplier=1.0,
+        ledger=tmp_path / "ledger.jsonl",
+    )
+    private.close()

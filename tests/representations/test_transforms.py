@@ -1,0 +1,209 @@
+"""Each transform: its definition, shapes, and that it looks at one example only."""
+
+from __future__ import annotations
+
+from itertools import product
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+from zdp_bench.config.plugins import check_plugin
+from zdp_bench.errors import UserError
+from zdp_bench.models.linear import real_linear_map
+from zdp_bench.representations import Representation, build
+from zdp_bench.representations.network import PACKAGES
+from zdp_bench.representations.normalisation import Normalise, normalise_each
+from zdp_bench.representations.scattering import (
+    Scattering,
+    bank_1d,
+    bank_2d,
+    contract,
+    gaussian_1d,
+    littlewood_paley,
+)
+
+TINY = {"network": "test_efficientnet", "weights": "untrained"}  # timm's own, 360,000 weights
+
+
+def make(
+    name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any
+) -> Representation:
+    return build(
+        name, check_plugin("representation", {"name": name, **options}).options, shape, dtype
+    )
+
+
+CASES: list[tuple[str, tuple[int, ...], torch.dtype, dict[str, Any], tuple[int, ...]]] = [
+    ("scattering", (28, 28), torch.float32, {}, (81, 7, 7)),
+    ("scattering", (3, 16, 17), torch.float32, {"L": 2, "groups": 3}, (27, 4, 5)),
+    ("scattering", (12, 12), torch.complex64, {"L": 4, "normalise": "layer"}, (50, 3, 3)),
+    ("scattering", (9, 8), torch.float32, {"order": 1, "normalise": "none"}, (17, 3, 2)),
+    (
+        "scattering",
+        (2, 100),
+        torch.float32,
+        {"dims": 1, "J": 3, "L": 2, "normalise": "layer"},
+        (26, 13),
+    ),
+    ("scattering", (8, 8), torch.float32, {"output": "complex", "groups": 17}, (17, 2, 2)),
+    ("network", (9, 8), torch.float32, TINY | {"resize": 32, "groups": 1}, (256,)),
+    ("network", (3, 32, 32), torch.float32, TINY | {"pool": False}, (256, 1, 1)),
+    ("voxels", (1, 6, 7, 8), torch.float32, {}, (19, 6, 7, 8)),
+]
+
+
+@pytest.mark.parametrize(("name", "shape", "dtype", "options", "gives"), CASES)
+def test_of_a_batch_it_is_that_of_each_example_alone(
+    name: str,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+    options: dict[str, Any],
+    gives: tuple[int, ...],
+) -> None:
+    torch.manual_seed(0)
+    found, inputs = make(name, shape, dtype, **options), torch.randn(11, *shape, dtype=dtype)
+    together = found(inputs)
+    assert together.shape == (11, *gives)
+    assert together.dtype == found.dtype
+    assert not any(parameter.requires_grad for parameter in found.module.parameters())
+    alone = torch.cat([found(one) for one in inputs.split(1)])
+    torch.testing.assert_close(together, alone, rtol=1e-4, atol=1e-4)
+    order = torch.randperm(11)
+    torch.testing.assert_close(found(inputs[order]), together[order], rtol=1e-4, atol=1e-4)
+    torch.manual_seed(1)
+    again = make(name, shape, dtype, **options)
+    assert again.digest == found.digest
+    assert torch.equal(again(inputs), together)
+
+
+@pytest.mark.parametrize(("J", "L"), [(1, 3), (2, 8), (3, 4)])
+def test_no_frequency_gains_energy(J: int, L: int) -> None:
+    phi = torch.fft.fft(gaussian_1d(48, 0.8 * 2 ** (J - 1))).real
+    for low, (bank, _) in (
+        (phi.unsqueeze(1) * phi, bank_2d(48, 48, J, L)),
+        (phi, bank_1d(48, J, L)),
+    ):
+        found = littlewood_paley(low, contract(low, bank))
+        assert 0.99 < float(found.max()) <= 1 + 1e-9
+        assert bank.flatten(1)[:, 0].abs().max() < 1e-9  # a wavelet's mean is 0
+
+
+def convolve(x: Tensor, filter: Tensor) -> Tensor:
+    """The circular convolution of x with a filter in space, by its definition."""
+    found = torch.zeros(x.shape, dtype=torch.complex64)
+    for row, column in product(*map(range, x.shape)):
+        found += x[row, column] * filter.roll((row, column), (0, 1))
+    return found
+
+
+@pytest.mark.parametrize("output", ["modulus", "complex"])
+def test_scattering_is_what_direct_convolutions_give(output: str) -> None:
+    torch.manual_seed(0)
+    picture = torch.randn(7, 6)
+    module = make("scattering", (7, 6), L=2, output=output, normalise="none").module
+    assert isinstance(module, Scattering)
+    first, low = torch.fft.ifft2(module.first), torch.fft.ifft2(module.phi)
+    padded = torch.nn.functional.pad(picture[None, None], (4, 4, 4, 4), mode="reflect")[0, 0]
+
+    def sample(map: Tensor) -> Tensor:
+        return map[4:11:4, 4:10:4]
+
+    bands = [convolve(padded, psi) for psi in first]  # scale 0, 0, 1, 1
+    expected = [sample(convolve(padded, low))]
+    if output == "complex":
+        expected += [sample(band) for band in bands]
+    else:
+        expected += [sample(convolve(band.abs(), low)) for band in bands]
+        for band, psi in product(bands[:2], first[2:]):
+            expected.append(sample(convolve(convolve(band.abs(), psi).abs(), low)))
+        expected = [each.real for each in expected]
+    torch.testing.assert_close(
+        module(picture[None])[0], torch.stack(expected), rtol=1e-4, atol=1e-5
+    )
+
+
+def test_scattering_moves_with_a_picture_and_hardly_sees_a_small_shift() -> None:
+    x = torch.zeros(1, 40, 40)
+    x[:, 16:23, 17:22] = torch.randn(7, 5)
+    found = make("scattering", (40, 40), L=4, normalise="none")
+    torch.testing.assert_close(
+        found(x.roll((4, 8), (1, 2))), found(x).roll((1, 2), (2, 3)), rtol=1e-4, atol=1e-5
+    )
+    moved = x.roll((1, 1), (1, 2))
+    apart = (found(moved) - found(x)).norm() / found(x).norm()
+    assert apart < 0.5 * (moved - x).norm() / x.norm()
+
+
+@pytest.mark.parametrize("normalise", ["layer", "group"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex64])
+def test_normalisation_is_of_one_example(normalise: Normalise, dtype: torch.dtype) -> None:
+    x = 3 + 5 * torch.randn(4, 6, 5, 5, dtype=dtype)
+    found = normalise_each(x, normalise, 3).reshape(4, 3 if normalise == "group" else 1, -1)
+    assert found.mean(dim=2).abs().max() < 1e-4
+    assert (found.abs().square().mean(dim=2) - 1).abs().max() < 1e-3
+    torch.testing.assert_close(
+        normalise_each(7 * x + 2, normalise, 3), normalise_each(x, normalise, 3), atol=1e-4, rtol=0
+    )
+
+
+def test_a_logistic_regression_a_voxel_has_274_features() -> None:
+    torch.manual_seed(0)
+    shape = (19, 4, 3, 5)
+    model = real_linear_map(shape, 1, degree=2, bias_degree=6)
+    assert sum(p.numel() for p in model.parameters()) == 274
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter)
+    x = torch.randn(2, *shape)
+    features = (x.flatten(2).unsqueeze(2) * model.scales.T).flatten(1, 2)  # [B, 190, places]
+    whole = torch.cat([features, model.shifts.T.expand(2, -1, -1)], dim=1)
+    weights = torch.cat([model.linear.weight.T.flatten(), model.shift.weight[0]])
+    torch.testing.assert_close(
+        model(x)[:, 0].flatten(1), torch.einsum("bfv,f->bv", whole, weights), rtol=1e-4, atol=1e-3
+    )
+
+
+def test_the_package_s_weights_are_imagenet_s() -> None:
+    pytest.importorskip(PACKAGES["tf_efficientnet_lite0"][0])
+    facts = make("network", (3, 8, 8), resize=32).described()
+    assert facts["sha256"].startswith("579344248a93e230")
+    assert (facts["licence"], facts["trained_on"]) == ("Apache-2.0", "imagenet")
+
+
+def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> None:
+    import timm
+
+    torch.manual_seed(3)
+    weights = timm.create_model("test_efficientnet").state_dict()
+    torch.save({f"other.{name}": tensor for name, tensor in weights.items()}, tmp_path / "w.pth")
+    options = TINY | {"weights": str(tmp_path / "w.pth"), "resize": 32}
+    with pytest.raises(UserError, match="trained_on=null: name what trained"):
+        make("network", (3, 8, 8), **options)
+    found = make("network", (3, 8, 8), **options, trained_on="birds")
+    random = make("network", (3, 8, 8), **TINY, resize=32)
+    assert found.facts["trained_on"] == "birds"
+    assert found.digest != random.digest
+    x = torch.rand(1, 3, 8, 8)
+    assert not torch.allclose(found(x), random(x), atol=1e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options", "sentence"),
+    [
+        ("scattering", (28, 28), {"groups": 26}, "groups=26: must divide the 81 channels"),
+        ("scattering", (4, 28), {}, "representation.J=2: 2.J must be below the 4 samples"),
+        ("scattering", (100,), {}, "takes examples of 2 dimensions"),
+        ("network", (100,), {}, "takes pictures"),
+        ("network", (3, 8, 8), {"network": "efficientlite"}, "timm has no network"),
+        ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
+        ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
+        ("voxels", (28, 28), {}, "takes volumes"),
+    ],
+)
+def test_what_it_cannot_take_is_refused(
+    name: str, shape: tuple[int, ...], options: dict[str, Any], sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make(name, shape, **options)

@@ -1,0 +1,118 @@
+"""Heads for a representation: one linear layer, or one at each place of a map.
+
+With `hidden`, `real_mlp` and `complex_mlp` are the heads of two layers.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import product
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError, require
+from zdp_bench.nn.initialisation import Initialisation, initialise
+from zdp_bench.registry import register
+
+
+class Linear(nn.Module):
+    """Shapes: [B, *input_shape] -> [B, outputs]; complex weights return |z|."""
+
+    def __init__(self, inputs: int, outputs: int, init: Initialisation | None) -> None:
+        super().__init__()
+        self.dtype = torch.float32 if init is None else torch.complex64
+        self.linear = nn.Linear(inputs, outputs, dtype=self.dtype)
+        if init:
+            initialise(self.linear, init)
+        else:
+            nn.init.zeros_(self.linear.weight)
+            nn.init.zeros_(self.linear.bias)
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = self.linear(x.flatten(1).to(self.dtype))
+        return y.abs() if y.is_complex() else y
+
+
+@register("model", "real_linear")
+def real_linear(input_shape: tuple[int, ...], outputs: int) -> Linear:
+    """One linear layer, which starts at 0."""
+    return Linear(math.prod(input_shape), outputs, None)
+
+
+@register("model", "complex_linear")
+def complex_linear(
+    input_shape: tuple[int, ...], outputs: int, *, init: Initialisation = "uniform_parts"
+) -> Linear:
+    """One linear layer with complex weights; its logits are magnitudes."""
+    return Linear(math.prod(input_shape), outputs, init)
+
+
+class LinearMap(nn.Module):
+    """One linear layer at each place, whose weights are polynomials of the place.
+
+    Shapes: [B, C, *places] -> [B, outputs, *places]. With P the Legendre polynomials of the place:
+    Σ_c Σ_p w[c, p] P_p(place) x_c(place) + Σ_p b[p] P_p(place), up to a degree each.
+    """
+
+    def __init__(
+        self, channels: int, places: tuple[int, ...], outputs: int, degree: int, bias_degree: int
+    ) -> None:
+        super().__init__()
+        most = legendre(places, max(degree, bias_degree))
+        self.outputs = outputs
+        for name, up_to in (("scales", degree), ("shifts", bias_degree)):
+            kept = [values for exponents, values in most if sum(exponents) <= up_to]
+            self.register_buffer(name, torch.stack(kept, dim=1))  # [places, polynomials]
+        self.linear = nn.Linear(channels, outputs * self.scales.shape[1], bias=False)
+        self.shift = nn.Linear(self.shifts.shape[1], outputs, bias=False)
+        nn.init.zeros_(self.linear.weight)
+        nn.init.zeros_(self.shift.weight)
+
+    def forward(self, x: Tensor) -> Tensor:
+        places = x.shape[2:]
+        parts = self.linear(x.flatten(2).transpose(1, 2))  # [B, places, outputs · polynomials]
+        parts = parts.unflatten(2, (self.outputs, -1)) * self.scales.unsqueeze(1).to(x)
+        shift = self.shift(self.shifts.to(x).expand(len(x), -1, -1))
+        return (parts.sum(dim=3) + shift).transpose(1, 2).unflatten(2, places)
+
+
+def legendre(places: tuple[int, ...], degree: int) -> list[tuple[tuple[int, ...], Tensor]]:
+    """Return the exponents and values [places] of all products of Legendre polynomials.
+
+    Each has mean square 1 over a long side, and at most this degree in all.
+    """
+    sides = []
+    for side in places:
+        at = torch.linspace(-1, 1, side, dtype=torch.float64)
+        rows = [torch.ones_like(at), at]
+        for k in range(1, degree):
+            rows.append(((2 * k + 1) * at * rows[k] - k * rows[k - 1]) / (k + 1))
+        sides.append([math.sqrt(2 * k + 1) * row for k, row in enumerate(rows)])
+    found = []
+    for exponents in product(range(degree + 1), repeat=len(places)):
+        if sum(exponents) <= degree:
+            values = torch.ones(1, dtype=torch.float64)
+            for side, exponent in zip(sides, exponents, strict=True):
+                values = (values.unsqueeze(1) * side[exponent]).flatten()
+            found.append((exponents, values.float()))
+    return found
+
+
+@register("model", "real_linear_map")
+def real_linear_map(
+    input_shape: tuple[int, ...], outputs: int, *, degree: int = 0, bias_degree: int = 0
+) -> LinearMap:
+    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel.
+
+    Raises:
+        UserError: examples have no places, or a degree is out of range.
+    """
+    if len(input_shape) < 2:
+        raise UserError(
+            "model=real_linear_map: takes maps [channels, places ...], and these examples are "
+            f"{list(input_shape)}."
+        )
+    for key, value in (("degree", degree), ("bias_degree", bias_degree)):
+        require(0 <= value <= 12, f"model.{key}", value, "must lie between 0 and 12")
+    return LinearMap(input_shape[0], input_shape[1:], outputs, degree, bias_degree)

