@@ -373,7 +373,7 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    ("value", "sentence"), [("aut", "auto or null"), ("0", "at least 1"), ("-3", "at least 1")]
+    ("value", "sentence"), [("aut", "auto or null"), ("0", "1 or more"), ("-3", "1 or more")]
 )
 def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"trainer\.micro_batch={value}.*{sentence}"):

@@ -25,5 +25,5 @@ def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int) -> N
     assert " 600/1200 " in drawn
     assert "ε 0.646" in drawn
     assert "-:--:--" in drawn or "0:00:0" in drawn
-    assert "msd" in drawn
+    assert "ms" in drawn
     assert ("loss 1.698" in drawn) == (width >= 110)

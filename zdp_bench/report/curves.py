@@ -16,7 +16,6 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import cells, names, papers
 from zdp_bench.report.cells import STATUSES, Count, Filling, Measured, Verdict
@@ -300,6 +299,9 @@ def _points(runs: Sequence[Record], axes: Axes, metric: Reference) -> Iterator[P
 def _claimed(run: Record, epoch: dict[str, Any]) -> float:
     """Return ε by the run's own claiming accountant, had the run ended with this epoch."""
     privacy = run["privacy"]
+    # Imported here: printing a table needs neither dp-accounting nor torch.
+    from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+
     claim = Claim(
         privacy["noise_multiplier"],
         privacy["sampling"]["sample_rate"],

@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 import time
 from collections.abc import Iterator
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -33,7 +33,9 @@ from zdp_bench.errors import UserError, printable, unknown
 from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.records import flatten
 from zdp_bench.registry import lookup, names
-from zdp_bench.training.run import Watcher
+
+if TYPE_CHECKING:  # what prints a table needs no torch
+    from zdp_bench.training.run import Watcher
 
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
 
@@ -55,7 +57,7 @@ def console() -> Console:
 
 
 class Silent:
-    """A `loop.Watcher` that prints nothing."""
+    """A `run.Watcher` that prints nothing."""
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
@@ -65,7 +67,7 @@ class Silent:
 
 
 class Live:
-    """A `loop.Watcher` that shows one run; a context manager."""
+    """A `run.Watcher` that shows one run; a context manager."""
 
     def __init__(self, console: Console) -> None:
         self._console = console
@@ -90,10 +92,10 @@ class Live:
         if self._console.is_terminal:
             whole = Column(no_wrap=True)  # steps, ε and time are never cut
             columns = (
-                TextColumn("{task.description}", table_column=_cut(1)),
+                TextColumn("{task.description}", table_column=_cut(1, 8)),
                 *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
                 MofNCompleteColumn(table_column=whole),
-                TextColumn("{task.fields[state]}", table_column=_cut(3)),
+                TextColumn("{task.fields[state]}", table_column=_cut(3, 1)),
                 TextColumn("{task.fields[spent]}", table_column=whole),
                 TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
             )
@@ -121,9 +123,9 @@ class Live:
             )
 
 
-def _cut(ratio: int) -> Column:
+def _cut(ratio: int, least: int) -> Column:
     """Return a column that takes its share of the room that is left, and is cut to it."""
-    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=6)
+    return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
 
 
 class Logger(Protocol):
@@ -145,7 +147,7 @@ class Logger(Protocol):
 
 
 class Reporter:
-    """A `loop.Watcher` that tells loggers and passes everything on; a context manager.
+    """A `run.Watcher` that tells loggers and passes everything on; a context manager.
 
     Raises:
         UserError: there is no such logger, or its package is not installed.

@@ -18,7 +18,7 @@ from tests.test_cli import run as command
 from tests.training.test_public_start import carry_out as carry_out_real
 from tests.training.test_run import Silent
 from zdp_bench import records
-from zdp_bench.config import compose, configured, parse
+from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
@@ -59,12 +59,8 @@ def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
 
 
 def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -> None:
-    body = yaml.safe_load((exported / "recipe.yaml").read_text())
-    chosen = {key: value for entry in body.pop("defaults") for key, value in entry.items()}
-    words = [f"{key.removeprefix('override /')}={value}" for key, value in chosen.items()]
-    config = compose(["recipe=quickstart", *words])
-    config.merge_with(body)
-    assert experiment_digest(parse(config)) == finished.record["experiment"]
+    config = configured([f"recipe={exported / 'recipe.yaml'}"])
+    assert experiment_digest(config) == finished.record["experiment"]
 
 
 def test_a_seeded_run_s_card_warns_and_a_secure_one_s_does_not(

@@ -20,7 +20,7 @@ from optuna.distributions import (
 )
 
 from zdp_bench.config.digests import enters_digest
-from zdp_bench.config.words import read_words
+from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.composition import Law
 
@@ -78,13 +78,11 @@ def read_space(overrides: Sequence[str]) -> Space:
     Raises:
         UserError: a word cannot be read, none has several values, or one may not be searched.
     """
-    parsed = read_words(overrides, sweep=True)
-    searched: dict[str, BaseDistribution] = {}
-    for override in parsed:
+    for override in parse_words(overrides):  # before any file is looked for
         if override.is_sweep_override():
-            key = str(override.input_line).partition("=")[0]
-            _require_own(override, key.lstrip("+"))
-            searched[key] = _values(override)
+            _require_own(override, _key_of(override).lstrip("+"))
+    parsed = read_words(overrides, sweep=True)
+    searched = {_key_of(o): _values(o) for o in parsed if o.is_sweep_override()}
     if not searched:
         raise UserError(
             "zdp-bench search: no key has several values. Give one some, such as "
@@ -92,6 +90,11 @@ def read_space(overrides: Sequence[str]) -> Space:
         )
     fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
     return Space(tuple(fixed), searched)
+
+
+def _key_of(override: Override) -> str:
+    """Return the key as it was typed."""
+    return str(override.input_line).partition("=")[0]
 
 
 def _require_own(override: Override, key: str) -> None:

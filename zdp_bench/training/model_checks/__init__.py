@@ -27,6 +27,7 @@ from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.training.batches import initial_size
 from zdp_bench.training.model_checks.mixing import (
+    REPLACE_BATCHNORM,
     SAMPLES,
     check_growing_batches,
     check_samples_stay_apart,
@@ -122,8 +123,10 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         with torch.no_grad(), inside:
             output = forward(model, inputs)
     except Exception as error:
+        advice = f" To train privately, {REPLACE_BATCHNORM}." if "BatchNorm" in inside.name else ""
         raise UserError(
-            f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
+            f"the model cannot take {describe(inputs)}: {inside.name} says: "
+            f"{first_line(error)}{advice}"
         ) from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
