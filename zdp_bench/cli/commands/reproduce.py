@@ -164,7 +164,7 @@ def _print_verdicts(outcome: Outcome) -> None:
     for verdict in outcome.verdicts:
         shown.add_row(*(getattr(verdict, column) for column in columns))
     console().print(shown)
-    counted = Count.count(verdict.verdict for verdict in outcome.verdicts)
+    counted = Count.count(verdict.standing for verdict in outcome.verdicts)
     print(f"{counted.sentence} {RULE}")
     print("\n".join(f"written: {path}" for path in outcome.pages))
 
