@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from zdp_bench.report.cells import (
 )
 
 RESULTS = ROOT / "results"
+PAGES = sorted((ROOT / "docs" / "papers").glob("*_20*.md"))
 CELLS = {
     "zeta_dp_2021/1": 4,
     "zeta_dp_2021/2": 2,
@@ -114,6 +116,52 @@ def test_the_readme_shows_the_total() -> None:
     sentence = coverage.sheet(RESULTS).notes[0]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert sentence in text, f"the results changed: write '{sentence}' in README.md"
+
+
+NUMBER = re.compile(r"(?<![\w.,/^-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/²×^]|[.,]\d)")
+
+
+def read_numbers(text: str) -> list[str]:
+    return [number.replace(",", "") for number in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_numbers_of_a_papers_page_stand_in_one_table(page: Path) -> None:
+    """All decimals of a row (but its head), or of a sentence with a %, are in one result table.
+
+    A result table is what `results/tables` shows of it and of its runs, and what the paper prints.
+    A number of the page may be rounded. Code and whole numbers are not looked at.
+    """
+    tables: dict[str, set[float]] = {}
+    folder = RESULTS / "tables"
+    printed = (ROOT / "papers" / page.stem).glob("*.csv")
+    shown = [
+        path
+        for name in (f"{page.stem}_", "epsilon", "faceoff")
+        for path in folder.glob(f"{name}*.md")
+    ]
+    for path in (*printed, *shown):
+        name = path.stem.removesuffix("_runs").removeprefix(f"{page.stem}_")
+        tables.setdefault(name, set()).update(map(float, read_numbers(path.read_text("utf-8"))))
+    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "", page.read_text("utf-8"), flags=re.S)
+    for block in re.split(r"\n\n|\n(?=- )", text):
+        if block.lstrip().startswith("|"):
+            lines = [line.partition("|")[2].partition("|")[2] for line in block.split("\n")]
+        else:
+            lines = [s for s in re.split(r"(?<=[.:;]) ", " ".join(block.split())) if "%" in s]
+        for line in lines:
+            numbers = [number for number in read_numbers(line) if "." in number]
+            missing = {
+                name: [n for n in numbers if not any(_rounds_to(found, n) for found in table)]
+                for name, table in tables.items()
+            }
+            nearest = min(missing, key=lambda name: len(missing[name]))
+            assert not missing[nearest], f"{line}: {nearest} has no {missing[nearest]}"
+
+
+def _rounds_to(found: float, shown: str) -> bool:
+    digits = len(shown.partition(".")[2])
+    return abs(found - float(shown)) <= 0.5001 * 10**-digits
 
 
 def test_every_empty_cell_has_a_reason_and_every_table_is_there() -> None:

@@ -174,6 +174,13 @@ def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) 
     assert runs[2]["n"] == "0"
 
 
+def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
+    save(tmp_path, own("phasemnist", 1, 0.97))
+    before = [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)]
+    save(tmp_path, own("mnist", 1, 0.9, experiment="mine".ljust(64, "e")), record("quickstart"))
+    assert [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)] == before
+
+
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="measured by `zdp-bench bench zeta_dp_2021/7`"):
         tables.build("zeta_dp_2021/7", tmp_path, [])

@@ -31,29 +31,39 @@ def sheet(results: Path) -> Sheet:
     In the sum a run that fills cells of two tables counts once; the notes name such cells.
     """
     lines = of_tables(results)
-    cells = [
-        (name, *line)
-        for name in lines
-        if not papers.is_figure(name)
-        for line in _lines(name, results)
-    ]
-    once = count_once(standing for *_, standing in cells)
-    total = lines["all tables"] = Count.count(once)
-    again = [
-        f"{table}, {label}: {AGAIN} as in another table."
-        for (table, label, _), standing in zip(cells, once, strict=True)
-        if standing.status == AGAIN
-    ]
-    lines["all figures (curves)"] = curves.count(
-        (f"{name} {row}", standing)
-        for name in lines
-        if "/fig" in name
-        for row, standing in _lines(name, results)
-    )
+    once = _count_once(results)
+    again = [f"{row}: the same run as in another table." for row, s in once if s.status == AGAIN]
+    lines["all tables"] = total(results)
+    lines["all figures (curves)"] = total(results, figures=True)
     numbers = [{"table": name, **count.numbers} for name, count in lines.items()]
     heads = list(numbers[0])
     shown = [[str(value) for value in line.values()] for line in numbers]
-    return Sheet("Coverage", heads, shown, [total.sentence, *again], "", numbers)
+    return Sheet("Coverage", heads, shown, [lines["all tables"].sentence, *again], "", numbers)
+
+
+def total(results: Path, paper: str = "", figures: bool = False) -> Count:
+    """Return the count of all tables, or figures, of a paper, or of all papers."""
+    if figures:
+        return curves.count(_all_lines(results, figures, paper))
+    return Count.count(s for row, s in _count_once(results) if row.startswith(paper))
+
+
+def _count_once(results: Path) -> list[tuple[str, Standing]]:
+    """Return the lines of all tables; a run that filled an earlier table's cell is `AGAIN`."""
+    lines = _all_lines(results)
+    once = count_once(standing for _, standing in lines)
+    return [(row, standing) for (row, _), standing in zip(lines, once, strict=True)]
+
+
+def _all_lines(results: Path, figures: bool = False, paper: str = "") -> list[tuple[str, Standing]]:
+    """Return 'TABLE, ROW' and standing of each line of all tables, or of all figures."""
+    names = [n for n in papers.available() if papers.recipes_of(n) and n.startswith(paper)]
+    return [
+        (f"{name}, {row}", standing)
+        for name in names
+        if papers.is_figure(name) == figures
+        for row, standing in _lines(name, results)
+    ]
 
 
 def _lines(name: str, results: Path) -> list[tuple[str, Standing]]:
