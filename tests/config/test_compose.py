@@ -189,10 +189,12 @@ def test_keys_for_scans_and_recordings_leave_the_digest_of_pictures() -> None:
     assert digest.startswith("f1c47081fc9c091f")  # before there were these keys
 
 
+LETTER: Any = Literal["a"]
+COUNT: Any = Count
 TAKEN: list[tuple[Any, Any, Any]] = [
     *((int, "3", 3), (float, 1, 1.0), (bool, "yes", True), (bool, 0, False), (str, 3, "3")),
     *((int | None, None, None), (int | str, "a", "a"), (list[float] | None, [1], [1.0])),
-    *((Literal["a"] | None, None, None), (Count | None, 1, 1)),
+    *((LETTER | None, None, None), (COUNT | None, 1, 1)),
 ]
 REFUSED: list[tuple[Any, Any, str]] = [
     *((int, 1.5, "a whole number"), (int, True, "a whole number"), (float, True, "a number")),
@@ -204,7 +206,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ),
     *((list[int], 3, "a list, each of it a whole number"), (list[int], [1, "x"], "a list")),
     *((int | str, 1.5, "a whole number or text"), (float | None, "x", "a number or null")),
-    *((Literal["a"], None, "'null' is not known"), (Count | None, 0, "at least 1")),
+    *((LETTER, None, "'null' is not known"), (COUNT | None, 0, "at least 1")),
     *((int, "${seed}", "is looked up nowhere"), (float, 10**400, "too large for a number")),
 ]
 

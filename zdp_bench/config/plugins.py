@@ -146,7 +146,7 @@ def check_options(
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
     hints = get_type_hints(builder.__init__ if in_init else builder, include_extras=True)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
-    types = {}
+    types: dict[str, tuple[Any, Any]] = {}
     for key, default in defaults(builder).items():
         if isinstance(default, list | dict):
             raise TypeError(f"{builder}: option '{key}' needs an immutable default")

@@ -90,7 +90,9 @@ class LabelledVolumes(Dataset):
         """Count volumes."""
         counts = {part: len(members) for part, members in self.split(cases, seed).items()}
         return DatasetInfo(
-            **counts,
+            train=counts["train"],
+            test=counts["test"],
+            validation=counts["validation"],
             input_shape=(1, *self.shape),
             outputs=1,
             target_shape=tuple(self.shape),

@@ -55,6 +55,9 @@ class LinearMap(nn.Module):
     Σ_c Σ_p w[c, p] P_p(place) x_c(place) + Σ_p b[p] P_p(place), up to a degree each.
     """
 
+    scales: Tensor
+    shifts: Tensor
+
     def __init__(
         self, channels: int, places: tuple[int, ...], outputs: int, degree: int, bias_degree: int
     ) -> None:
@@ -93,8 +96,8 @@ def legendre(places: tuple[int, ...], degree: int) -> list[tuple[tuple[int, ...]
     for exponents in product(range(degree + 1), repeat=len(places)):
         if sum(exponents) <= degree:
             values = torch.ones(1, dtype=torch.float64)
-            for side, exponent in zip(sides, exponents, strict=True):
-                values = (values.unsqueeze(1) * side[exponent]).flatten()
+            for rows, exponent in zip(sides, exponents, strict=True):
+                values = (values.unsqueeze(1) * rows[exponent]).flatten()
             found.append((exponents, values.float()))
     return found
 

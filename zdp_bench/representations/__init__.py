@@ -139,15 +139,17 @@ def represent_splits(
     device = device or torch.device("cpu")
     representation.module.to(device)
     require_apart(representation, data.test.batch(torch.arange(min(2, len(data.test))))[0], device)
-    parts = {"train": data.train, "test": data.test, "validation": data.validation}
-    made = {
-        name: _represent(representation, part, f"{key}:{name}", device) if part else None
-        for name, part in parts.items()
-    }
+    train = _represent(representation, data.train, f"{key}:train", device)
+    test = _represent(representation, data.test, f"{key}:test", device)
+    validation = data.validation and _represent(
+        representation, data.validation, f"{key}:validation", device
+    )
     representation.module.to("cpu")
     return replace(
         data,
-        **made,
+        train=train,
+        test=test,
+        validation=validation,
         input_shape=representation.gives,
         notes="; ".join(filter(None, [data.notes, representation.note()])),
         representation=representation.described(),

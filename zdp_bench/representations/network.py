@@ -38,10 +38,12 @@ class Network(nn.Module):
     """
 
     version = 1
+    mean: Tensor
+    deviation: Tensor
 
     def __init__(
         self,
-        network: nn.Module,
+        network: Any,
         pool: bool,
         resize: int | None,
         pixels: tuple[float, float],
@@ -137,7 +139,7 @@ def _of_timm(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            found = timm.create_model(name, pretrained=weights == "pretrained")
+            found: Any = timm.create_model(name, pretrained=weights == "pretrained")
     except (OSError, RuntimeError, ValueError) as error:
         raise _not_fetched(name, error) from None
     card = found.pretrained_cfg
@@ -167,7 +169,7 @@ def _of_torchvision(
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            found = models.get_model(name, weights=chosen)
+            found: Any = models.get_model(name, weights=chosen)
     except OSError as error:
         raise _not_fetched(name, error) from None
     facts = _load(found, name, weights)
@@ -206,11 +208,15 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
                 "'zdp-bench[representations]'`."
             )
         path = next(Path(spec.origin).parent.rglob("*.pth"))
-        facts = {"weights": package, "licence": licence, "trained_on": trained_on}
+        facts: dict[str, Any] = {
+            "weights": package,
+            "licence": licence,
+            "trained_on": trained_on,
+        }
     else:
         path = Path(weights).expanduser()
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
-    own = network.state_dict()
+    own, theirs = network.state_dict(), dict[str, Tensor]()
     try:
         if path.suffix == ".safetensors":
             from safetensors.torch import load_file

@@ -120,6 +120,10 @@ class Scattering(nn.Module):
     """
 
     version = 1
+    first: Tensor
+    second: Tensor
+    phi: Tensor
+    average_0: Tensor
 
     def __init__(
         self,
@@ -140,11 +144,11 @@ class Scattering(nn.Module):
         phi = torch.fft.fft(averages[0]).real
         if self.dims == 2:
             phi = phi.unsqueeze(1) * torch.fft.fft(averages[1]).real
-            first, scales = bank_2d(*padded, J, L)
+            first, scales = bank_2d(padded[0], padded[1], J, L)
             second, scales_2 = first, scales
         else:
-            first, scales = bank_1d(*padded, J, L)
-            second, scales_2 = bank_1d(*padded, J, 1)
+            first, scales = bank_1d(padded[0], J, L)
+            second, scales_2 = bank_1d(padded[0], J, 1)
         self.register_buffer("first", contract(phi, first).float())
         self.register_buffer("second", contract(phi, second).float())
         self.register_buffer("phi", phi.float())

@@ -44,7 +44,7 @@ class Segmentation:
         logits, mask = outputs.flatten(1), targets.flatten(1).to(outputs.dtype)  # each [B, H·W]
         total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
         if "bce" in self.parts:
-            weight = self.organ_weight and torch.as_tensor(self.organ_weight).to(logits)
+            weight = logits.new_tensor(self.organ_weight) if self.organ_weight else None
             each = F.binary_cross_entropy_with_logits(
                 logits, mask, reduction="none", pos_weight=weight
             )

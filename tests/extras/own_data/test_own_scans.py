@@ -19,6 +19,7 @@ from zdp_bench.training.run import run
 LEARNED = 0.8  # Dice; whoever answers 'nothing' has 0, and 'everything' 0.2
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_folder_of_scans_trains_at_a_patient_s_epsilon_of_8(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch

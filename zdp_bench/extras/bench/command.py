@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.progress import console
 
     require_writable(options.results)
-    check_value("--threads", Threads | None, options.threads)
+    check_value("--threads", Threads, options.threads)
     for name in options.tables:
         if name not in tables.TABLES:
             raise unknown("table", name, tables.TABLES)
