@@ -144,7 +144,7 @@ def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
     write_mini_mnist(tmp_path / "root")
     code, out, err = run(capsys, "reproduce", *words)
     assert code == 0, err
-    assert "4 cells: 0 as published, 2 with other settings or data, 2 empty" in out
+    assert "4 cells: 0 as published, 2 with other settings or data (2 other data), 2 empty" in out
     assert "[2/2]" in out
 
 
@@ -175,7 +175,7 @@ def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixtu
     )
     assert (code, err) == (0, "")
     assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
-    assert "10 cells: 0 as published, 1 with other settings or data, 9 empty" in out
+    assert "10 cells: 0 as published, 1 with other settings or data (1 other data), 9 empty" in out
     assert run(capsys, "report", "--results", str(small / "smoke"))[0] == 0
 
 
