@@ -188,7 +188,7 @@ def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixtu
         (["zeta_dp_2021/1", "--budget", "2 days"], "must be a time such as 40h, 90m or 2h30m"),
         (["zeta_dp_2021/1", "--only", "published"], "Did you mean 'as-published'?"),
         (["zeta_dp_2021/1", "--launcher", "slum"], "Did you mean 'slurm'?"),
-        (["--profile", "smoke", "--plan"], "takes minutes"),
+        (["--profile", "smoke", "--plan"], "a run of each recipe"),
     ],
 )
 def test_mistakes(capsys: pytest.CaptureFixture[str], words: list[str], message: str) -> None:
