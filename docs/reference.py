@@ -76,19 +76,13 @@ def fill(page: str) -> str:
 
 def coverage(paper: str = "") -> str:
     """How much of a paper's tables and figures is filled, or of all papers' tables."""
-    from zdp_bench.report import coverage, papers
+    from zdp_bench.report import coverage
 
-    counts = coverage.of_tables(Path(__file__).parent.parent / "results")
-    sentences = []
-    for kind, unit, figures in (("Tables", "cells", False), ("Figures", "curves", True)):
-        of_kind = [
-            count
-            for name, count in counts.items()
-            if name.startswith(paper) and papers.is_figure(name) == figures
-        ]
-        if of_kind:
-            sentences.append(f"{kind}: {coverage.total(of_kind, unit).sentence}")
-    return f"*{' '.join(sentences)}*"
+    counts = {
+        kind: coverage.total(RUNS.parent, paper, figures)
+        for kind, figures in (("Tables", False), ("Figures", True))
+    }
+    return f"*{' '.join(f'{kind}: {c.sentence}' for kind, c in counts.items() if c.of)}*"
 
 
 def toolbox() -> str:

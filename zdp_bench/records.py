@@ -141,6 +141,12 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
         raise
 
 
+def write_changed(path: Path, content: bytes) -> None:
+    """Write `content` to `path` as `write_bytes` does, unless that is what the file holds."""
+    if not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)
+
+
 def require_regular(path: Path) -> None:
     """Refuse an output in whose place something else than a file is: it would be replaced.
 

@@ -5,6 +5,8 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,9 +14,17 @@ import pytest
 from tests.test_cli import run
 from tests.test_package import ROOT
 from zdp_bench.report import coverage, papers
-from zdp_bench.report.cells import Count
+from zdp_bench.report.cells import (
+    AGAIN,
+    PROTECTIONS,
+    Count,
+    Standing,
+    count_once,
+    protection_of,
+)
 
 RESULTS = ROOT / "results"
+PAGES = sorted((ROOT / "docs" / "papers").glob("*_20*.md"))
 CELLS = {
     "zeta_dp_2021/1": 4,
     "zeta_dp_2021/2": 2,
@@ -30,18 +40,34 @@ CELLS = {
 }
 
 
-def test_a_count_is_told_in_one_sentence() -> None:
-    statuses = ["reproduced"] * 2 + ["different"] * 2 + ["other data"] * 19 + ["reduced"]
-    assert Count.count(statuses).sentence == (
-        "24 cells: 4 as published (2 reproduced, 2 different), 20 on other or reduced data, "
-        "0 empty."
+def test_a_count_is_told_in_one_sentence_that_sets_apart_what_protects() -> None:
+    none, tight, claim = PROTECTIONS
+    cells = [Standing("reproduced", none), Standing("reproduced", claim), Standing("close", tight)]
+    cells += [Standing("different", claim), Standing("reduced"), *[Standing("other data")] * 2]
+    assert Count.count(cells).sentence == (
+        "7 cells: 4 as published (1 not private: 1 reproduced; 1 private with a finite tight ε: "
+        "1 close; 2 private by the paper's ε only, with a tight ε of ∞: 1 reproduced, 1 "
+        "different), 3 with other settings or data (2 other data, 1 reduced), 0 empty."
     )
-    few = Count.count(["close"], "curves") + Count.count(["no data", "no data", "too dear"])
-    assert few.sentence == (
-        "4 curves: 1 as published (1 close), 0 on other or reduced data, "
-        "3 empty (2 no data, 1 too dear)."
+    curves = [Standing("as published", tight), *map(Standing, ("no data", "no data", "too dear"))]
+    assert Count.count(curves, "curves").sentence == (
+        "4 curves: 1 as published (1 private with a finite tight ε), 0 with other settings or "
+        "data, 3 empty (2 no data, 1 too dear)."
     )
-    assert Count.count(["as published"], "curves").sentence.startswith("1 curve: 1 as published, 0")
+    assert Count.count(curves[:1], "curves").sentence.startswith("1 curve: 1 as published (1 ")
+    for epsilons, protection in {(9, 1): tight, (1, math.inf): claim}.items():
+        assert protection_of(*epsilons) == protection
+    assert protection_of(math.inf, math.inf) == none
+
+
+def test_a_run_that_fills_cells_of_two_tables_counts_once() -> None:
+    found = [Standing("close", PROTECTIONS[2], f"accuracy {run}") for run in "aba"]
+    found += [Standing("too dear", "", "accuracy")] * 2
+    once = count_once(found)
+    assert [one.status for one in once] == ["close", "close", AGAIN, "too dear", "too dear"]
+    assert Count.count(once).sentence.endswith(
+        "2 empty (2 too dear), 1 the same run as in another table."
+    )
 
 
 @pytest.mark.parametrize("results", [RESULTS, Path("/nowhere")])
@@ -59,11 +85,12 @@ def test_a_table_that_was_not_written_is_empty(tmp_path: Path) -> None:
 
 def test_a_curve_counts_with_the_best_of_its_rows(tmp_path: Path) -> None:
     (tmp_path / "tables").mkdir()
-    lines = ["row,status", "lenet5,reduced", "lenet5,as published", "lenet5,other data", ""]
+    lines = ["row,status,protection", "lenet5,reduced,", "lenet5,as published,not private", ""]
     (tmp_path / "tables" / "gredp_2024_fig4.csv").write_text("\n".join(lines))
     count = coverage.of_tables(tmp_path)["gredp_2024/fig4"]
     assert count.sentence == (
-        "4 curves: 1 as published, 0 on other or reduced data, 3 empty (3 too dear)."
+        "4 curves: 1 as published (1 not private), 0 with other settings or data, "
+        "3 empty (3 too dear)."
     )
 
 
@@ -73,7 +100,7 @@ def test_the_command_prints_every_table_and_the_total(capsys: pytest.CaptureFixt
     lines = {line["table"]: line for line in csv.DictReader(io.StringIO(out))}
     assert lines["all tables"]["cells"] == "109"
     assert set(lines) == {*coverage.of_tables(RESULTS), "all tables", "all figures (curves)"}
-    parts = ("as published", "other or reduced", "empty")
+    parts = ("as published", "other settings or data", "empty", AGAIN)
     for line in lines.values():
         assert sum(int(line[part]) for part in parts) == int(line["cells"])
     sentence = coverage.sheet(RESULTS).notes[0]
@@ -89,6 +116,52 @@ def test_the_readme_shows_the_total() -> None:
     sentence = coverage.sheet(RESULTS).notes[0]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
     assert sentence in text, f"the results changed: write '{sentence}' in README.md"
+
+
+NUMBER = re.compile(r"(?<![\w.,/^-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/²×^]|[.,]\d)")
+
+
+def read_numbers(text: str) -> list[str]:
+    return [number.replace(",", "") for number in NUMBER.findall(text)]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
+def test_the_numbers_of_a_papers_page_stand_in_one_table(page: Path) -> None:
+    """All decimals of a row (but its head), or of a sentence with a %, are in one result table.
+
+    A result table is what `results/tables` shows of it and of its runs, and what the paper prints.
+    A number of the page may be rounded. Code and whole numbers are not looked at.
+    """
+    tables: dict[str, set[float]] = {}
+    folder = RESULTS / "tables"
+    printed = (ROOT / "papers" / page.stem).glob("*.csv")
+    shown = [
+        path
+        for name in (f"{page.stem}_", "epsilon", "faceoff")
+        for path in folder.glob(f"{name}*.md")
+    ]
+    for path in (*printed, *shown):
+        name = path.stem.removesuffix("_runs").removeprefix(f"{page.stem}_")
+        tables.setdefault(name, set()).update(map(float, read_numbers(path.read_text("utf-8"))))
+    text = re.sub(r"```.*?```|`[^`]*`|<!--.*?-->", "", page.read_text("utf-8"), flags=re.S)
+    for block in re.split(r"\n\n|\n(?=- )", text):
+        if block.lstrip().startswith("|"):
+            lines = [line.partition("|")[2].partition("|")[2] for line in block.split("\n")]
+        else:
+            lines = [s for s in re.split(r"(?<=[.:;]) ", " ".join(block.split())) if "%" in s]
+        for line in lines:
+            numbers = [number for number in read_numbers(line) if "." in number]
+            missing = {
+                name: [n for n in numbers if not any(_rounds_to(found, n) for found in table)]
+                for name, table in tables.items()
+            }
+            nearest = min(missing, key=lambda name: len(missing[name]))
+            assert not missing[nearest], f"{line}: {nearest} has no {missing[nearest]}"
+
+
+def _rounds_to(found: float, shown: str) -> bool:
+    digits = len(shown.partition(".")[2])
+    return abs(found - float(shown)) <= 0.5001 * 10**-digits
 
 
 def test_every_empty_cell_has_a_reason_and_every_table_is_there() -> None:

@@ -46,6 +46,7 @@ def make_run(
     ]
     run = record(recipe, seed, start + 0.1 * EPOCHS, epochs=epochs)
     run["config"] = {"optimizer": {"lr": 0.1 * seed}}
+    run["data"]["name"] = "fashion_mnist"
     run["privacy"] |= {
         "claimed_by": "dp_dfa_2020",
         "noise_multiplier": sigma,
@@ -210,10 +211,16 @@ def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> N
     assert len(bands) == 1
 
 
-def test_a_table_without_a_point_cannot_be_drawn(tmp_path: Path) -> None:
-    build(tmp_path).write(tmp_path)
-    with pytest.raises(UserError, match="holds no point yet"):
-        figures.draw(FIGURE, tmp_path, tmp_path)
+def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
+    short = filling("short", "bp_10.24", variant="10 of 200 epochs")
+    for runs in ([], [make_run("short", 1, 0.1)]):
+        save(tmp_path, *runs)
+        figure = build(tmp_path, short)
+        figure.write(tmp_path)
+        assert figure.notes[0].startswith("Not drawn: none of the paper's curves")
+        with pytest.raises(UserError, match="none of the paper's curves was run as published"):
+            figures.draw(FIGURE, tmp_path, tmp_path)
+    assert {curve.status for curve in figure.curves if curve.points} == {"reduced"}
 
 
 def test_every_figure_of_a_paper_is_drawn_and_has_axes_and_recipes() -> None:

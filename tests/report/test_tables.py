@@ -73,7 +73,7 @@ def test_an_empty_table_has_a_line_for_each_number_and_names_the_commands(tmp_pa
     assert shown["phasemnist_nonprivate"]["ε printed / tight"] == "∞"
     table = build(tmp_path)
     assert table.count.sentence.startswith(
-        "4 cells: 0 as published, 0 on other or reduced data, 4 "
+        "4 cells: 0 as published, 0 with other settings or data, 4 "
     )
     assert "Not run: `zdp-bench run recipe=phasemnist`." in table.notes
     assert "zdp-bench run" not in table.sheet().as_markdown()
@@ -159,7 +159,7 @@ def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) 
         assert len({line.count("|") for line in text if line.startswith("|")}) == 1
     text = paths[0].read_text()
     assert text.startswith(
-        "# Ziller et al. 2021 (ζ-DP), Table 1\n\n4 cells: 1 as published (1 close), 0 on other"
+        "# Ziller et al. 2021 (ζ-DP), Table 1\n\n4 cells: 1 as published (1 private by the "
     )
     assert text.count("\n| ") == 2 + 4
     line, *_ = csv.DictReader(io.StringIO(paths[1].read_text()))
@@ -172,6 +172,13 @@ def test_the_lines_and_the_runs_are_written_as_markdown_and_csv(tmp_path: Path) 
     runs = list(csv.DictReader(io.StringIO(paths[3].read_text())))
     assert runs[0]["runs"] == record("phasemnist", 1)["run"][:16]
     assert runs[2]["n"] == "0"
+
+
+def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
+    save(tmp_path, own("phasemnist", 1, 0.97))
+    before = [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)]
+    save(tmp_path, own("mnist", 1, 0.9, experiment="mine".ljust(64, "e")), record("quickstart"))
+    assert [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)] == before
 
 
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
@@ -257,14 +264,12 @@ def test_the_best_of_ours_is_better_at_no_more_epsilon(
     assert line["status"] == "close"
 
 
-def test_of_variants_one_on_the_papers_data_comes_first_and_the_status_says_reduced(
-    tmp_path: Path,
-) -> None:
+def test_of_variants_one_on_the_papers_data_comes_first(tmp_path: Path) -> None:
     other = filling("phasemnist", digest="o" * 64, variant="more epochs")
     save(tmp_path, own("phasemnist_tuned", 1, 0.9), record("x", 1, 0.99, experiment="o" * 64))
     line = lines(tmp_path, other)["phasemnist_private"]
     assert line["best of ours"] == "90.00 % (n = 1)"
-    assert (line["what differs"], line["status"], line["Δ"]) == ("tuned", "reduced", "")
+    assert (line["what differs"], line["status"], line["Δ"]) == ("tuned", "other settings", "")
     save(tmp_path, record("phasemnist_tuned", 1, 0.9))
     line = lines(tmp_path, other)["phasemnist_private"]
     assert line["best of ours"] == "[99.00 % (n = 1)]"
@@ -308,7 +313,10 @@ def test_folds_stand_in_a_line_as_their_mean(tmp_path: Path) -> None:
             for (n, seed), v in values.items()
         ),
     )
-    assert lines(tmp_path, *folds)["mnist_private"]["best of ours"] == "72.50 ± 17.68 % (n = 2)"
+    assert (
+        lines(tmp_path, *folds)["mnist_private"]["best of ours"]
+        == "72.50 ± 17.68 % over folds (n = 2)"
+    )
     labels = [row["row"] for row in runs(tmp_path, *folds)]
     assert labels == [f"MNIST DP-SGD (folds, ours), dataset.fold={n}" for n in (0, 1)]
 
@@ -319,6 +327,7 @@ def test_a_variant_that_is_set_aside_stands_with_the_runs_only(
     rules = Rules(
         "1",
         aside=["tun*"],
+        reduced=["tun*"],
         differs={"tuned": "another rate"},
         not_run={"2/*": "their pictures", "1/mnist_*": 2.5, "1/p*": "their numbers"},
     )
@@ -329,7 +338,9 @@ def test_a_variant_that_is_set_aside_stands_with_the_runs_only(
     assert line["phasemnist_private"]["status"] == "no data (their numbers)"
     assert line["mnist_private"]["status"] == "too dear (~2.5 h)"
     monkeypatch.setattr(cells, "rules_of", lambda table: replace(rules, aside=[]))
-    assert lines(tmp_path)["phasemnist_private"]["what differs"] == "on phasemnist; another rate"
+    line = lines(tmp_path)["phasemnist_private"]
+    assert line["what differs"] == "on phasemnist; another rate"
+    assert line["status"] == "reduced", "before 'other data'"
 
 
 @pytest.mark.parametrize(
@@ -357,6 +368,9 @@ def test_a_status_is_judged_by_points_or_deviations(
     found = [record("r", seed, metrics={metric: value}) for seed, value in enumerate(values)]
     ours = Measured(number, ((Filling("r", (), "r", None, "d"), tuple(found)),), True)
     assert cells.judge(ours, number) == status
+    folds = tuple((one, (run,)) for run in found for one, _ in ours.jobs)
+    if len(found) == 3:
+        assert cells.judge(replace(ours, jobs=folds), number) == "different", "folds are no seeds"
 
 
 # -------------------------------------------------------------------------------- what papers print

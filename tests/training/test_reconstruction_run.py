@@ -59,9 +59,9 @@ def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
 def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_path: Path) -> None:
     carried_out(tmp_path, "mri_recon_small", "trainer.batch_size=3")
     with pytest.raises(UserError, match=r"zdp-bench run recipe=NAME.*mri_recon_small_nonprivate"):
-        figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
+        figures.draw("reconstructions", tmp_path / "results", tmp_path)
     carried_out(tmp_path, "mri_recon_small_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
+    figure = figures.draw("reconstructions", tmp_path / "results", tmp_path)
     titles = [
         axes.get_title(loc="center").split("\n")[0]
         for axes in figure.axes
@@ -71,7 +71,7 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
     assert figure.axes[1].get_title(loc="center").startswith("zero-filled\nSSIM 0.")
     carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
     carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("zeta_dp_2021/fig3", tmp_path / "results", tmp_path)
+    figure = figures.draw("reconstructions", tmp_path / "results", tmp_path)
     titles = [
         axes.get_title(loc="center").replace("\n", ", ")
         for axes in figure.axes

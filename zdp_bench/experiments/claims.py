@@ -7,7 +7,7 @@ cell of that row with the records whose experiment digest is its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import product
@@ -56,13 +56,11 @@ def fillings(table: str, results: Path) -> list[Filling]:
     return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
 
 
-def claims_of(
-    table: str, jobs: Callable[[str], list[tuple[str, ...]]] | None = None
-) -> list[Claim]:
+def claims_of(table: str, most: int | None = None) -> list[Claim]:
     """Return the jobs of a table's recipes as the recipes are now.
 
     Args:
-        jobs: gives the jobs of a recipe; all of its sweep (`jobs_of`) by default.
+        most: so many of a recipe's sweep; all by default.
 
     Raises:
         UserError: no such table, or a recipe claims a row that the table lacks.
@@ -70,7 +68,7 @@ def claims_of(
     rows = set(rows_of(table))
     claims = []
     for recipe in recipes_of(table):
-        for overrides, composed in _compose(recipe, (jobs or jobs_of)(recipe)):
+        for overrides, composed in _compose(recipe, jobs_of(recipe)[:most]):
             resolved = resolve(composed)
             row, variant = str(resolved["claims"]["row"]), resolved["claims"]["variant"]
             if row not in rows:

@@ -1,8 +1,8 @@
 """Runs what tables lack, and writes them: one table, or every table of every paper.
 
-    smoke   each recipe with few steps on generated or embedded data, a job on every core; of its
-            sweep, as many jobs as it takes for every setting to occur. Shows that everything
-            runs. Runs, tables and page go to a folder of their own and fill no paper's cell.
+    smoke   the first job of each recipe, one seed and few steps of it, on generated or embedded
+            data, a job on every core. Shows that every recipe runs. Runs, tables and page go to a
+            folder of their own and fill no paper's cell.
     here    as published, wherever the data root holds the data and the weights
     paper   as published, fetching what may be fetched
 
@@ -34,7 +34,7 @@ from zdp_bench.config.digests import drop_empty, experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.claims import Equals, claims_of, jobs_of, on_other_data
+from zdp_bench.experiments.claims import Equals, claims_of, on_other_data
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.experiments.validate import validate
 from zdp_bench.models.resnet import UNTRAINED, missing_weights
@@ -50,8 +50,7 @@ from zdp_bench.training.setup import build_dataset
 SMOKE_FOLDER = "smoke"  # under the results folder
 SMOKE_NOTE = (
     "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; "
-    "they reproduce nothing. Of a sweep there are as many rows as it takes for every setting to "
-    "occur."
+    "they reproduce nothing. Of a sweep there is the first job."
 )
 
 Say = Callable[[str], None]
@@ -136,7 +135,7 @@ def make_plan(
     """Return the runs that the tables want, each once, and what they will fill.
 
     Args:
-        seeds: of every row; None for as many as the paper has.
+        seeds: of every row; None for as many as the paper has, of smoke one.
         as_published: leave variants of ours out.
     """
     jobs: list[Job] = []
@@ -148,7 +147,7 @@ def make_plan(
     smoke = profile == "smoke"
     here = configured(["recipe=quickstart", f"paths.results={folder}", *extra]).paths
     for table in names:
-        claims = claims_of(table, jobs_with_new_settings if smoke else None)
+        claims = claims_of(table, 1 if smoke else None)
         wanted[table] = fillings = [] if smoke else on_other_data(claims, folder)
         for claim in claims:
             filling, reason = claim.filling, ""
@@ -172,7 +171,7 @@ def make_plan(
                 continue
             own = [
                 Job(table, filling, seed, row, tuple(words))
-                for seed in range(1, (seeds or papers.seeds(table)) + 1)
+                for seed in range(1, (seeds or (1 if smoke else papers.seeds(table))) + 1)
                 if (filling.recipe, filling.digest) not in planned
                 and equals.claim(filling, seed) == filling.recipe
             ]
@@ -180,17 +179,6 @@ def make_plan(
             merged += not own
             jobs += own
     return Plan(jobs, missing, wanted, merged)
-
-
-def jobs_with_new_settings(recipe: str) -> list[tuple[str, ...]]:
-    """Return the jobs of a recipe's sweep that have a setting which no job before them has."""
-    seen: set[str] = set()
-    jobs = []
-    for job in jobs_of(recipe):
-        if not job or not seen.issuperset(job):
-            jobs.append(job)
-        seen.update(job)
-    return jobs
 
 
 def _mark_smoke(filling: Filling, reduced: Run) -> Filling:

@@ -21,13 +21,19 @@ from typing import Any
 
 from zdp_bench.records import Record
 from zdp_bench.report import papers
-from zdp_bench.report.number_format import interval
+from zdp_bench.report.number_format import interval, mean_and_deviation
 from zdp_bench.report.papers import Reference
 
 PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
-OTHER = ("other data", "reduced")
+OTHER = ("other settings", "other data", "reduced")
 EMPTY = ("no data", "too dear", "not run")
-STATUSES = (*PUBLISHED, *OTHER, *EMPTY)
+AGAIN = "same run"  # in totals: another table's cell has counted it
+STATUSES = (*PUBLISHED, *OTHER, *EMPTY, AGAIN)
+PROTECTIONS = (
+    "not private",
+    "private with a finite tight ε",
+    "private by the paper's ε only, with a tight ε of ∞",
+)
 
 EPSILON_COLUMNS = ("epsilon", "epsilon_rdp")
 SHARES = ("accuracy", "roc_auc", "dice", "ssim")  # between 0 and 1: a point is 0.01
@@ -53,6 +59,7 @@ class Rules:
         published: data set, or 'recipe=NAME', -> how 'PROVENANCE, NOTES' of records must begin.
         differs: data set or variant -> what differs from the paper, in a few words.
         aside: patterns of variants that stand in `tableN_runs.md` only.
+        reduced: patterns of variants with less training, or a smaller network, than the paper's.
         not_run: pattern of 'N/ROW' -> what is missing, or the hours that a run takes. The first
             that matches counts.
     """
@@ -61,6 +68,7 @@ class Rules:
     published: Mapping[str, str] = field(default_factory=dict)
     differs: Mapping[str, str] = field(default_factory=dict)
     aside: Sequence[str] = ()
+    reduced: Sequence[str] = ()
     not_run: Mapping[str, str | float] = field(default_factory=dict)
 
     def is_published(self, recipe: str, data: Mapping[str, Any]) -> bool:
@@ -79,6 +87,12 @@ class Rules:
     def is_aside(self, variant: str | None) -> bool:
         """True if a variant is no candidate for 'best of ours'."""
         return any(fnmatchcase(variant or "", pattern) for pattern in self.aside)
+
+    def status(self, variant: str | None, on_paper_data: bool) -> str:
+        """Return the status of what is not as published; 'reduced' comes before 'other data'."""
+        if any(fnmatchcase(variant or "", pattern) for pattern in self.reduced):
+            return "reduced"
+        return "other settings" if on_paper_data else "other data"
 
     def lacking(self, row: str) -> tuple[str, str]:
         """Return the status of a row without runs, and what is missing or how long it takes."""
@@ -183,6 +197,17 @@ class Measured:
         return [mean(run["metrics"][column] for run in runs) for _, runs in self.jobs]
 
     @property
+    def over_folds(self) -> bool:
+        """True if each value is a fold's mean: they differ by more than seeds do."""
+        return len(self.jobs) > 1
+
+    @property
+    def shown(self) -> str:
+        """'98.01 ± 0.12 % (n = 3)': mean and deviation; over folds it says so."""
+        shown = mean_and_deviation(self.values, self.metric.unit)
+        return shown.replace(" (n", " over folds (n") if self.over_folds else shown
+
+    @property
     def scale(self) -> float:
         """Turns a recorded metric into the paper's unit."""
         return 100.0 if self.metric.unit == "%" else 1.0
@@ -200,6 +225,11 @@ class Measured:
         """
         spent = max((run["privacy"] for run in self.runs), key=lambda one: one["epsilon_tight"])
         return {"unit": "patient"} | spent  # records of older versions name no unit
+
+    @property
+    def protection(self) -> str:
+        """One of `PROTECTIONS`."""
+        return protection_of(self.privacy["epsilon_claimed"], self.privacy["epsilon_tight"])
 
     @property
     def data(self) -> dict[str, Any]:
@@ -221,6 +251,13 @@ class Measured:
             return ""
         together = interval(spent.get("epsilon_patient_at_least"), spent["epsilon_patient"])
         return together if together == self.tight else f"{together} ({spent['unit']})"
+
+
+def protection_of(claimed: float, tight: float) -> str:
+    """Return which of `PROTECTIONS` a claimed and a tight ε are."""
+    if math.isfinite(tight):
+        return PROTECTIONS[1]
+    return PROTECTIONS[2] if math.isfinite(claimed) else PROTECTIONS[0]
 
 
 def measure(
@@ -262,8 +299,7 @@ class Cell:
         epsilon_rdp: what it prints by RDP accounting beside it; None where it does not.
         published: the paper's settings; None where they were not run.
         best: the best variant of ours; None where none was run, or none is better.
-        differs: what differs from the paper in the number shown, in a few words.
-        lacking: why the paper's settings were not run: a status, and what is missing or how long.
+        rules: of its table.
     """
 
     metric: Reference
@@ -271,8 +307,7 @@ class Cell:
     epsilon_rdp: str | None
     published: Measured | None
     best: Measured | None
-    differs: str
-    lacking: tuple[str, str]
+    rules: Rules
 
     @property
     def measured(self) -> dict[str, Measured]:
@@ -285,15 +320,34 @@ class Cell:
         """One of `STATUSES`."""
         if self.published and self.published.on_paper_data:
             return judge(self.published, self.metric)
-        shown = self.published or self.best
+        if shown := self.published or self.best:
+            return self.rules.status(shown.filling.variant, shown.on_paper_data)
+        return self.rules.lacking(self.metric.row)[0]
+
+    @property
+    def standing(self) -> Standing:
+        """How it counts."""
+        judged = self.status in PUBLISHED
+        shown = [m for m in (self.published, None if judged else self.best) if m]
+        runs = sorted(run["run"][:16] for one in shown for run in one.runs)
+        protection = self.published.protection if self.published and judged else ""
+        return Standing(self.status, protection, " ".join([self.metric.column, *runs]))
+
+    @property
+    def differs(self) -> str:
+        """What differs from the paper in the number shown: the data, if other, and the variant."""
+        shown = self.best or self.published
         if not shown:
-            return self.lacking[0]
-        return "reduced" if shown.on_paper_data else "other data"
+            return ""
+        words = [] if shown.on_paper_data else [self.rules.of_data(shown.data["name"])]
+        if variant := shown.filling.variant:
+            words.append(self.rules.of_variant(variant))
+        return "; ".join(word for word in words if word)
 
     @property
     def reason(self) -> str:
         """Why the cell is empty; empty where it is not."""
-        return "" if self.measured else self.lacking[1]
+        return "" if self.measured else self.rules.lacking(self.metric.row)[1]
 
     @property
     def difference(self) -> float | None:
@@ -313,7 +367,8 @@ def judge(ours: Measured, metric: Reference) -> str:
     if paper is None or math.isnan(ours.mean):
         return "different"
     point = 1.0 if metric.unit == "%" else 0.01 if metric.column in SHARES else 0.02 * abs(paper)
-    spread = 2 * ours.scale * stdev(ours.values) if len(ours.values) >= 3 else 0.0
+    seeds = [] if ours.over_folds else ours.values
+    spread = 2 * ours.scale * stdev(seeds) if len(seeds) >= 3 else 0.0
     away = abs(ours.mean - paper) - 1e-9
     if away <= max(point, spread):
         return "reproduced"
@@ -324,10 +379,11 @@ def judge_curve(ours: Measured, rules: Rules) -> str:
     """Return the status of a figure's curve; 'as published' if all its jobs were run so."""
     if not ours.runs:
         return rules.lacking(ours.metric.row)[0]
-    if not ours.on_paper_data:
-        return "other data"
-    whole = all(runs for _, runs in ours.jobs) and not ours.filling.variant
-    return "as published" if whole else "reduced"
+    if not all(runs for _, runs in ours.jobs):
+        return "reduced"
+    if ours.on_paper_data and not ours.filling.variant:
+        return "as published"
+    return rules.status(ours.filling.variant, ours.on_paper_data)
 
 
 def make_cells(numbers: Sequence[Reference], rows: Sequence[Measured], rules: Rules) -> list[Cell]:
@@ -346,8 +402,7 @@ def make_cells(numbers: Sequence[Reference], rows: Sequence[Measured], rules: Ru
         for column, metric in printed.items():
             if metric.number is not None:
                 pair = published.get(column), best.get(column)
-                differs = _differs(*pair, rules)
-                made.append(Cell(metric, claim, rdp, *pair, differs, rules.lacking(name)))
+                made.append(Cell(metric, claim, rdp, *pair, rules))
     return made
 
 
@@ -389,45 +444,61 @@ def _choose(variants: Sequence[Variant], first: str, rules: Rules) -> tuple[Vari
     return (published or [{}])[0], best
 
 
-def _differs(published: Measured | None, best: Measured | None, rules: Rules) -> str:
-    """Return what differs from the paper: the data, if it is other, and the variant."""
-    shown = best or published
-    if not shown:
-        return ""
-    words = [] if shown.on_paper_data else [rules.of_data(shown.data["name"])]
-    if variant := shown.filling.variant:
-        words.append(rules.of_variant(variant))
-    return "; ".join(word for word in words if word)
-
-
 @dataclass(frozen=True)
 class Verdict:
-    """What became of one cell or curve, for `reproduce`: one of `STATUSES`, and why."""
+    """What became of one cell or curve, for `reproduce`: its standing, and why."""
 
     table: str
     row: str
     metric: str
-    verdict: str
+    standing: Standing
     why: str
+
+    @property
+    def verdict(self) -> str:
+        """One of `STATUSES`."""
+        return self.standing.status
 
 
 # ---------------------------------------------------------------------------------- how many cells
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many cells of a table, or curves of a figure, have each status."""
+class Standing:
+    """How a cell or curve counts.
 
-    of: Counter[str]
+    Attributes:
+        status: one of `STATUSES`.
+        protection: one of `PROTECTIONS` if it is as published, else empty.
+        runs: its metric and the runs that the status speaks of, as text.
+    """
+
+    status: str
+    protection: str = ""
+    runs: str = ""
+
+
+def count_once(standings: Iterable[Standing]) -> list[Standing]:
+    """Return standings in which a run that has filled an earlier cell is `AGAIN`."""
+    found, seen = [], set[str]()
+    for one in standings:
+        found.append(Standing(AGAIN) if one.runs in seen else one)
+        if one.status not in EMPTY and one.runs:
+            seen.add(one.runs)
+    return found
+
+
+@dataclass(frozen=True)
+class Count:
+    """How many cells of a table, or curves of a figure, have which status and protection."""
+
+    of: Counter[tuple[str, str]]
     unit: str = "cells"
 
     @classmethod
-    def count(cls, statuses: Iterable[str], unit: str = "cells") -> Count:
-        """Count statuses, each one of `STATUSES`."""
-        return cls(Counter(statuses), unit)
-
-    def __add__(self, other: Count) -> Count:
-        return Count(self.of + other.of, self.unit)
+    def count(cls, standings: Iterable[Standing], unit: str = "cells") -> Count:
+        """Count standings."""
+        return cls(Counter((one.status, one.protection) for one in standings), unit)
 
     @property
     def numbers(self) -> dict[str, int]:
@@ -435,24 +506,37 @@ class Count:
         sums = {
             "cells": self.of.total(),
             "as published": self._sum(PUBLISHED),
-            "other or reduced": self._sum(OTHER),
+            **{name: self._sum(PUBLISHED, name) for name in PROTECTIONS},
+            "other settings or data": self._sum(OTHER),
             "empty": self._sum(EMPTY),
         }
-        return sums | {status: self.of[status] for status in STATUSES[1:]}
+        return sums | {status: self._sum([status]) for status in STATUSES[1:]}
 
     @property
     def sentence(self) -> str:
-        """The counts in words: '24 cells: 4 as published (4 close), 20 on other ...'."""
+        """The counts in words: '24 cells: 4 as published (1 not private: ...), 20 with ...'."""
         total, unit = self.of.total(), self.unit if self.of.total() != 1 else self.unit[:-1]
+        kinds = [
+            f"{number} {name}{self._named(PUBLISHED[1:], name, ': {}')}"
+            for name in PROTECTIONS
+            if (number := self._sum(PUBLISHED, name))
+        ]
+        again = self._sum([AGAIN])
         return (
-            f"{total} {unit}: {self._sum(PUBLISHED)} as published{self._named(PUBLISHED[1:])}, "
-            f"{self._sum(OTHER)} on other or reduced data, "
-            f"{self._sum(EMPTY)} empty{self._named(EMPTY)}."
+            f"{total} {unit}: {self._sum(PUBLISHED)} as published"
+            f"{' ({})'.format('; '.join(kinds)) if kinds else ''}, "
+            f"{self._sum(OTHER)} with other settings or data{self._named(OTHER)}, "
+            f"{self._sum(EMPTY)} empty{self._named(EMPTY)}"
+            f"{f', {again} the same run as in another table' if again else ''}."
         )
 
-    def _sum(self, statuses: Iterable[str]) -> int:
-        return sum(self.of[status] for status in statuses)
+    def _sum(self, statuses: Iterable[str], protection: str | None = None) -> int:
+        kinds = ("", *PROTECTIONS) if protection is None else (protection,)
+        return sum(self.of[status, kind] for status in statuses for kind in kinds)
 
-    def _named(self, statuses: Iterable[str]) -> str:
-        found = [f"{self.of[status]} {status}" for status in statuses if self.of[status]]
-        return f" ({', '.join(found)})" if found else ""
+    def _named(
+        self, statuses: Iterable[str], protection: str | None = None, form: str = " ({})"
+    ) -> str:
+        found = [(self._sum([status], protection), status) for status in statuses]
+        words = ", ".join(f"{number} {status}" for number, status in found if number)
+        return form.format(words) if words else ""

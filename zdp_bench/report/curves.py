@@ -18,7 +18,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import cells, names, papers
-from zdp_bench.report.cells import STATUSES, Count, Filling, Measured, Verdict
+from zdp_bench.report.cells import STATUSES, Count, Filling, Measured, Standing, Verdict
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import Axes, Reference
 from zdp_bench.report.sheet import (
@@ -74,6 +74,12 @@ class Curve:
         """True if a point has a finite claimed or tight ε; a claim that fails must show its ∞."""
         return any(math.isfinite(min(p.epsilon_claimed, p.epsilon_tight)) for p in self.points)
 
+    @property
+    def standing(self) -> Standing:
+        """How it counts."""
+        published = self.status == "as published"
+        return Standing(self.status, self.ours.protection if published else "")
+
 
 @dataclass(frozen=True)
 class Curves:
@@ -90,11 +96,7 @@ class Curves:
     @property
     def count(self) -> Count:
         """How many of the paper's curves have which status; of several with one row, the best."""
-        best: dict[str, str] = {}
-        for curve in self.curves:
-            found = curve.status, best.get(curve.row, curve.status)
-            best[curve.row] = min(found, key=STATUSES.index)
-        return Count.count(best.values(), "curves")
+        return count((curve.row, curve.standing) for curve in self.curves)
 
     @property
     def panels(self) -> list[str]:
@@ -137,7 +139,7 @@ class Curves:
             known = [missing[job.digest] for job, _ in curve.ours.jobs if job.digest in missing]
             why = known[0] if known and not curve.points else ""
             label = f"{curve.panel}: {curve.label}"
-            found.append(Verdict(self.name, label, self.metric, curve.status, why))
+            found.append(Verdict(self.name, label, self.metric, curve.standing, why))
         return found
 
     def as_rich(self) -> list[Any]:
@@ -171,7 +173,7 @@ class Curves:
 
     def as_csv(self) -> str:
         """Return one line a point, unrounded: what `report/figures` draws from."""
-        columns = ("row", "status", "panel", "curve", "x", "values", "epsilon_tight")
+        columns = ("row", "status", "protection", "panel", "curve", "x", "values", "epsilon_tight")
         return to_csv(self._points(), columns)
 
     def _points(self) -> list[dict[str, object]]:
@@ -182,6 +184,7 @@ class Curves:
         return {
             "row": curve.row,
             "status": curve.status,
+            "protection": curve.standing.protection,
             "panel": curve.panel,
             "curve": curve.label,
             "axis": self.axes.label,
@@ -218,6 +221,15 @@ def _epsilon_columns(curves: list[Curve]) -> list[tuple[str, dict[float, str]]]:
         columns.append((f"ε claimed{whose}", {x: epsilon(claimed) for x, claimed, _ in spent}))
         columns.append((f"ε tight{whose}", {x: epsilon(tight) for x, _, tight in spent}))
     return columns
+
+
+def count(of: Iterable[tuple[str, Standing]]) -> Count:
+    """Count the paper's curves, (row, standing); of several with one row, the best."""
+    best: dict[str, Standing] = {}
+    for row, standing in of:
+        found = standing, best.get(row, standing)
+        best[row] = min(found, key=lambda one: STATUSES.index(one.status))
+    return Count.count(best.values(), "curves")
 
 
 def panels_of(names: Iterable[str]) -> list[str]:
@@ -333,5 +345,7 @@ def _notes(table: str, curves: list[Curve]) -> list[str]:
         *papers.notes(table),
         *data_notes(run for curve in curves for run in curve.ours.runs),
     ]
+    if not any(curve.status == "as published" for curve in curves):
+        notes.insert(0, "Not drawn: none of the paper's curves was run as published.")
     jobs = [job for curve in curves for job in curve.ours.jobs]
     return [*notes, *not_run(filling for filling, runs in jobs if not runs)]

@@ -17,7 +17,7 @@ from rich.table import Table as RichTable
 from rich.text import Text
 
 from zdp_bench.errors import printable
-from zdp_bench.records import plain_cell, write_text
+from zdp_bench.records import plain_cell, write_changed
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json", "html")
@@ -137,10 +137,10 @@ def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) ->
 
 
 def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:
-    """Write the two forms that `results/tables` keeps of a table, and return their paths."""
+    """Write the two forms that `results/tables` keeps of a table; a file that has them stays."""
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    write_text(paths[0], printable(markdown))
-    write_text(paths[1], numbers)
+    write_changed(paths[0], printable(markdown).encode())
+    write_changed(paths[1], numbers.encode())
     return paths
 
 

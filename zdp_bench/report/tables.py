@@ -28,7 +28,7 @@ from zdp_bench.report.cells import (
     Verdict,
 )
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.number_format import epsilon, mean_and_deviation
+from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 RUN_COLUMNS = (
@@ -47,6 +47,7 @@ MEASURED = (
     "mean",
     "deviation",
     "n",
+    "over",
     "paper_data",
     "recipe",
     "variant",
@@ -80,11 +81,12 @@ PER_UNIT = (
     "together; the other ε are of one record."
 )
 READING = (
-    "In brackets: on other data than the paper's, compared with nothing. Best of ours: the one "
-    "variant of a row that `paper.yaml` leaves, not the best on the test set; its recipe says what "
-    "its settings were chosen on. It is not shown if its tight ε is larger than that of the row as "
-    "published, or its result is worse. ε tight is the privacy loss distribution of what was "
-    "really run; hyper-parameter search is in no ε."
+    "± is over seeds, or over folds where it says so. In brackets: on other data than the paper's, "
+    "compared with nothing. Reduced: with less training, or a smaller network, than the paper's, "
+    "on whatever data. Best of ours: the one variant of a row that `paper.yaml` leaves, not the "
+    "best on the test set; its recipe says what its settings were chosen on. It is not shown if "
+    "its tight ε is larger than that of the row as published, or its result is worse. ε tight is "
+    "the privacy loss distribution of what was really run; hyper-parameter search is in no ε."
 )
 
 
@@ -109,7 +111,7 @@ class Table:
     @property
     def count(self) -> Count:
         """How many of its cells have which status."""
-        return Count.count(cell.status for cell in self.cells)
+        return Count.count(cell.standing for cell in self.cells)
 
     @property
     def stem(self) -> str:
@@ -146,7 +148,7 @@ class Table:
                 self.name,
                 cell.metric.label,
                 show(cell)["metric"],
-                cell.status,
+                cell.standing,
                 self._explain(cell, missing),
             )
             for cell in self.cells
@@ -160,8 +162,10 @@ class Table:
             return cell.differs
         rows = [row for row in self.rows if row.metric == cell.metric]
         known = [missing[row.filling.digest] for row in rows if row.filling.digest in missing]
-        made_up = "run on generated data" if any(row.runs for row in rows) else ""
-        return next(filter(None, [*known, made_up]), cell.reason)
+        runs = [run for row in rows for run in row.runs]
+        made_up = bool(runs) and all(run["data"]["provenance"] == "synthetic" for run in runs)
+        generated = "run on generated data" if made_up else ""
+        return next(filter(None, [*known, generated]), cell.reason)
 
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows, part by part."""
@@ -198,8 +202,9 @@ def show(cell: Cell) -> dict[str, str]:
 
 def _show_measured(ours: Measured | None) -> str:
     """Return mean and deviation, in brackets if it is not on the paper's data."""
-    shown = mean_and_deviation(ours.values, ours.metric.unit) if ours else ""
-    return shown if not ours or ours.on_paper_data else f"[{shown}]"
+    if not ours:
+        return ""
+    return ours.shown if ours.on_paper_data else f"[{ours.shown}]"
 
 
 def _show_epsilons(cell: Cell) -> str:
@@ -226,6 +231,8 @@ def _numbers(cell: Cell) -> dict[str, object]:
         "unit": cell.metric.unit,
         "paper": cell.metric.number,
         "status": cell.status,
+        "protection": cell.standing.protection,
+        "runs": cell.standing.runs,
         "reason": cell.reason,
         "difference": None if cell.difference is None else round(cell.difference, 6),
         "differs": cell.differs,
@@ -245,6 +252,7 @@ def _numbers_of(ours: Measured | None, prefix: str) -> dict[str, object]:
             round(ours.mean, 6),
             None if spread is None else round(spread, 6),
             len(ours.values),
+            "folds" if ours.over_folds else "seeds",
             ours.on_paper_data,
             ours.filling.recipe,
             ours.filling.variant,
@@ -263,7 +271,7 @@ def _show_runs(row: Measured) -> list[str]:
     return [
         row.label,
         row.metric.column.replace("_", " "),
-        mean_and_deviation(row.values, row.metric.unit),
+        row.shown,
         epsilon(row.privacy["epsilon_claimed"]),
         row.tight,
         row.per_unit,

@@ -1,5 +1,6 @@
-"""Count how much of the papers is filled: as published, on other or reduced data, empty. It reads
-the tables in results/tables, as `zdp-bench table` and `reproduce` write them.
+"""Count how much of the papers is filled: as published (not private, private, or private by the
+paper's ε only), with other settings or data, or empty. It reads the tables in results/tables, as
+`zdp-bench table` and `reproduce` write them.
 """
 
 from __future__ import annotations

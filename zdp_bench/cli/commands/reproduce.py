@@ -1,6 +1,7 @@
-"""Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke
-(generated data, minutes; fills no paper's cell), here (what the data root holds), paper
-(everything). --plan says what that is and how long it takes, and runs nothing.
+"""Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke (a
+short run of each recipe on generated data, up to 9 GB a core; fills no paper's cell), here (what
+the data root holds), paper (everything). --plan says what that is and how long it takes, and runs
+nothing.
 """
 
 from __future__ import annotations
@@ -114,7 +115,9 @@ def _check(options: argparse.Namespace) -> None:
     if options.budget:
         read_duration(options.budget)
     if options.profile == "smoke" and (options.plan or options.budget or options.launcher):
-        raise UserError("--profile smoke takes minutes: leave --plan, --budget and --launcher out.")
+        raise UserError(
+            "--profile smoke is a run of each recipe: leave --plan, --budget and --launcher out."
+        )
 
 
 def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
@@ -164,7 +167,7 @@ def _print_verdicts(outcome: Outcome) -> None:
     for verdict in outcome.verdicts:
         shown.add_row(*(getattr(verdict, column) for column in columns))
     console().print(shown)
-    counted = Count.count(verdict.verdict for verdict in outcome.verdicts)
+    counted = Count.count(verdict.standing for verdict in outcome.verdicts)
     print(f"{counted.sentence} {RULE}")
     print("\n".join(f"written: {path}" for path in outcome.pages))
 

@@ -26,7 +26,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.page import run_data
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import figures, names, papers
-from zdp_bench.report.cells import EMPTY, RULE, Cell, Count
+from zdp_bench.report.cells import EMPTY, RULE, Cell, Count, count_once
 from zdp_bench.report.tables import Table, show
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
@@ -102,7 +102,7 @@ def write(
         sections=[_section(table, every, results) for table in tables],
         parts=_parts({table.stem for table in tables}, results),
         figures=_figures(results),
-        total=sum((table.count for table in tables), Count(Counter())),
+        total=Count.count(count_once(cell.standing for table in tables for cell in table.cells)),
         rule=RULE,
         records=len(every),
         own=sum(not (run.get("claims") or {}).get("table") for run in every),

@@ -28,7 +28,7 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
 from zdp_bench.errors import UserError
-from zdp_bench.records import write_bytes
+from zdp_bench.records import write_changed
 from zdp_bench.registry import lookup, names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
@@ -188,4 +188,4 @@ def save(figure: Figure, path: Path) -> None:
     drawn = BytesIO()
     with mpl.rc_context(STYLE):
         figure.savefig(drawn, format=path.suffix[1:], metadata=METADATA[path.suffix])
-    write_bytes(path, drawn.getvalue())
+    write_changed(path, drawn.getvalue())

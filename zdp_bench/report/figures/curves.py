@@ -80,13 +80,14 @@ def panels(name: str, results: Path) -> Figure:
     """Draw the curves of PAPER/figN, one colour and line style for each label in all panels.
 
     Raises:
-        UserError: the table has not been made, or holds no point.
+        UserError: the table has not been made, or holds no curve as published.
     """
     path = results / "tables" / f"{papers.file_stem(name)}.csv"
     points = read_table(path, f"zdp-bench table {name} --results {results}")
-    if points.empty:
+    if not (points["status"] == "as published").any():
         raise UserError(
-            f"{path}: holds no point yet. `zdp-bench table {name}` names the runs it lacks."
+            f"{path}: none of the paper's curves was run as published, so nothing is drawn as its "
+            f"figure. `zdp-bench table {name}` shows what was run and what it lacks."
         )
     spent = points[["epsilon_claimed", "epsilon_tight"]].astype(float)
     points[spent.columns], points["x"] = spent, points["x"].astype(float)

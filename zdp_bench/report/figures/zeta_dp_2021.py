@@ -1,4 +1,4 @@
-"""Draws the figures of Ziller et al. 2021: examples of its data, and a reconstructed image."""
+"""Draws figures of Ziller et al. 2021, examples of its data, and reconstructed images of ours."""
 
 from __future__ import annotations
 
@@ -139,12 +139,12 @@ def _spectrogram(axes: Axes, part: np.ndarray, limits: np.ndarray):  # type: ign
     )
 
 
-@register("figure", "zeta_dp_2021/fig3")
+@register("figure", "reconstructions")
 def reconstructions(results: Path, data_root: Path) -> Figure:
-    """One test slice: reference, zero-filled, and the reconstructions of Table 5, with errors.
+    """One test slice of our MRI runs: reference, zero-filled, and reconstructions, with errors.
 
-    All runs shown are of one data set. Each run left the slice beside its record (`example.npz`),
-    so neither data nor weights are needed.
+    As the paper's Figure 3, but on the data that our runs had: all shown are of one data set. Each
+    run left the slice beside its record (`example.npz`), so neither data nor weights are needed.
 
     Raises:
         UserError: there is no pair of a non-private and a private run.
