@@ -103,14 +103,12 @@ def carried_out(folder: Path, wanted: list[dict[str, Any]]) -> dict[str, dict[st
     return found
 
 
-@pytest.mark.parametrize(
-    "count", [3, pytest.param(30, marks=[pytest.mark.slow, pytest.mark.timeout(3000)])]
-)
-def test_killed_at_any_time_a_quickstart_ends_as_the_uninterrupted_one(
-    tmp_path: Path, count: int
-) -> None:
+@pytest.mark.slow
+@pytest.mark.timeout(3000)
+def test_killed_at_any_time_a_quickstart_ends_as_the_uninterrupted_one(tmp_path: Path) -> None:
     """kill -9 from outside, whatever the process is at: a step, the ledger, an evaluation, a
     checkpoint, the record."""
+    count = 30
     quickstart = ["recipe=quickstart", "trainer.epochs=3", "execution.checkpoint_steps=7"]
     rng = random.Random(count)
     moments = [["any time", rng.randrange(61), rng.uniform(0, 0.02)] for _ in range(count)]
