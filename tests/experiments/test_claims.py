@@ -91,7 +91,7 @@ def test_the_sweep_is_hydras_own(
 ) -> None:
     called: list[str] = []
     monkeypatch.setattr(
-        sweep.Job,
+        sweep.SweepJob,
         "__call__",
         lambda self, config: called.append(f"{config.algorithm.gradient} {config.seed}"),
     )

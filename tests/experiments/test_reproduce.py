@@ -282,7 +282,7 @@ def test_every_data_set_of_a_recipe_has_a_stand_in_or_stands_for_itself() -> Non
         assert not files.card(reduced.dataset.name).files, "smoke needs no file"
 
 
-def plan_of(small: Path, root: Path, seeds: int | None = 1) -> reproduce.Plan:
+def plan_of(small: Path, root: Path, seeds: int | None = 1) -> reproduce.ReproductionPlan:
     extra = [f"paths.data={root}", "threads=1"]
     return reproduce.make_plan(["zeta_dp_2021/1"], "paper", seeds, small, extra)
 

@@ -24,7 +24,7 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.config import compose
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.sweep import Job
+from zdp_bench.experiments.sweep import SweepJob
 from zdp_bench.training import batches, checkpoint, setup
 from zdp_bench.training import run as experiment
 from zdp_bench.training.interrupts import (
@@ -126,7 +126,7 @@ def test_sigterm_in_a_clean_up_between_runs_stops_before_the_next(tmp_path: Path
     with stop_on_sigterm():
         Remains()
         with pytest.raises(Stopped):
-            Job(sweep=True)(config)
+            SweepJob(sweep=True)(config)
         with pytest.raises(Stopped):  # as in a run that was loading its data
             carry_out(tmp_path)
     raise_if_asked()  # nothing is left of it

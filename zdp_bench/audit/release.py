@@ -158,7 +158,7 @@ class Scores:
 
 
 @dataclass(frozen=True)
-class Rule:
+class DecisionRule:
     """Says `present`, or absent, where the score is above the threshold (or not), else nothing."""
 
     threshold: float
@@ -214,7 +214,7 @@ def best_bound(
     with_it: Views,
     learned: int,
     confidence: float,
-    choose: Callable[[Scores, float], tuple[float, Rule]],
+    choose: Callable[[Scores, float], tuple[float, DecisionRule]],
     claimed: Callable[[float], float] = lambda delta: 0.0,
     shift: np.ndarray | None = None,
 ) -> tuple[float, float, str]:
@@ -254,7 +254,9 @@ def score(
     return Scores(one[:learned], other[:learned]), Scores(one[learned:], other[learned:])
 
 
-def bound_at(rule: Rule, scores: Scores, delta: float, confidence: float) -> tuple[float, str]:
+def bound_at(
+    rule: DecisionRule, scores: Scores, delta: float, confidence: float
+) -> tuple[float, str]:
     """Return a rule's bound on scores that did not teach it, and the counts behind it."""
     tested = len(scores.without)
     said = [
@@ -268,7 +270,7 @@ def bound_at(rule: Rule, scores: Scores, delta: float, confidence: float) -> tup
     return bound, f"{hits:,} hits and {alarms:,} false alarms in {tested:,} each"
 
 
-def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, Rule]:
+def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, DecisionRule]:
     """Return δ and the rule with which these scores speak loudest against a claimed curve.
 
     That is where P[hit] − e^ε P[false alarm] − δ is most standard errors above 0. A bound on ε
@@ -290,7 +292,7 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, R
     return delta, rule
 
 
-def _best_rule(scores: Scores, delta: float, confidence: float) -> Rule:
+def _best_rule(scores: Scores, delta: float, confidence: float) -> DecisionRule:
     """Return the rule whose counts refute most."""
     n = len(scores.without)
     return _loudest(scores, lambda h, a: release_bound(h, a, n, delta, confidence))[1]
@@ -298,16 +300,16 @@ def _best_rule(scores: Scores, delta: float, confidence: float) -> Rule:
 
 def _loudest(
     scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
-) -> tuple[float, Rule]:
+) -> tuple[float, DecisionRule]:
     """Return the greatest loudness and its rule, in the middle of equally good thresholds."""
-    best = (-np.inf, Rule(0.0, True, True))
+    best = (-np.inf, DecisionRule(0.0, True, True))
     candidates, rules = _count_by_rule(scores)
     for above, present, hits, alarms in rules:
         loud = loudness(hits, alarms)
         equal = np.flatnonzero(loud == loud.max())
         at = int(equal[len(equal) // 2])
         if loud[at] > best[0]:
-            best = float(loud[at]), Rule(float(candidates[at]), above, present)
+            best = float(loud[at]), DecisionRule(float(candidates[at]), above, present)
     return best
 
 

@@ -29,7 +29,7 @@ from zdp_bench.report.papers import recipes_of, rows_of
 
 
 @dataclass(frozen=True)
-class Claim:
+class ClaimedJob:
     """A job of a recipe and what it fills.
 
     Attributes:
@@ -56,7 +56,7 @@ def fillings(table: str, results: Path) -> list[Filling]:
     return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
 
 
-def claims_of(table: str, most: int | None = None) -> list[Claim]:
+def claims_of(table: str, most: int | None = None) -> list[ClaimedJob]:
     """Return the jobs of a table's recipes as the recipes are now.
 
     Args:
@@ -74,7 +74,7 @@ def claims_of(table: str, most: int | None = None) -> list[Claim]:
             if row not in rows:
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
             filling = Filling(recipe, overrides, row, variant, digest_of(resolved))
-            claims.append(Claim(filling, composed, resolved))
+            claims.append(ClaimedJob(filling, composed, resolved))
     return claims
 
 
@@ -115,7 +115,7 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
     return list(product(*choices))
 
 
-def on_other_data(claims: list[Claim], results: Path) -> list[Filling]:
+def on_other_data(claims: list[ClaimedJob], results: Path) -> list[Filling]:
     """Return the same jobs with another data set in place of the recipe's, where records exist."""
     found = []
     used: dict[str, list[dict[str, Any]]] = {}  # the data sets of a recipe's records, each once

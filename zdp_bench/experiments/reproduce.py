@@ -93,7 +93,7 @@ class Job:
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReproductionPlan:
     """What there is to do.
 
     Attributes:
@@ -131,7 +131,7 @@ def make_plan(
     folder: Path,
     extra: list[str],
     as_published: bool = False,
-) -> Plan:
+) -> ReproductionPlan:
     """Return the runs that the tables want, each once, and what they will fill.
 
     Args:
@@ -178,7 +178,7 @@ def make_plan(
             planned.add((filling.recipe, filling.digest))
             merged += not own
             jobs += own
-    return Plan(jobs, missing, wanted, merged)
+    return ReproductionPlan(jobs, missing, wanted, merged)
 
 
 def _mark_smoke(filling: Filling, reduced: Run) -> Filling:
@@ -240,7 +240,7 @@ def smoke_overrides(config: Run) -> list[str] | None:
 # ------------------------------------------------------------------------------------ choosing
 
 
-def order(plan: Plan, results: Path) -> list[Work]:
+def order(plan: ReproductionPlan, results: Path) -> list[Work]:
     """Return the runs that have no record, most cells per hour first.
 
     A run that lacks data counts as one whose time cannot be told; such runs come last. Times are
@@ -363,7 +363,7 @@ def show_duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
 
 
-def sheet(plan: Plan, ordered: Iterable[Work]) -> Sheet:
+def sheet(plan: ReproductionPlan, ordered: Iterable[Work]) -> Sheet:
     """Lay the runs out, those of a row together where its first one stands."""
     ordered = list(ordered)
     rows: dict[tuple[str, str], list[Work]] = {}
@@ -409,7 +409,7 @@ def sheet(plan: Plan, ordered: Iterable[Work]) -> Sheet:
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Reproduction:
     """The verdict on every cell, and the pages written."""
 
     verdicts: list[Verdict]
@@ -484,7 +484,9 @@ def _run_job(job: Job, config: Run) -> tuple[Job, str, str]:
     return job, f"{headline['name']} {headline['value']:.4g}{before}", ""
 
 
-def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say) -> Outcome:
+def write_all(
+    plan: ReproductionPlan, failed: Failures, profile: str, folder: Path, say: Say
+) -> Reproduction:
     """Write every table of the plan and the page, and judge every cell."""
     reasons = dict(failed)
     missing = dict(plan.missing)
@@ -509,4 +511,4 @@ def write_all(plan: Plan, failed: Failures, profile: str, folder: Path, say: Say
     found = [verdict for table in made for verdict in table.verdicts(missing)]
     for figure in drawn:
         found += figure.verdicts(missing)
-    return Outcome(found, pages)
+    return Reproduction(found, pages)

@@ -34,7 +34,7 @@ LOST = (
 )
 
 
-class Job:
+class SweepJob:
     """What Hydra calls with a composed configuration, in this process or a launcher's.
 
     It returns errors instead of raising them, so that one bad job does not end a sweep.
@@ -89,7 +89,9 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[int, list[tuple[list[str],
     _require_countable(driver, overrides)
     with _readable_losses():
         batches = driver.multirun(
-            config_name="config", task_function=Job(sweep=True, wait=False), overrides=overrides
+            config_name="config",
+            task_function=SweepJob(sweep=True, wait=False),
+            overrides=overrides,
         )
     jobs = [job for batch in batches for job in batch]
     return len(jobs), _failed(driver, jobs)
@@ -133,7 +135,7 @@ def launch(
         driver: Hydra's, from `hydra_session`.
         jobs: the overrides of each.
         settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
-        show: of every run, as in `Job`.
+        show: of every run, as in `SweepJob`.
 
     Raises:
         UserError: as for `sweep`.
@@ -151,7 +153,7 @@ def launch(
         )
         carrier = Plugins.instance().instantiate_launcher(
             hydra_context=HydraContext(config_loader=driver.config_loader, callbacks=Callbacks()),
-            task_function=Job(sweep=True, wait=False, show=show),
+            task_function=SweepJob(sweep=True, wait=False, show=show),
             config=chosen,
         )
         words = [[f"launcher={launcher}", *job] for job in jobs]
@@ -165,7 +167,7 @@ def _failed(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[tuple
         words, reason = list(job.overrides), job.return_value
         if isinstance(reason, Busy):
             reason = driver.run(
-                config_name="config", task_function=Job(sweep=True, show=show), overrides=words
+                config_name="config", task_function=SweepJob(sweep=True, show=show), overrides=words
             ).return_value
         if isinstance(reason, UserError):
             failed.append((words, str(reason)))
@@ -212,7 +214,7 @@ def _carry_out(
     runner: Runner | None = None,
     show: Shown = "all",
 ) -> None:
-    """Check a composed configuration and run it; print what `Job` says."""
+    """Check a composed configuration and run it; print what `SweepJob` says."""
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training.progress import Live, Reporter, Silent, console
     from zdp_bench.training.run import run

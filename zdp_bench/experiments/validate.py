@@ -53,7 +53,7 @@ class Cost:
 
 
 @dataclass(frozen=True)
-class Layer:
+class LayerUse:
     """A layer with trainable parameters, and how an example's gradient of it is bounded."""
 
     name: str
@@ -69,7 +69,7 @@ class Report:
     recipe: str
     data: dict[str, Any]
     model: dict[str, Any]
-    layers: list[Layer]
+    layers: list[LayerUse]
     surgery: list[dict[str, str]]
     sampling: dict[str, Any]
     privacy: dict[str, Any]
@@ -133,7 +133,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
     )
 
 
-def list_layers(setup: Setup) -> list[Layer]:
+def list_layers(setup: Setup) -> list[LayerUse]:
     """Return every layer with trainable parameters of its own."""
     config, mechanism = setup.config, setup.mechanism
     private = mechanism.z > 0 or config.algorithm.name != "sgd"
@@ -159,7 +159,7 @@ def list_layers(setup: Setup) -> list[Layer]:
             rule = f"book-keeping, {name_of_rule}; {bound}"
         else:
             rule = f"torch.func for this layer alone; {bound}"
-        found.append(Layer(name or "(the model)", type(module).__name__, count_real(own), rule))
+        found.append(LayerUse(name or "(the model)", type(module).__name__, count_real(own), rule))
     return found
 
 

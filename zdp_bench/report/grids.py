@@ -45,7 +45,8 @@ class Line:
     def unit(self) -> str:
         """Whose presence ε hides."""
         private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
-        return str(private[0]["privacy"].get("epsilon_of") or "example") if private else ""
+        unit = str(private[0]["privacy"].get("epsilon_of")) if private else ""
+        return "example" if unit == "record" else unit
 
     def values(self, target: float) -> list[float]:
         """Return the test metric of each seed."""

@@ -16,7 +16,7 @@ from zdp_bench.cli.commands.table import print_table
 from zdp_bench.errors import UserError, unknown
 
 if TYPE_CHECKING:
-    from zdp_bench.experiments.reproduce import Job, Outcome, Plan
+    from zdp_bench.experiments.reproduce import Job, Reproduction, ReproductionPlan
 
 GROUP = "reproduce"
 HELP = "run what a table lacks, or all tables, then write them"
@@ -120,7 +120,7 @@ def _check(options: argparse.Namespace) -> None:
         )
 
 
-def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
+def _choose(options: argparse.Namespace, plan: ReproductionPlan) -> list[Job]:
     """Return the jobs to run now, in order: those with a record, then what was asked for.
 
     Raises:
@@ -146,7 +146,7 @@ def _choose(options: argparse.Namespace, plan: Plan) -> list[Job]:
     return [*done, *(work.job for work in ordered)]
 
 
-def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
+def _print_plan(options: argparse.Namespace, plan: ReproductionPlan) -> int:
     from zdp_bench.experiments import reproduce
 
     ordered = reproduce.order(plan, options.results)
@@ -156,7 +156,7 @@ def _print_plan(options: argparse.Namespace, plan: Plan) -> int:
     return 0
 
 
-def _print_verdicts(outcome: Outcome) -> None:
+def _print_verdicts(outcome: Reproduction) -> None:
     from rich.table import Table
 
     from zdp_bench.report.cells import RULE, Count

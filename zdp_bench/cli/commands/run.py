@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
-    from zdp_bench.experiments.sweep import Job, sweep
+    from zdp_bench.experiments.sweep import SweepJob, sweep
     from zdp_bench.training import distributed
 
     if options.multirun and options.show_config:
@@ -43,7 +43,7 @@ def run(options: argparse.Namespace) -> int:
     with readable_errors(words), hydra_session() as driver:
         if not options.multirun:
             error = driver.run(
-                config_name="config", task_function=Job(), overrides=words
+                config_name="config", task_function=SweepJob(), overrides=words
             ).return_value
             if isinstance(error, UserError):
                 raise error
