@@ -12,7 +12,15 @@ from sklearn.metrics import roc_auc_score
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.report.comparisons import Family, bonferroni, delong, show_p, students_t
+from zdp_bench.report.comparisons import (
+    Family,
+    Paired,
+    bonferroni,
+    delong,
+    paired_t,
+    show_p,
+    students_t,
+)
 
 TRUTH = np.arange(200) % 2
 
@@ -192,3 +200,16 @@ def test_students_t_and_bonferroni() -> None:
     assert nearly_equal < 1e-6
     assert (students_t([2, 2], [2, 2]), students_t([2, 2], [3, 3])) == (1.0, 0.0)
     assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)
+
+
+def test_paired_t() -> None:
+    """By hand: differences of mean 2 and deviation 1, t = 2√3 on 2 degrees of freedom."""
+    found = paired_t([4, 4, 4], [3, 2, 1])
+    assert found is not None
+    assert (found.mean, found.p) == (2, pytest.approx(0.0742, abs=1e-4))
+    assert (found.low, found.high) == (
+        pytest.approx(-0.4841, abs=1e-4),
+        pytest.approx(4.4841, abs=1e-4),
+    )
+    assert paired_t([2, 3], [1, 2]) == Paired(1, 1, 1, 0.0)
+    assert paired_t([1], [2]) is None

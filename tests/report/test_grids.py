@@ -58,3 +58,29 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="zdp-bench reproduce cost"):
         grids.build("cost", tmp_path, [filling("private")])
+
+
+VALUES = {
+    "magnitude": [0.5, 0.52, 0.51],
+    "channels": [0.9, 0.92, 0.94],
+    "complex": [0.9, 0.93, 0.93],
+}
+
+
+def test_variants_stand_in_the_tables_order_and_are_compared_seed_by_seed(tmp_path: Path) -> None:
+    for name, values in VALUES.items():
+        save(tmp_path, *(run(name, seed, value, 3.0) for seed, value in enumerate(values)))
+    fillings = [filling(name, "PhaseMNIST", name) for name in VALUES]
+    grid = grids.build("complex", tmp_path, fillings)
+    assert [line.variant for line in grid.lines] == list(VALUES)
+    said, magnitude, channels = grid.notes[-3:]
+    assert said.startswith("Of 2 comparisons, complex is better in 1, worse in 0 and not shown")
+    assert magnitude.startswith("PhaseMNIST, complex − magnitude. ε = 3: +41.0 [")
+    assert channels == ("PhaseMNIST, complex − channels. ε = 3: +0.0 [-2.5, +2.5] points, p = 1.")
+
+
+def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:
+    save(tmp_path, run("complex", 1, 0.8, 3.0), run("channels", 1, 0.7, 3.0))
+    fillings = [filling(name, "PhaseMNIST", name) for name in ("complex", "channels")]
+    grid = grids.build("complex", tmp_path, fillings)
+    assert not any("complex −" in note for note in grid.notes)

@@ -171,6 +171,36 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return float(ttest_ind(first, second).pvalue)
 
 
+@dataclass(frozen=True)
+class Paired:
+    """A paired t-test: the mean difference, its 95 % confidence interval, and the two-sided p."""
+
+    mean: float
+    low: float
+    high: float
+    p: float
+
+
+def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
+    """Compare two rows seed by seed: first − second. None for fewer than two seeds.
+
+    Args:
+        first, second: the metric of the same seeds, in the same order.
+    """
+    differences = [a - b for a, b in zip(first, second, strict=True)]
+    if len(differences) < 2:
+        return None
+    mean = sum(differences) / len(differences)
+    if len(set(differences)) == 1:  # no spread: scipy would divide by zero
+        return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+    from scipy.stats import ttest_1samp
+
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+        found = ttest_1samp(differences, 0.0)
+        interval = found.confidence_interval()
+    return Paired(mean, float(interval.low), float(interval.high), float(found.pvalue))
+
+
 def bonferroni(comparisons: int) -> float:
     """Return the threshold of p in a family of comparisons.
 

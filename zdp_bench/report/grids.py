@@ -1,7 +1,8 @@
 """Builds tables of our own: what recipes reach at several ε, side by side (`papers/ours.yaml`).
 
 A line is a row, or a variant of one. Its columns are the targets of ε, of the runs whose experiment
-digest is that of a job of the recipes that claim it. ε = ∞ is training without privacy.
+digest is that of a job of the recipes that claim it. ε = ∞ is training without privacy. With
+`compare: VARIANT`, notes below hold that variant against the others of its row, seed by seed.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import papers
 from zdp_bench.report.cells import SHARES, Filling, list_once
+from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
@@ -133,9 +135,76 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
             {target: list(runs.values()) for target, runs in found[row, variant].items()},
         )
         for row, options in of["rows"].items()
-        for variant in sorted((v for r, v in found if r == row), key=str)
+        for variant in sorted((v for r, v in found if r == row), key=lambda v: place(v, of))
     ]
-    return Grid(name, of["title"], of.get("notes") or (), lines)
+    notes = [*(of.get("notes") or ()), *compare_variants(lines, of.get("compare"))]
+    return Grid(name, of["title"], notes, lines)
+
+
+def place(variant: str | None, of: dict[str, Any]) -> tuple[int, str]:
+    """Return what sorts variants: those that the table lists come first, in its order."""
+    listed = list(of.get("variants") or ())
+    return (listed.index(variant) if variant in listed else len(listed), str(variant))
+
+
+def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
+    """Say how far one variant is from each other one of its row, at each ε, by a paired t-test.
+
+    Bonferroni's threshold is that of all comparisons of the table.
+    """
+    pairs = [
+        (line, other)
+        for line in lines
+        for other in lines
+        if line.row == other.row and line.variant == chosen != other.variant
+    ]
+    tests = [_compare(*pair) for pair in pairs]
+    every = [test for of_pair in tests for test in of_pair.values()]
+    if not every:
+        return []
+    threshold = bonferroni(len(every))
+    better = sum(test.p < threshold and test.mean > 0 for test in every)
+    worse = sum(test.p < threshold and test.mean < 0 for test in every)
+    said = (
+        f"Of {len(every)} comparisons, {chosen} is better in {better}, worse in {worse} and not "
+        f"shown to be different in {len(every) - better - worse}: paired t-tests over seeds, "
+        f"threshold of p {threshold:.2g} (Bonferroni). Below: mean difference [95 % interval]."
+    )
+    return [said, *(_say_tests(*pair, of) for pair, of in zip(pairs, tests, strict=True) if of)]
+
+
+def _compare(line: Line, other: Line) -> dict[float, Paired]:
+    """Return the test at each ε, over the seeds that both lines have."""
+    found = {}
+    for target in sorted(set(line.runs) & set(other.runs), reverse=True):
+        ours, theirs = (
+            {run["seed"]: float(run["headline"]["value"]) for run in of.runs[target]}
+            for of in (line, other)
+        )
+        seeds = sorted(ours.keys() & theirs.keys())
+        test = paired_t([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        if test is not None:
+            found[target] = test
+    return found
+
+
+def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
+    """Return 'MNIST, complex − channels: open +0.3 [+0.1, +0.5] %, p = 0.01; ε = 8 …'."""
+    scale, digits, _ = _form(line)
+    unit = " points" if line.metric == "accuracy" else ""
+    said = []
+    for target, test in tests.items():
+        mean, low, high = (f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high))
+        at = "open" if math.isinf(target) else f"ε = {target:g}"
+        said.append(f"{at}: {mean} [{low}, {high}]{unit}, p {show_p(test.p)}")
+    return f"{line.row}, {line.variant} − {other.variant}. {'; '.join(said)}."
+
+
+def _form(line: Line) -> tuple[float, int, str]:
+    """Return how a line's metric is shown: factor, digits, unit."""
+    if line.metric == "accuracy":
+        return 100.0, 1, " %"
+    return 1.0, 3 if line.metric in SHARES else 4, ""
 
 
 def _show(line: Line, target: float) -> str:
@@ -143,12 +212,11 @@ def _show(line: Line, target: float) -> str:
     values = line.values(target)
     if not values:
         return ""
-    percent = line.metric == "accuracy"
-    scale, digits = (100.0, 1) if percent else (1.0, 3 if line.metric in SHARES else 4)
+    scale, digits, unit = _form(line)
     shown = f"{scale * mean(values):.{digits}f}"
     if len(values) > 1:
         shown += f" ± {scale * stdev(values):.{digits}f}"
-    shown += " %" if percent else ""
+    shown += unit
     kept = line.kept(target) if math.isfinite(target) else None
     return shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
 

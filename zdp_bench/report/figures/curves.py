@@ -203,7 +203,8 @@ def draw_grid(name: str, results: Path) -> Figure:
         log_ticks(axes.xaxis, targets)
         axes.set_xlabel("tight ε")
         axes.set_ylabel("kept of the open result, %" if kept else names.axis(metric))
-    legend_below(figure, say_runs(points["n"].astype(int)))
+    dotted = "" if kept else "\ndotted lines: open, without privacy"
+    legend_below(figure, say_runs(points["n"].astype(int)) + dotted)
     return figure
 
 
