@@ -98,7 +98,7 @@ MISTAKES = [
         "validate recipe=quickstart paths.results=pyproject.toml/x",
         "pyproject.toml/x: Not a directory, so nothing can",
     ),
-    ("run recipe=quickstart model=/", "model '/' is not known. Allowed: "),
+    ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
     ("run recipe=quickstart model=a/b", "model 'a/b' is not known."),
     ("run recipe=phasemnits", "Did you mean 'phasemnist'?"),
     (

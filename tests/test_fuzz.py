@@ -161,6 +161,7 @@ SMALL: dict[str, dict[str, Any]] = {
     "chest_xray_synthetic": {"count": 60, "size": 32},
     "mitbih_synthetic": {"patients": 10, "beats": 8},
     "mri_sequences_synthetic": {"patients": 6, "size": 16},
+    "msd_volumes_synthetic": {"volumes": 6, "shape": [8, 8, 8]},
     "msd_synthetic": {"volumes": 6, "size": 32, "validation_share": 0.2, "test_share": 0.2},
     "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 8},
 }

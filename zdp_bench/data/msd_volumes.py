@@ -7,7 +7,6 @@ intensities have no unit, a volume is scaled between its own 1st and 99th percen
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -137,10 +136,6 @@ class MsdVolumes(LabelledVolumes):
         if holds_any(root / name):
             return self.describe(find_cases(root / name, self.channel), self.split_seed)
         return self.describe([LabelledVolume.announce(1)] * released, self.split_seed, found=False)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every labelled volume and its segmentation."""
-        return self.as_slices().check_files(root)
 
 
 def read_volume(case: LabelledVolume, shape: list[int], geometry: Geometry) -> np.ndarray:
