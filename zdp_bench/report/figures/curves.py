@@ -190,7 +190,9 @@ def draw_grid(name: str, results: Path) -> Figure:
             )
             style = curve_style(labels.index(label))
             if kept:
-                seeds = [[100 * float(of[x]["kept"])] if x in of else [] for x in targets]
+                # Nothing is known of what is kept before the open runs are there.
+                shares = [of[x]["kept"] if x in of else "" for x in targets]
+                seeds = [[100 * float(share)] if share else [] for share in shares]
             else:
                 scale = names.scale(metric)
                 seeds = [_values(of[x], scale) if x in of else [] for x in targets]
@@ -204,7 +206,8 @@ def draw_grid(name: str, results: Path) -> Figure:
         axes.set_xlabel("tight ε")
         axes.set_ylabel("kept of the open result, %" if kept else names.axis(metric))
     dotted = "" if kept else "\ndotted lines: open, without privacy"
-    legend_below(figure, say_runs(points["n"].astype(int)) + dotted)
+    said = "each point: the mean over seeds" if kept else say_runs(points["n"].astype(int)) + dotted
+    legend_below(figure, said)
     return figure
 
 
