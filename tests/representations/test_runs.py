@@ -21,7 +21,7 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.representations import Representation, build, represent, represent_splits
-from zdp_bench.training.representation import build_representation
+from zdp_bench.training.representation import build_representation, shares_data
 from zdp_bench.training.run import run
 from zdp_bench.training.setup import build_dataset, describe_data, load_data
 
@@ -120,6 +120,25 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
     build_representation(
         configured([*words, "representation.trained_on=svhn"]), (3, 32, 32), torch.float32
     )
+
+
+@pytest.mark.parametrize(
+    ("trained_on", "private", "shared"),
+    [
+        ("CIFAR-10", "cifar10", True),
+        ("Fashion MNIST, train", "fashion_mnist", True),
+        ("chest_xray/train", "chest_xray", True),
+        ("phasemnist", "mnist", True),
+        ("mnist", "phasemnist", True),
+        ("msd", "msd_volumes", True),
+        ("the MNIST digits", "phasemnist", True),
+        ("fashion_mnist", "mnist", False),
+        ("imagenet", "cifar10", False),
+        ("nothing", "speech_commands", False),
+    ],
+)
+def test_names_of_the_same_data_are_known(trained_on: str, private: str, shared: bool) -> None:
+    assert shares_data(trained_on, private) == shared
 
 
 def test_without_one_nothing_is_in_the_digest() -> None:

@@ -181,6 +181,8 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
     options = TINY | {"weights": str(tmp_path / "w.pth"), "resize": 32}
     with pytest.raises(UserError, match="trained_on=null: name what trained"):
         make("network", (3, 8, 8), **options)
+    with pytest.raises(UserError, match="name what trained"):
+        make("network", (3, 8, 8), **options, trained_on=" _")
     found = make("network", (3, 8, 8), **options, trained_on="birds")
     random = make("network", (3, 8, 8), **TINY, resize=32)
     assert found.facts["trained_on"] == "birds"

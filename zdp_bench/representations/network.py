@@ -118,7 +118,7 @@ def network(
         raise UserError("representation.pool=false: is for networks of timm, which give their map.")
     if "file" in facts:
         require(
-            trained_on is not None,
+            any(letter.isalnum() for letter in trained_on or ""),
             "representation.trained_on",
             trained_on,
             "name what trained the file's weights: no ε covers that data",
