@@ -27,6 +27,8 @@ from zdp_bench.representations.scattering import (
 
 TINY = {"network": "test_efficientnet", "weights": "untrained"}  # timm's own, 360,000 weights
 
+VIT = {"network": "vit_tiny_patch16_224", "weights": "untrained"}
+
 
 def make(
     name: str, shape: tuple[int, ...], dtype: torch.dtype = torch.float32, **options: Any
@@ -201,6 +203,9 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("network", (3, 8, 8), {"network": "efficientlite"}, "timm has no network"),
         ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
         ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
+        ("network", (3, 8, 8), VIT, "Set representation.resize=224"),
+        ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),
+        ("scattering", (28, 28), {"order": 1}, "groups=27: must .* one of 1, 17"),
         ("voxels", (28, 28), {}, "takes volumes"),
     ],
 )
@@ -209,3 +214,23 @@ def test_what_it_cannot_take_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         make(name, shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"), [("network", (32, 32), TINY), ("voxels", (6, 7, 8), {})]
+)
+def test_of_complex_examples_no_part_is_dropped(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="takes real numbers"):
+        make(name, shape, torch.complex64, **options)
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    import timm
+
+    weights = timm.create_model("test_efficientnet").state_dict()
+    next(iter(weights.values()))[0] = torch.nan
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="its weights hold numbers that are not finite"):
+        make("network", (3, 32, 32), **TINY | {"weights": f"{tmp_path}/w.pth"}, trained_on="birds")

@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line, require
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import Normalise, normalise_each
+from zdp_bench.representations.normalisation import Normalise, normalise_each, require_real
 
 Library = Literal["timm", "torchvision"]
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # torchvision's mean and deviation
@@ -61,6 +61,7 @@ class Network(nn.Module):
         self.register_buffer("deviation", deviation)
 
     def forward(self, x: Tensor) -> Tensor:
+        require_real(x, "network")
         x = x.reshape(len(x), -1, *x.shape[-2:]) * self.pixels[1] + self.pixels[0]
         if self.resize:
             side = (self.resize, self.resize)
