@@ -16,10 +16,11 @@ from zdp_bench import representations
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Plugin
-from zdp_bench.data import Examples, Splits
+from zdp_bench.data import Examples, Splits, cache
 from zdp_bench.errors import UserError
+from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.extras.sharing.loading import find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.representations import TRIED, Representation, build, represent, represent_splits
 from zdp_bench.training.representation import build_representation, shares_data
@@ -185,8 +186,9 @@ def test_without_one_nothing_is_in_the_digest() -> None:
     assert experiment_digest(plain) != experiment_digest(
         configured(["recipe=quickstart", "representation=scattering"])
     )
-    with pytest.raises(UserError, match="representation=none reads no key"):
-        configured(["recipe=quickstart", "+representation.J=3"])
+    for words in (["+representation.J=3"], ["representation=none", "representation.J=3"]):
+        with pytest.raises(UserError, match="representation=none reads no key"):
+            configured(["recipe=quickstart", *words])
 
 
 def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
@@ -206,6 +208,47 @@ def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
     assert accuracy == pytest.approx(record["metrics"]["accuracy"])
     torch.testing.assert_close(zdp_bench.load(tmp_path / "model")(inputs), outputs)
     assert "public transform `scattering`" in (tmp_path / "model" / "README.md").read_text()
+
+
+def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_efficientnet").state_dict(), tmp_path / "w.pth")
+    words = ["recipe=mnist", "representation=network", "representation.network=test_efficientnet"]
+    words += [f"representation.weights={tmp_path}/w.pth", "representation.trained_on=birds"]
+    config = configured([*words, "representation.resize=32"])
+    described = build_representation(config, (28, 28), torch.float32).described()
+    record = {"representation": described}
+    with pytest.raises(UserError, match="no path of a record is opened"):
+        find_representation(tmp_path, config, record)
+    copy = (tmp_path / "w.pth").rename(tmp_path / "copy.pth")
+    found = find_representation(tmp_path, config, record, copy)
+    assert found
+    assert found.digest == described["digest"]
+    torch.save(timm.create_model("test_efficientnet").state_dict(), copy)
+    with pytest.raises(UserError, match="of other weights"):
+        find_representation(tmp_path, config, record, copy)
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["recipe=cifar10_scattering", "dataset.augment=crop_flip"], "is computed once"),
+        (["recipe=mnist_scattering", "trainer.augmentations=4"], "all of its views"),
+    ],
+)
+def test_validate_refuses_what_a_run_refuses(words: list[str], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        validate(configured(words), trial=False)
+
+
+def test_a_folder_in_the_place_of_a_cached_array_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cache, "cache_folder", lambda kind: tmp_path)
+    (tmp_path / "abc.npy").mkdir()
+    with pytest.raises(UserError, match="is a folder in the place"):
+        cache.load_or_make("representations", "abc", (1,), np.float32, [])
 
 
 def test_a_dataset_of_one_s_own_is_represented(tmp_path: Path) -> None:

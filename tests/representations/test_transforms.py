@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -224,6 +225,34 @@ def test_of_complex_examples_no_part_is_dropped(
 ) -> None:
     with pytest.raises(UserError, match="takes real numbers"):
         make(name, shape, torch.complex64, **options)
+
+
+def test_what_is_no_file_of_tensors_is_refused_in_our_words(tmp_path: Path) -> None:
+    options = TINY | {"trained_on": "birds"}
+    os.mkfifo(tmp_path / "pipe.pth")
+    (tmp_path / "folder.pth").mkdir()
+    torch.save({"a": Path("b")}, tmp_path / "pickle.pth")
+    for name, sentence in (
+        ("pipe", "is no regular file"),
+        ("folder", "Is a directory|is no regular file"),
+        ("pickle", "holds more than tensors"),
+    ):
+        with pytest.raises(UserError, match=sentence) as refused:
+            make("network", (3, 32, 32), **options | {"weights": f"{tmp_path}/{name}.pth"})
+        assert "weights_only" not in str(refused.value)
+
+
+def test_a_file_s_name_makes_no_difference(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_efficientnet").state_dict(), tmp_path / "a.pth")
+    (tmp_path / "b.pth").write_bytes((tmp_path / "a.pth").read_bytes())
+    options = TINY | {"trained_on": "birds"}
+    a, b = (
+        make("network", (3, 32, 32), **options | {"weights": f"{tmp_path}/{name}.pth"})
+        for name in "ab"
+    )
+    assert a.digest == b.digest
 
 
 def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:

@@ -163,11 +163,7 @@ def represent_splits(
         UserError: examples change as they are drawn, or the transform looks at several at once.
     """
     if data.augment or data.train.is_stochastic:
-        raise UserError(
-            f"representation={representation.name}: is computed once for each example, and this "
-            "data set changes examples as they are drawn. Switch that off, such as "
-            "dataset.augment=null (or false)."
-        )
+        raise refuse_changing(representation.name)
     device = device or torch.device("cpu")
     representation.module.to(device)
     few = torch.arange(min(TRIED, len(data.test)))
@@ -187,6 +183,14 @@ def represent_splits(
         notes="; ".join(filter(None, [data.notes, representation.note()])),
         representation=representation.described(),
         digest=hashlib.sha256(f"{data.digest}:{representation.digest}".encode()).hexdigest(),
+    )
+
+
+def refuse_changing(name: str) -> UserError:
+    """Return the error for examples that are augmented."""
+    return UserError(
+        f"representation={name}: is computed once for each example, and this data set changes "
+        "examples as they are drawn. Switch that off, such as dataset.augment=null (or false)."
     )
 
 

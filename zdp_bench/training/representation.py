@@ -14,7 +14,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.data.files import cards
 from zdp_bench.errors import UserError
-from zdp_bench.representations import Representation, build, represent_splits
+from zdp_bench.representations import Representation, build, refuse_changing, represent_splits
 from zdp_bench.training.machine import pick_device
 
 
@@ -22,11 +22,19 @@ def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype
     """Return the configured representation for examples of this shape and dtype.
 
     Raises:
-        UserError: it does not take such examples, its weights are not there, or they were trained
-            on the data set that is to stay private.
+        UserError: it does not take such examples, its weights are not there, they were trained on
+            the data set that is to stay private, or examples are to be augmented.
     """
     chosen = config.representation
     assert chosen is not None
+    if config.dataset.options.get("augment"):
+        raise refuse_changing(chosen.name)
+    if config.trainer.augmentations:
+        raise UserError(
+            f"trainer.augmentations={config.trainer.augmentations} with representation="
+            f"{chosen.name}: an example's representation is made once, so all of its views would "
+            "be the same. Leave the key out."
+        )
     found = build(chosen.name, chosen.options, shape, dtype)
     known = str(found.facts.get("trained_on", ""))
     if known and shares_data(known, config.dataset.name):
