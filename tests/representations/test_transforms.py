@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -26,6 +27,8 @@ from zdp_bench.representations.scattering import (
 )
 
 TINY = {"network": "test_efficientnet", "weights": "untrained"}  # timm's own, 360,000 weights
+
+VIT = {"network": "vit_tiny_patch16_224", "weights": "untrained"}
 
 
 def make(
@@ -181,6 +184,8 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
     options = TINY | {"weights": str(tmp_path / "w.pth"), "resize": 32}
     with pytest.raises(UserError, match="trained_on=null: name what trained"):
         make("network", (3, 8, 8), **options)
+    with pytest.raises(UserError, match="name what trained"):
+        make("network", (3, 8, 8), **options, trained_on=" _")
     found = make("network", (3, 8, 8), **options, trained_on="birds")
     random = make("network", (3, 8, 8), **TINY, resize=32)
     assert found.facts["trained_on"] == "birds"
@@ -199,6 +204,9 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("network", (3, 8, 8), {"network": "efficientlite"}, "timm has no network"),
         ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
         ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
+        ("network", (3, 8, 8), VIT, "Set representation.resize=224"),
+        ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),
+        ("scattering", (28, 28), {"order": 1}, "groups=27: must .* one of 1, 17"),
         ("voxels", (28, 28), {}, "takes volumes"),
     ],
 )
@@ -207,3 +215,51 @@ def test_what_it_cannot_take_is_refused(
 ) -> None:
     with pytest.raises(UserError, match=sentence):
         make(name, shape, **options)
+
+
+@pytest.mark.parametrize(
+    ("name", "shape", "options"), [("network", (32, 32), TINY), ("voxels", (6, 7, 8), {})]
+)
+def test_of_complex_examples_no_part_is_dropped(
+    name: str, shape: tuple[int, ...], options: dict[str, Any]
+) -> None:
+    with pytest.raises(UserError, match="takes real numbers"):
+        make(name, shape, torch.complex64, **options)
+
+
+def test_what_is_no_file_of_tensors_is_refused_in_our_words(tmp_path: Path) -> None:
+    options = TINY | {"trained_on": "birds"}
+    os.mkfifo(tmp_path / "pipe.pth")
+    (tmp_path / "folder.pth").mkdir()
+    torch.save({"a": Path("b")}, tmp_path / "pickle.pth")
+    for name, sentence in (
+        ("pipe", "is no regular file"),
+        ("folder", "Is a directory|is no regular file"),
+        ("pickle", "holds more than tensors"),
+    ):
+        with pytest.raises(UserError, match=sentence) as refused:
+            make("network", (3, 32, 32), **options | {"weights": f"{tmp_path}/{name}.pth"})
+        assert "weights_only" not in str(refused.value)
+
+
+def test_a_file_s_name_makes_no_difference(tmp_path: Path) -> None:
+    import timm
+
+    torch.save(timm.create_model("test_efficientnet").state_dict(), tmp_path / "a.pth")
+    (tmp_path / "b.pth").write_bytes((tmp_path / "a.pth").read_bytes())
+    options = TINY | {"trained_on": "birds"}
+    a, b = (
+        make("network", (3, 32, 32), **options | {"weights": f"{tmp_path}/{name}.pth"})
+        for name in "ab"
+    )
+    assert a.digest == b.digest
+
+
+def test_weights_that_are_no_numbers_are_refused(tmp_path: Path) -> None:
+    import timm
+
+    weights = timm.create_model("test_efficientnet").state_dict()
+    next(iter(weights.values()))[0] = torch.nan
+    torch.save(weights, tmp_path / "w.pth")
+    with pytest.raises(UserError, match="its weights hold numbers that are not finite"):
+        make("network", (3, 32, 32), **TINY | {"weights": f"{tmp_path}/w.pth"}, trained_on="birds")

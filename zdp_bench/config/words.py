@@ -23,7 +23,7 @@ from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
 from zdp_bench.config.digests import RENAMED, name_as_now
-from zdp_bench.config.schema import GROUPS, SECTIONS, Scalars
+from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, SECTIONS, Scalars
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
@@ -178,10 +178,11 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     if key.startswith("hydra."):
         return f"key '{key}' is not known: it is none of this launcher's."
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
+    value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
     try:
-        configured([*chosen, f"++{key}=null"])
+        configured([*chosen, f"++{key}={value}"])
     except UserError as error:
-        if str(error).startswith("key "):
+        if str(error).startswith("key ") or "=none reads no key" in str(error):
             return str(error)
     return f"key '{key}' is not set by this recipe: write +{key}=... to add it."
 

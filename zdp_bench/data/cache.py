@@ -23,6 +23,7 @@ from typing import BinaryIO
 import numpy as np
 
 from zdp_bench.caches import cache_folder
+from zdp_bench.errors import UserError
 
 CHUNK = 1 << 20  # bytes
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a file
@@ -43,12 +44,17 @@ def load_or_make(
         kind: what the array holds: the folder in the cache.
         digest: of everything the array follows from: the files and how they become numbers.
         blocks: the array's rows, some at a time; used only if the array has to be made.
+
+    Raises:
+        UserError: a folder is in its place.
     """
     whole: np.ndarray
     if (folder := cache_folder(kind)) is None:
         whole = np.empty(shape, dtype=dtype)
         return _fill(whole, blocks)
     path = folder / f"{digest[:32]}.npy"
+    if path.is_dir():
+        raise UserError(f"{path}: is a folder in the place of a file of this cache; delete it.")
     if path.is_file():
         if (found := _map(path, shape, dtype)) is not None:
             return found

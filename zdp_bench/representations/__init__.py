@@ -13,6 +13,7 @@ from __future__ import annotations
 import hashlib
 import json
 import logging
+from collections import deque
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
@@ -24,10 +25,11 @@ from torch import Tensor, nn
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import DatasetInfo, Examples, Part, Source, Splits
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.registry import lookup
 
 AT_ONCE = 8  # examples: their maps stay in a CPU's cache
+TRIED = AT_ONCE + 1  # examples that show whether a transform mixes them
 BLOCK = 128  # examples that are read and written at once
 NUMPY = {torch.float32: np.float32, torch.complex64: np.complex64}
 CLOSE = 1e-4  # relative to the largest number: what rounding does in a deep network
@@ -103,19 +105,49 @@ def build(
     """
     module: nn.Module = lookup("representation", name)(tuple(shape), **options)
     module = module.eval().requires_grad_(False)
-    with torch.no_grad():
-        one = module(torch.zeros(1, *shape, dtype=dtype))
+    if not all(is_finite(tensor) for tensor in module.state_dict().values()):
+        raise UserError(f"representation={name}: its weights hold numbers that are not finite.")
+    one = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
     if one.dtype not in NUMPY:
         raise UserError(f"representation={name}: gives {one.dtype}, no float32 or complex64.")
     facts = getattr(module, "facts", {})
     version = getattr(module, "version", 1)
     if "sha256" in facts:  # which file holds the weights makes no difference
         options = {key: value for key, value in options.items() if key != "weights"}
-    named = json.dumps([name, options, version, list(shape), str(dtype), facts], sort_keys=True)
+    made_of = {key: value for key, value in facts.items() if key != "weights"}
+    made_of = made_of if "file" in facts else facts  # nor does the file's name
+    named = json.dumps([name, options, version, list(shape), str(dtype), made_of], sort_keys=True)
     digest = hashlib.sha256(named.encode()).hexdigest()
     return Representation(
         name, module, tuple(shape), dtype, tuple(one.shape[1:]), one.dtype, digest, facts
     )
+
+
+def _try(name: str, module: nn.Module, options: dict[str, Any], one: Tensor) -> Tensor:
+    """Return what a module makes of one example.
+
+    Raises:
+        UserError: it takes no such example, or gives no tensor of one.
+    """
+    try:
+        with torch.no_grad():
+            made = module(one)
+    except UserError:
+        raise
+    except Exception as error:
+        advice = " Set representation.resize=224." if options.get("resize", 0) is None else ""
+        kind = f"{str(one.dtype).removeprefix('torch.')} {list(one.shape[1:])}"
+        raise UserError(
+            f"representation={name}: takes no examples of {kind} ({in_one_line(error)}).{advice}"
+        ) from error
+    if not isinstance(made, Tensor) or made.dim() < 2 or len(made) != 1:
+        raise UserError(f"representation={name}: of one example it gives no [1, ...] tensor.")
+    return made
+
+
+def is_finite(x: Tensor) -> bool:
+    """True if no number of x is infinite or NaN."""
+    return bool(torch.isfinite(x).all())
 
 
 def represent_splits(
@@ -131,14 +163,11 @@ def represent_splits(
         UserError: examples change as they are drawn, or the transform looks at several at once.
     """
     if data.augment or data.train.is_stochastic:
-        raise UserError(
-            f"representation={representation.name}: is computed once for each example, and this "
-            "data set changes examples as they are drawn. Switch that off, such as "
-            "dataset.augment=null (or false)."
-        )
+        raise refuse_changing(representation.name)
     device = device or torch.device("cpu")
     representation.module.to(device)
-    require_apart(representation, data.test.batch(torch.arange(min(2, len(data.test))))[0], device)
+    few = torch.arange(min(TRIED, len(data.test)))
+    require_apart(representation, data.test.batch(few)[0], device)  # nothing of the training set
     train = _represent(representation, data.train, f"{key}:train", device)
     test = _represent(representation, data.test, f"{key}:test", device)
     validation = data.validation and _represent(
@@ -157,30 +186,85 @@ def represent_splits(
     )
 
 
+def refuse_changing(name: str) -> UserError:
+    """Return the error for examples that are augmented."""
+    return UserError(
+        f"representation={name}: is computed once for each example, and this data set changes "
+        "examples as they are drawn. Switch that off, such as dataset.augment=null (or false)."
+    )
+
+
 def represent_info(representation: Representation, info: DatasetInfo) -> DatasetInfo:
     """Return counts and shapes of the data set as its representation."""
     return replace(info, input_shape=representation.gives, dtype=representation.dtype)
 
 
-def require_apart(representation: Representation, public: Tensor, device: torch.device) -> None:
+def require_apart(
+    representation: Representation, inputs: Tensor, device: torch.device | None = None
+) -> None:
     """Refuse a transform of which one example changes what comes of another.
 
     Args:
-        public: examples of the test set: nothing of the training set is looked at.
+        inputs: some examples [n, *takes], at best `TRIED`.
 
     Raises:
-        UserError: two examples together give something else than each alone.
+        UserError: they give something else alone, together, in another order or a second time, or
+            the transform keeps something of them.
     """
+    inputs = inputs.to(device or torch.device("cpu"))
+    module, before = representation.module, state_of(representation.module)
     with torch.no_grad():
-        together = representation.module(public.to(device))
-        alone = torch.cat([representation.module(one.to(device)) for one in public.split(1)])
-    if not torch.isfinite(torch.view_as_real(alone) if alone.is_complex() else alone).all():
+        alone = torch.cat([module(one) for one in inputs.split(1)])
+        others = [
+            module(inputs),
+            torch.cat([module(part) for part in inputs.split(AT_ONCE)]),
+            module(inputs.flip(0)).flip(0),
+            torch.cat([module(part) for part in inputs.flip(0).split(3)]).flip(0),
+            torch.cat([module(one) for one in inputs.split(1)]),
+        ]
+    if not is_finite(alone):
         raise UserError(f"representation={representation.name}: gives numbers that are not finite.")
-    if (together - alone).abs().max() > CLOSE * (1 + alone.abs().max()):
+    for other in others:
+        if other.shape != alone.shape or (other - alone).abs().max() > CLOSE * (
+            1 + alone.abs().max()
+        ):
+            raise UserError(
+                f"representation={representation.name}: several examples together give something "
+                "else than each alone, or a second time something else, so one would tell of "
+                "another. It must look at one example only."
+            )
+    if not _same(before, state_of(module)):
         raise UserError(
-            f"representation={representation.name}: two examples together give something else "
-            "than each alone, so one would tell of another. It must look at one example only."
+            f"representation={representation.name}: keeps something of the examples it has seen, "
+            "so one would tell of another. It must change nothing of its own."
         )
+
+
+def state_of(module: nn.Module) -> list[Any]:
+    """Return copies of all tensors and plain values that a module and those inside it hold."""
+    return [_copy({**vars(inner), "_modules": None}) for inner in module.modules()]
+
+
+def _copy(value: Any) -> Any:
+    if isinstance(value, Tensor):
+        return value.detach().to("cpu", copy=True)
+    if isinstance(value, np.ndarray):
+        return torch.from_numpy(value.copy()) if value.dtype.kind in "biufc" else None
+    if isinstance(value, dict):
+        return {repr(key): _copy(inside) for key, inside in value.items()}
+    if isinstance(value, list | tuple | set | deque):
+        return [_copy(inside) for inside in value]
+    return value if isinstance(value, bool | int | float | complex | str | bytes) else None
+
+
+def _same(a: Any, b: Any) -> bool:
+    if isinstance(a, Tensor) and isinstance(b, Tensor):
+        return a.dtype == b.dtype and torch.equal(a, b)
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_same, a, b))
+    return type(a) is type(b) and bool(a == b or a != a)
 
 
 def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.TensorDataset:
@@ -189,35 +273,80 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
     Made once and mapped from the cache folder, whose key is the examples' content.
 
     Args:
-        dataset: map-style, with items (input, target); inputs are tensors of one shape.
+        dataset: map-style, with items (input, target); inputs are tensors of one shape, float32,
+            complex64 or integers (of double precision they are made single).
         options: of the representation, as in the configuration: `J=2, L=8`.
 
     Raises:
-        UserError: an option is wrong, or the inputs are not of one shape.
+        UserError: an option is wrong, the inputs are not of one shape or no finite numbers, the
+            dataset gives something else each time, or the transform looks at several at once.
     """
-    first = torch.utils.data.default_collate([dataset[0]])[0]
-    if not isinstance(first, Tensor):
-        raise UserError("dataset: inputs must be tensors or arrays of one shape.")
+    if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or not len(dataset):
+        raise UserError(
+            f"dataset={type(dataset).__name__}: must be map-style and hold examples: give one with "
+            "len(dataset) above 0 and dataset[i] = (input, target)."
+        )
+    first = _collate(dataset, range(min(TRIED, len(dataset))))[0]
     checked = check_plugin("representation", {"name": name, **options}).options
     found = build(name, checked, tuple(first.shape[1:]), first.dtype)
-    chain, targets = hashlib.sha256(), []
+    require_apart(found, first)
+    chain, again, targets = hashlib.sha256(), hashlib.sha256(), list[Tensor]()
     for start in range(0, len(dataset), BLOCK):
         inputs, labels = _collate(dataset, range(start, min(start + BLOCK, len(dataset))))
+        if inputs.shape[1:] != found.takes or inputs.dtype != found.takes_dtype:
+            raise UserError(_UNEVEN)
         chain.update(inputs.contiguous().numpy().tobytes())
         targets.append(labels)
 
     def blocks() -> Iterator[np.ndarray]:
-        for start in range(0, len(dataset), BLOCK):
+        for start, known in zip(range(0, len(dataset), BLOCK), targets, strict=True):
             rows = range(start, min(start + BLOCK, len(dataset)))
-            yield found(_collate(dataset, rows)[0]).numpy()
+            inputs, labels = _collate(dataset, rows)
+            again.update(inputs.contiguous().numpy().tobytes())
+            if not torch.equal(known, labels):
+                raise UserError(_CHANGES)
+            yield found(inputs).numpy()
+        if again.digest() != chain.digest():
+            raise UserError(_CHANGES)
 
     whole = _keep(found, chain.hexdigest(), len(dataset), blocks())
-    return torch.utils.data.TensorDataset(whole, torch.cat(targets))
+    try:
+        return torch.utils.data.TensorDataset(whole, torch.cat(targets))
+    except RuntimeError as error:
+        raise UserError(f"dataset: targets must be of one shape ({in_one_line(error)}).") from None
+
+
+_UNEVEN = "dataset: inputs must be tensors or arrays of one shape and type."
+_CHANGES = (
+    "dataset: gives something else when it is read again, and a representation is made once of "
+    "each example. Switch augmentation and shuffling off in it."
+)
+SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
-    inputs, targets = torch.utils.data.default_collate([dataset[row] for row in rows])
-    return inputs, targets
+    """Return inputs and targets of some items, in single precision.
+
+    Raises:
+        UserError: they are no pairs of tensors, of several shapes or of numbers not served here.
+    """
+    items = [dataset[row] for row in rows]
+    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
+        raise UserError("dataset: items must be pairs (input, target).")
+    try:
+        inputs, targets = torch.utils.data.default_collate(items)
+    except (RuntimeError, TypeError) as error:
+        raise UserError(f"{_UNEVEN[:-1]} ({in_one_line(error)}).") from None
+    if not isinstance(inputs, Tensor) or inputs.dim() < 2:
+        raise UserError(_UNEVEN)
+    if not isinstance(targets, Tensor):
+        raise UserError("dataset: targets must be numbers or tensors.")
+    inputs = inputs.to(SINGLE.get(inputs.dtype, inputs.dtype))
+    if (inputs.is_floating_point() and inputs.dtype != torch.float32) or inputs.is_sparse:
+        raise UserError(f"dataset: inputs are {inputs.dtype}; make them float32.")
+    if not is_finite(inputs):
+        raise UserError("dataset: inputs hold numbers that are not finite.")
+    return inputs.detach().cpu(), targets
 
 
 def _represent(

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
+import io
+import pickle
 from pathlib import Path
 from typing import Any, Literal
 
@@ -16,12 +18,13 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line, require
+from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import Normalise, normalise_each
+from zdp_bench.representations.normalisation import Normalise, normalise_each, require_real
 
 Library = Literal["timm", "torchvision"]
+NO_FILE = ("package", "pretrained", "untrained")  # what `weights` names beside a path
 IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # torchvision's mean and deviation
 # timm's name -> the package that carries weights for it, their licence, and what trained them
 PACKAGES = {
@@ -61,6 +64,7 @@ class Network(nn.Module):
         self.register_buffer("deviation", deviation)
 
     def forward(self, x: Tensor) -> Tensor:
+        require_real(x, "network")
         x = x.reshape(len(x), -1, *x.shape[-2:]) * self.pixels[1] + self.pixels[0]
         if self.resize:
             side = (self.resize, self.resize)
@@ -118,7 +122,7 @@ def network(
         raise UserError("representation.pool=false: is for networks of timm, which give their map.")
     if "file" in facts:
         require(
-            trained_on is not None,
+            any(letter.isalnum() for letter in trained_on or ""),
             "representation.trained_on",
             trained_on,
             "name what trained the file's weights: no ε covers that data",
@@ -217,23 +221,42 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
         path = Path(weights).expanduser()
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
     own, theirs = network.state_dict(), dict[str, Tensor]()
+    content = _read(path, weights)
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load_file
+            from safetensors.torch import load as load_bytes
 
-            theirs = load_file(path)
+            theirs = load_bytes(content)
         else:
-            theirs = torch.load(path, map_location="cpu", weights_only=True)
+            theirs = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
         if own.keys() != theirs.keys() and len(own) == len(theirs):
             theirs = dict(zip(own, theirs.values(), strict=True))  # other names in the same order
         network.load_state_dict(theirs)
-    except FileNotFoundError:
-        raise UserError(f"representation.weights={weights}: there is no such file.") from None
+    except pickle.UnpicklingError:  # torch's own words advise to run whatever the file says
+        raise UserError(
+            f"representation.weights={weights}: is damaged, or holds more than tensors, which is "
+            "not read; save the network's state_dict()."
+        ) from None
     except Exception as error:
         raise UserError(
             f"representation.weights={weights}: are no weights of {name} ({in_one_line(error)})."
         ) from None
-    return {**facts, "sha256": sha256(path)}
+    return {**facts, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _read(path: Path, weights: str) -> bytes:
+    """Return a file's bytes.
+
+    Raises:
+        UserError: it is missing, cannot be read, or is a pipe or another thing without an end.
+    """
+    try:
+        with open_regular(path) as file:
+            return file.read()
+    except FileNotFoundError:
+        raise UserError(f"representation.weights={weights}: there is no such file.") from None
+    except OSError as error:
+        raise UserError(f"representation.weights={weights}: {error.strerror}.") from None
 
 
 def digest_weights(network: nn.Module) -> str:

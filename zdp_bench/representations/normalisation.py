@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.errors import require
+from zdp_bench.errors import UserError, require
 
 Normalise = Literal["none", "layer", "group"]
 EPS = 1e-5
@@ -22,10 +22,25 @@ def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
     if normalise == "none":
         return x
     groups = groups if normalise == "group" else 1
-    divides = groups > 0 and x.shape[1] % groups == 0
-    rule = f"must divide the {x.shape[1]} channels of the representation"
+    channels = x.shape[1]
+    divides = groups > 0 and channels % groups == 0
+    divisors = ", ".join(str(n) for n in range(1, channels + 1) if channels % n == 0)
+    rule = f"must divide the {channels} channels of the representation: set one of {divisors}"
     require(divides, "representation.groups", groups, rule)
     parts = x.reshape(len(x), groups, -1)
     centred = parts - parts.mean(dim=2, keepdim=True)
     power = centred.abs().square().mean(dim=2, keepdim=True)
     return (centred * torch.rsqrt(power + EPS)).reshape(x.shape)
+
+
+def require_real(x: Tensor, name: str) -> None:
+    """Refuse complex examples.
+
+    Raises:
+        UserError: they are complex.
+    """
+    if x.is_complex():
+        raise UserError(
+            f"representation={name}: takes real numbers, and these examples are complex; "
+            "representation=scattering takes both."
+        )

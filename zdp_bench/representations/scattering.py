@@ -239,6 +239,11 @@ def scattering(
             f"representation=scattering: takes examples of {dims} dimensions, with channels or "
             f"without, and these are {list(input_shape)}; set representation.dims."
         )
+    if dims == 1 and len(input_shape) == 2 and input_shape[0] >= input_shape[1]:
+        raise UserError(
+            f"representation.dims=1: examples are {list(input_shape)}, and a signal has fewer "
+            "channels than samples: rows of a picture are no channels. Set representation.dims=2."
+        )
     sides = input_shape[-dims:]
     fits = min(sides) > 2**J
     require(fits, "representation.J", J, f"2^J must be below the {min(sides)} samples of a side")

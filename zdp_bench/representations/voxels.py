@@ -14,6 +14,7 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.registry import register
+from zdp_bench.representations.normalisation import require_real
 
 SCALES = (0.7, 1.0, 2.0, 4.0)  # deviations of the Gaussians, in voxels
 EDGES = SCALES[1:3]  # of the gradients
@@ -29,6 +30,7 @@ class Voxels(nn.Module):
     version = 1
 
     def forward(self, x: Tensor) -> Tensor:
+        require_real(x, "voxels")
         x = standardise(x.reshape(len(x), 1, *x.shape[-3:]).float())
         smooth = {scale: blur(x, scale) for scale in SCALES}
         found = list(smooth.values())

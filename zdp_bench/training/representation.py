@@ -6,35 +6,62 @@
 
 from __future__ import annotations
 
+import re
+
 import torch
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
+from zdp_bench.data.files import cards
 from zdp_bench.errors import UserError
-from zdp_bench.representations import Representation, build, represent_splits
+from zdp_bench.representations import Representation, build, refuse_changing, represent_splits
 from zdp_bench.training.machine import pick_device
-from zdp_bench.training.public_start import find_card
 
 
 def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype) -> Representation:
     """Return the configured representation for examples of this shape and dtype.
 
     Raises:
-        UserError: it does not take such examples, its weights are not there, or they were trained
-            on the data set that is to stay private.
+        UserError: it does not take such examples, its weights are not there, they were trained on
+            the data set that is to stay private, or examples are to be augmented.
     """
     chosen = config.representation
     assert chosen is not None
+    if config.dataset.options.get("augment"):
+        raise refuse_changing(chosen.name)
+    if config.trainer.augmentations:
+        raise UserError(
+            f"trainer.augmentations={config.trainer.augmentations} with representation="
+            f"{chosen.name}: an example's representation is made once, so all of its views would "
+            "be the same. Leave the key out."
+        )
     found = build(chosen.name, chosen.options, shape, dtype)
-    own = find_card(config.dataset.name)
-    private = {config.dataset.name, own.uses if own else ""}
-    known = str(found.facts.get("trained_on") or "")
-    if known and {name.replace("_", "") for name in private} & {known.lower().replace("_", "")}:
+    known = str(found.facts.get("trained_on", ""))
+    if known and shares_data(known, config.dataset.name):
         raise UserError(
             f"representation={chosen.name}: its weights were trained on {known}, which this run is "
-            "to keep private, and no ε would cover that. Take weights of other data."
+            f"to keep private (dataset={config.dataset.name}), and no ε would cover that. Take "
+            "weights of other data."
         )
     return found
+
+
+def shares_data(trained_on: str, private: str) -> bool:
+    """True if what somebody wrote of some weights' data may mean the private data set.
+
+    A data set's own name means that one and what its card says it reads; in other words,
+    'Fashion MNIST, train', a name within the other is enough.
+    """
+    known, own = _plain(trained_on), _plain(private)
+    uses = {_plain(card.name): _plain(card.uses) for card in cards()}
+    left, right = ({name, uses.get(name) or name} for name in (known, own))
+    if known in uses and own in uses:
+        return bool(left & right)
+    return any(a in b or b in a for a in left for b in right)
+
+
+def _plain(name: str) -> str:
+    return re.sub("[^a-z0-9]", "", name.lower())
 
 
 def represent_data(config: Run, data: Splits) -> Splits:

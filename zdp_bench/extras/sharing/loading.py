@@ -28,6 +28,7 @@ from zdp_bench.extras.sharing import folder as files
 from zdp_bench.records import Record, is_of_unit, require_regular, write_bytes
 from zdp_bench.registry import lookup
 from zdp_bench.representations import Representation, Represented
+from zdp_bench.representations.network import NO_FILE
 from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model
 from zdp_bench.training.evaluation import forward
@@ -37,7 +38,9 @@ from zdp_bench.training.setup import ModelSetup, build_dataset
 FORMATS = (".npy", ".npz", ".pt")
 
 
-def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
+def load(
+    folder: str | Path, model: nn.Module | None = None, *, weights: str | Path | None = None
+) -> nn.Module:
     """Return an exported model with its weights, in eval mode.
 
     A run's model takes raw examples: a representation that it was trained behind is part of it.
@@ -45,10 +48,12 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     Args:
         model: your own network, which the weights go into, on its device. None for a run's: it is
             built from the record, on the CPU.
+        weights: your own copy of the file with the public network's weights, if the run's
+            `representation.weights` was a file. No path of a record is opened.
 
     Raises:
-        UserError: the folder is no exported model, its weights do not fit the model, or it is of a
-            loop of your own and `model` is missing.
+        UserError: the folder is no exported model, its weights do not fit the model, it is of a
+            loop of your own and `model` is missing, or `weights` are missing or not the run's.
     """
     folder = Path(folder)
     is_own, named = files.is_own(folder), "the model that was given"
@@ -64,7 +69,7 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     if model is None:
         sketch = sketch_of(folder, record)
         model = build_model(sketch.config, info_of(record))
-        behind = find_representation(folder, sketch.config, record)
+        behind = find_representation(folder, sketch.config, record, weights)
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: give the network itself, a torch module.")
     try:
@@ -76,15 +81,31 @@ def load(folder: str | Path, model: nn.Module | None = None) -> nn.Module:
     return (Represented(behind, model) if behind else model).eval()
 
 
-def find_representation(folder: Path, config: Run, record: Record) -> Representation | None:
+def find_representation(
+    folder: Path, config: Run, record: Record, weights: str | Path | None = None
+) -> Representation | None:
     """Return the representation that a record's model was trained behind; None without one.
+
+    Args:
+        weights: the user's file of them, in the place of the path that the record names.
 
     Raises:
         UserError: its weights are not here, or it gives other numbers than the record's.
     """
-    if config.representation is None:
+    chosen = config.representation
+    if chosen is None:
         return None
     known = record.get("representation") or {}
+    if chosen.options.get("weights", NO_FILE[0]) not in NO_FILE:
+        if weights is None:
+            raise UserError(
+                f"{folder / files.RECORD}: its model was trained behind a public network with "
+                f"weights of a file (SHA-256 {str(known.get('sha256'))[:16]}), and no path of a "
+                "record is opened: give your copy, zdp_bench.load(FOLDER, weights=FILE) or "
+                "`zdp-bench predict --weights FILE`."
+            )
+        options = chosen.options | {"weights": str(weights)}
+        config = replace(config, representation=Plugin(chosen.name, options))
     shape, dtype = files.raw_example(record)
     found = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
     if found.digest != known.get("digest"):
@@ -174,8 +195,13 @@ def info_of(record: Record) -> DatasetInfo:
     )
 
 
-def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
+def predict_file(
+    folder: Path, inputs: Path, out: Path, weights: Path | None = None
+) -> tuple[int, ...]:
     """Write the model's outputs [n, ...] for the inputs of a file; return their shape.
+
+    Args:
+        weights: see `load`.
 
     Raises:
         UserError: a file has another format, or the inputs do not fit the model.
@@ -196,7 +222,7 @@ def predict_file(folder: Path, inputs: Path, out: Path) -> tuple[int, ...]:
             f"{inputs}: holds {_described(given.dtype, given.shape)}, where the model takes "
             f"{_described(dtype, ('n', *shape))}, prepared as its training data was."
         )
-    outputs = forward(load(folder), given.to(dtype))
+    outputs = forward(load(folder, weights=weights), given.to(dtype))
     _write(out, outputs)
     return tuple(outputs.shape)
 

@@ -18,11 +18,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="where the outputs [n, ...] go"
     )
+    parser.add_argument(
+        "--weights",
+        type=Path,
+        metavar="FILE",
+        help="the public network's weights, if the run took them from a file",
+    )
 
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.extras.sharing.loading import predict_file
 
-    shape = predict_file(options.folder, options.inputs, options.out)
+    shape = predict_file(options.folder, options.inputs, options.out, options.weights)
     print(f"written: {options.out}, outputs {list(shape)}")
     return 0
