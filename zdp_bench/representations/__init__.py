@@ -213,7 +213,9 @@ def require_apart(
     """
     inputs = inputs.to(device or torch.device("cpu"))
     module, before = representation.module, state_of(representation.module)
-    with torch.no_grad():
+    # A GPU's TF32 rounds by 1e-3, and otherwise for another number of examples.
+    exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
+    with torch.no_grad(), exact:
         alone = torch.cat([module(one) for one in inputs.split(1)])
         others = [
             module(inputs),
