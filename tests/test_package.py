@@ -122,6 +122,15 @@ def test_every_cell_of_the_readmes_table_is_the_committed_one() -> None:
         assert row.items() <= by_name[row["row"]].items()
 
 
+def test_what_privacy_costs_is_the_committed_table_in_readme_and_docs() -> None:
+    committed = (ROOT / "results" / "tables" / "cost.md").read_text()
+    by_name = {row["task"]: row for row in rows_of(committed, "task")}
+    for page in ("README.md", "docs/cost.md"):
+        shown = rows_of((ROOT / page).read_text(), "task")
+        assert [row["task"] for row in shown] == list(by_name)
+        assert all(row.items() <= by_name[row["task"]].items() for row in shown)
+
+
 def test_what_a_caller_changes_nobody_else_sees() -> None:
     path = assets.CONF / "config.yaml"
     assets.read_yaml(path)["defaults"].append({"trainer": "another"})
