@@ -18,6 +18,7 @@ from zdp_bench import records
 from zdp_bench.privacy.accounting import pld
 
 STEPS, EVERY = 24, 12  # 6 epochs of 4 steps, a checkpoint every 3 epochs
+pytestmark = pytest.mark.timeout(900)  # one fixture carries out twelve runs
 TINY = [
     "recipe=quickstart",
     "trainer.epochs=6",
