@@ -9,18 +9,15 @@ lines, so that what failed can be repeated.
 from __future__ import annotations
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drivers import driven
 from tests.test_kill import TINY, repeatable
 from zdp_bench import records
 
-ROOT = Path(__file__).resolve().parent.parent
 RUN = [*TINY, "threads=1", "execution.checkpoint_steps=3", "paths.results=RESULTS"]
 COMMANDS: dict[str, list[str]] = {
     "run": ["run", *RUN],
@@ -40,17 +37,7 @@ def carried_out(folder: Path, kills: dict[str, int], seed: int) -> list[dict[str
         {"name": name, "words": COMMANDS[name], "kills": count, "seed": seed}
         for name, count in kills.items()
     ]
-    driver = [sys.executable, str(ROOT / "tests" / "endurance_driver.py")]
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [*driver, str(folder), json.dumps(jobs)],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, f"--seed {seed}: {done.stderr[-3000:]}"
-    return [json.loads(line) for line in done.stdout.splitlines()]
+    return driven("endurance_driver.py", str(folder), json.dumps(jobs))
 
 
 def read(results: str) -> dict[str, records.Record]:

@@ -4,15 +4,13 @@ same step."""
 from __future__ import annotations
 
 import json
-import os
 import random
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.drivers import driven
 from tests.kill_driver import MOMENTS
 from zdp_bench import records
 from zdp_bench.privacy.accounting import pld
@@ -78,27 +76,10 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
 
 def carried_out(folder: Path, wanted: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
     asked = {job["name"]: job for job in wanted}
-    root = Path(__file__).resolve().parent.parent
-    path = os.pathsep.join(filter(None, [str(root), os.environ.get("PYTHONPATH")]))
-    done = subprocess.run(
-        [
-            sys.executable,
-            str(Path(__file__).with_name("kill_driver.py")),
-            str(folder),
-            json.dumps([*asked.values()]),
-        ],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=60 * len(wanted) + 120,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
     found = {}
-    for line in done.stdout.splitlines():
-        job = json.loads(line)
+    for job in driven("kill_driver.py", str(folder), json.dumps([*asked.values()])):
         record = records.read(Path(job["home"]) / "record.json")
-        assert record, (job, done.stderr[-2000:])
+        assert record, job
         found[job["name"]] = asked[job["name"]] | job | {"record": record}
     assert found.keys() == asked.keys()
     return found
