@@ -29,6 +29,9 @@ import pytest
 import torch
 
 from zdp_bench import kernels
+from zdp_bench.training.model_checks import mixing
+
+mixing.SECONDS = 0.0  # a run compares three samples; tests/training/model_checks compares more
 
 # Folders whose tests carry out no run.
 NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}

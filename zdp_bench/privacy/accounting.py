@@ -125,6 +125,7 @@ def _at_least(z: float, drawn: Mixture, steps: int, delta: float) -> float:
     return epsilon_at_least(attack_law(z, drawn, steps, delta), steps, delta)
 
 
+@lru_cache(maxsize=1024)
 def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
     """Return ε by Rényi-DP of the Poisson-subsampled Gaussian, by dp-accounting."""
     if trivial := _trivial(z, sample_rate, steps, delta):
@@ -135,6 +136,7 @@ def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
         return float(accountant.get_epsilon(delta))
 
 
+@lru_cache(maxsize=1024)
 def rdp_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float:
     """Return ε by Rényi-DP with fixed-size batches drawn without replacement, an example replaced.
 
