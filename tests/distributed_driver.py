@@ -1,6 +1,4 @@
-"""The processes of `test_distributed`: each brings its share of the examples to every step.
-
-    RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python -m tests.distributed_driver FOLDER
+"""What each process of `test_distributed` does: it brings its share of the examples to every step.
 
 Rank 0 writes FOLDER/weights.pt: each case's final weights, and whether all ranks have the same; and
 what ranks said that were to carry out different runs.
@@ -8,7 +6,6 @@ what ranks said that were to carry out different runs.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -27,7 +24,7 @@ from zdp_bench.privacy.ledger import Copy, Ledger, Position
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.training import run as module
-from zdp_bench.training.distributed import Ranks, join, leave
+from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
@@ -102,8 +99,7 @@ def refused(ranks: Ranks, folder: Path) -> dict[str, list[str]]:
     return found
 
 
-def main(folder: Path) -> None:
-    torch.set_num_threads(1)
+def train_cases(folder: Path) -> None:
     ranks = join("cpu")
     found = []
     for number, case in enumerate(FEW):
@@ -117,8 +113,3 @@ def main(folder: Path) -> None:
     if ranks.is_first:
         assert any(not torch.equal(secure[0][name], secure[1][name]) for name in secure[0])
         torch.save({"cases": found, "secure": same, "refused": sentences}, folder / "weights.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    leave(0)

@@ -1,16 +1,18 @@
-"""Run a driver, a script beside a test, in a process of its own; and what drivers share.
+"""Processes of a test's own: scripts beside it, and forks, which have all that is imported.
 
-A driver prints one JSON line a job, and forks its children from what it has imported.
+A script (driver) prints one JSON line a job.
 """
 
 from __future__ import annotations
 
-import functools
+import atexit
 import json
 import os
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +34,48 @@ def driven(script: str, *words: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
+@dataclass(frozen=True)
+class Child:
+    """A fork at work, and the files that it writes its output into."""
+
+    number: int
+    said: tuple[tempfile._TemporaryFileWrapper[str], tempfile._TemporaryFileWrapper[str]]
+
+    def wait(self) -> subprocess.CompletedProcess[str]:
+        """Return its exit code and what it said, once it has ended."""
+        code = os.waitstatus_to_exitcode(os.waitpid(self.number, 0)[1])
+        said = []
+        for file in self.said:
+            file.seek(0)
+            said.append(file.read())
+            file.close()
+        return subprocess.CompletedProcess([], code, *said)
+
+
+def start(
+    work: Callable[[], object], stdout: int | None = None, at: Path | None = None, **env: str
+) -> Child:
+    """Do `work` in a fork, in the folder `at`; `stdout` is a descriptor to write to instead."""
+    said = tempfile.NamedTemporaryFile("w+"), tempfile.NamedTemporaryFile("w+")  # noqa: SIM115
+
+    def begin() -> None:
+        atexit._clear()  # what the tests left to be done
+        os.environ.update(env)
+        os.chdir(at or ".")
+        os.dup2(said[0].fileno() if stdout is None else stdout, 1)
+        os.dup2(said[1].fileno(), 2)
+        encoding = os.environ.get("PYTHONIOENCODING", "utf-8")
+        sys.stdout = open(1, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", encoding=encoding, closefd=False)  # noqa: SIM115
+        try:
+            work()
+        finally:
+            sys.stdout.flush()
+            sys.stderr.flush()
+
+    return Child(fork(begin), said)
+
+
 def fork(work: Callable[[], object], log: Path | None = None) -> int:
     """Do `work` in a child, its words in `log`; return the child's number."""
     if child := os.fork():
@@ -50,11 +94,3 @@ def fork(work: Callable[[], object], log: Path | None = None) -> int:
         os.write(2, f"{type(error).__name__}: {error}\n".encode())
     finally:
         os._exit(code)
-
-
-def remember_epsilons() -> None:
-    """Let children have each ε that the parent has worked out: it follows from its arguments."""
-    from zdp_bench.training import run, setup
-
-    setup.tight_epsilon = functools.cache(setup.tight_epsilon)
-    run.rdp_epsilon = functools.cache(run.rdp_epsilon)

@@ -27,7 +27,7 @@ from typing import Any
 
 import torch
 
-from tests.drivers import fork, remember_epsilons
+from tests.drivers import fork
 from zdp_bench.cli import main as command
 from zdp_bench.experiments import reproduce
 from zdp_bench.registry import find
@@ -87,7 +87,6 @@ def warm_up(words: list[str]) -> None:
 
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    remember_epsilons()
     reproduce.find = lambda kind, name: None if name == "measure" else find(kind, name)
     papers.available = lambda: TABLES
     for job in jobs:

@@ -18,7 +18,7 @@ from tests.drivers import driven
 from tests.test_kill import TINY, repeatable
 from zdp_bench import records
 
-RUN = [*TINY, "threads=1", "execution.checkpoint_steps=3", "paths.results=RESULTS"]
+RUN = [*TINY, "execution.checkpoint_steps=3", "paths.results=RESULTS"]
 COMMANDS: dict[str, list[str]] = {
     "run": ["run", *RUN],
     "secure": ["run", *RUN, "privacy.secure=true"],

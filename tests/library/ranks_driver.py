@@ -1,13 +1,10 @@
-"""The processes of `test_ranks`: each makes the same training private, and brings its share.
-
-    RANK=… WORLD_SIZE=… MASTER_ADDR=… MASTER_PORT=… python -m tests.library.ranks_driver FOLDER
+"""What each process of `test_ranks` does: makes the same training private, and brings its share.
 
 Rank 0 writes FOLDER/found.pt.
 """
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +17,7 @@ from tests.library.small import data, defaults, network, train
 from zdp_bench import Private, UserError
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
-from zdp_bench.training.distributed import join, leave
+from zdp_bench.training.distributed import join
 
 OWNERS = [index % 7 for index in range(60)]
 CASES: dict[str, dict[str, Any]] = {
@@ -133,7 +130,6 @@ def otherwise(rank: int) -> dict[str, dict[str, Any]]:
 
 
 def main(folder: Path) -> None:
-    torch.set_num_threads(1)
     ranks = join("cpu")
     found: dict[str, Any] = {"same": True}
     for name in CASES:
@@ -153,8 +149,3 @@ def main(folder: Path) -> None:
     found["uneven"] = uneven_steps(folder)
     if ranks.is_first:
         torch.save(found, folder / "found.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]))
-    leave(0)

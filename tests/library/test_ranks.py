@@ -10,15 +10,15 @@ import torch
 from torch.nn.parallel import DistributedDataParallel
 
 from tests.library.conftest import Make
-from tests.library.ranks_driver import CASES, STEPS, trained, weights_of
-from tests.training.test_distributed import ROOT, together
+from tests.library.ranks_driver import CASES, STEPS, main, trained, weights_of
+from tests.training.test_distributed import together
 
 
 @pytest.fixture(scope="module")
 def joint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What two processes found, and the folder they wrote into."""
     folder = tmp_path_factory.mktemp("ranks")
-    for done in together(2, "tests.library.ranks_driver", str(folder), at=ROOT):
+    for done in together(2, lambda: main(folder), at=folder):
         assert done.returncode == 0, done.stderr[-3000:]
     return folder, torch.load(folder / "found.pt", weights_only=True)
 

@@ -4,47 +4,44 @@ writes."""
 from __future__ import annotations
 
 import json
-import os
 import subprocess
-import sys
+from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 
-from tests.distributed_driver import FEW, STEPS, trained
+from tests.distributed_driver import FEW, STEPS, train_cases, trained
+from tests.drivers import Child, start
 from tests.ports import free_port
 from zdp_bench import cli
 from zdp_bench.config import compose, parse
 from zdp_bench.privacy.ledger import Copy, Position, Span
-from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, rank
+from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, join, leave, rank
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
-ROOT = Path(__file__).resolve().parent.parent.parent
-
 
 def together(
-    size: int, *words: str, at: Path, first: tuple[str, ...] = ()
+    size: int, work: Callable[..., object], at: Path, first: tuple[str, ...] = ()
 ) -> list[subprocess.CompletedProcess[str]]:
-    """Start `size` processes as torchrun would, and wait for them; rank 0 also gets `first`."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+    """Fork `size` processes as torchrun would, and wait; rank 0's `work` is given `first`."""
     meeting = {"WORLD_SIZE": str(size), "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": f"{free_port()}"}
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-m", *words, *(() if r else first)],
-            cwd=at,
-            env=os.environ
-            | meeting
-            | {"RANK": str(r), "LOCAL_RANK": str(r), "OMP_NUM_THREADS": "1", "PYTHONPATH": path},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(size)
-    ]
-    return [subprocess.CompletedProcess(words, p.wait(), *p.communicate()) for p in started]
+
+    def one(rank: int) -> Child:
+        def begin() -> None:
+            join.cache_clear()
+            work(*(() if rank else first))
+            leave(0)
+
+        return start(begin, at=at, RANK=str(rank), LOCAL_RANK=str(rank), **meeting)
+
+    return [child.wait() for child in [one(rank) for rank in range(size)]]
+
+
+def command(*words: str) -> Callable[..., object]:
+    return lambda *more: cli.main(["run", *words, *more])
 
 
 @pytest.fixture(
@@ -56,7 +53,7 @@ def joint(
     """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the
     weights."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
-    for done in together(request.param, "tests.distributed_driver", str(folder), at=ROOT):
+    for done in together(request.param, lambda: train_cases(folder), at=folder):
         assert done.returncode == 0, done.stderr[-3000:]
     return folder, torch.load(folder / "weights.pt", weights_only=True)
 
@@ -103,7 +100,7 @@ def test_no_rank_waits_for_one_that_does_something_else(
     both: tuple[str, ...], first: tuple[str, ...], sentences: list[str], tmp_path: Path
 ) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}", *both]
-    done = together(2, "zdp_bench", "run", *words, at=tmp_path, first=first)
+    done = together(2, command(*words), at=tmp_path, first=first)
     for one, sentence in zip(done, sentences, strict=True):
         assert one.returncode == 2
         assert sentence in one.stderr
@@ -124,7 +121,7 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
         "accountant=gdp_clt",
     ]
     words += ["threads=1", "optimizer=adam", "trainer.micro_batch=64"]
-    two = together(2, "zdp_bench", "run", *words, f"paths.results={tmp_path / 'two'}", at=tmp_path)
+    two = together(2, command(*words, f"paths.results={tmp_path / 'two'}"), at=tmp_path)
     assert [done.returncode for done in two] == [0, 0], two[0].stderr + two[1].stderr
     assert "tight ε" in two[0].stdout
     assert two[1].stdout == ""

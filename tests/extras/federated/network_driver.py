@@ -21,7 +21,7 @@ from typing import Any
 
 import torch
 
-from tests.drivers import fork, remember_epsilons
+from tests.drivers import fork
 from tests.ports import free_port
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
@@ -79,7 +79,6 @@ def carry_out(job: dict[str, Any], folder: Path) -> dict[str, Any]:
 
 def main(folder: Path, jobs: list[dict[str, Any]]) -> None:
     torch.set_num_threads(1)
-    remember_epsilons()
     for job in jobs:
         print(json.dumps(carry_out(job, folder / job["name"])), flush=True)
 
