@@ -48,6 +48,7 @@ from zdp_bench.training.run import run
 from zdp_bench.training.setup import build_dataset
 
 SMOKE_FOLDER = "smoke"  # under the results folder
+SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
 SMOKE_NOTE = (
     "SMOKE: generated or embedded data and a few steps. These rows show that the recipes run; "
     "they reproduce nothing. Of a sweep there is the first job."
@@ -234,6 +235,9 @@ def smoke_overrides(config: Run) -> list[str] | None:
     weights += ["model.init_from=null"] if config.init_from else []
     if config.representation and "weights" in config.representation.options:
         weights += ["representation.weights=untrained", "representation.resize=32"]
+    hidden = config.model.options.get("hidden")
+    if isinstance(hidden, int) and hidden > SMOKE_HIDDEN:  # VGG-11: 8.4 GiB with its 4096
+        weights.append(f"model.hidden={SMOKE_HIDDEN}")
     return [*words, "trainer.epochs=1", size, *weights, "threads=1"]
 
 
