@@ -26,7 +26,7 @@ run: $(STAMP) ## the main job: a complex network trained privately in under a mi
 	$(BIN)/zdp-bench run recipe=quickstart
 
 test: $(STAMP) lint types ## ruff, the type checker and the whole test suite
-	$(BIN)/python -m pytest -n auto --dist loadfile
+	$(BIN)/python -m pytest -n auto --dist worksteal
 
 lint: $(STAMP) ## ruff: lint and format check
 	$(BIN)/ruff check . && $(BIN)/ruff format --check .

@@ -3,9 +3,11 @@ real file format."""
 
 from __future__ import annotations
 
+import copy
 import gzip
 import os
 import random
+import re
 import shutil
 import struct
 import tempfile
@@ -24,11 +26,15 @@ os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("NUMBA_CACHE_DIR", str(user_cache_path("zdp-bench").parent))
 os.environ.setdefault("MPLCONFIGDIR", str(user_cache_path("matplotlib")))
 
+import hydra
 import numpy as np
 import pytest
 import torch
+from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import kernels
+from zdp_bench.config.compose import _STORED, files
+from zdp_bench.config.words import parse_words
 from zdp_bench.training.model_checks import mixing
 
 mixing.SECONDS = 0.0  # a run compares three samples; tests/training/model_checks compares more
@@ -36,6 +42,34 @@ mixing.SECONDS = 0.0  # a run compares three samples; tests/training/model_check
 # Folders whose tests carry out no run.
 NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}
 
+compose_anew = hydra.compose
+composed: dict[tuple[str, ...], DictConfig] = {}
+
+
+def compose(config_name: str, overrides: list[str]) -> DictConfig:
+    """Compose a choice of plug-ins once; set values in a copy, which is what Hydra does last.
+
+    Whatever is not as plain as that, and every mistake, is Hydra's own. tests/config composes anew.
+    """
+    values = [word for word in overrides if re.match(r"(?!hydra)\w+(\.\w+)+=", word)]
+    chosen = [word for word in overrides if word not in values]
+    names = {word.removeprefix("recipe=") for word in chosen if word.startswith("recipe=")}
+    if not names <= set(files("recipe")):
+        return compose_anew(config_name, overrides)
+    key = (*chosen, *map(str, _STORED.values()))
+    try:
+        if key not in composed:
+            composed[key] = compose_anew(config_name, chosen)
+        config = copy.deepcopy(composed[key])
+        for override in parse_words(values):
+            assert not override.is_sweep_override()
+            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+    except Exception:
+        return compose_anew(config_name, overrides)
+    return config
+
+
+hydra.compose = compose
 torch.set_num_threads(1)
 if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernels' twins
     kernels.enable(False)

@@ -10,24 +10,44 @@ from pathlib import Path
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets, cli
+from zdp_bench import assets, cli, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims, sweep
-from zdp_bench.report import papers
+from zdp_bench.report import cells, papers
 
 TABLE = "zeta_dp_2021/1"
+RESULTS = Path(__file__).parents[2] / "results"
+
+
+@pytest.fixture(scope="module")
+def done() -> set[str]:
+    """The experiments that have a committed record."""
+    return {run["experiment"] for run in records.read_all(RESULTS)}
 
 
 @pytest.mark.parametrize("table", [name for name in papers.available() if papers.recipes_of(name)])
-def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(table: str) -> None:
-    """As the note below every table says; the ∞ of non-private runs may be by any accountant."""
+def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(
+    table: str, done: set[str]
+) -> None:
+    """As the note below every table says; the ∞ of non-private runs may be by any accountant.
+
+    And no row has committed records of two variants to choose from.
+    """
     general = {"pld", "rdp", "rdp_wor", "gdp_clt"}
-    for claim in claims.claims_of(table):  # raises for a row that the table lacks
+    found = claims.claims_of(table)  # raises for a row that the table lacks
+    for claim in found:
         private = claim.config.algorithm.name != "sgd"
         assert not private or claim.config.accountant not in general, claim.filling
         assert claim.filling.digest == experiment_digest(claim.config)
+    if papers.is_figure(table):
+        return
+    rules, variants = cells.rules_of(table), dict[str, set[str]]()
+    for one in [*(claim.filling for claim in found), *claims.on_other_data(found, RESULTS)]:
+        if one.digest in done and one.variant and not rules.is_aside(one.variant):
+            variants.setdefault(one.row, set()).add(one.variant)
+    assert [row for row, of in variants.items() if len(of) > 1] == []
 
 
 def test_a_table_needs_no_torch(tmp_path: Path) -> None:
@@ -102,7 +122,6 @@ def test_the_sweep_is_hydras_own(
 
 
 def test_the_folds_of_a_recipe_are_not_other_data_to_each_other() -> None:
-    results = Path(__file__).parents[2] / "results"
-    folds = [f for f in claims.fillings("zeta_dp_2021/2", results) if "mitbih" in f.recipe]
+    folds = [f for f in claims.fillings("zeta_dp_2021/2", RESULTS) if "mitbih" in f.recipe]
     assert len(folds) == 12
     assert not any(filling.on for filling in folds)

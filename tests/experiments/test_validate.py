@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -37,8 +38,17 @@ def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(registry.lookup("dataset", name), "load", forbid)
 
 
+def recipes() -> Iterator[Any]:
+    """Every recipe: one of those that choose the same plug-ins now, the others at night."""
+    seen = list[Any]()
+    for recipe, path in assets.group(assets.RECIPES).items():
+        chosen = assets.read_yaml(path).get("defaults")
+        yield pytest.param(recipe, marks=[pytest.mark.slow] if chosen in seen else [])
+        seen.append(chosen)
+
+
 @pytest.mark.usefixtures("_nothing_is_read")
-@pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
+@pytest.mark.parametrize("recipe", recipes())
 def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) -> None:
     own = []
     if recipe.startswith("gredp_transfer"):  # no download in a test

@@ -56,15 +56,16 @@ def alive(session: int) -> list[str]:
     return found
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed by /proc")
 @pytest.mark.parametrize(
     ("what", "number"),
     [
         ("reproduce", signal.SIGKILL),
-        pytest.param("reproduce", signal.SIGTERM, marks=pytest.mark.slow),
-        pytest.param("sweep", signal.SIGKILL, marks=pytest.mark.slow),
-        pytest.param("federation", signal.SIGKILL, marks=pytest.mark.slow),
+        ("reproduce", signal.SIGTERM),
+        ("sweep", signal.SIGKILL),
+        ("federation", signal.SIGKILL),
     ],
 )
 def test_workers_end_with_their_command(tmp_path: Path, what: str, number: signal.Signals) -> None:

@@ -28,6 +28,7 @@ from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import add_noise
+from zdp_bench.training.model_checks import mixing
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -509,8 +510,13 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
     "given", [{}, {"unit": lambda index: index // 2, "max_records": 3}], ids=["examples", "owners"]
 )
 def test_neighbouring_data_sets_are_told_apart_by_the_weights_alone(
-    make: Make, tmp_path: Path, given: dict[str, Any], caplog: pytest.LogCaptureFixture
+    make: Make,
+    tmp_path: Path,
+    given: dict[str, Any],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(mixing, "SECONDS", 60.0)
     caplog.set_level(logging.DEBUG)
     (four, of_four), (five, of_five) = (told(make, tmp_path, many, **given) for many in (4, 5))
     for name, fact in four.items():

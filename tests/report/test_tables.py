@@ -12,9 +12,7 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.claims import fillings
 from zdp_bench.report import cells, papers, tables
 from zdp_bench.report.cells import Filling, Measured, Rules
 
@@ -281,21 +279,6 @@ def test_the_test_set_does_not_choose_among_variants(tmp_path: Path) -> None:
     for first, second in ((0.98, 0.99), (0.99, 0.98)):
         save(tmp_path, own("phasemnist_tuned", 1, first), own("x", 1, second, experiment="o" * 64))
         assert lines(tmp_path, other)["phasemnist_private"]["what differs"] == "tuned"
-
-
-@pytest.fixture(scope="module")
-def done() -> set[str]:
-    """The experiments that have a committed record."""
-    return {run["experiment"] for run in records.read_all(Path("results"))}
-
-
-@pytest.mark.parametrize("name", [n for n in papers.available() if not papers.is_figure(n)])
-def test_no_committed_row_has_two_variants_to_choose_from(name: str, done: set[str]) -> None:
-    rules, variants = cells.rules_of(name), dict[str, set[str]]()
-    for one in fillings(name, Path("results")):
-        if one.digest in done and one.variant and not rules.is_aside(one.variant):
-            variants.setdefault(one.row, set()).add(one.variant)
-    assert [row for row, found in variants.items() if len(found) > 1] == []
 
 
 def test_folds_stand_in_a_line_as_their_mean(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +11,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from tests.drivers import start
 from tests.extras.federated.conftest import Make, carried_out
+from zdp_bench import cli
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
@@ -90,31 +93,27 @@ def test_tensors_travel_without_loss() -> None:
         tensors_of(message, sent | {"real": torch.zeros(7)})
 
 
-def python(code: str, *arguments: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *arguments, "-c", code], capture_output=True, text=True, check=False
-    )
-
-
-@pytest.mark.parametrize("module", ["simulation", "network.superlink"])
-def test_telemetry_is_off_before_flower_is_imported(module: str) -> None:
-    code = f"""
+def test_telemetry_is_off_before_flower_is_imported() -> None:
+    code = """
 import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
-import zdp_bench.extras.federated.{module}
+import zdp_bench.extras.federated.network.superlink
 from flwr.supercore import telemetry
 print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
 """
-    assert python(code).stdout.split() == ["0", "0"]
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.split() == ["0", "0"]
 
 
 def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_path: Path) -> None:
-    code = f"""
-import sys; sys.modules["flwr"] = None
-import zdp_bench.cli, zdp_bench.experiments.sweep, zdp_bench.extras.federated
-from zdp_bench.cli import main
-main(["run", "recipe=quickstart", "federated.nodes=2", "paths.results={tmp_path}"])
-"""
-    done = python(code)
+    def begin() -> None:
+        for name in list(sys.modules):
+            if name.startswith(("flwr", "zdp_bench.extras.federated")):
+                del sys.modules[name]
+        sys.modules["flwr"] = None  # type: ignore[assignment]
+        importlib.import_module("zdp_bench.extras.federated")
+        cli.main(["run", "recipe=quickstart", "federated.nodes=2", f"paths.results={tmp_path}"])
+
+    done = start(begin).wait()
     assert done.returncode == 2, done.stderr
     assert done.stderr.strip().endswith("`pip install 'zdp-bench[federated]'`.")
     assert len(done.stderr.strip().splitlines()) == 1

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import math
+import os
+import signal
 import subprocess
 import sys
 import time
@@ -18,8 +20,9 @@ from dp_accounting.pld import PLDAccountant
 
 pytest.importorskip("optuna")
 
+from tests.drivers import start
 from tests.test_cli import run as command
-from zdp_bench import records
+from zdp_bench import cli, records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.search import trials as studies
 from zdp_bench.extras.search.search import _of_best, search
@@ -28,7 +31,7 @@ from zdp_bench.extras.search.trials import Launch
 from zdp_bench.privacy.composition import Spent, selected_epsilon
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records import Record
-from zdp_bench.training import evaluation
+from zdp_bench.training import evaluation, run
 
 TINY = [
     "recipe=quickstart",
@@ -169,28 +172,22 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
     assert found["privacy"]["epsilon_all"] > 1.1 * alone
 
 
-KILLED = """
-import os, signal, sys
-from zdp_bench.training import run
-step, taken = run.private_step, []
-def die(*arguments):
-    taken.append(1)
-    if len(taken) == 8:
-        os.kill(os.getpid(), signal.SIGKILL)
-    step(*arguments)
-run.private_step = die
-from zdp_bench import cli
-cli.main(sys.argv[1:])
-"""
-
-
 def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Path) -> None:
     words = [*TINY, RATES, f"paths.results={tmp_path / 'killed'}", "execution.checkpoint_steps=1"]
-    done = subprocess.run(
-        [sys.executable, "-c", KILLED, "search", *words, "--trials", "2"],
-        capture_output=True,
-        check=False,
-    )
+
+    def begin() -> None:
+        step, taken = run.private_step, list[int]()
+
+        def die(*arguments: Any) -> None:
+            taken.append(1)
+            if len(taken) == 8:
+                os.kill(os.getpid(), signal.SIGKILL)
+            step(*arguments)
+
+        run.private_step = die
+        cli.main(["search", *words, "--trials", "2"])
+
+    done = start(begin).wait()
     assert done.returncode == -9, done.stderr
     assert len(records.read_all(tmp_path / "killed")) == 1
     killed, whole = (
