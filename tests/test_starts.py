@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -13,8 +14,10 @@ from typing import Any
 import pytest
 from hydra.core.config_store import ConfigStore
 
+from tests.drivers import start
 from tests.test_cli import run as command
 from tests.test_package import ROOT
+from zdp_bench import cli, registry
 from zdp_bench.cli.commands.new import KINDS, write_start
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
@@ -53,12 +56,20 @@ def plug_in(tmp_path: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
 TINY_RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "model.hidden=[4]"]
 
 
-def test_the_dataset_trains_as_it_is(tmp_path: Path, plug_in: Callable[..., Any]) -> None:
+def test_the_dataset_trains_as_it_is(tmp_path: Path) -> None:
     files = write_start("dataset", "mine", tmp_path)
     assert [path.name for path in files] == ["pyproject.toml", "zdp_mine.py"]
     assert all("NAME" not in path.read_text() for path in files)
     install(tmp_path / "site", files[1].read_text())
-    done = plug_in(*TINY_RUN, "dataset=mine")
+
+    def begin() -> None:
+        sys.path.insert(0, str(tmp_path / "site"))
+        importlib.invalidate_caches()
+        for read in (registry.installed, registry.of_extras, registry._load):
+            read.cache_clear()
+        cli.main([*TINY_RUN, "dataset=mine"])
+
+    done = start(begin, at=tmp_path).wait()
     assert done.returncode == 0, done.stderr
     assert "tight ε" in done.stdout
 

@@ -204,7 +204,7 @@ def test_a_killed_run_counts_again_what_it_takes_again_with_other_code(
     assert not {key for _, key in noises[:10]} & {key for _, key in noises[10:]}
 
 
-@pytest.mark.parametrize("change", ["trainer.micro_batch=7", "threads=1"])
+@pytest.mark.parametrize("change", ["trainer.micro_batch=50", "threads=1"])
 def test_a_killed_run_that_goes_on_with_other_pieces_counts_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, change: str
 ) -> None:
