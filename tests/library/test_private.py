@@ -28,6 +28,7 @@ from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import add_noise
+from zdp_bench.training.optimizers import AdamBC
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -140,6 +141,25 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
     assert len(train(resumed)) == 7
     with pytest.raises(UserError, match="before the first step"):
         resumed.resume()
+
+
+def test_a_bound_that_adapts_is_saved(make: Make) -> None:
+    private = make(clip_quantile=0.5)
+    train(private, most=4)
+    private.save()
+    last = private.report()["clipping"]["last_bound"]
+    assert last != 0.8
+    again = make(clip_quantile=0.5)
+    assert again.report()["clipping"]["last_bound"] == 0.8
+    assert again.resume()
+    assert again.report()["clipping"]["last_bound"] == last
+
+
+def test_adam_bc_is_told_the_noise(make: Make) -> None:
+    model = network()
+    optimizer = AdamBC(model.parameters(), lr=0.01)
+    train(make(model, optimizer=optimizer), most=1)
+    assert set(optimizer.noise.values()) == {1.2 * 0.8 / 12}
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(

@@ -31,7 +31,7 @@ from zdp_bench.training.evaluation import WATCHED
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Patients, Plan
-from zdp_bench.training.run import released_report
+from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
 
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
@@ -273,6 +273,7 @@ class Private:
         return (
             whose
             | report
+            | clipping_report(setting.algorithm, releases, setting.delta)
             | {
                 "steps_taken": self.done,
                 "noise_multiplier": setting.algorithm.noise_multiplier,
@@ -337,6 +338,7 @@ class Private:
             self.ledger.position,
             [],
             scheduler.state_dict() if scheduler else {},
+            carried=dict(getattr(setting.algorithm, "carried", {})),
         )
         checkpoint.save(self.checkpoint, state)
 
@@ -353,7 +355,8 @@ class Private:
             raise UserError("private.resume() comes before the first step.")
         if self.saved is None:
             return False
-        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler)
+        carried = getattr(self.setting.algorithm, "carried", {})
+        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler, carried)
         self.done, self._not_taken = self.saved.step, 0
         return True
 
