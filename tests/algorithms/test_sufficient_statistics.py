@@ -88,6 +88,7 @@ def test_noise_leaves_no_direction_with_less_than_the_penalty() -> None:
     algorithm = SufficientStatistics(
         Problem(lookup("model", "real_linear")((300,), 3), Classification().loss, ONCE),
         noise_multiplier=5.0,
+        ridge=1.0,
     )
     block = algorithm.mechanism().blocks[0]
     noise = draw(block, SeededNoise(2), 0, torch.device("cpu"))

@@ -21,6 +21,7 @@ from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.registry import lookup
@@ -255,6 +256,28 @@ class Private:
         """The tight ε of all releases so far."""
         mechanism = self.setting.algorithm.mechanism()
         return tight_epsilon(mechanism, self.ledger.releases, self.setting.delta)
+
+    def epsilon_with(self, *others: Private) -> float:
+        """Return the tight ε of these trainings together, each with its own noise, bound and rate.
+
+        The stages of a schedule, say: the weights that the last leaves have this ε. All steps of
+        every ledger count, in any order (`composition.together`).
+
+        Raises:
+            UserError: another training has another δ, or hides other units.
+        """
+        spent = []
+        for one in (self, *others):
+            setting = one.setting
+            if (setting.delta, setting.whose) != (self.setting.delta, self.setting.whose):
+                raise UserError(
+                    "private.epsilon_with: all trainings need one delta, and the same unit, for "
+                    "there is no ε of different ones."
+                )
+            mechanism = setting.algorithm.mechanism()
+            sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
+            spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
+        return together(spent, self.setting.delta)
 
     def report(self) -> dict[str, Any]:
         """Return what a record's `privacy` holds, but for a paper's claim.
