@@ -49,7 +49,7 @@ class SufficientStatistics:
     takes_shares = True
     releases_once = True
 
-    def __init__(self, problem: Problem, *, noise_multiplier: float, ridge: float = 0.3) -> None:
+    def __init__(self, problem: Problem, *, noise_multiplier: float, ridge: float = 0.2) -> None:
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.ridge = ridge
