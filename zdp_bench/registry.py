@@ -30,6 +30,7 @@ HOMES = {
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "task": "zdp_bench.tasks",
+    "optimizer": "zdp_bench.training.optimizers",
     "scheduler": "zdp_bench.training.schedules",
     "accountant": "zdp_bench.privacy.accountants",
     "figure": "zdp_bench.report.figures",

@@ -6,6 +6,7 @@ needs a number on the host. It is the nearest thing to a GPU that every machine 
 
 from __future__ import annotations
 
+import inspect
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -57,7 +58,8 @@ def prepare(model_name: str, algorithm_name: str, folder: Path) -> tuple[Trainin
     trust(model)  # the comparison with the reference reads numbers, once in a run
     inputs, targets = case.batch(8, torch.float32)
     make = lookup("algorithm", algorithm_name)
-    options = {"noise_multiplier": 1.0, "max_grad_norm": 1.0} if make.private else {}
+    known = inspect.signature(make).parameters
+    options = {k: 1.0 for k in ("noise_multiplier", "max_grad_norm") if k in known}
     algorithm = make(Problem(model, loss, POISSON, like=inputs[:0]), **options)
     ledger = Ledger(folder / f"{algorithm_name}.jsonl", algorithm.mechanism(), repeatable=True)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

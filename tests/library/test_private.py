@@ -12,9 +12,11 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import pytest
 import torch
 import torch.nn.functional as F
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import IterableDataset
@@ -29,6 +31,7 @@ from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import add_noise
 from zdp_bench.training.model_checks import mixing
+from zdp_bench.training.optimizers import AdamBC
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -141,6 +144,44 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
     assert len(train(resumed)) == 7
     with pytest.raises(UserError, match="before the first step"):
         resumed.resume()
+
+
+def test_a_bound_that_adapts_is_saved(make: Make) -> None:
+    private = make(clip_quantile=0.5)
+    train(private, most=4)
+    private.save()
+    last = private.report()["clipping"]["last_bound"]
+    assert last != 0.8
+    again = make(clip_quantile=0.5)
+    assert again.report()["clipping"]["last_bound"] == 0.8
+    assert again.resume()
+    assert again.report()["clipping"]["last_bound"] == last
+
+
+def test_adam_bc_is_told_the_noise(make: Make) -> None:
+    model = network()
+    optimizer = AdamBC(model.parameters(), lr=0.01)
+    train(make(model, optimizer=optimizer), most=1)
+    assert set(optimizer.noise.values()) == {1.2 * 0.8 / 12}
+
+
+def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    stages: list[Any] = []
+    accountant = PLDAccountant()
+    for noise, bound, rate in ((1.4, 1.0, 0.2), (1.0, 0.5, 0.2), (1.0, 2.0, 0.5)):
+        given: dict[str, Any] = {"noise_multiplier": noise, "max_grad_norm": bound}
+        given |= {"sample_rate": rate, "ledger": tmp_path / f"{len(stages)}.jsonl"}
+        stages.append(make(model, optimizer=optimizer, **given))
+        taken = len(train(stages[-1]))
+        event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(noise))
+        accountant.compose(dp_accounting.SelfComposedDpEvent(event, taken))
+    whole = stages[0].epsilon_with(*stages[1:])
+    assert whole == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
+    assert stages[1].epsilon_with() == stages[1].epsilon
+    with pytest.raises(UserError, match="need one delta, and the same unit"):
+        stages[0].epsilon_with(make(delta=1e-4, ledger=tmp_path / "other.jsonl"))
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(

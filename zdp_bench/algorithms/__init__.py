@@ -42,6 +42,8 @@ class Algorithm(Protocol):
     """The methods of every algorithm; the module docstrings have the formulas."""
 
     noise_multiplier: float  # σ as the paper states it; 0 without noise
+    # An algorithm may also have `carried`, a dictionary of numbers that follow from what it has
+    # released and that its next step needs. They are saved with the weights.
 
     def mechanism(self) -> Mechanism:
         """Return what a step releases, fixed before the first example is read."""

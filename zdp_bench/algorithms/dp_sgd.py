@@ -2,23 +2,33 @@
 
 from __future__ import annotations
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms.adaptive_bound import (
+    JOINT_BOUND,
+    adapt_bound,
+    count_block,
+    count_unclipped,
+)
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Engine, Shares, clipped_sum, reference
+from zdp_bench.gradients import Batch, Engine, Shares, add_up, clipped_sum, reference
 from zdp_bench.gradients.clipping import groups, trainable
-from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
 
 
 @register("algorithm", "dp_sgd")
 class DPSGD:
     """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
-    C/√L; with `gamma`, automatically (Bu et al. 2022).
+    C/√L; with `gamma`, automatically (Bu et al. 2022); with `clip_quantile`, at a bound that
+    follows the gradients' norms (`adaptive_bound`).
 
-    Formal guarantees: an example's share is at most `max_grad_norm`; z = noise_multiplier under
-    Poisson sampling.
+    Formal guarantees: an example's share is at most `max_grad_norm`, or, in units of the bound
+    that holds then, `JOINT_BOUND`; z = noise_multiplier under Poisson sampling.
+
+    Attributes:
+        carried: what one step hands to the next, saved with the weights: the bound, if it adapts.
 
     Raises:
         UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this
@@ -29,6 +39,9 @@ class DPSGD:
     plain_gradients = True
     takes_shares = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
+    takes_complex = False
+    complex_scale = 1.0  # of the gradients of complex parameters
+    complex_divisor = 1.0  # of σC, for the noise on each of their parts
 
     def __init__(
         self,
@@ -36,6 +49,7 @@ class DPSGD:
         *,
         noise_multiplier: float,
         max_grad_norm: float,
+        clip_quantile: float | None = None,
         per_layer: bool = False,
         gamma: float | None = None,
         gradients: Engine = "auto",
@@ -43,45 +57,82 @@ class DPSGD:
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.max_grad_norm = max_grad_norm
+        self.clip_quantile = clip_quantile
         self.per_layer = per_layer
         self.gamma = gamma
         self.gradients: Engine = gradients
+        self.carried: dict[str, float] = {}
+        if clip_quantile is not None:
+            if gamma is not None:
+                raise UserError(
+                    f"algorithm.clip_quantile={clip_quantile:g} with algorithm.gamma={gamma:g}: "
+                    "automatic clipping scales every share, so none is left unclipped to count. "
+                    "Give one of them."
+                )
+            self.carried = {"bound": max_grad_norm}
+            self.postprocess = self._adapt
         for name, parameter in trainable(problem.model).items():
-            if parameter.is_complex():
+            if parameter.is_complex() and not self.takes_complex:
                 raise UserError(
                     f"algorithm=dp_sgd is for real networks, and parameter '{name}' is complex: "
                     "use algorithm=zeta_dp_sgd"
                 )
 
+    @property
+    def bound(self) -> float:
+        """The bound that shares are clipped at now."""
+        return self.carried.get("bound", self.max_grad_norm)
+
     def mechanism(self) -> Mechanism:
-        std = self.noise_multiplier * self.max_grad_norm
-        parameters = trainable(self.problem.model)
-        return Mechanism(
-            tuple(
-                parameter_block(n, p, self.max_grad_norm, std, "real")
-                for n, p in parameters.items()
-            ),
-            self.problem.sampling,
-        )
+        bound = JOINT_BOUND if self.carried else self.max_grad_norm  # in units of C, if it adapts
+        std = self.noise_multiplier * bound
+
+        def block(name: str, parameter: nn.Parameter) -> Block:
+            if parameter.is_complex():
+                part = std / self.complex_divisor
+                return parameter_block(name, parameter, bound, part, "circular")
+            return parameter_block(name, parameter, bound, std, "real")
+
+        blocks = [block(*named) for named in trainable(self.problem.model).items()]
+        if self.carried:
+            blocks.append(count_block(min(one.std for one in blocks)))
+        return Mechanism(tuple(blocks), self.problem.sampling)
 
     def accumulate(
         self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
     ) -> None:
-        clipped_sum(
+        found = clipped_sum(
             self.problem.model,
             self.problem.loss,
             batch,
-            self.max_grad_norm,
+            self.bound,
             per_layer=self.per_layer,
             gamma=self.gamma,
+            complex_scale=self.complex_scale,
             engine=self.gradients,
             shares=shares,
-            into=total,
+            into=None if self.carried else total,
         )
+        if self.carried:
+            sums = {name: value / self.bound for name, value in found.sums.items()}
+            add_up(total, sums | count_unclipped(found.norms, self.bound, each=False))
 
     def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
-        gradients = reference.share_gradients(self.problem.model, self.problem.loss, batch, shares)
-        together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
-        return reference.clip(gradients, together, self.gamma)[0]
+        gradients = reference.share_gradients(
+            self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
+        )
+        together = groups(self.problem.model, self.bound, self.per_layer)
+        clipped, norms = reference.clip(gradients, together, self.gamma)
+        if not self.carried:
+            return clipped
+        rows = {name: value / self.bound for name, value in clipped.items()}
+        return rows | count_unclipped(norms, self.bound, each=True)
 
     postprocess = staticmethod(mean)
+
+    def _adapt(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
+        """Return the gradient in its own units, and move the bound for the next step."""
+        assert self.clip_quantile is not None
+        bound = self.bound
+        self.carried["bound"] = adapt_bound(bound, noisy, self.clip_quantile, expected_batch_size)
+        return mean(noisy, expected_batch_size / bound)

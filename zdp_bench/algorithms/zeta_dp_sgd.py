@@ -23,19 +23,15 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from torch import Tensor
-
-from zdp_bench.algorithms import Problem, mean, parameter_block
-from zdp_bench.gradients import Batch, Engine, Shares, clipped_sum, reference
-from zdp_bench.gradients.clipping import groups, trainable
-from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.dp_sgd import DPSGD
+from zdp_bench.gradients import Engine
 from zdp_bench.registry import register
 
 
 @register("algorithm", "zeta_dp_sgd")
-class ZetaDPSGD:
-    """DP-SGD on complex, real or mixed parameters, clipped jointly, or (`per_layer`) each of the L
-    layers at B/√L; with `gamma`, automatically (Bu et al. 2022).
+class ZetaDPSGD(DPSGD):
+    """DP-SGD on complex, real or mixed parameters, with every option of `DPSGD`.
 
     Formal guarantees: an example's share is at most `max_grad_norm` in the chosen gradient
     convention; z = noise_multiplier for `per_component` noise and noise_multiplier/√2 for
@@ -43,10 +39,7 @@ class ZetaDPSGD:
     both.
     """
 
-    private = True
-    plain_gradients = True
-    takes_shares = True
-    sums_in_float32 = True  # even if the forward pass runs in bfloat16
+    takes_complex = True
 
     def __init__(
         self,
@@ -54,55 +47,21 @@ class ZetaDPSGD:
         *,
         noise_multiplier: float,
         max_grad_norm: float,
+        clip_quantile: float | None = None,
         noise: Literal["per_component", "circular"] = "per_component",
         gradient: Literal["autograd", "wirtinger"] = "autograd",
         per_layer: bool = False,
         gamma: float | None = None,
         gradients: Engine = "auto",
     ) -> None:
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
-        self.max_grad_norm = max_grad_norm
-        self.noise = noise
-        self.per_layer = per_layer
-        self.gamma = gamma
+        super().__init__(
+            problem,
+            noise_multiplier=noise_multiplier,
+            max_grad_norm=max_grad_norm,
+            clip_quantile=clip_quantile,
+            per_layer=per_layer,
+            gamma=gamma,
+            gradients=gradients,
+        )
+        self.complex_divisor = math.sqrt(2) if noise == "circular" else 1.0
         self.complex_scale = 0.5 if gradient == "wirtinger" else 1.0
-        self.gradients: Engine = gradients
-
-    def mechanism(self) -> Mechanism:
-        std = self.noise_multiplier * self.max_grad_norm
-        complex_std = std / math.sqrt(2) if self.noise == "circular" else std
-
-        def block(name: str) -> Block:
-            parameter = parameters[name]
-            if parameter.is_complex():
-                return parameter_block(name, parameter, self.max_grad_norm, complex_std, "circular")
-            return parameter_block(name, parameter, self.max_grad_norm, std, "real")
-
-        parameters = trainable(self.problem.model)
-        return Mechanism(tuple(block(name) for name in parameters), self.problem.sampling)
-
-    def accumulate(
-        self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
-    ) -> None:
-        clipped_sum(
-            self.problem.model,
-            self.problem.loss,
-            batch,
-            self.max_grad_norm,
-            per_layer=self.per_layer,
-            gamma=self.gamma,
-            complex_scale=self.complex_scale,
-            engine=self.gradients,
-            shares=shares,
-            into=total,
-        )
-
-    def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
-        gradients = reference.share_gradients(
-            self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
-        )
-        together = groups(self.problem.model, self.max_grad_norm, self.per_layer)
-        return reference.clip(gradients, together, self.gamma)[0]
-
-    postprocess = staticmethod(mean)

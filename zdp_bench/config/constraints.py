@@ -57,11 +57,29 @@ def _check_gradients(run: Run) -> None:
             f"model.start={run.start} with model.weight_standardisation=true: standardised weights "
             "have no scale that a start could set. Give one of them."
         )
+    if getattr(lookup("algorithm", run.algorithm.name), "releases_once", False):
+        _check_one_release(run)
     plain = getattr(lookup("algorithm", run.algorithm.name), "plain_gradients", False)
     if run.weight_standardisation and not plain:
         raise UserError(
             f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
             "algorithm that sums whole gradients: sgd, dp_sgd or zeta_dp_sgd."
+        )
+
+
+def _check_one_release(run: Run) -> None:
+    """Refuse steps that would come after the one that solves for the weights, or not get there."""
+    trainer, optimizer = run.trainer, run.optimizer
+    is_whole = trainer.sampling == "poisson" and trainer.sample_rate == 1 and trainer.epochs == 1
+    options = dict(optimizer.options)
+    arrives = optimizer.name == "sgd" and options.pop("lr") == 1 and not any(options.values())
+    beside = run.scheduler, trainer.ema, trainer.augmentations, trainer.lr_batch
+    if not (is_whole and arrives) or any(beside) or run.federated.nodes is not None:
+        raise UserError(
+            f"algorithm={run.algorithm.name}: solves for the weights after one release of all "
+            "examples. Set trainer=poisson trainer.sample_rate=1 trainer.epochs=1 optimizer=sgd "
+            "optimizer.lr=1 optimizer.momentum=0 scheduler=none, no weight decay and nothing else "
+            "that changes a step."
         )
 
 
@@ -106,6 +124,17 @@ def _check_federated(run: Run) -> None:
         raise UserError(
             f"privacy.total_budget={run.privacy.total_budget:g} with federated.nodes={nodes}: it "
             "refuses central runs only; leave it out, and set privacy.max_epsilon."
+        )
+    if run.algorithm.options.get("clip_quantile") is not None:
+        raise UserError(
+            "algorithm.clip_quantile with federated.nodes: each node would follow the norms of its "
+            "own examples, and sums of shares clipped at different bounds do not add up. Give "
+            "algorithm.max_grad_norm alone."
+        )
+    if run.optimizer.name == "adam_bc":
+        raise UserError(
+            "optimizer=adam_bc with federated.nodes: the server's step has the noise of the nodes "
+            "that answered, which it does not know. Use optimizer=adam."
         )
     least, node = federated.min_nodes, federated.node
     rule = f"must lie between 1 and the {nodes} nodes"

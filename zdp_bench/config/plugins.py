@@ -11,7 +11,7 @@ from typing import Annotated, Any, Literal, get_type_hints
 
 from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
-from zdp_bench.config.schema import GROUPS, PLUGINS, Plugin
+from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, PLUGINS, Plugin
 from zdp_bench.config.types import NOISE, NORM, SEED, Rule, at_least, check_types, check_value
 from zdp_bench.errors import UserError, suggestion, unknown
 from zdp_bench.registry import lookup, names
@@ -49,7 +49,7 @@ EPOCHS = Rule(
 )
 WHOLE = Rule(lambda x: x < 2**31, "must be below 2³¹")
 TORCH_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay"), NUMBER),
+    **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay", "floor"), NUMBER),
     **dict.fromkeys(("initial_accumulator_value", "eta_min", "min_lr", "threshold"), NUMBER),
     **dict.fromkeys(("momentum", "dampening", "end_factor", "final"), UP_TO_ONE),
     **dict.fromkeys(("nesterov", "centered", "amsgrad", "maximize"), bool),
@@ -79,7 +79,13 @@ MODEL_KEYS = (
 
 
 # Options that mean the same wherever a plug-in has them.
-PRIVACY_RULES = {"noise_multiplier": NOISE, "max_grad_norm": NORM, "gamma": NORM}
+QUANTILE = Rule(lambda x: 0 < x < 1, "must lie in (0, 1): the part of the shares left unclipped")
+PRIVACY_RULES = {
+    "noise_multiplier": NOISE,
+    "max_grad_norm": NORM,
+    "gamma": NORM,
+    "clip_quantile": QUANTILE,
+}
 
 
 def find_builder(kind: str, name: str) -> Callable[..., Any]:
@@ -93,12 +99,11 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
     import torch
 
     module, classes = TORCH[kind]
-    ours = names(kind) if kind == "scheduler" else []
-    if name in ours:
+    if name in classes:
+        return getattr(attrgetter(module)(torch), classes[name])
+    if name in (ours := names(kind)):
         return lookup(kind, name)
-    if name not in classes:
-        raise unknown(kind, name, [*classes, *ours, *(["none"] if ours else [])])
-    return getattr(attrgetter(module)(torch), classes[name])
+    raise unknown(kind, name, [*classes, *ours, *(["none"] if kind in MAY_BE_NONE else [])])
 
 
 def own_keys(kind: str, name: str) -> list[str]:

@@ -143,6 +143,8 @@ def list_layers(setup: Setup) -> list[LayerUse]:
         if mechanism.joint
         else "a bound of its own"
     )
+    if first := getattr(setup.algorithm, "carried", {}).get("bound"):
+        bound = f"C over all layers, which adapts from {first:g} on"
     found = []
     for name, module in setup.model.named_modules():
         own = [p for p in module.parameters(recurse=False) if p.requires_grad]

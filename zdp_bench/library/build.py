@@ -40,6 +40,7 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
+from zdp_bench.training.optimizers import tell_noise
 from zdp_bench.training.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -160,6 +161,7 @@ def make_private(
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
     check_optimizer(model, optimizer)
+    tell_noise(optimizer, model, private, plan.sampling.expected_batch_size)
     mechanism = private.mechanism().digest()
     run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
     if ranks.size > 1:

@@ -21,6 +21,7 @@ from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.registry import lookup
@@ -31,7 +32,7 @@ from zdp_bench.training.evaluation import WATCHED
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Patients, Plan
-from zdp_bench.training.run import released_report
+from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
 
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
@@ -256,6 +257,28 @@ class Private:
         mechanism = self.setting.algorithm.mechanism()
         return tight_epsilon(mechanism, self.ledger.releases, self.setting.delta)
 
+    def epsilon_with(self, *others: Private) -> float:
+        """Return the tight ε of these trainings together, each with its own noise, bound and rate.
+
+        The stages of a schedule, say: the weights that the last leaves have this ε. All steps of
+        every ledger count, in any order (`composition.together`).
+
+        Raises:
+            UserError: another training has another δ, or hides other units.
+        """
+        spent = []
+        for one in (self, *others):
+            setting = one.setting
+            if (setting.delta, setting.whose) != (self.setting.delta, self.setting.whose):
+                raise UserError(
+                    "private.epsilon_with: all trainings need one delta, and the same unit, for "
+                    "there is no ε of different ones."
+                )
+            mechanism = setting.algorithm.mechanism()
+            sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
+            spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
+        return together(spent, self.setting.delta)
+
     def report(self) -> dict[str, Any]:
         """Return what a record's `privacy` holds, but for a paper's claim.
 
@@ -273,6 +296,7 @@ class Private:
         return (
             whose
             | report
+            | clipping_report(setting.algorithm, releases, setting.delta)
             | {
                 "steps_taken": self.done,
                 "noise_multiplier": setting.algorithm.noise_multiplier,
@@ -337,6 +361,7 @@ class Private:
             self.ledger.position,
             [],
             scheduler.state_dict() if scheduler else {},
+            carried=dict(getattr(setting.algorithm, "carried", {})),
         )
         checkpoint.save(self.checkpoint, state)
 
@@ -353,7 +378,8 @@ class Private:
             raise UserError("private.resume() comes before the first step.")
         if self.saved is None:
             return False
-        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler)
+        carried = getattr(self.setting.algorithm, "carried", {})
+        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler, carried)
         self.done, self._not_taken = self.saved.step, 0
         return True
 

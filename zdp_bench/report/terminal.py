@@ -142,6 +142,10 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
         if is_of_unit(privacy):
             whose = "its records drawn and clipped as one"
         rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
+    if bound := privacy.get("clipping"):
+        without = epsilon(bound["epsilon_without_count"])
+        of = f"{bound['quantile']:g} of the shares unclipped; tight ε {without} without their count"
+        rows.append(["last bound", f"{bound['last_bound']:.3g}  ({of})"])
     stopped = "" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"
     notes = f": {data['notes']}" if data["notes"] else ""
     rows += [

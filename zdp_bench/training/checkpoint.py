@@ -33,6 +33,7 @@ class Checkpoint:
         last: with `trainer.ema`, the weights that the next step starts from; else empty.
         scheduler: empty without a schedule.
         nodes: what a federation's server knows of each node.
+        carried: what the algorithm hands from step to step.
     """
 
     run: str
@@ -44,15 +45,21 @@ class Checkpoint:
     scheduler: dict[str, Any] = field(default_factory=dict)
     nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
+    carried: dict[str, float] = field(default_factory=dict)
 
     def restore(
-        self, model: nn.Module, optimizer: torch.optim.Optimizer, scheduler: LRScheduler | None
+        self,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        scheduler: LRScheduler | None,
+        carried: dict[str, float],
     ) -> None:
-        """Set model, optimiser and scheduler to the saved state."""
+        """Set model, optimiser, scheduler and what the algorithm carries to the saved state."""
         model.load_state_dict(self.last or self.model)
         optimizer.load_state_dict(self.optimizer)
         if scheduler:
             scheduler.load_state_dict(self.scheduler)
+        carried.update(self.carried)
 
 
 def state_digest(*states: dict[str, Any]) -> str:

@@ -17,12 +17,19 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
+from zdp_bench.algorithms import Algorithm
+from zdp_bench.algorithms.adaptive_bound import COUNT_SHARE, JOINT_BOUND
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accounting import patient_interval, rdp_epsilon, tight_interval
+from zdp_bench.privacy.accounting import (
+    patient_interval,
+    rdp_epsilon,
+    tight_epsilon,
+    tight_interval,
+)
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
@@ -246,17 +253,24 @@ class Loop:
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
         """Go on from a checkpoint, if there is one."""
         if saved:
-            saved.restore(self.setup.model, self.setup.optimizer, self.scheduler)
+            saved.restore(self.setup.model, self.setup.optimizer, self.scheduler, self.carried)
             self.step, self.epochs = saved.step, saved.epochs
             self.resumed_at = self.steps_done
             if self.average:
                 self.average.module.load_state_dict(saved.model)
                 self.average.n_averaged.fill_(self.step)
 
-    def states(self) -> tuple[dict[str, Any], dict[str, Any], dict[str, Any]]:
-        """Return the state of the model, the optimiser and the schedule."""
+    @property
+    def carried(self) -> dict[str, float]:
+        """What the algorithm carries from step to step; a federation's server has none."""
+        found: dict[str, float] = getattr(getattr(self.setup, "algorithm", None), "carried", {})
+        return found
+
+    def states(self) -> tuple[dict[str, Any], ...]:
+        """Return the state of the model, the optimiser, the schedule and the algorithm."""
         rates = self.scheduler.state_dict() if self.scheduler else {}
-        return self.setup.model.state_dict(), self.setup.optimizer.state_dict(), rates
+        setup = self.setup
+        return setup.model.state_dict(), setup.optimizer.state_dict(), rates, dict(self.carried)
 
     def starting_point(self) -> tuple[str, int, str]:
         """Name what the next step starts from; see `Ledger.begin`."""
@@ -267,10 +281,19 @@ class Loop:
 
     def save(self, ledger: Position, nodes: dict[int, dict[str, Any]] | None = None) -> None:
         """Write the checkpoint of this moment."""
-        weights, moments, rates = self.states()
+        weights, moments, rates, carried = self.states()
         trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
         state = checkpoint.Checkpoint(
-            self.run, self.step, trained, moments, ledger, self.epochs, rates, nodes or {}, last
+            self.run,
+            self.step,
+            trained,
+            moments,
+            ledger,
+            self.epochs,
+            rates,
+            nodes or {},
+            last,
+            carried,
         )
         checkpoint.save(self.home / "checkpoint.pt", state)
 
@@ -486,6 +509,26 @@ def privacy_report(
         "range_test_steps": plan.range_test_steps,
         "noise_multiplier": setup.algorithm.noise_multiplier,
         **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
+        **clipping_report(setup.algorithm, releases, delta),
+    }
+
+
+def clipping_report(algorithm: Algorithm, releases: int, delta: float) -> dict[str, Any]:
+    """Return what a record says of a bound that adapts: what it follows, and what the count cost.
+
+    {} for a fixed bound.
+    """
+    if (quantile := getattr(algorithm, "clip_quantile", None)) is None:
+        return {}
+    mechanism = algorithm.mechanism()
+    alone = Mechanism.of_z(mechanism.z * JOINT_BOUND, mechanism.sampling)
+    return {
+        "clipping": {
+            "quantile": quantile,
+            "last_bound": algorithm.bound,  # type: ignore[attr-defined]
+            "count_share": COUNT_SHARE,
+            "epsilon_without_count": tight_epsilon(alone, releases, delta),
+        }
     }
 
 
