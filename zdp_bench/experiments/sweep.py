@@ -18,6 +18,7 @@ from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
+from zdp_bench.report import names
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
@@ -28,11 +29,6 @@ if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
 
 MOST_JOBS = 100_000  # of a sweep, which Hydra lists before it begins
-SHORT = {
-    "algorithm.noise_multiplier": "σ",
-    "algorithm.max_grad_norm": "C",
-    "privacy.target_epsilon": "ε",
-}
 Shown = Literal["all", "progress", "nothing"]
 # What joblib and submitit raise when they lose a process; by name, for neither need be installed.
 LOST = (
@@ -67,9 +63,9 @@ class Place:
     @property
     def short(self) -> dict[str, str]:
         """What each key is called: σ, C, ε, or its last part if no other key has the same."""
-        last = {key: SHORT.get(key, key.rpartition(".")[2]) for key in self.keys}
-        names = [*last.values()]
-        return {key: name if names.count(name) == 1 else key for key, name in last.items()}
+        last = {key: names.key(key) for key in self.keys}
+        every = [*last.values()]
+        return {key: name if every.count(name) == 1 else key for key, name in last.items()}
 
     def values(self, words: Sequence[str]) -> dict[str, str]:
         """Return the values that overrides give to the keys in which jobs differ."""

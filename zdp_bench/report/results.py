@@ -17,6 +17,7 @@ import pandas as pd
 from zdp_bench import records
 from zdp_bench.errors import NEAREST, UserError, suggestion, unknown
 from zdp_bench.records import Record
+from zdp_bench.report import names
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
@@ -190,9 +191,7 @@ def _tell(run: dict[Any, Any], keys: list[str]) -> str:
         on = [(key, value) for key, value in on if key != NOISE]
     plain = (".name", "variant", "provenance")  # whose values say what they are of
     return ", ".join(
-        _cell(key, value)
-        if key.endswith(plain)
-        else f"{key.rpartition('.')[2]} {_cell(key, value)}"
+        _cell(key, value) if key.endswith(plain) else f"{names.key(key)} {_cell(key, value)}"
         for key, value in on
     )
 

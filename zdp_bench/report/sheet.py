@@ -95,7 +95,13 @@ class Sheet:
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        yield self.as_rich(options.max_width)
+        table = self.as_rich(options.max_width)
+        title, notes, table.title, table.caption = table.title, table.caption, None, None
+        if title:
+            yield Text(str(title), "table.title")
+        yield table
+        if notes:
+            yield Text(str(notes), "table.caption")
 
     def as_markdown(self) -> str:
         """Return a page with title and notes; without notes, only the table."""
@@ -131,14 +137,20 @@ def _least(heading: str, column: Sequence[str]) -> int:
 
 
 def _fitting(columns: Sequence[tuple[str, Sequence[str]]], width: int | None) -> list[int]:
-    """Return the places of the columns that a width holds; the first stays, then the numbers."""
+    """Return the places of the columns that a width holds.
+
+    The first two say what a row is, and stay. Of the others those of one value go first, then
+    words, then numbers, the last before the first.
+    """
     kept = list(range(len(columns)))
     room = {at: 3 + _least(*columns[at]) for at in kept}
-    words = [at for at in kept if not _must_stay(columns[at][1])]
-    for at in [*reversed(words), *reversed(kept)]:
-        if width is None or 1 + sum(room[one] for one in kept) <= width:
-            break
-        if at in kept[1:]:
+
+    def worth(at: int) -> tuple[bool, bool, int]:
+        column = columns[at][1]
+        return len(column) < 2 or len({*column}) > 1, _must_stay(column), -at
+
+    for at in sorted(kept[2:], key=worth):
+        if width is not None and 1 + sum(room[one] for one in kept) > width:
             kept.remove(at)
     return kept
 
