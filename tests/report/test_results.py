@@ -117,8 +117,8 @@ def test_of_several_recipes_one_column_says_what_differs_within_each(tmp_path: P
     assert shown.columns == ["recipe", "differs", "value", "run"]
     # The noise follows from the target; what is between recipes is not said.
     assert [row[:2] for row in shown.rows] == [
-        ["a", "lr 0.1, target_epsilon 1"],
-        ["a", "lr 0.3, target_epsilon 3"],
+        ["a", "lr 0.1, ε 1"],
+        ["a", "lr 0.3, ε 3"],
         ["b", "official"],
         ["b", "synthetic"],
     ]
@@ -178,8 +178,8 @@ def test_one_run_with_a_target_hides_no_noise_of_the_others(tmp_path: Path) -> N
     assert shown.columns[:2] == ["algorithm.noise_multiplier", "privacy.target_epsilon"]
     said = tell_differences(*read_frame(read_all(tmp_path / "2")))
     assert said == [
-        "target_epsilon 8",
-        "target_epsilon 3",
+        "ε 8",
+        "ε 3",
         *(f"noise_multiplier {x}" for x in (1, 2)),
     ]
 
