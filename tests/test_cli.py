@@ -20,6 +20,7 @@ import pytest
 import yaml
 
 from tests.conftest import write_mini_mnist
+from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import SCRIPTS, build_parser, complete
@@ -62,10 +63,8 @@ MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
     ("list algoritms", "Did you mean 'algorithms'?"),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
-    ("table", "arguments are required: PAPER/N; see `zdp-bench table --help`."),
     ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
     ("", "arguments are required: VERB; see `zdp-bench --help`."),
-    ("federate", "arguments are required: role"),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
     (
         "federate server recipe=quickstart",
@@ -124,7 +123,19 @@ MISTAKES = [
         "recipe: not in `zdp-bench reproduce`; a table has its own recipes",
     ),
     ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
-    ("reproduce --profile smoke paths.results=X", "say --results DIR"),
+    ("reproduce --results A paths.results=B", "the results folder is given twice"),
+    ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
+    ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
+    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
+    ("run recipe=quickstart --lr 0.1", "write optimizer.lr=...: a key has no dashes."),
+    ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
+    ("run recipe=quickstart.yaml", "there is no such file; the recipe that ships is recipe=quick"),
+    ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "`zdp-bench search` chooses them"),
+    ("table zeta_dp_2024", "Did you mean 'zeta_dp_2024/1'? Allowed: zeta_dp_2024/1."),
+    ("list recipes chset", "word of recipes 'chset' is not known."),
+    ("list paths.results=x", "is not known to `zdp-bench list`"),
+    ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
+    ("new dataset mine --from mri_recon", "copies a recipe"),
     (
         "reproduce zeta_dp_2021/1 force=true",
         "force: `zdp-bench reproduce` runs recipes as they stand",
@@ -155,9 +166,10 @@ MISTAKES = [
     ("run recipe=quickstart +hydra.job.chdir=true", "has no effect here"),
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
     ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
-    ("compare quickstart", "arguments are required: RUN"),
     ("compare nothing nothing", "nothing: names no run here."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
+    ("results recipe=quickstrat", "recipe=quickstrat: none of "),
+    ("results --columns lr", "Did you mean 'optimizer.lr'?"),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),
@@ -172,14 +184,103 @@ def test_mistakes_end_in_one_sentence_and_2(
     assert message in leave(line.split(), capsys)
 
 
-def test_every_verb_and_every_option_says_what_it_is() -> None:
-    (verbs,) = (
+def verbs() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of every verb."""
+    (found,) = (
         action
         for action in build_parser()._actions
         if isinstance(action, argparse._SubParsersAction)
     )
-    assert set(verbs.choices) == set(cli.COMMANDS)
-    for verb, of in verbs.choices.items():
+    return dict(found.choices)
+
+
+def lacking() -> Iterator[list[str]]:
+    """Yield every verb's command line without one of the arguments that it must have."""
+    for verb, of in verbs().items():
+        must = [a for a in of._actions if a.required and a.nargs != "*"]
+        for left_out in must:
+            words = [verb]
+            for action in must:
+                if action is not left_out:
+                    words += [*action.option_strings[:1], str(next(iter(action.choices or "x")))]
+            yield words
+
+
+@pytest.mark.parametrize("words", list(lacking()), ids=" ".join)
+def test_a_missing_argument_is_one_sentence(
+    words: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    said = leave(words, capsys)
+    assert "are required: " in said or "is not known" in said
+
+
+EMPTY = [
+    ("results", "/results: holds no run. `zdp-bench run recipe=quickstart` makes one here"),
+    ("results recipe=quickstart metric=accuracy --by seed --sort seed", "holds no run"),
+    ("results paths.results=nowhere", "nowhere: there is no such folder"),
+    ("budget", "holds no run"),
+    ("budget mnist --results nowhere", "nowhere: there is no such folder"),
+    ("compare quickstart mnist", "holds no run"),
+    ("report", "holds no run"),
+    ("report paths.results=nowhere", "nowhere: there is no such folder"),
+    ("figure --runs --x seed --y accuracy", "holds no run"),
+    ("figure cost", "Make it with `zdp-bench table cost"),
+    ("figure gredp_2024/fig3", "Make it with `zdp-bench table gredp_2024/fig3"),
+    ("table faceoff", "`zdp-bench reproduce faceoff` makes them"),
+    ("coverage", "holds none of the papers' tables"),
+    ("export quickstart --to out", "no finished run with its weights"),
+    ("predict out in.npy --out o.npy", "out"),
+    ("verify out", "out"),
+    ("search recipe=quickstart", "no key has several values"),
+]
+
+
+@pytest.mark.parametrize(("line", "message"), EMPTY, ids=[line for line, _ in EMPTY])
+def test_nothing_to_show_is_no_success(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    line: str,
+    message: str,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert message in leave(line.split(), capsys)
+    assert not list(tmp_path.rglob("*"))
+
+
+def test_of_two_filters_the_one_that_nothing_passes_is_named(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    save(tmp_path, record("a", 1), record("a", 2))
+    words = ["results", f"paths.results={tmp_path}", "seed=7", "metric=x"]
+    assert "seed=7: none of 2 records has it. There is " in leave(words, capsys)
+
+
+def test_a_list_is_searched_by_word(capsys: pytest.CaptureFixture[str]) -> None:
+    _, out, _ = run(capsys, "list", "recipes", "chest", "--format", "csv")
+    assert all("chest" in line.lower() for line in out.splitlines()[1:])
+
+
+@pytest.mark.parametrize("place", ["--results={}", "paths.results={}"])
+def test_every_verb_takes_the_results_folder_both_ways(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    place: str,
+) -> None:
+    folder = tmp_path / "it's (mine)"
+    if place.startswith("--"):
+        shown = run(capsys, "run", "recipe=quickstart", "--show-config", place.format(folder))[1]
+        assert yaml.safe_load(shown)["paths"]["results"] == str(folder)
+    save(folder, record())
+    monkeypatch.chdir(tmp_path)
+    assert run(capsys, "results", place.format(folder))[0] == 0
+    assert not (tmp_path / "results").exists()
+
+
+def test_every_verb_and_every_option_says_what_it_is() -> None:
+    assert set(verbs()) == set(cli.COMMANDS)
+    for verb, of in verbs().items():
         assert of.description, verb
         assert not [action.dest for action in of._actions if not action.help], verb
 
@@ -222,6 +323,8 @@ def test_every_table_has_every_form(
     form: str,
 ) -> None:
     monkeypatch.chdir(tmp_path)
+    if verb == "results":
+        save(tmp_path / "results", record())
     code, out, _ = run(capsys, *verb.split(), "--format", form)
     assert code == 0
     if form == "json":
@@ -229,7 +332,6 @@ def test_every_table_has_every_form(
     elif form == "csv":
         widths = {len(row) for row in csv.reader(io.StringIO(out))}
         assert len(widths) == 1
-        assert (widths == {0}) == (verb == "results")  # there are none: a table without columns
     else:
         assert out.startswith({"md": ("|", "#"), "html": "<!doctype"}[form])
 
@@ -301,9 +403,11 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     assert "Traceback" not in err
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
-    assert not (tmp_path / "results" / "records.csv").exists()
-    run(capsys, "results", "--write")
-    assert len((tmp_path / "results" / "records.csv").read_text().splitlines()) == 3
+    listed = tmp_path / "results" / "records.csv"
+    assert len(listed.read_text().splitlines()) == 3
+    listed.unlink()
+    run(capsys, "run", *sweep[:-2], "seed=1", "algorithm.max_grad_norm=1")  # found
+    assert len(listed.read_text().splitlines()) == 3
 
 
 def test_a_missing_file_without_a_network_is_one_sentence(

@@ -51,8 +51,13 @@ class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?` with the nearest spelling, or an empty string if none is near."""
-    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.55)
+    """Return ` Did you mean 'x'?`, or an empty string if nothing is near.
+
+    Near is a dotted name that ends in the word (`lr`: `optimizer.lr`), else the nearest spelling.
+    """
+    options = list(allowed)
+    near = [option for option in options if option.endswith(f".{word}")]
+    near = near or difflib.get_close_matches(word, options, n=1, cutoff=0.55)
     return f" Did you mean '{near[0]}'?" if near else ""
 
 

@@ -3,7 +3,7 @@
     results/runs/<recipe>/<digest of configuration and data>/record.json
 
 Everything but `environment` and `measured` is a function of the configuration, the data and the
-seed: two runs of one seed write the same. `zdp-bench results --write` lists them in `records.csv`.
+seed: two runs of one seed write the same. `records.csv` lists them; every run renews it.
 """
 
 from __future__ import annotations
@@ -277,8 +277,16 @@ def rebuild_csv(results: Path) -> Path:
         for left_behind in results.glob(f".{path.name}.*.partial"):
             left_behind.unlink()
         made = frame(read_all(results)).map(plain_cell)
-        write_text(path, made.to_csv(index=False, lineterminator="\n"))
+        write_changed(path, made.to_csv(index=False, lineterminator="\n").encode())
     return path
+
+
+def renew_csv(results: Path) -> None:
+    """Write `records.csv` after a run; where that fails, say so: the record itself is there."""
+    try:
+        rebuild_csv(results)
+    except (OSError, UserError) as error:
+        print(f"zdp-bench: records.csv is not written: {error}", file=sys.stderr)
 
 
 def plain_cell(value: Any) -> Any:

@@ -10,12 +10,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.test_records import record
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.experiments.sweep import sweep
+from zdp_bench.experiments.sweep import Place, _count, show_sweep, sweep
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run_folder import only_one_process
 
@@ -61,7 +63,7 @@ def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
 
 def finished(out: str) -> list[str]:
     """Return the seeds of the runs that a process carried out itself."""
-    return re.findall(r"^quickstart, seed (\d+) *$", out, flags=re.MULTILINE)
+    return re.findall(r"^#\S+ .*quickstart, seed (\d+)$", out, flags=re.MULTILINE)
 
 
 @pytest.mark.timeout(900)
@@ -109,24 +111,29 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     held = only_one_process(tmp_path / "2")
     held.__enter__()
 
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> dict[str, Any]:
         if config.seed == 4:
             raise UserError("four is not to be had.")
         if config.seed == 3:
             held.__exit__(None, None, None)
         with only_one_process(tmp_path / str(config.seed), wait):
             done.append(config.seed)
+        return record(seed=config.seed)
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        count, failed = sweep(
+        place, jobs = sweep(
             driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"]
         )
     assert done == [1, 3, 2]
-    assert count == 4
-    assert [(words[1], reason) for words, reason in failed] == [
+    assert place == Place(4, ("seed",))
+    assert [(job.words[1], job.ended) for job in jobs if isinstance(job.ended, str)] == [
         ("seed=4", "four is not to be had.")
     ]
+    shown = show_sweep(place, jobs)
+    assert shown.columns == ["#", "seed", "test accuracy", "tight ε", "run"]
+    assert shown.rows[1] == ["2", "2", "0.2000", "∞", jobs[1].ended.run[:8]]
+    assert shown.rows[3] == ["4", "4", "failed", "", ""]
     with (
         only_one_process(tmp_path / "5"),
         pytest.raises(Busy, match="another process"),
@@ -161,17 +168,16 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
 def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> dict[str, Any]:
         if config.seed == 1:
             raise ZeroDivisionError("one over nothing\nand more")
+        return record()
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        count, failed = sweep(
-            driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"]
-        )
-    assert (count, len(failed)) == (2, 1)
-    assert failed[0][1] == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
+        _, jobs = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
+    assert jobs[0].ended == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
+    assert not isinstance(jobs[1].ended, str)
     assert "Traceback" in capsys.readouterr().err
 
 
@@ -208,3 +214,18 @@ def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no
     words = ["recipe=quickstart", "launcher=slurm", "seed=1,2", f"paths.results={tmp_path}"]
     with hydra_session() as driver, pytest.raises(UserError, match="there is no Slurm here"):
         sweep(driver, words)
+
+
+def test_a_job_is_called_by_its_number_and_what_differs() -> None:
+    keys = ("optimizer.lr", "algorithm.noise_multiplier", "model.hidden", "a.depth", "b.depth")
+    words = ["recipe=q", "optimizer.lr=0.12345678", "algorithm.noise_multiplier=1"]
+    words += ["model.hidden=[4, 2]", "a.depth=2", "b.depth=3", "seed=9"]
+    shown = "#2/8 lr=0.1235 σ=1 hidden=[4,2] a.depth=2 b.depth=3"
+    assert Place(8, keys).name(1, words) == shown
+    assert Place(20, numbers=(4, 7)).name(1, words) == "#8/20"
+
+
+def test_the_jobs_of_a_recipes_glob_are_counted(tmp_path: Path) -> None:
+    with hydra_session() as driver:
+        place = _count(driver, ["recipe=quickstart", "algorithm=glob(*dp_sgd)", "seed=1"])
+    assert place == Place(2, ("algorithm",))

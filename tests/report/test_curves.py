@@ -151,7 +151,7 @@ def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Pa
     printed = "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200"
     figure = build(results)
     assert printed in figure.as_markdown()
-    assert figure.as_rich()[2].caption == printed
+    assert "\n".join(figure.as_rich()[2].notes) == printed
     assert "what it only draws is left out" in figure.notes[0]
     assert "Not run: `zdp-bench run recipe=dfa algorithm.convolutions=dfa`." in figure.notes
     more = build(results, filling("dfa", "dfa_17.0666667", digest="8" * 64))

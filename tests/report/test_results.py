@@ -12,7 +12,9 @@ from rich.console import Console
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.report.results import select, sheet
+from zdp_bench.records import read_all
+from zdp_bench.report.results import read_frame, select, sheet, tell_differences
+from zdp_bench.report.sheet import Sheet
 
 
 def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> None:
@@ -115,8 +117,8 @@ def test_of_several_recipes_one_column_says_what_differs_within_each(tmp_path: P
     assert shown.columns == ["recipe", "differs", "value", "run"]
     # The noise follows from the target; what is between recipes is not said.
     assert [row[:2] for row in shown.rows] == [
-        ["a", "lr 0.1, target_epsilon 1"],
-        ["a", "lr 0.3, target_epsilon 3"],
+        ["a", "lr 0.1, ε 1"],
+        ["a", "lr 0.3, ε 3"],
         ["b", "official"],
         ["b", "synthetic"],
     ]
@@ -143,11 +145,43 @@ def test_a_group_says_what_it_averages_over(tmp_path: Path) -> None:
     assert "data_digest" in select(tmp_path, [], None, None, by="recipe").frame.to_csv()
 
 
-def test_of_options_of_different_plug_ins_only_the_name_is_told(tmp_path: Path) -> None:
-    save(tmp_path, configured(1, 0.5, optimizer={"lr": 1, "name": "sgd", "momentum": 0.9}))
-    save(tmp_path, configured(2, 0.5, optimizer={"lr": 2, "name": "adam", "eps": 1e-8}))
-    assert "optimizer.name" in select(tmp_path, [], None, None).frame.columns
-    assert "optimizer.eps" not in select(tmp_path, [], None, None).frame.columns
+def told(tmp_path: Path, *runs: dict[str, Any]) -> Sheet:
+    """Return the table of some runs of one recipe, each of another configuration."""
+    for seed, config in enumerate(runs):
+        made = record("a", 1, 0.5, config={"optimizer": {"lr": 1.0}} | config)
+        save(tmp_path, made | {"run": f"{seed}".ljust(64, "0")})
+    return sheet(select(tmp_path, [], None, None))
+
+
+def test_options_that_the_name_of_a_plug_in_settles_are_not_told(tmp_path: Path) -> None:
+    sgd, adam = {"name": "sgd", "momentum": 0.9}, {"name": "adam", "eps": 1e-8}
+    columns = told(tmp_path, {"optimizer": sgd}, {"optimizer": adam}).columns
+    assert "optimizer.name" in columns
+    assert not {"optimizer.eps", "optimizer.momentum"} & {*columns}
+
+
+def test_one_run_of_another_algorithm_hides_no_option_of_the_others(tmp_path: Path) -> None:
+    mine = [{"algorithm": {"name": "dp_sgd", "max_grad_norm": bound}} for bound in (0.5, 1.0)]
+    shown = told(tmp_path, *mine, {"algorithm": {"name": "sgd"}})
+    assert shown.columns[:2] == ["algorithm.name", "algorithm.max_grad_norm"]
+    assert [row[1] for row in shown.rows] == ["0.5", "1", ""]
+
+
+def test_one_run_with_a_target_hides_no_noise_of_the_others(tmp_path: Path) -> None:
+    def noise(sigma: float, target: float | None) -> dict[str, Any]:
+        algorithm = {"name": "dp_sgd", "noise_multiplier": sigma}
+        return {"algorithm": algorithm, "privacy": {"target_epsilon": target}}
+
+    calibrated = [noise(0.7, 8.0), noise(1.3, 3.0)]
+    assert told(tmp_path / "1", *calibrated).columns[0] == "privacy.target_epsilon"
+    shown = told(tmp_path / "2", *calibrated, noise(1.0, None), noise(2.0, None))
+    assert shown.columns[:2] == ["algorithm.noise_multiplier", "privacy.target_epsilon"]
+    said = tell_differences(*read_frame(read_all(tmp_path / "2")))
+    assert said == [
+        "ε 8",
+        "ε 3",
+        *(f"noise_multiplier {x}" for x in (1, 2)),
+    ]
 
 
 def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
@@ -160,7 +194,7 @@ def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
     console.print(sheet(select(tmp_path, [], None, None)).as_rich())
     text = console.file.getvalue()  # type: ignore[attr-defined]
     assert max(map(len, text.splitlines())) <= 80
-    for number in ("0.1234", "0.2468", "3.305", "6.61", "1.977", "3.954"):
+    for number in ("0.1234", "0.2468", "3.31", "6.62", "1.98", "3.96"):
         assert number in text
 
 

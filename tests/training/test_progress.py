@@ -7,7 +7,9 @@ import io
 import pytest
 from rich.console import Console
 
-from zdp_bench.training.progress import Live
+from zdp_bench.report.sheet import Sheet
+from zdp_bench.training import progress
+from zdp_bench.training.progress import Live, console
 
 
 @pytest.mark.parametrize("width", [40, 60, 80, 110, 160])
@@ -27,3 +29,41 @@ def test_steps_epsilon_and_time_left_stand_whole_at_every_width(width: int) -> N
     assert "-:--:--" in drawn or "0:00:0" in drawn
     assert "ms" in drawn
     assert ("loss 1.698" in drawn) == (width >= 110)
+
+
+def test_time_left_is_told_without_the_first_epoch_and_under_the_jobs_name(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    now = iter([5.0, 6.0, 7.0])
+    monkeypatch.setattr(progress.time, "monotonic", lambda: next(now))
+    with Live(console(), "#2/4 lr=1") as live:
+        live.started("quickstart", 1, 300, 0)
+        for epoch in (1, 2, 3):
+            live.evaluated(epoch, 100 * epoch, {"loss": 1.0}, 1.0)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == "#2/4 lr=1  quickstart seed 1: epoch 1, step 100/300  loss 1  ε 1"
+    assert lines[1].endswith("  ε 1  1 s left")
+    assert lines[2].endswith("  0 s left")
+
+
+def test_piped_text_is_as_wide_as_columns_says_and_ends_in_no_blanks(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    title, rows = "a title " + "x" * 30, [["one", "two " * 30, "0.5"]]
+    for width in (50, 160):
+        monkeypatch.setenv("COLUMNS", str(width) if width == 50 else "")
+        console().print(Sheet(title, ("a", "b", "c"), rows, ["a note"]))
+        lines = capsys.readouterr().out.splitlines()
+        assert max(map(len, lines)) <= width
+        assert [line for line in lines if line != line.rstrip()] == []
+
+
+def test_columns_of_words_make_room_before_numbers() -> None:
+    words = ("name", "where", "why", "what for")
+    sheet = Sheet("t", (*words, "value"), [["w" * 20] * 4 + ["0.123456"]])
+    file = io.StringIO()
+    Console(file=file, width=44).print(sheet)
+    text = file.getvalue()
+    assert "0.123456" in text
+    assert "No room for why, what for:" in text
+    assert "…" not in text

@@ -19,6 +19,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
+from zdp_bench.report.terminal import show_run
 from zdp_bench.training import checkpoint, evaluation, machine
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
@@ -236,6 +237,30 @@ def test_a_non_private_run_says_infinity(tmp_path: Path) -> None:
         record["privacy"]["epsilon_tight"] == record["privacy"]["epsilon_claimed"] == float("inf")
     )
     assert record["privacy"]["z"] == 0
+
+
+def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:
+    still = carry_out(tmp_path, "optimizer.lr=0.0", "trainer.epochs=1").record
+    assert still["warning"] == "nothing seems to be learnt: optimizer.lr is 0."
+    assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still["warning"]
+
+
+@pytest.mark.parametrize(
+    ("value", "chance", "warns"),
+    [
+        (0.97, 0.1, False),
+        (0.5, 0.5, True),
+        (0.12, 0.1, True),
+        (0.2, 0.1, False),
+        (0.2, None, False),
+    ],
+)
+def test_a_metric_is_held_against_that_of_shuffled_labels(
+    value: float, chance: float | None, warns: bool
+) -> None:
+    said = evaluation.doubt("accuracy", value, chance, 400, 0.5)
+    assert bool(said) == warns
+    assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
 
 
 def test_uniform_sampling_counts_a_replaced_record(tmp_path: Path) -> None:

@@ -102,6 +102,8 @@ def _carry_out(words: list[str]) -> int:
         return 0
     options = parse_arguments(words)
     overrides = getattr(options, "overrides", [])
+    if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load
+        _say(f"{options.verb} {' '.join(overrides)} ...")
     try:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)

@@ -20,23 +20,20 @@ FORMS = ("md", "csv", "json", "html")  # of `report/sheet.py`, which is not impo
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
-    """Add the words that make up a run's configuration."""
+    """Add the words that make up a run's configuration, and --results for one of them."""
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
         help=text or "recipe=NAME, and any key of the configuration",
     )
+    add_results(parser)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add --results, the folder of the records."""
+    """Add --results, the folder of the records, which `paths.results=DIR` names as well."""
     parser.add_argument(
-        "--results",
-        type=Path,
-        default=RESULTS,
-        metavar="DIR",
-        help="the results folder (default: results)",
+        "--results", type=Path, metavar="DIR", help="the results folder (default: results)"
     )
 
 
@@ -64,7 +61,7 @@ def print_sheet(sheet: Sheet, form: str) -> None:
     from zdp_bench.training.progress import console
 
     if form == "rich":
-        console().print(sheet.as_rich())
+        console().print(sheet)
     else:
         print(sheet.as_text(form))
 
@@ -104,21 +101,24 @@ def data_root(options: argparse.Namespace) -> Path:
     return root
 
 
-def require_records(folder: Path) -> None:
-    """Refuse a results folder that was named and is not there, or is a file.
+def require_records(folder: Path, runs: bool = True) -> None:
+    """Refuse a results folder that is a file, or was named and is not there, or has no run.
+
+    Args:
+        runs: False where something can be shown without any.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: says what is missing.
     """
+    advice = "Name the results folder of your runs (--results DIR)."
     if folder.exists() and not folder.is_dir():
-        raise UserError(
-            f"{folder}: is a file and no folder, so there are no records. "
-            "Name the results folder of your runs."
-        )
+        raise UserError(f"{folder}: is a file and no folder, so there are no records. {advice}")
     if folder != RESULTS and not folder.exists():
+        raise UserError(f"{folder}: there is no such folder, so there are no records. {advice}")
+    if runs and not any((folder / "runs").glob("*/*/")):
         raise UserError(
-            f"{folder}: there is no such folder, so there are no records. "
-            "Name the results folder of your runs."
+            f"{folder.absolute()}: holds no run. `zdp-bench run recipe=quickstart` makes one here; "
+            "--results DIR names another folder."
         )
 
 

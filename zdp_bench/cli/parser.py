@@ -6,11 +6,14 @@
 from __future__ import annotations
 
 import argparse
+import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
+from pathlib import Path
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
+from zdp_bench.cli.arguments import RESULTS
 from zdp_bench.cli.commands import COMMANDS, GROUPS, ORDER
 from zdp_bench.errors import unknown
 
@@ -59,6 +62,7 @@ end
 complete -c zdp-bench -f -a '(__zdp_bench)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
+RESULTS_KEY = "paths.results="
 TABLES = ("table", "reproduce", "figure")  # the commands that take one of a paper's tables
 
 
@@ -129,22 +133,60 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     Ends the process with exit code 2 after one sentence if a word is wrong.
     """
     parser = build_parser()
-    options, rest = parser.parse_known_args(words)
+    named = [word for word in words if word.startswith(RESULTS_KEY)]
+    options, rest = parser.parse_known_args([word for word in words if word not in named])
     verb = f"zdp-bench {options.verb}"
+    if hasattr(options, "results"):
+        _place_results(parser, options, named)
+    else:
+        rest += named
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
     for word in rest:
         if word.startswith("-"):
             own = Parser(add_help=False)
             COMMANDS[options.verb].add_arguments(own)
             allowed = [option for action in own._actions for option in action.option_strings]
-            name = word.partition("=")[0]
+            name, _, value = word.partition("=")
+            keys = _overrides("") if hasattr(options, "overrides") else []
+            if near := [key for key in keys if f".{key}".endswith(f".{name.lstrip('-')}=")]:
+                said = f"write {near[0]}{value or '...'}: a key has no dashes."
+                parser.error(f"`{verb}`: option '{name}' is not known; {said}")
             parser.error(str(unknown(f"`{verb}`: option", name, [*allowed, "--help"])))
         # `run` refuses other words itself, and `audit` takes my_script:function.
         free = options.verb == "run" or (options.verb == "audit" and ":" in word)
         if pairs is None or ("=" not in word and not free):
-            parser.error(f"'{word}' is not known to `{verb}`; see `{verb} --help`")
+            parser.error(f"'{word}' is not known to `{verb}`; see `{verb} --help`.")
         pairs.append(word)
+    _refuse_twice(parser, pairs or ())
     return options
+
+
+def _place_results(parser: Parser, options: argparse.Namespace, named: Sequence[str]) -> None:
+    """Make one of `--results DIR` and `paths.results=DIR`: every verb takes both.
+
+    `options.results` gets the folder, and a run's overrides the key.
+    """
+    if options.results is not None:
+        # In quotes, for Hydra.
+        folder = re.sub(r"(['\\])", r"\\\1", str(options.results))
+        named = [*named, f"{RESULTS_KEY}'{folder}'"]
+    if len(named) > 1:
+        parser.error(f"the results folder is given twice: {' and '.join(named)}; leave one out.")
+    if named and options.results is None:
+        options.results = Path(named[0].removeprefix(RESULTS_KEY).strip("'\""))
+    options.results = options.results or RESULTS
+    if hasattr(options, "overrides"):
+        options.overrides += named
+
+
+def _refuse_twice(parser: Parser, pairs: Sequence[str]) -> None:
+    """Refuse a key that is given two values: the last would win without a word."""
+    given: dict[str, str] = {}
+    for pair in pairs:
+        key, equals, _ = pair.lstrip("+").partition("=")
+        if equals and key in given:
+            parser.error(f"{key} is given twice: {given[key]} and {pair}; leave one out.")
+        given[key] = pair
 
 
 # Completion: the shells' scripts ask `zdp-bench --complete WORD...`, which imports nothing heavy.

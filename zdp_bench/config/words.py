@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import HydraException, OverrideParseException
+from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
@@ -37,7 +38,7 @@ NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
 CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
 EARLIER = {f"privacy.{then}": f"privacy.{now}" for then, now in RENAMED.items()}
 EARLIER |= {"dataset.bad_examples": "dataset.bad_records"}  # which the plug-ins still have
-LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.", "hydra/sweeper")
+LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
 
 
 def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
@@ -84,6 +85,8 @@ def parse_words(words: Sequence[str]) -> list[Override]:
 
 def _explain_syntax(word: str) -> str:
     """Return the sentence for a word that Hydra's grammar does not take."""
+    if word in group_options("recipe"):
+        return f"'{word}' is a recipe: write recipe={word}."
     if not re.match(r"[+~]{0,2}\w+([./@]\w+)*=.", word):
         return (
             f"'{word}' is no override: write key=value, such as seed=1 or "
@@ -107,6 +110,11 @@ def _check_override(override: Override, sweep: bool) -> None:
         raise UserError(f"{word}: a group has its own place; leave the @ and what follows out.")
     if key in CHOICES and not override.is_delete():
         _check_choice(override)
+    if key == "hydra/sweeper":
+        raise UserError(
+            f"{word}: a sweep runs the values that are listed; `zdp-bench search` chooses them, by "
+            "Optuna, within one ε."
+        )
     if key == "launcher" or key.startswith(LAUNCHING):
         if not sweep and word != "launcher=local":
             raise UserError(
@@ -173,11 +181,16 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     """Return the sentence for a key that no YAML file names: our own, once Hydra lets it pass."""
-    from zdp_bench.config import configured
+    from zdp_bench.config import compose, configured
 
     if key.startswith("hydra."):
         return f"key '{key}' is not known: it is none of this launcher's."
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
+    if "." not in key:
+        with suppress(UserError):
+            sections = OmegaConf.to_container(compose(chosen), resolve=False).items()  # type: ignore[union-attr]
+            if near := [f"{name}.{key}" for name, inside in sections if key in (inside or ())]:
+                return f"key '{key}' is not known. Did you mean {' or '.join(near)}?"
     value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
     try:
         configured([*chosen, f"++{key}={value}"])
@@ -210,6 +223,10 @@ def _adopt(value: str) -> str:
     path, said = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
+    if path.stem in files("recipe") and not path.exists():
+        raise UserError(
+            f"{said}: there is no such file; the recipe that ships is recipe={path.stem}."
+        )
     if path.stem in files("recipe"):
         raise UserError(f"{said}: a recipe of zdp-bench has this name; rename the file.")
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem.lower() in NOT_NAMES:

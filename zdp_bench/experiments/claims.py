@@ -188,7 +188,6 @@ def require_unchanged(overrides: list[str]) -> None:
     """
     instead = {
         "seed": "say --seeds N",
-        "paths.results": "say --results DIR",
         "recipe": "a table has its own recipes",
     }
     for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):

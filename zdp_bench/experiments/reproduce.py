@@ -42,6 +42,7 @@ from zdp_bench.registry import find
 from zdp_bench.report import curves, papers, tables
 from zdp_bench.report.cells import Filling, Verdict
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.report.terminal import duration
 from zdp_bench.training.interrupts import Stopped, end_with_parent
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -360,13 +361,6 @@ def read_duration(word: str) -> float:
     return 3600 * float(match[1] or 0) + 60 * float(match[2] or 0)
 
 
-def show_duration(seconds: float) -> str:
-    """'45 s', '12 min', '3.4 h'."""
-    if seconds < 120:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.1f} h"
-
-
 def sheet(plan: ReproductionPlan, ordered: Iterable[Work]) -> Sheet:
     """Lay the runs out, those of a row together where its first one stands."""
     ordered = list(ordered)
@@ -383,7 +377,7 @@ def sheet(plan: ReproductionPlan, ordered: Iterable[Work]) -> Sheet:
                 " ".join([f"recipe={filling.recipe}", *filling.overrides]),
                 " ".join(str(work.job.seed) for work in works),
                 str(sum(work.cells for work in works)),
-                show_duration(sum(known)) if known else "unknown",
+                duration(sum(known)) if known else "unknown",
                 works[0].lacks,
             ]
         )
@@ -433,8 +427,10 @@ def run_jobs(jobs: Sequence[Job], workers: int, say: Say) -> Failures:
         for number, (job, state, error) in enumerate(ended, start=1):
             if error:
                 failed.append((str(job), error))
-            left = show_duration((time.monotonic() - started) / number * (total - number))
+            left = duration((time.monotonic() - started) / number * (total - number))
             say(f"[{number:>{len(str(total))}}/{total}] {job.table}  {job}: {state}; {left} left")
+    for results in {job.row.results for job in jobs}:
+        records.renew_csv(results)
     return failed
 
 

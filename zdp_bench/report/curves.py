@@ -146,7 +146,7 @@ class Curves:
         """Return what the terminal shows: each panel, then the notes."""
         sheets = [self.sheet(panel) for panel in self.panels]
         empty = "{}: nothing was run yet"
-        shown = [s.as_rich() if s.rows else empty.format(s.title) for s in sheets]
+        shown = [s if s.rows else empty.format(s.title) for s in sheets]
         return [self.count.sentence, *shown, "\n".join(self.notes)]
 
     def as_text(self, form: str) -> str:

@@ -11,16 +11,16 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from statistics import mean, stdev
+from statistics import mean
 from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import papers
+from zdp_bench.report import names, papers
 from zdp_bench.report.cells import SHARES, Filling, list_once
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
-from zdp_bench.report.number_format import epsilon
+from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 
 
@@ -47,7 +47,7 @@ class Line:
     def unit(self) -> str:
         """Whose presence ε hides."""
         private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
-        unit = str(private[0]["privacy"].get("epsilon_of")) if private else ""
+        unit = str(private[0]["privacy"].get("epsilon_of", "record")) if private else ""
         return "example" if unit == "record" else unit
 
     def values(self, target: float) -> list[float]:
@@ -85,17 +85,17 @@ class Grid:
         for line in self.lines:
             count = sorted({len(runs) for runs in line.runs.values()})
             runs = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
-            names = [line.row, *([line.variant or ""] if grouped else [])]
+            cells = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
             metric = line.metric.replace("_", " ")
             shown = [_show(line, target) for target in self.targets]
-            rows.append([*names, line.unit, metric, runs, *shown])
+            rows.append([*cells, line.unit, metric, runs, *shown])
         numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]
         origin = f"`zdp-bench table {self.name}` made this from the records; do not edit."
         return Sheet(self.title, columns, rows, self.notes, origin, numbers)
 
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows, part by part."""
-        return [self.sheet().as_rich()]
+        return [self.sheet()]
 
     def as_text(self, form: str) -> str:
         """Return the table in one of `sheet.FORMS`."""
@@ -203,7 +203,7 @@ def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
 def _form(line: Line) -> tuple[float, int, str]:
     """Return how a line's metric is shown: factor, digits, unit."""
     if line.metric == "accuracy":
-        return 100.0, 1, " %"
+        return 100.0, 1, "%"
     return 1.0, 3 if line.metric in SHARES else 4, ""
 
 
@@ -212,11 +212,8 @@ def _show(line: Line, target: float) -> str:
     values = line.values(target)
     if not values:
         return ""
-    scale, digits, unit = _form(line)
-    shown = f"{scale * mean(values):.{digits}f}"
-    if len(values) > 1:
-        shown += f" ± {scale * stdev(values):.{digits}f}"
-    shown += unit
+    _, digits, unit = _form(line)
+    shown = mean_and_deviation(values, unit, digits).partition(" (n")[0]
     kept = line.kept(target) if math.isfinite(target) else None
     return shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
 

@@ -72,6 +72,11 @@ METRICS = {
     "dice": "Dice",
     "loss": "loss",
 }
+KEYS = {
+    "algorithm.noise_multiplier": "σ",
+    "algorithm.max_grad_norm": "C",
+    "privacy.target_epsilon": "ε",
+}
 UNITS = {"accuracy": "%", "roc_auc": "%", "psnr": "dB"}
 
 
@@ -97,6 +102,11 @@ def algorithm(label: str) -> str:
 
 def metric(name: str) -> str:
     return METRICS.get(name, _spaced(name))
+
+
+def key(name: str) -> str:
+    """'optimizer.lr' -> 'lr', 'algorithm.max_grad_norm' -> 'C'."""
+    return KEYS.get(name, name.rpartition(".")[2])
 
 
 def unit(metric: str) -> str:

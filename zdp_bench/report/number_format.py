@@ -21,7 +21,7 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{epsilon(low, at_least=True)} to {epsilon(high)}"
 
 
-def mean_and_deviation(values: Sequence[float], unit: str) -> str:
+def mean_and_deviation(values: Sequence[float], unit: str, digits: int | None = None) -> str:
     """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
     'undefined' where a value is NaN: a ROC curve needs examples of both classes.
@@ -29,10 +29,10 @@ def mean_and_deviation(values: Sequence[float], unit: str) -> str:
     if any(math.isnan(value) for value in values):
         return f"undefined (n = {len(values)})"
     scale = 100.0 if unit == "%" else 1.0
-    digits = 2 if unit else 4
+    digits = digits or (2 if unit else 4)
     scaled = [scale * value for value in values]
     spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{mean(scaled):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(scaled)})"
+    return f"{scale * mean(values):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(scaled)})"
 
 
 def rounded(numbers: Mapping[str, object]) -> dict[str, object]:

@@ -184,7 +184,8 @@ def check_claims(table: str | None, row: str | None) -> None:
 
 def _require(table: str) -> None:
     if table not in (every := [*ours(), *available()]):
-        raise unknown("table", table, every)
+        of_paper = [name for name in every if name.startswith(f"{table}/")]
+        raise unknown("table", table, of_paper or every)
 
 
 def _path(table: str) -> Path:

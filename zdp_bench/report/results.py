@@ -8,14 +8,17 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
+from difflib import SequenceMatcher
 from pathlib import Path
 from typing import Any
 
 import pandas as pd
 
 from zdp_bench import records
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import NEAREST, UserError, suggestion, unknown
 from zdp_bench.records import Record
+from zdp_bench.report import names
+from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 TELLING = [
@@ -37,6 +40,7 @@ STAY = ("value", "run")  # shown also if they are the same in all records
 MOST = 4  # configuration keys that are shown unasked, of one recipe
 DIFFERS = "differs"  # of several recipes, one column for all of them
 CALIBRATED = ("privacy.target_epsilon", "privacy.claimed_epsilon")
+NOISE = "algorithm.noise_multiplier"
 OVER = "averages_over"
 # recorded keys that change no result
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -79,7 +83,10 @@ def select(
                 f"'{condition}' is no filter: write column=value, such as recipe=phasemnist."
             )
         _require(column, frame)
-        frame = frame[[_equals(cell, value) for cell in frame[column]]]
+        passing = frame[[_equals(cell, value) for cell in frame[column]]]
+        if passing.empty:
+            raise _none_has(column, value, frame[column])
+        frame = passing
     same: tuple[str, ...] = ()
     aside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -124,13 +131,18 @@ def flatten(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return the columns of `keys` whose values differ, but for options of different plug-ins.
+    """Return the columns of `keys` whose values differ, but for what the name of a plug-in settles.
 
     A key that is null, false or not there is off, as it is for a run's digest.
     """
     found = [key for key in keys if _differs(frame[key])]
-    other = {key.removesuffix("name") for key in found if key.endswith(".name")}
-    return [key for key in found if key.endswith(".name") or not key.startswith(tuple(other))]
+    named = {key.removesuffix("name"): key for key in found if key.endswith(".name")}
+    return [
+        key
+        for key in found
+        if (name := named.get(f"{key.partition('.')[0]}.")) in (None, key)
+        or any(_differs(of_one) for _, of_one in frame[key].groupby(frame[name].map(str)))
+    ]
 
 
 def _differs(column: pd.Series) -> bool:
@@ -146,7 +158,7 @@ def _telling(frame: pd.DataFrame, keys: list[str]) -> tuple[pd.DataFrame, list[s
     """
     at = TELLING.index("metric")
     if frame["recipe"].nunique() <= 1:
-        found = _causes(differing(frame, keys))
+        found = _causes(frame, differing(frame, keys))
         return frame, [*TELLING[:at], *found[:MOST], *TELLING[at:]], found[MOST:]
     frame = frame.assign(**{DIFFERS: tell_differences(frame, keys)})
     return frame, [*TELLING[:at], DIFFERS, *TELLING[at:]], []
@@ -156,26 +168,30 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Return each run's values of what differs within its recipe, 'dp_sgd, lr 0.1'."""
     told: dict[Any, str] = {}
     for _, runs in frame.groupby("recipe"):
-        own = _causes(differing(runs, ["variant", "provenance", *keys]))
+        own = _causes(runs, differing(runs, ["variant", "provenance", *keys]))
         lines = runs[own].to_dict("records")
         told |= {at: _tell(line, own) for at, line in zip(runs.index, lines, strict=True)}
     return [told[at] for at in frame.index]
 
 
-def _causes(keys: list[str]) -> list[str]:
-    """Return keys without the noise that follows from an ε among them; names come first."""
-    follows = "algorithm.noise_multiplier" if any(key in keys for key in CALIBRATED) else ""
-    return sorted((key for key in keys if key != follows), key=lambda key: not key.endswith("name"))
+def _causes(frame: pd.DataFrame, keys: list[str]) -> list[str]:
+    """Return keys, names first; the noise is left out if it follows from an ε in every run."""
+    calibrated = [key for key in CALIBRATED if key in frame]
+    by_hand = frame[frame[calibrated].isna().all(axis=1)] if calibrated else frame
+    follows = calibrated and not (NOISE in frame and _differs(by_hand[NOISE]))
+    return sorted(
+        (key for key in keys if key != NOISE or not follows), key=lambda key: key[-5:] != ".name"
+    )
 
 
 def _tell(run: dict[Any, Any], keys: list[str]) -> str:
     """Return a run's values of some keys, 'dp_sgd, lr 0.1'."""
     on = [(key, run[key]) for key in keys if not (run[key] is None or run[key] != run[key])]
+    if any(key in CALIBRATED for key, _ in on):
+        on = [(key, value) for key, value in on if key != NOISE]
     plain = (".name", "variant", "provenance")  # whose values say what they are of
     return ", ".join(
-        _cell(key, value)
-        if key.endswith(plain)
-        else f"{key.rpartition('.')[2]} {_cell(key, value)}"
+        _cell(key, value) if key.endswith(plain) else f"{names.key(key)} {_cell(key, value)}"
         for key, value in on
     )
 
@@ -204,6 +220,16 @@ def _group(
         f"{OVER} says in what; add it to --by to tell them apart."
     )
     return made.assign(**{OVER: over}), (note,)
+
+
+def _none_has(column: str, value: str, cells: pd.Series) -> UserError:
+    """Return the error for a filter that no record passes, with the nearest values there are."""
+    there = sorted({_cell(column, cell) or "null" for cell in cells})
+    near = sorted(there, key=lambda one: -SequenceMatcher(None, value, one).ratio())[:NEAREST]
+    return UserError(
+        f"{column}={value}: none of {_count(len(cells), 'record')} has it."
+        f"{suggestion(value, there)} There is {', '.join(near)}{', ...' * (len(there) > NEAREST)}."
+    )
 
 
 def _equals(cell: Any, word: str) -> bool:
@@ -260,4 +286,6 @@ def _cell(column: str, value: object) -> str:
         return ""
     if column in ("run", "experiment", "data_digest", "ledger_digest", "commit"):
         return str(value)[:8]
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    if column.startswith("epsilon") and isinstance(value, int | float):
+        return epsilon(value, at_least=column.endswith("at_least"))
+    return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

@@ -13,6 +13,7 @@ from html import escape
 from itertools import zip_longest
 from pathlib import Path
 
+from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
@@ -24,6 +25,7 @@ FORMS = ("md", "csv", "json", "html")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that must not be cut
 NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)+")
 DIGEST = re.compile(r"[0-9a-f]{8}")  # half of one names nothing
+FOLDED = 12  # characters to which a column of words may be folded
 LONGEST = 8  # characters of a number's heading that stand in one line
 
 
@@ -61,26 +63,45 @@ class Sheet:
         numbers = [dict(zip(columns, row, strict=True)) for row in rows]
         return cls(title, columns, rows, numbers=numbers)
 
-    def as_rich(self) -> RichTable:
-        """Return the table for a terminal; where that is narrow, numbers stay and words are cut."""
+    def as_rich(self, width: int | None = None) -> RichTable:
+        """Return the table for a terminal of so many columns.
+
+        Where that is narrow, words are folded first, or cut in a table of `one_line`; then columns
+        of words are left out, numbers last. A note names them.
+        """
+        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
+        columns = list(zip_longest(self.columns, cells, fillvalue=""))
+        kept = _fitting(columns, width)
+        left = [heading for at, (heading, _) in enumerate(columns) if at not in kept]
+        more = [f"No room for {', '.join(left)}: a wider terminal or --format csv has them."]
         table = RichTable(
             title=self.title,
-            caption="\n".join(self.notes) or None,
+            caption="\n".join([*self.notes, *(more if left else [])]) or None,
             title_justify="left",
             caption_justify="left",
             show_header=bool(self.columns),
         )
-        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        for heading, column in zip_longest(self.columns, cells, fillvalue=""):
+        for at in kept:
+            heading, column = columns[at]
             if _must_stay(column):
                 table.add_column(_broken(heading, column), no_wrap=True)
             else:
-                table.add_column(heading, overflow="ellipsis")
+                table.add_column(heading, overflow="fold", min_width=_least(heading, column))
         for row in self.rows:
+            shown = [row[at] for at in kept]
             # A cell that does not wrap, in a column that may shrink.
-            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row]
-            table.add_row(*(whole if self.one_line else row))
+            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in shown]
+            table.add_row(*(whole if self.one_line else shown))
         return table
+
+    def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.as_rich(options.max_width)
+        title, notes, table.title, table.caption = table.title, table.caption, None, None
+        if title:
+            yield Text(str(title), "table.title")
+        yield table
+        if notes:
+            yield Text(str(notes), "table.caption")
 
     def as_markdown(self) -> str:
         """Return a page with title and notes; without notes, only the table."""
@@ -106,6 +127,32 @@ def _must_stay(column: Sequence[str]) -> bool:
     """True if cells are numbers or short digests, of which a part would mislead."""
     filled = [cell for cell in column if cell]
     return bool(filled) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in filled)
+
+
+def _least(heading: str, column: Sequence[str]) -> int:
+    """Return how narrow a column may become."""
+    if _must_stay(column):
+        return max(map(len, (*_broken(heading, column).split("\n"), *column)))
+    return min(FOLDED, max(map(len, (heading, *column)), default=0))
+
+
+def _fitting(columns: Sequence[tuple[str, Sequence[str]]], width: int | None) -> list[int]:
+    """Return the places of the columns that a width holds.
+
+    The first two say what a row is, and stay. Of the others those of one value go first, then
+    words, then numbers, the last before the first.
+    """
+    kept = list(range(len(columns)))
+    room = {at: 3 + _least(*columns[at]) for at in kept}
+
+    def worth(at: int) -> tuple[bool, bool, int]:
+        column = columns[at][1]
+        return len(column) < 2 or len({*column}) > 1, _must_stay(column), -at
+
+    for at in sorted(kept[2:], key=worth):
+        if width is not None and 1 + sum(room[one] for one in kept) > width:
+            kept.remove(at)
+    return kept
 
 
 def _broken(heading: str, column: Sequence[str]) -> str:

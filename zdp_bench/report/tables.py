@@ -169,7 +169,7 @@ class Table:
 
     def as_rich(self) -> list[Any]:
         """Return what the terminal shows, part by part."""
-        return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}").as_rich()]
+        return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}")]
 
     def as_text(self, form: str) -> str:
         """Return the cells in one of `sheet.FORMS`."""

@@ -56,7 +56,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
     if cost:
         facts["cost"] = (
-            f"about {duration(cost['seconds'])} and {size(cost['bytes'])} "
+            f"{duration(cost['seconds'])} and {size(cost['bytes'])} "
             f"({cost['measured_on']}), evaluation apart"
         )
     return [list(fact) for fact in facts.items()]
@@ -82,7 +82,9 @@ def _sampling(of: dict[str, Any], unit: str) -> str:
 
 
 def duration(seconds: float) -> str:
-    """'45 s', '12 min', '3.4 h'."""
+    """'under 1 s', '45 s', '12 min', '3.4 h'."""
+    if seconds < 1:
+        return "under 1 s"
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
@@ -90,6 +92,8 @@ def duration(seconds: float) -> str:
 
 def size(count: int) -> str:
     """'350 MiB', '2.1 GiB'."""
+    if count < 2**20:
+        return "under 1 MiB"
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
 
 
@@ -122,8 +126,12 @@ def show_range_test(found: dict[str, Any]) -> Sheet:
 # ----------------------------------------------------------------------------------- a finished run
 
 
-def show_run(record: Record, path: Path, found: bool) -> Sheet:
-    """Return a record's main numbers; `found` says that the run was done before."""
+def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
+    """Return a record's main numbers; `found` says that the run was done before.
+
+    Args:
+        name: of a job of a sweep.
+    """
     privacy, data, headline = record["privacy"], record["data"], record["headline"]
     before = " (done before; force=true runs it again)" if found else ""
     tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
@@ -153,8 +161,10 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
         ["steps", f"{privacy['steps']:,}{stopped}"],
         ["data", f"{data['name']}, {data['provenance']}{notes}"],
         ["record", str(path)],
+        *([["warning", record["warning"]]] if "warning" in record else []),
     ]
-    return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
+    title = f"{name}  {record['recipe']}, seed {record['seed']}{before}".lstrip()
+    return Sheet(title, (), rows)
 
 
 # ------------------------------------------------------------------------------------ the data root

@@ -112,11 +112,35 @@ def predict(
 
 def evaluate_trained(
     home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
-) -> dict[str, float]:
-    """Return the trained model's test metrics; write its scores, or an example, into the folder."""
+) -> tuple[dict[str, float], float | None]:
+    """Return the trained model's test metrics, and what its headline is with targets shuffled.
+
+    That is what knowing nothing gives; None where the task keeps no targets. Scores, or an example,
+    go into the folder.
+    """
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
         records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
     if example := getattr(task, "example", None):
         records.write_arrays(home / "example.npz", example(outputs, targets))
-    return task.metrics(outputs, targets, test.groups)
+    chance = None
+    if len(targets):
+        shuffled = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))]
+        chance = task.metrics(outputs, shuffled, test.groups)[task.headline]
+    return task.metrics(outputs, targets, test.groups), chance
+
+
+def doubt(headline: str, value: float, chance: float | None, count: int, rate: object) -> str:
+    """Return in a sentence why a run seems to have learnt nothing; empty if nothing says so.
+
+    Args:
+        chance: the headline with shuffled targets, from `evaluate_trained`.
+        count: of test examples: by chance the two differ by about 1/√count.
+    """
+    found = ""
+    if chance is not None and abs(value - chance) <= count**-0.5:
+        found = f"test {headline} is {value:.4f}, and {chance:.4f} with shuffled labels"
+    if rate == 0:
+        found = "optimizer.lr is 0"
+    more = f" Change optimizer.lr (it is {rate}), the noise or the bound." if rate else ""
+    return f"nothing seems to be learnt: {found}.{more}" if found else ""

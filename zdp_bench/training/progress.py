@@ -10,9 +10,11 @@ To add one, write a class as `Logger` below, under `@register("logger", "NAME")`
 
 from __future__ import annotations
 
+import os
+import re
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Protocol
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -50,10 +52,16 @@ class PlainText(Console):
             text = segment.text if segment.control else printable(segment.text)
             yield segment._replace(text=text)
 
+    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
+        """Return the text that is written; no line of a pipe or file ends in blanks."""
+        text = super()._render_buffer(buffer)
+        return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
+
 
 def console() -> Console:
-    """Return standard output; wide enough for a table if it is no terminal."""
-    return PlainText(width=None if sys.stdout.isatty() else 160, markup=False)
+    """Return standard output; as wide as COLUMNS says, or wide enough for a table, if piped."""
+    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
+    return PlainText(width=None if told else 160, markup=False)
 
 
 class Silent:
@@ -67,14 +75,21 @@ class Silent:
 
 
 class Live:
-    """A `run.Watcher` that shows one run; a context manager."""
+    """A `run.Watcher` that shows one run; a context manager.
 
-    def __init__(self, console: Console) -> None:
+    Time that is left is told from the second epoch on: the first one compiles.
+
+    Args:
+        name: of a job of a sweep.
+    """
+
+    def __init__(self, console: Console, name: str = "") -> None:
         self._console = console
+        self._prefix = f"{name}  " if name else ""
         self._bar: Progress | None = None
         self._task = TaskID(0)
         self._steps = self._first = 0
-        self._since = time.monotonic()
+        self._since: float | None = None
         self._name = ""
 
     def __enter__(self) -> Live:
@@ -85,8 +100,7 @@ class Live:
             self._bar.stop()
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
-        self._name, self._steps = f"{recipe} seed {seed}", steps
-        self._first, self._since = done, time.monotonic()
+        self._name, self._steps = f"{self._prefix}{recipe} seed {seed}", steps
         if done:
             self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
         if self._console.is_terminal:
@@ -99,7 +113,13 @@ class Live:
                 TextColumn("{task.fields[spent]}", table_column=whole),
                 TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
             )
-            self._bar = Progress(*columns, console=self._console, transient=True, expand=True)
+            self._bar = Progress(
+                *columns,
+                console=self._console,
+                transient=True,
+                expand=True,
+                speed_estimate_period=10,
+            )
             self._task = self._bar.add_task(
                 self._name, total=steps, completed=done, state="", spent=""
             )
@@ -112,15 +132,22 @@ class Live:
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
         state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
         spent = f"ε {write_epsilon(epsilon)}"
+        now, left = time.monotonic(), ""
+        if self._since is not None and step > self._first:
+            seconds = (now - self._since) / (step - self._first) * (self._steps - step)
+            left = f"  {seconds:.0f} s left"
         if self._bar:
+            if self._since is None:
+                self._bar.reset(self._task, completed=step)
             self._bar.update(self._task, state=state, spent=spent)
         else:
-            seconds = (time.monotonic() - self._since) / max(1, step - self._first)
             self._console.print(
-                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {spent}  "
-                f"{seconds * (self._steps - step):.0f} s left",
+                f"{self._name}: epoch {epoch}, step {step:,}/{self._steps:,}  {state}  {spent}"
+                f"{left}",
                 highlight=False,
             )
+        if self._since is None:
+            self._first, self._since = step, now
 
 
 def _cut(ratio: int, least: int) -> Column:

@@ -40,6 +40,7 @@ from zdp_bench.training.build import build_scheduler, count_real, scale_rate
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.evaluation import (
     WATCHED,
+    doubt,
     evaluate,
     evaluate_trained,
     outputs_are_finite,
@@ -173,9 +174,9 @@ def _train(
         stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
         if not ranks.is_first:
             return {}
-        metrics = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
+        ended = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
-    return run_record(loop, watch, fixed_state, privacy, stopped_by, metrics)
+    return run_record(loop, watch, fixed_state, privacy, stopped_by, *ended)
 
 
 @dataclass(frozen=True)
@@ -415,17 +416,20 @@ def run_record(
     privacy: dict[str, Any],
     stopped_by: str,
     metrics: dict[str, float],
+    chance: float | None,
 ) -> Record:
     """Return the record of a run that has ended.
 
     Args:
         fixed_state: what `Setup.check_model` returned.
         privacy: the section that `privacy_report` returned.
-        metrics: of the trained model on the test set.
+        metrics: of the trained model on the test set, and chance: see `evaluate_trained`.
     """
     setup = loop.setup
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
+    rate = config.optimizer.options.get("lr")
+    warning = doubt(headline, metrics[headline], chance, len(data.test), rate)
     return {
         "format": 1,
         "recipe": config.recipe,
@@ -454,6 +458,7 @@ def run_record(
         **({"start": start.described()} if start else {}),
         "privacy": privacy,
         "stopped_by": stopped_by,
+        **({"warning": warning} if warning else {}),
         "headline": {"name": headline, "value": metrics[headline]},
         "metrics": metrics,
         "epochs": loop.epochs,

@@ -42,6 +42,7 @@ TINY = [
     "threads=1",
     "accountant=gdp_clt",  # the claimed ε is not looked at here, and this accountant is quick
 ]
+WHOLE = [word for word in TINY if not word.startswith("dataset.")]
 RATES = "optimizer.lr=tag(log,interval(0.05,2))"
 STEPS = 5
 
@@ -278,27 +279,31 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
         (["optimizer.lt=1,2"], "key 'optimizer.lt' is not known"),
         (["optimizer.lr=1,2", "--metric", "acuracy"], "Did you mean 'accuracy'?"),
         (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search takes one training set"),
-        (
-            ["optimizer.lr=1,2", "dataset.validation_share=null"],
-            "has none: set dataset.validation_s",
-        ),
         (["optimizer.lr=1,2", "--choose-by-test"], "has validation records; leave it out"),
         (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise that could keep"),
         (["optimizer.lr=1,2", "--launcher", "jobblib"], "Did you mean 'joblib'?"),
     ]:
         code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
+    by_nothing = [*WHOLE, "dataset.validation_share=null", "optimizer.lr=1,2", "--trials", "2"]
+    assert "has none: set dataset.validation_s" in command(capsys, "search", *by_nothing)[2]
+
+
+def test_the_quickstart_can_be_searched_as_it_is(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = [*WHOLE, "optimizer.lr=1,2", f"--results={tmp_path}", "--trials", "1"]
+    code, out, _ = command(capsys, "search", *words)
+    assert code == 0
+    assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
+    assert "#1/1 lr=" in out
+    assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
 
 
 def test_choosing_by_the_test_set_has_to_be_said_and_is_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [
-        *TINY,
-        "dataset.validation_share=null",
-        "optimizer.lr=1,2",
-        f"paths.results={tmp_path}",
-    ]
+    words = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}"]
     code, out, _ = command(capsys, "search", *words, "--trials", "1", "--choose-by-test")
     assert (code, "too good to be true" in " ".join(out.split())) == (0, True)
 

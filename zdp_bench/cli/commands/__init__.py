@@ -15,7 +15,6 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
-    faceoff,
     figure,
     find_lr,
     list,
@@ -39,7 +38,6 @@ GROUPS: dict[str, str] = {
 # In the order of the help. A verb of an extra that is not here is left out.
 ORDER = (
     "run",
-    "faceoff",
     "search",
     "federate",
     "find-lr",
@@ -63,7 +61,7 @@ ORDER = (
     "verify",
 )
 
-_CORE = [run, faceoff, find_lr, list, new, data, validate, epsilon, audit, results, compare, budget]
+_CORE = [run, find_lr, list, new, data, validate, epsilon, audit, results, compare, budget]
 _CORE += [reproduce, table, coverage, figure]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}

@@ -14,7 +14,7 @@ import dataclasses
 import sys
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_format, add_overrides, add_results, number, whole
+from zdp_bench.cli.arguments import add_format, add_overrides, number, whole
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -62,7 +62,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of my_script:function, with the canary and without (default 400)",
     )
     add_format(parser)
-    add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet
+from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
 HELP = "how much of the papers is filled"
@@ -19,7 +20,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.report import coverage
+    from zdp_bench.report import coverage, papers
 
+    folder = options.results / "tables"
+    if not any((folder / f"{papers.file_stem(one)}.csv").is_file() for one in papers.available()):
+        raise UserError(
+            f"{folder.absolute()}: holds none of the papers' tables. Those of zdp-bench are in its "
+            "repository, and an installed package has none; `zdp-bench reproduce PAPER/N` makes "
+            "one here."
+        )
     print_sheet(coverage.sheet(options.results), options.format)
     return 0

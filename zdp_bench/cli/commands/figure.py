@@ -41,8 +41,8 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
     from zdp_bench.training.interrupts import require_writable
 
-    require_records(options.results)
     _require_one_kind(options)
+    require_records(options.results, runs=options.runs is not None)
     if options.out is None:
         require_writable(options.results)
     if options.runs is not None:

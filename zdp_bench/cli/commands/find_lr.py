@@ -51,5 +51,5 @@ def run(options: argparse.Namespace) -> int:
     if options.format == "json":
         print(json.dumps(report, indent=1))
     else:
-        console().print(show_range_test(report).as_rich())
+        console().print(show_range_test(report))
     return 0

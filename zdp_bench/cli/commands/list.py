@@ -8,6 +8,7 @@ import argparse
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_format, print_sheet
+from zdp_bench.errors import unknown
 
 GROUP = "understand"
 HELP = "what there is: algorithms, models, datasets, recipes, keys, ..."
@@ -29,6 +30,7 @@ KINDS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", nargs="?", choices=[*KINDS], help="one kind only")
+    parser.add_argument("word", nargs="?", help="only what has this word in its name or line")
     add_format(parser)
 
 
@@ -39,16 +41,27 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.progress import console
 
     found = {kind: _list(kind) for kind in ([options.kind] if options.kind else KINDS[:-1])}
+    if options.word:
+        found = {kind: _having(options.word, lines) for kind, lines in found.items()}
+        if not any(found.values()):
+            names = [name for name, _ in _list(options.kind)]
+            raise unknown(f"word of {options.kind}", options.word, names)
     if options.format != "rich":
         rows = [[kind, name, line] for kind, lines in found.items() for name, line in lines]
         print_sheet(Sheet.of_words("", ("kind", "name", "what"), rows), options.format)
         return 0
     for kind, lines in found.items():
+        if not lines:
+            continue
         table = Table(title=kind, show_header=False, title_justify="left", box=None, padding=(0, 2))
         for name, line in lines:
             table.add_row(name, line)
         console().print(table, "")
     return 0
+
+
+def _having(word: str, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
+    return [line for line in lines if word.lower() in " ".join(line).lower()]
 
 
 def _list(kind: str) -> list[tuple[str, str]]:

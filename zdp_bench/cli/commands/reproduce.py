@@ -11,7 +11,7 @@ import os
 import sys
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_overrides, add_results, print_sheet, whole
+from zdp_bench.cli.arguments import add_overrides, print_sheet, whole
 from zdp_bench.cli.commands.table import print_table
 from zdp_bench.errors import UserError, unknown
 
@@ -52,7 +52,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--yes", action="store_true", help=f"start also what takes over {UNASKED:g} hour"
     )
     add_overrides(parser, "where and how: paths.data, threads, device")
-    add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
@@ -65,7 +64,8 @@ def run(options: argparse.Namespace) -> int:
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
     settings = [w for w in options.overrides if w.startswith("hydra.launcher.")]
-    extra = [word for word in options.overrides if word not in settings]
+    where = [word for word in options.overrides if word.startswith("paths.results=")]
+    extra = [word for word in options.overrides if word not in (*settings, *where)]
     _check(options)
     require_unchanged(extra)
 
@@ -157,16 +157,12 @@ def _print_plan(options: argparse.Namespace, plan: ReproductionPlan) -> int:
 
 
 def _print_verdicts(outcome: Reproduction) -> None:
-    from rich.table import Table
-
     from zdp_bench.report.cells import RULE, Count
-    from zdp_bench.training.progress import console
+    from zdp_bench.report.sheet import Sheet
 
     columns = ("table", "row", "metric", "verdict", "why")
-    shown = Table(*columns, title="Every cell", title_justify="left")
-    for verdict in outcome.verdicts:
-        shown.add_row(*(getattr(verdict, column) for column in columns))
-    console().print(shown)
+    rows = [[getattr(verdict, column) for column in columns] for verdict in outcome.verdicts]
+    print_sheet(Sheet("Every cell", columns, rows), "rich")
     counted = Count.count(verdict.standing for verdict in outcome.verdicts)
     print(f"{counted.sentence} {RULE}")
     print("\n".join(f"written: {path}" for path in outcome.pages))

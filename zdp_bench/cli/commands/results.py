@@ -5,7 +5,6 @@
 from __future__ import annotations
 
 import argparse
-import sys
 
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 
@@ -27,17 +26,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value"
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")
-    parser.add_argument(
-        "--write",
-        action="store_true",
-        help="also write records.csv, a row for each record, into the results folder",
-    )
     add_format(parser)
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.records import rebuild_csv
     from zdp_bench.report import results
 
     folder = options.results
@@ -45,6 +38,4 @@ def run(options: argparse.Namespace) -> int:
     found = results.select(folder, options.filters, options.columns, options.sort, options.by)
     most = LONGEST if options.format == "rich" else None
     print_sheet(results.sheet(found, most), options.format)
-    if options.write:
-        print(f"written: {rebuild_csv(folder)}", file=sys.stderr)
     return 0

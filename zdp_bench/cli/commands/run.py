@@ -27,8 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
-    from zdp_bench.experiments.sweep import SweepJob, sweep
+    from zdp_bench.experiments.sweep import SweepJob, show_sweep, sweep
     from zdp_bench.training import distributed
+    from zdp_bench.training.progress import console
 
     if options.multirun and options.show_config:
         raise UserError("--show-config shows one run: leave -m out.")
@@ -48,10 +49,12 @@ def run(options: argparse.Namespace) -> int:
             if isinstance(error, UserError):
                 raise error
             return 0
-        count, failed = sweep(driver, words)
-    print(f"sweep: {count} jobs, {len(failed)} failed")
-    for overrides, reason in failed:
-        said = hide_environment(f"{' '.join(overrides)}: {reason}", options.overrides)
+        place, jobs = sweep(driver, words)
+    failed = [job for job in jobs if isinstance(job.ended, str)]
+    console().print(show_sweep(place, jobs))
+    print(f"sweep: {len(jobs)} jobs, {len(failed)} failed")
+    for job in failed:
+        said = hide_environment(f"{' '.join(job.words)}: {job.ended}", options.overrides)
         print(f"zdp-bench: {said}", file=sys.stderr)
     return 2 if failed else 0
 

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    require_records(options.results)
+    require_records(options.results, runs=False)
     print_table(options.table, options.results, options.format)
     return 0
 

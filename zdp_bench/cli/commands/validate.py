@@ -35,5 +35,5 @@ def run(options: argparse.Namespace) -> int:
         print(json.dumps(report, indent=1))
     else:
         for sheet in show_validation(report):
-            console().print(sheet.as_rich())
+            console().print(sheet)
     return 0

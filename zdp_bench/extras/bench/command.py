@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_results, whole
+from zdp_bench.cli.arguments import add_results, print_sheet, whole
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
@@ -32,12 +32,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from rich.table import Table
-
     from zdp_bench.config.types import Threads, check_value
     from zdp_bench.extras.bench import pages, tables
+    from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.interrupts import require_writable
-    from zdp_bench.training.progress import console
 
     require_writable(options.results)
     check_value("--threads", Threads, options.threads)
@@ -47,11 +45,8 @@ def run(options: argparse.Namespace) -> int:
     for name in options.tables or tables.TABLES:
         rows, paths = tables.run(name, options.quick, options.threads, options.results)
         for case in dict.fromkeys(row.case for row in rows):
-            shown = Table(*pages.COLUMNS, title=case, title_justify="left")
-            for row in rows:
-                if row.case == case:
-                    shown.add_row(*pages.cells(row).values())
-            console().print(shown)
+            lines = [list(pages.cells(row).values()) for row in rows if row.case == case]
+            print_sheet(Sheet(case, pages.COLUMNS, lines), "rich")
         for path in paths:
             print(f"written: {path}")
     return 0

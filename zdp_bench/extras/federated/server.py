@@ -250,7 +250,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     roster.dismiss()
 
     privacy = accounted(roster, made, repeatable, data.unit)
-    record = run_record(loop, watch, fixed, privacy, stopped_by, final)
+    record = run_record(loop, watch, fixed, privacy, stopped_by, *final)
     record["federation"] = {"rounds": loop.step, "asked": roster.asked}
     record["environment"]["backend"] = federated.backend
     return record

@@ -13,6 +13,7 @@ from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 
 from zdp_bench import records
+from zdp_bench.config import configured
 from zdp_bench.extras.search.space import Search
 from zdp_bench.extras.search.trials import Launch, Study, Trials, Yardstick
 from zdp_bench.privacy.composition import Spent, selected_epsilon
@@ -34,6 +35,7 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
     Raises:
         UserError: the search or one of its runs cannot be made.
     """
+    asked = hold_out(asked, say)
     trials = Trials(asked)
     study = Study(asked, trials.folder, trials.by.direction, trials.config.seed)
     try:
@@ -53,6 +55,21 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
     return found, trials.folder
 
 
+def hold_out(asked: Search, say: Callable[[str], None]) -> Search:
+    """Return the search with validation examples where its data set can hold some out, and say so.
+
+    Only a `dataset.validation_share` that nobody has set is: the search has to choose by something.
+    """
+    key = "dataset.validation_share"
+    if asked.on_test or any(word.startswith(f"{key}=") for word in asked.space.fixed):
+        return asked
+    if configured(asked.space.example()).dataset.options.get("validation_share", 0) is not None:
+        return asked
+    word = f"{key}={HELD_OUT:g}"
+    say(f"{word}: so much of the training data is held out to choose by, and counts as public")
+    return replace(asked, space=replace(asked.space, fixed=(*asked.space.fixed, word)))
+
+
 def _told(trial: FrozenTrial, by: Yardstick, count: int) -> str:
     """Return a trial in one line."""
     shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in trial.params.items()}
@@ -62,6 +79,7 @@ def _told(trial: FrozenTrial, by: Yardstick, count: int) -> str:
     return f"trial {trial.number + 1} of {count}: {values}: {reached}"
 
 
+HELD_OUT = 0.1  # of the training data
 MOST_POINTS = 24  # of the curve of ε: each takes a composition
 STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
 

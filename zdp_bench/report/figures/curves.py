@@ -1,4 +1,4 @@
-"""Draws every figure of curves of the papers, the face-off, and printed against tight ε."""
+"""Draws every figure of curves of the papers, our tables, and printed against tight ε."""
 
 from __future__ import annotations
 
@@ -17,9 +17,8 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.registry import register
-from zdp_bench.report import names, papers
+from zdp_bench.report import epsilon, names, papers
 from zdp_bench.report.curves import panels_of
-from zdp_bench.report.faceoff import NON_PRIVATE, RECIPE, read
 from zdp_bench.report.figures import (
     MARKERS,
     REFERENCE,
@@ -32,6 +31,7 @@ from zdp_bench.report.figures import (
 )
 
 GREY = "0.45"  # of a line to measure the others by
+NON_PRIVATE = "sgd"
 MANY = 15  # points of a curve: more have no marks
 
 
@@ -198,8 +198,11 @@ def draw_grid(name: str, results: Path) -> Figure:
                 seeds = [_values(of[x], scale) if x in of else [] for x in targets]
                 if math.inf in of:
                     open_mean = mean(_values(of[math.inf], scale))
+                    if not any(seeds):
+                        axes.axhline(open_mean, label=names.algorithm(str(label)), **REFERENCE)
+                        continue
                     axes.axhline(open_mean, color=style["color"], linewidth=0.7, linestyle=":")
-            draw_mean(axes, targets, seeds, label=str(label), **style)
+            draw_mean(axes, targets, seeds, label=names.algorithm(str(label)), **style)
         axes.set_title(title)
         axes.set_xscale("log")
         log_ticks(axes.xaxis, targets)
@@ -228,46 +231,13 @@ for _name in papers.ours():
     register("figure", _name)(_grid_builder(_name))
 
 
-@register("figure", "faceoff")
-def faceoff(results: Path, data_root: Path) -> Figure:
-    """Face-off: the test metric of all algorithms at equal tight ε, a panel for each setting."""
-    found, every = read(results), records.read_all(results)
-    if not found:
-        raise UserError(
-            f"{results}: no face-off was run. Run one with `zdp-bench run -m recipe={RECIPE}`."
-        )
-    figure, grid = make_grid(len(found), min(2, len(found)), 2.8, 0.5)
-    algorithms = sorted({name for one in found for name in one.algorithms if name != NON_PRIVATE})
-    style = {name: curve_style(place) for place, name in enumerate(algorithms)}
-    counts = []
-    for axes, one in zip(grid.flat, found, strict=False):
-        scale = names.scale(one.metric)
-        finite = [epsilon for epsilon in one.epsilons if epsilon < math.inf]
-        run = next(iter(one.runs.values()))[0]
-        if values := one.values(NON_PRIVATE, math.inf) or unprotected(run, every, one.metric):
-            axes.axhline(scale * mean(values), label="non-private", **REFERENCE)
-        for name in [name for name in algorithms if name in one.algorithms]:
-            seeds = [[scale * value for value in one.values(name, e)] for e in finite]
-            counts += [len(values) for values in seeds if values]
-            draw_mean(axes, finite, seeds, label=names.algorithm(name), **style[name])
-        axes.set_title(f"{names.model(one.model)} on {names.data(one.dataset)} ({one.provenance})")
-        axes.set_xscale("log")
-        log_ticks(axes.xaxis, finite)
-        axes.set_xlabel("tight ε")
-        axes.set_ylabel(names.axis(one.metric))
-    legend_below(figure, say_runs(counts))
-    return figure
-
-
 @register("figure", "epsilon")
 def printed_against_tight(results: Path, data_root: Path) -> Figure:
-    """Every finite printed ε of the five papers against the tight ε of its mechanism, log-log.
-
-    Raises:
-        UserError: the ε table has not been made.
-    """
+    """Every finite printed ε of the five papers against the tight ε of its mechanism, log-log."""
     path = results / "tables" / "epsilon.csv"
-    claims = read_table(path, f"zdp-bench epsilon --results {results}")
+    if not path.exists():
+        epsilon.sheet(epsilon.rows()).write(path.with_suffix(""))
+    claims = read_table(path, "zdp-bench epsilon")
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
     finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
