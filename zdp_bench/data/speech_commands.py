@@ -32,7 +32,7 @@ from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners, most_of_one
-from zdp_bench.data.signals import read_wav
+from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -248,9 +248,9 @@ def speaker_of(clip: Path) -> str:
 
 def read_clip(path: Path) -> np.ndarray:
     """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut."""
-    samples = read_wav(path, RATE, 1, LARGEST)[:CLIP, 0]
+    samples = read_sound(path, RATE, 1, LARGEST)[:CLIP, 0]
     clip = np.zeros(CLIP, dtype=np.float32)
-    clip[: len(samples)] = samples / np.float32(2**15)
+    clip[: len(samples)] = samples
     return clip
 
 

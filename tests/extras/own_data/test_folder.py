@@ -32,7 +32,7 @@ from zdp_bench.data import Part, nifti
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.own_data.folder import Folder
-from zdp_bench.extras.own_data.readers import read_volume_mask
+from zdp_bench.extras.own_data.readers import VOLUME_MASK
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
 
@@ -126,7 +126,7 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
     )
 
 
-def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
+def test_colour_and_crop(tmp_path: Path) -> None:
     from zdp_bench.extras.own_data.readers import Form, read_picture
 
     colour = np.zeros((10, 30, 3), dtype=np.uint8)
@@ -136,9 +136,6 @@ def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
     assert cropped.shape == (3, 5, 5)
     assert (cropped[1] > 150).all()  # the middle square, and green
     assert not cropped[0].any()
-    deep = np.full((6, 6), 0x8000, dtype=np.uint16)
-    Image.fromarray(deep).save(tmp_path / "d.png")
-    assert (read_picture(tmp_path / "d.png", Form(size=6)) == 0x80).all()
 
 
 def test_a_folder_larger_than_memory_trains(tmp_path: Path) -> None:
@@ -294,9 +291,9 @@ def test_channels_are_kept_and_a_mask_has_none(tmp_path: Path) -> None:
     assert made.shape == (3, 2, 8, 8)
     assert made.amin(dim=(0, 2, 3)).tolist() == pytest.approx([1.0, 0.2])
     with pytest.raises(UserError, match="a mask has three dimensions"):
-        read_volume_mask(tmp_path / "v.nii", data.form)
+        VOLUME_MASK.inspect(tmp_path / "v.nii", data.form)
     nifti.write(tmp_path / "m.nii", voxels[..., :1], (1.0, 1.0, 1.0))
-    assert read_volume_mask(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
+    assert VOLUME_MASK.read(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
 
 
 def test_an_mr_plane_is_scaled_by_itself_alone(tmp_path: Path) -> None:
@@ -369,7 +366,7 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     mask.with_suffix(".nii.gz").unlink()
     mask.unlink()
     write_png(mask.with_suffix(".png"), 9)
-    refuse("a mask of a volume is a .nii or .nii.gz file", "scan.png")
+    refuse("is no NIfTI volume .it is of kind picture", "scan.png")
     (tmp_path / "d/notes.txt").write_text("x")
     refuse("stands beside images/ and masks/", "notes.txt")
 
@@ -378,7 +375,7 @@ def test_one_kind_of_files_only(tmp_path: Path) -> None:
     write_classes(tmp_path / "d", "volume")
     write_dicom(tmp_path / "d/sick/s9/0.dcm", 4)
     assert_refused(
-        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), ".nii.gz", "holds one kind of"
+        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), "0.dcm", "holds one kind of"
     )
 
 
