@@ -406,7 +406,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     # fastMRI
     *(("fastmri", H5, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(-300))),
     ("fastmri", H5, h5(kspace=KSPACE.real), "of float32 and .*, which should be complex"),
-    ("fastmri", H5, h5(kspace=KSPACE[None]), "multi-coil files are not read"),
+    ("fastmri", H5, h5(kspace=KSPACE[None]), "has no data set .reconstruction_rss"),
     ("fastmri", H5, h5(kspace=NO_NUMBER), "no numbers, in slice 2"),
     ("fastmri", H5, h5(**arrays(0, slices=0)), "sides lie in 1 to 4,096"),
     ("fastmri", H5, h5(reconstruction_esc=None), "has no data set 'reconstruction_esc'"),

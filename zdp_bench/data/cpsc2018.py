@@ -322,7 +322,7 @@ class Cpsc2018(Dataset):
         settings = (*what, self.fft_norm, self.test_share, self.split_seed)
         digest.update(repr(settings).encode())
         provenance: Provenance = "official" if names == RELEASE else "derived"
-        notes = {"official": "", "derived": "an excerpt of the release: "}[provenance]
+        notes = {"official": "", "derived": "recordings in CPSC 2018's form: "}[provenance]
         if synthetic:
             provenance, notes = "synthetic", "generated beats: "
         skipped = note_skipped(len(found.paths) - len(names))

@@ -28,6 +28,7 @@ def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[A
     """Open a WAV, FLAC or OGG file and hold its header to what is expected.
 
     Args:
+        rate, channels: 0 takes any.
         longest: the most samples that a header may announce.
     """
     import soundfile
@@ -35,7 +36,7 @@ def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[A
     with reading(path), soundfile.SoundFile(path) as file:
         has = f"has {file.channels} channels at {file.samplerate} Hz"
         many = "one channel" if channels == 1 else f"{channels} channels"
-        fits = (file.samplerate, file.channels) == (rate, channels)
+        fits = rate in (0, file.samplerate) and channels in (0, file.channels)
         expect(fits, f"{has}; {many} at {rate} Hz was expected")
         cut = CUT.search(file.extra_info)
         rule = "announces {} bytes of samples, but {} are there; it is cut off"
@@ -83,6 +84,7 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
 
     Args:
         path: the header, .hea.
+        rate: 0 takes any.
         longest: the most samples that a header may announce.
     """
     import wfdb
@@ -93,7 +95,7 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
         expect(not NAMES_A_FILE.fullmatch(first), rule)
         header = wfdb.rdheader(str(path.with_suffix("")))
         has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
-        expect(header.fs == rate, has)
+        expect(rate in (0, header.fs), has)
         if isinstance(header, wfdb.MultiRecord):
             return _join(path, header, rate, longest)
         expect(bool(header.file_name), "names no signal")

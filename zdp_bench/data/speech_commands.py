@@ -173,9 +173,9 @@ class SpeechCommands(Spectrograms):
         require(most is None or most > 0, "dataset.clips_per_word", most, rule)
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with fewer clips it is 'derived'."""
+        """The release has no checksum for a folder: with another count it is 'derived'."""
         chosen = self.choose(root / FOLDER)
-        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) >= RELEASED
+        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
         provenance: Provenance = "official" if whole else "derived"
         return self.load_clips(chosen, provenance, self.clips_per_word, self.split, self.split_seed)
 

@@ -7,6 +7,7 @@ them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -27,6 +28,7 @@ from zdp_bench.data.files import (
     note_skipped,
     read_each,
     sha256,
+    try_each,
 )
 from zdp_bench.data.kspace import SSIM_WINDOW
 from zdp_bench.errors import UserError, require
@@ -38,8 +40,10 @@ from zdp_bench.extras.own_data.listing import (
     list_examples,
     split_items,
 )
-from zdp_bench.extras.own_data.readers import Facts, Fit, Form, Kind, inspect, kind_of
+from zdp_bench.extras.own_data.readers import Facts, Fit, Form, Kind, check, inspect, kind_of
 from zdp_bench.registry import register
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -64,6 +68,7 @@ class Pairs:
         return inputs, torch.cat([references, self.images.inputs[indices]], dim=-3) / 255
 
 
+DARK = 255 // 10
 OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 
@@ -163,6 +168,8 @@ class Folder(Dataset):
         files = self._digest(found)
         paths = [item.path for item in found.items]
         whole = self._load_inputs("folder", found, paths, files)
+        if found.kind.is_image and int(whole.max()) <= DARK:
+            log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
         targets = self._load_targets(found, files)
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
@@ -218,6 +225,14 @@ class Folder(Dataset):
             owners=len(owners),
             classes={name: labels[name] for name in found.classes},
         )
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every file that is listed, with its mask or reference."""
+        if self.path is None:
+            return iter(())
+        items = find_items(Path(self.path), self.patient, self.columns, self.values)
+        paths = [path for item in items for path in (item.path, item.partner) if path]
+        return try_each(paths, check)
 
     def find(self) -> Listing:
         """List the files, without the damaged ones if they are skipped, and split them."""

@@ -347,6 +347,20 @@ def kind_of(path: Path) -> Kind:
     return COMPLEX_VOLUME if kind is VOLUME and nifti.read_header(path).is_complex else kind
 
 
+def check(path: Path) -> None:
+    """Read a whole file, whatever its size, rate, channels and depth are."""
+    kind = kind_of(path)
+    if kind is SOUND:
+        signals.read_sound(path, 0, 0, LONGEST)
+    elif kind is RECORD:
+        record = signals.open_record(path, 0, LONGEST)
+        signals.read_leads(record, list(range(len(record.leads))))
+    elif kind in (VOLUME, COMPLEX_VOLUME):
+        (nifti.read if kind is VOLUME else nifti.read_complex)(path)
+    else:
+        kind.read(path, Form(size=8, window=(0, 2**16)))
+
+
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
     """Return the facts of a file that should be of a kind; one of another is refused as that."""
     try:
