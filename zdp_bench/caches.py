@@ -22,7 +22,7 @@ def cache_folder(kind: str, chosen: str | None = None) -> Path | None:
     Args:
         chosen: the folder that is taken instead of the user's cache folder.
     """
-    root = Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
+    root = cache_root(chosen)
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (why := _find_weakness(root)):
@@ -32,6 +32,11 @@ def cache_folder(kind: str, chosen: str | None = None) -> Path | None:
         why = error.strerror or type(error).__name__
     _warn(root, why)
     return None
+
+
+def cache_root(chosen: str | None = None) -> Path:
+    """Return the folder of all kinds, which may not be there."""
+    return Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
 
 
 def _find_weakness(root: Path) -> str:

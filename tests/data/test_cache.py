@@ -165,7 +165,7 @@ def test_what_an_older_version_made_of_a_damaged_volume_is_not_used(
 def test_a_volume_that_changed_is_read_again(root: Path, kind: str) -> None:
     before = MADE[kind](root)
     stamp = volume(root, 0).stat()
-    voxels: Any = nifti.read(volume(root, 0)).data
+    voxels: Any = nifti.read(volume(root, 0))
     nifti.write(volume(root, 0), (200 - voxels).astype(np.uint8), (1.0, 1.0, 1.0))
     os.utime(volume(root, 0), ns=(stamp.st_atime_ns, stamp.st_mtime_ns))  # whatever its time says
     after = MADE[kind](root)

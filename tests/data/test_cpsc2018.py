@@ -99,7 +99,7 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     labels = "A0000,1,4,\nA0001,4,1,\nA0002,7,4,\nA0003,4,7,\nA0004,1,,\n"
     matlab(tmp_path, labels, count=5)
     splits = Cpsc2018(test_share=0.5).load(tmp_path)
-    assert splits.notes == "an excerpt of the release: 2 Normal, 2 LBBB"
+    assert splits.notes == "recordings in CPSC 2018's form: 2 Normal, 2 LBBB"
 
 
 def write_headers(root: Path, diagnoses: dict[str, str]) -> Path:
@@ -118,7 +118,9 @@ def test_both_forms_are_joined_and_no_recording_counts_twice(tmp_path: Path) -> 
     write_headers(tmp_path, {"A0003": "Normal", "A0004": "Normal", "A0005": "Normal"})
     dataset = Cpsc2018(test_share=0.5)
     splits, info = dataset.load(tmp_path), dataset.info(tmp_path)
-    assert splits.notes == "an excerpt of the release: 3 Normal, 3 LBBB"  # REFERENCE.csv's labels
+    assert (
+        splits.notes == "recordings in CPSC 2018's form: 3 Normal, 3 LBBB"
+    )  # REFERENCE.csv's labels
     assert (info.train, info.test) == (len(splits.train), len(splits.test)) == (3, 3)
 
 
@@ -160,7 +162,7 @@ def test_only_recordings_that_are_read_make_it_official(
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
     splits = Cpsc2018(positive="RBBB", negative="AF", test_share=0.3).load(data_root)
-    assert splits.notes == "an excerpt of the release: 4 AF, 3 RBBB"
+    assert splits.notes == "recordings in CPSC 2018's form: 4 AF, 3 RBBB"
     one = read_wfdb(data_root / "CPSC2018" / "cinc2020_wfdb" / "A0001.hea", channel=3)
     assert (one.diagnosis, len(one.signal)) == ("RBBB", 7500)
     assert one.signal[0] == pytest.approx(

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.data.helpers import dataset
+from tests.extras.own_data.own_data import KINDS, write_classes
 from zdp_bench.cli import main
-from zdp_bench.data import chest_xray, files, mitbih, speech_commands
+from zdp_bench.data import cache, chest_xray, files, mitbih, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.terminal import say_state
@@ -46,7 +48,7 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
 def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> None:
     for name in names("dataset"):
         checks = "check_files" in vars(lookup("dataset", name))
-        assert checks == (name in BY_HAND), name
+        assert checks == (name in BY_HAND or name == "folder"), name
     for of in OWN:
         assert bool(of.access) == bool(of.holds)
         made = of.provenance in ("synthetic", "own") or of.name == "phase_digits"
@@ -106,3 +108,40 @@ def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: 
         assert "http" not in str(caught.value)
         with pytest.raises(UserError, match="cannot be written"):
             dataset("cpsc2018_synthetic").load(root)
+
+
+def test_a_folder_that_is_given_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its kind, rate and size: each file is read whole."""
+    for kind, (ending, _, _) in KINDS.items():
+        folder = write_classes(tmp_path / kind, kind)
+        with pytest.raises(SystemExit) as left:
+            main(["data", "check", str(folder)])
+        assert left.value.code == 0
+        assert capsys.readouterr().out.count("ok: ") == 24
+        bad = folder / f"sick/s3/1{ending}"
+        bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])
+        with pytest.raises(SystemExit) as left:
+            main(["data", "check", str(folder)])
+        said = capsys.readouterr()
+        assert (left.value.code, said.out.count("ok: ")) == (2, 23)
+        assert "s3/1" in said.err
+
+
+def test_the_cache_says_what_it_takes_and_is_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(cache, "MENTIONED", 100)
+    for kind in ("folder", "films"):
+        cache.load_or_make(kind, "d" * 64, (10, 40), np.uint8, iter([np.zeros((10, 40))]))
+    assert "will take 0.0 GB, once; `zdp-bench data cache --delete`" in caplog.text
+    for words, says in ((["data", "cache"], "in all"), (["data", "cache", "--delete"], "deleted")):
+        with pytest.raises(SystemExit) as left:
+            main(words)
+        assert left.value.code == 0
+        out = capsys.readouterr().out
+        assert "folder: 1 arrays" in out
+        assert out.strip().endswith(says)
+    assert not list((tmp_path / "cache").rglob("*.npy"))

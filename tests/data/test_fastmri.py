@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from tests.data.helpers import assert_refused
+from tests.data.test_info import assert_described
 from zdp_bench.data import N_UNIFORMS, Splits
 from zdp_bench.data.fastmri import (
     FOLDERS,
@@ -279,3 +280,42 @@ def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None
     assert_refused(
         lambda: FastMri(height=17, width=12).load(root), "dataset.height=17", "as large as 17 by 12"
     )
+
+
+def coils_of(number: int) -> dict[str, np.ndarray]:
+    """Three coils: the single one's k-space times three sensitivities."""
+    single = arrays(number)
+    kspace = np.stack([single["kspace"] * (c + 1) for c in range(3)], axis=1)
+    rss = np.sqrt((np.abs(centre_crop(to_image(kspace), SIDE, SIDE)) ** 2).sum(axis=1))
+    return {"kspace": kspace, "reconstruction_rss": rss.astype(np.float32)}
+
+
+def write_multicoil(root: Path) -> Path:
+    for number in range(4):
+        side = "multicoil_val" if number == 3 else "multicoil_train"
+        path = root / "fastMRI" / side / f"file_{number}.h5"
+        write(path, number, reconstruction_esc=None, **coils_of(number))
+    return root
+
+
+def test_several_coils_are_combined_or_one_is_read(tmp_path: Path) -> None:
+    root = write_multicoil(tmp_path)
+    info, splits = assert_described(FastMri(**SMALL), root)
+    assert (info.train, info.test) == (15, 5)
+    assert "coils combined by the root of their sum of squares, without a phase" in splits.notes
+    inputs, targets = splits.test.batch(torch.arange(5))
+    assert inputs.dtype == torch.complex64
+    assert not inputs.imag.any()
+    rss = centre_crop(coils_of(3)["reconstruction_rss"], 16, 12)
+    np.testing.assert_array_equal(targets[:, 0], rss)
+    one = FastMri(**SMALL, coil=1).load(root)
+    assert "coil 1 alone" in one.notes
+    assert one.digest != splits.digest
+    inputs, targets = one.test.batch(torch.arange(5))
+    assert inputs.imag.any()
+    alone = np.abs(centre_crop(to_image(2 * arrays(3)["kspace"]), 16, 12))
+    np.testing.assert_allclose(targets[:, 0], alone, rtol=1e-5)
+    assert_refused(lambda: FastMri(**SMALL, coil=3).load(root), "dataset.coil=3", "has 3, counted")
+    (root / "fastMRI/multicoil_train").rename(root / "fastMRI/singlecoil_train")
+    (root / "fastMRI/multicoil_val").rename(root / "fastMRI/singlecoil_val")
+    assert FastMri(**SMALL).load(root).digest == splits.digest  # the files tell, not the folder

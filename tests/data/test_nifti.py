@@ -28,8 +28,8 @@ def test_every_orientation_comes_out_the_same(tmp_path: Path, codes: str) -> Non
     nifti.write(tmp_path / "v.nii.gz", DATA, SPACING, axes=codes)
     assert "".join(nibabel.aff2axcodes(nibabel.load(tmp_path / "v.nii.gz").affine)) == codes
     volume, header = nifti.read(tmp_path / "v.nii.gz"), nifti.read_header(tmp_path / "v.nii.gz")
-    np.testing.assert_array_equal(volume.data, DATA)
-    assert volume.spacing == header.spacing == pytest.approx(SPACING)
+    np.testing.assert_array_equal(volume, DATA)
+    assert header.spacing == pytest.approx(SPACING)
     assert header.shape == DATA.shape
 
 
@@ -37,10 +37,10 @@ def test_the_files_own_scaling_is_applied_and_labels_stay_whole(tmp_path: Path) 
     image = nibabel.Nifti1Image(np.linspace(0, 2, 24).reshape(2, 3, 4), np.eye(4))
     image.set_data_dtype(np.uint8)  # nibabel writes slope and intercept
     nibabel.save(image, tmp_path / "v.nii")
-    assert nifti.read(tmp_path / "v.nii").data.max() == pytest.approx(2, abs=0.01)
+    assert nifti.read(tmp_path / "v.nii").max() == pytest.approx(2, abs=0.01)
     labels = nifti.read_labels(save(tmp_path / "l.nii.gz", (DATA % 3).astype(np.float64)))
-    assert labels.data.dtype == np.uint8
-    np.testing.assert_array_equal(labels.data, DATA % 3)
+    assert labels.dtype == np.uint8
+    np.testing.assert_array_equal(labels, DATA % 3)
 
 
 def test_the_header_is_read_without_the_voxels(tmp_path: Path) -> None:
@@ -60,10 +60,10 @@ def test_files_of_a_folder_and_their_names(tmp_path: Path) -> None:
 def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The compressed bytes are read once: large sets stream."""
     path = save(tmp_path / "v.nii.gz", np.random.default_rng(0).normal(size=(60, 60, 60)))
-    expected, seen = nifti.read(path).data, []
+    expected, seen = nifti.read(path), []
     rewind = gzip._GzipReader._rewind  # type: ignore[attr-defined]
     monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda self: (seen.append(1), rewind(self)))  # type: ignore[attr-defined]
-    np.testing.assert_array_equal(nifti.read(path).data, expected)
+    np.testing.assert_array_equal(nifti.read(path), expected)
     assert not seen
 
 
@@ -73,5 +73,5 @@ def test_a_real_volume(data_root: Path) -> None:
     images, labels = nifti.paths_of(folder / "imagesTr"), nifti.paths_of(folder / "labelsTr")
     assert len(images) == len(labels) == 260
     image, label = nifti.read(images[0]), nifti.read_labels(labels[0])
-    assert image.data.shape == label.data.shape
-    assert set(np.unique(label.data)) == {0, 1, 2}
+    assert image.shape == label.shape
+    assert set(np.unique(label)) == {0, 1, 2}

@@ -11,6 +11,7 @@ from __future__ import annotations
 import errno
 import hashlib
 import logging
+import math
 import mmap
 import os
 import sys
@@ -26,6 +27,7 @@ from zdp_bench.caches import cache_folder
 from zdp_bench.errors import UserError
 
 CHUNK = 1 << 20  # bytes
+MENTIONED = 10**8  # bytes; a smaller array is made without a word
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a file
 # Linux refuses a private map that is larger than memory, unless it is told not to reserve any.
 # Python has a name for that flag from 3.13 on.
@@ -60,6 +62,13 @@ def load_or_make(
             return found
         log.warning("%s is damaged, or of an older version, and made anew", path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
+    size = math.prod(shape) * np.dtype(dtype).itemsize
+    if size > MENTIONED:
+        log.warning(
+            "%s will take %.1f GB, once; `zdp-bench data cache --delete` gives it back",
+            path,
+            size / 1e9,
+        )
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_left_behind(path.parent)
@@ -126,6 +135,24 @@ def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
         whole[start : start + len(block)] = block
         start += len(block)
     return whole
+
+
+def count_bytes(root: Path) -> dict[str, tuple[int, int]]:
+    """Return how many arrays the cache has of each kind, and their bytes."""
+    found: dict[str, tuple[int, int]] = {}
+    for path in sorted(root.glob("*/*.npy")):
+        count, size = found.get(path.parent.name, (0, 0))
+        found[path.parent.name] = count + 1, size + path.stat().st_size
+    return found
+
+
+def delete_arrays(root: Path) -> int:
+    """Delete every array of the cache; return the bytes. A run that has one mapped keeps it."""
+    size = 0
+    for path in [*root.glob("*/*.npy"), *root.glob("*/.*.npy")]:
+        size += path.stat().st_size
+        path.unlink(missing_ok=True)
+    return size
 
 
 def consecutive(counts: dict[str, int]) -> dict[str, slice]:

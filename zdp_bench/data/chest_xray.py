@@ -15,7 +15,6 @@ covers them.
 from __future__ import annotations
 
 import re
-import warnings
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -29,6 +28,7 @@ from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.pictures import open_picture, read_picture
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -39,7 +39,6 @@ CLASSES = ("NORMAL", "PNEUMONIA")
 SUFFIXES = (".jpeg", ".jpg")
 OFFICIAL = {"train": 5216, "test": 624}
 PATIENT = re.compile(r"(?:(person\d+)_(?:bacteria|virus)_|((?:NORMAL2-)?IM-\d+)-)")
-LARGEST = 8192  # pixels along a side; the largest released film has 2,916
 # Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the films in them.
 PIXELS = (0.5, 0.25)
 AUGMENT = Affine(degrees=10, translate=0.05, scale=0.1, shear=5, fill=(0 - PIXELS[0]) / PIXELS[1])
@@ -186,9 +185,7 @@ class Films(Dataset):
         )
 
     def _notes(self, split: Split, found: list[Film]) -> str:
-        from PIL import Image
-
-        with Image.open(found[0].path) as first:
+        with open_picture(found[0].path) as first:
             stored = f"{first.size[0]}×{first.size[1]}"
         people = len({film.patient for film in split.train})
         crossing = len({film.patient for film in split.crossing})
@@ -299,17 +296,4 @@ def read_film(path: Path, size: int) -> np.ndarray:
 
     It is resized bilinearly over each pixel's whole support; its aspect is not kept.
     """
-    from PIL import Image
-
-    with (
-        reading(path),
-        warnings.catch_warnings(action="ignore"),  # of many pixels, which are refused below
-        Image.open(path, formats=["JPEG"]) as image,
-    ):
-        columns, rows = image.size
-        usual = min(image.size) >= 8 and max(image.size) <= LARGEST
-        expect(usual, f"has {columns}×{rows} pixels; no film of this set has")
-        grey = image.convert("L")
-        if grey.size != (size, size):
-            grey = grey.resize((size, size), Image.Resampling.BILINEAR)
-        return np.asarray(grey)
+    return read_picture(path, size, formats=("JPEG",))[0]

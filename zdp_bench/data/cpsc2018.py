@@ -47,7 +47,7 @@ from zdp_bench.data.files import (
     sha256,
     try_each,
 )
-from zdp_bench.data.signals import read_header, read_leads
+from zdp_bench.data.signals import open_record, read_leads
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -105,25 +105,17 @@ def read_wfdb(path: Path, channel: int, signal: bool = True) -> Recording:
     Args:
         signal: whether to read the samples too.
     """
-    header, signals = read_header(path), path.with_suffix(".mat")
+    record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")
     with reading(path):
-        expect(header.fs == RATE, f"has a rate of {header.fs} Hz where {RATE} Hz was expected")
-        leads, samples = header.n_sig or 0, header.sig_len or 0
-        expect(leads >= LEADS, f"names {leads} leads where {LEADS} were expected")
-        expect(0 < samples <= LONGEST, f"announces {samples:,} samples")
-        named = ", ".join(sorted({*header.file_name}))
-        expect(named == signals.name, f"points to '{named}' where {signals.name} was expected")
-        stored = ", ".join(sorted({*header.fmt}))
-        expect(stored == "16", f"names the format {stored} of WFDB where 16 was expected")
-        first = header.comments and [line for line in header.comments if line.startswith("Dx:")]
+        rule = f"names {len(record.leads)} leads where {LEADS} were expected"
+        expect(len(record.leads) >= LEADS, rule)
+        others = ", ".join(file.name for file in record.files[1:])
+        expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
+        comments = record.header.comments or []
+        first = [line for line in comments if line.startswith("Dx:")]
         expect(bool(first), "has no diagnosis (#Dx)")
         diagnosis = _first_diagnosis(path.stem, first[0].removeprefix("Dx:"))
-    with reading(signals):
-        expected = 24 + 2 * leads * samples  # MATLAB 4 header, then 16-bit samples
-        size = signals.stat().st_size
-        rule = f"has {size:,} bytes where its header announces {expected:,}"
-        expect(size == expected, rule)
-    lead = read_leads(path, header, [channel - 1])[:, 0] if signal else np.empty(0)
+    lead = read_leads(record, [channel - 1])[:, 0] if signal else np.empty(0)
     return Recording(path.stem, lead, diagnosis)
 
 
@@ -330,7 +322,7 @@ class Cpsc2018(Dataset):
         settings = (*what, self.fft_norm, self.test_share, self.split_seed)
         digest.update(repr(settings).encode())
         provenance: Provenance = "official" if names == RELEASE else "derived"
-        notes = {"official": "", "derived": "an excerpt of the release: "}[provenance]
+        notes = {"official": "", "derived": "recordings in CPSC 2018's form: "}[provenance]
         if synthetic:
             provenance, notes = "synthetic", "generated beats: "
         skipped = note_skipped(len(found.paths) - len(names))

@@ -58,7 +58,7 @@ def write_volumes(folder: Path, paths: list[Path], axis: int, testing: np.ndarra
             (partial / side).mkdir()
         for path, held in zip(paths, testing, strict=True):
             name = nifti.name_of(path)
-            image = np.moveaxis(nifti.read(path).data, axis, 0)  # [slices, rows, columns]
+            image = np.moveaxis(nifti.read(path), axis, 0)  # [slices, rows, columns]
             random = np.random.default_rng([ord(letter) for letter in name])
             phase = draw_phase(image.shape[1], image.shape[2], random)
             made = partial / FOLDERS[int(held)] / f"{name}.h5"

@@ -1,10 +1,16 @@
-"""fastMRI's single-coil k-space (Zbontar et al. 2018), read slice by slice as examples are drawn.
+"""fastMRI's k-space (Zbontar et al. 2018), read slice by slice as examples are drawn.
 
     singlecoil_train|singlecoil_val/*.h5, each one volume:
         kspace                complex64 [slices, rows, columns]
         reconstruction_esc    float32 [slices, height, width]: the fully sampled magnitude
         ismrmrd_header        XML
         attributes            acquisition, max, norm, patient_id
+    multicoil_train|multicoil_val/*.h5, where there is no single coil (the brain release):
+        kspace                complex64 [slices, coils, rows, columns]
+        reconstruction_rss    float32 [slices, height, width]: root of the coils' sum of squares
+
+Several coils are combined by that root, of which no phase is left, or one of them is taken
+(`coil`), whose own fully sampled magnitude is then the reference.
 
 So a set need not fit memory. The folders are the release's own split. A training slice gets a new
 random mask each time it is drawn; a test slice always the one that fastMRI seeds by its file's
@@ -37,7 +43,14 @@ from zdp_bench.data.files import (
     try_each,
     visible_files,
 )
-from zdp_bench.data.kspace import Undersampling, centre_crop, draw_mask, fixed_mask, undersample
+from zdp_bench.data.kspace import (
+    Undersampling,
+    centre_crop,
+    draw_mask,
+    fixed_mask,
+    to_image,
+    undersample,
+)
 from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading
@@ -45,7 +58,7 @@ from zdp_bench.registry import register
 
 VOLUMES = (973, 199)  # of the knee release, to train and to test on
 RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
-FOLDERS = ("singlecoil_train", "singlecoil_val")
+FOLDERS, MULTICOIL = ("singlecoil_train", "singlecoil_val"), ("multicoil_train", "multicoil_val")
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
 CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
 
@@ -63,6 +76,7 @@ class KSpaceVolume:
     shape: tuple[int, int, int]
     image: tuple[int, int]
     patient: str
+    coils: int | None = None  # None: a single one, without an axis for them
 
     @classmethod
     def announce(cls, name: str, shape: tuple[int, int, int]) -> KSpaceVolume:
@@ -75,13 +89,20 @@ Sides = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # to train on, to test on
 
 def find_volumes(root: Path) -> Sides:
     """Find and inspect the volumes to train on and to test on."""
-    train, test = ([inspect(path, root) for path in list_files(root, side)] for side in FOLDERS)
+    sides = folders_of(root)
+    train, test = ([inspect(path, root) for path in list_files(root, side)] for side in sides)
     if twice := {volume.path.name for volume in train} & {volume.path.name for volume in test}:
         raise UserError(
-            f"{root}: {sorted(twice)[0]} stands in both {FOLDERS[0]} and {FOLDERS[1]}; a test "
-            "volume must be unseen."
+            f"{root}: {sorted(twice)[0]} stands in both {sides[0]} and {sides[1]}; a test volume "
+            "must be unseen."
         )
     return train, test
+
+
+def folders_of(root: Path) -> tuple[str, str]:
+    """Return the folders of the single coil; of several where only those are there."""
+    several = (root / MULTICOIL[0]).is_dir() and not (root / FOLDERS[0]).is_dir()
+    return MULTICOIL if several else FOLDERS
 
 
 def list_files(root: Path, folder: str) -> list[Path]:
@@ -90,8 +111,8 @@ def list_files(root: Path, folder: str) -> list[Path]:
     if not here.is_dir():
         raise UserError(
             f"{here} is missing. fastMRI is free but not to be passed on: sign up for it (see "
-            f"datasets/fastmri.yaml) and unpack {', '.join(FOLDERS)} under {root}, or use "
-            "dataset=kspace_from_volumes or dataset=kspace_phantom."
+            f"datasets/fastmri.yaml) and unpack {', '.join(FOLDERS)} (or {', '.join(MULTICOIL)}) "
+            f"under {root}, or use dataset=kspace_from_volumes or dataset=kspace_phantom."
         )
     paths = visible_files(here)
     if others := [path for path in paths if path.suffix != ".h5"]:
@@ -107,23 +128,28 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
 
     require_inside(path, root)
     with reading(path), h5py.File(path, "r") as file:
-        for name in ("kspace", "reconstruction_esc", "ismrmrd_header"):
+        _require_own_bytes(file, "kspace")
+        kspace = file["kspace"]
+        target = "reconstruction_rss" if kspace.ndim == 4 else "reconstruction_esc"
+        for name in (target, "ismrmrd_header"):
             _require_own_bytes(file, name)
-        kspace, image = file["kspace"], file["reconstruction_esc"]
+        image = file[target]
         header, shapes = file["ismrmrd_header"], (*kspace.shape, *image.shape)
-        has = f"has kspace {kspace.shape} of {kspace.dtype} and reconstruction_esc {image.shape}"
+        has = f"has kspace {kspace.shape} of {kspace.dtype} and {target} {image.shape}"
         has += f" of {image.dtype}"
         numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
         expect(numbers, f"{has}, which should be complex and real numbers")
-        volumes = kspace.ndim == image.ndim == 3 and len(kspace) == len(image)
-        expect(volumes, f"{has}; multi-coil files are not read, and both have the same slices")
+        volumes = kspace.ndim in (3, 4) and image.ndim == 3 and len(kspace) == len(image)
+        expect(volumes, f"{has}; (slices, perhaps coils, rows, columns) and as many were expected")
         expect(min(shapes) > 0 and max(shapes) <= LARGEST, f"{has}; sides lie in 1 to {LARGEST:,}")
-        smaller = image.shape[1] <= kspace.shape[1] and image.shape[2] <= kspace.shape[2]
+        slices, *coils, rows, columns = kspace.shape
+        smaller = image.shape[1] <= rows and image.shape[2] <= columns
         expect(smaller, f"{has}; the image is larger than its k-space")
         text = header.shape == () and header.dtype.kind in "SO"
         expect(text, "has an ismrmrd_header that is no single piece of text")
         patient = str(file.attrs.get("patient_id", path.stem))
-        return KSpaceVolume(path, kspace.shape, image.shape[1:], patient)
+        shape = (slices, rows, columns)
+        return KSpaceVolume(path, shape, image.shape[1:], patient, *coils)
 
 
 def _require_own_bytes(file: Any, name: str) -> None:
@@ -134,7 +160,7 @@ def _require_own_bytes(file: Any, name: str) -> None:
     import h5py
 
     link = file.get(name, getlink=True)
-    expect(link is not None, f"has no data set '{name}', as single-coil files of train and val do")
+    expect(link is not None, f"has no data set '{name}', as files of train and val do")
     found: Any = file[name] if isinstance(link, h5py.HardLink) else None
     is_own = isinstance(found, h5py.Dataset) and not found.is_virtual and not found.external
     where = "a link, a group, virtual or stored externally; write its bytes into the file itself"
@@ -144,17 +170,24 @@ def _require_own_bytes(file: Any, name: str) -> None:
     expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
 
 
-def read_slices(volume: KSpaceVolume, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read some slices of a volume.
+def read_slices(
+    volume: KSpaceVolume, first: int, count: int, coil: int | None = None
+) -> tuple[np.ndarray, np.ndarray]:
+    """Read some slices of a volume, with all of its coils or one.
 
     Returns:
-        k-space, complex64 [count, rows, columns]; reconstruction, float32 [count, height, width].
+        k-space, complex64 [count, rows, columns], or [count, coils, rows, columns]; reconstruction,
+        float32 [count, height, width].
     """
     import h5py
 
+    place = (slice(first, first + count), *([] if coil is None else [coil]))
     with reading(volume.path), h5py.File(volume.path, "r") as file:
-        kspace = np.asarray(file["kspace"][first : first + count], dtype=np.complex64)
-        images = file["reconstruction_esc"][first : first + count]
+        kspace = np.asarray(file["kspace"][place], dtype=np.complex64)
+        if coil is None:
+            images = file["reconstruction_rss" if volume.coils else "reconstruction_esc"][place]
+        else:
+            images = centre_crop(np.abs(to_image(kspace)), *volume.image)
         reference = np.asarray(images, dtype=np.float32)
         finite = bool(np.isfinite(kspace).all() and np.isfinite(reference).all())
         expect(finite, f"holds samples that are no numbers, in slice {first}")
@@ -199,6 +232,7 @@ class KSpaceExamples:
             the files' names.
         groups: the volume of each example [n], for metrics; in training its patient, who may have
             several volumes.
+        coil: the one that is read of several; None combines them.
     """
 
     volumes: tuple[KSpaceVolume, ...]
@@ -207,6 +241,7 @@ class KSpaceExamples:
     slices: int | None
     is_stochastic: bool
     groups: Tensor
+    coil: int | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -229,7 +264,7 @@ class KSpaceExamples:
         for row, (which, first) in enumerate(self.starts[indices].tolist()):
             volume = self.volumes[which]
             columns = volume.shape[2]
-            kspace, reference = read_slices(volume, first, count)
+            kspace, reference = read_slices(volume, first, count, self.coil)
             if self.is_stochastic and uniforms is not None:
                 seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = draw_mask(columns, self.how, np.random.default_rng(seed))
@@ -270,6 +305,11 @@ class KSpaceSlices(Dataset):
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
     @property
+    def chosen_coil(self) -> int | None:
+        """The coil that is taken of several; None combines them."""
+        return None
+
+    @property
     def together(self) -> int | None:
         """How many slices are one example; None where a slice is."""
         return self.slices if self.unit == "volume" else None
@@ -283,7 +323,8 @@ class KSpaceSlices(Dataset):
                 f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
             )
         files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
-        return self.make_splits(sides, provenance, notes, repr(files))
+        one = "" if self.chosen_coil is None else f"coil {self.chosen_coil}"
+        return self.make_splits(sides, provenance, notes, f"{files!r}{one}")
 
     def make_splits(
         self, sides: Sides, provenance: Provenance, notes: str, files: str = ""
@@ -293,7 +334,7 @@ class KSpaceSlices(Dataset):
         Args:
             files: names what the volumes' files hold, for the digest.
         """
-        how, together = self.how(), self.together
+        how, together, coil = self.how(), self.together, self.chosen_coil
         train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
         left_out = sum(map(len, sides)) - len(train) - len(test)
         asked = f"{how.height} by {how.width}" + (f" with {together} slices" if together else "")
@@ -302,6 +343,11 @@ class KSpaceSlices(Dataset):
                 f"dataset.height={how.height}: no volume to train on, or none to test on, is as "
                 f"large as {asked}. Set dataset.height, dataset.width or dataset.slices to less."
             )
+        for volume in train + test if coil is not None else ():
+            has = f"{volume.path} has {volume.coils or 'a single one'}, counted from 0"
+            require(coil < (volume.coils or 0), "dataset.coil", coil, has)
+        several = any(volume.coils for volume in train)
+        root = "coils combined by the root of their sum of squares, without a phase"
         both = len({volume.patient for volume in train} & {volume.patient for volume in test})
         training = self._examples(train)
         testing = self._examples(test, len(training))
@@ -311,6 +357,7 @@ class KSpaceSlices(Dataset):
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {which_slices} of "
             f"each at {how.height} x {how.width}, {how.acceleration:g} times undersampled; a "
             f"record is a {self.unit}",
+            (root if coil is None else f"coil {coil} alone") if several else "",
             f"{left_out} volumes smaller than {asked} left out" if left_out else "",
             f"{both} patients have volumes on both sides" if both else "",
         ]
@@ -379,27 +426,37 @@ class KSpaceSlices(Dataset):
             self.together,
             is_stochastic=not behind,
             groups=torch.tensor(groups),
+            coil=self.chosen_coil,
         )
 
 
 @register("dataset", "fastmri")
 @dataclass(frozen=True, kw_only=True)
 class FastMri(KSpaceSlices):
-    """Single-coil fastMRI under `fastMRI/`."""
+    """fastMRI under `fastMRI/`, of a single coil or of several."""
 
     height: int = 320
     width: int = 320
+    coil: int | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require((self.coil or 0) >= 0, "dataset.coil", self.coil, "must be 0 or more")
+
+    @property
+    def chosen_coil(self) -> int | None:
+        return self.coil
 
     def load(self, root: Path) -> Splits:
         """Files have no published checksums: with all the release's slices they are 'official'."""
         sides = find_volumes(root / "fastMRI")
         if tuple(sum(volume.shape[0] for volume in side) for side in sides) == RELEASED:
             return self.read_splits(sides, "official", "")
-        return self.read_splits(sides, "derived", "an excerpt of the release")
+        return self.read_splits(sides, "derived", "files in fastMRI's layout")
 
     def info(self, root: Path) -> DatasetInfo:
         """Count by the files' headers; without files, as in the release, at most 50 slices each."""
-        if holds_any(root / "fastMRI" / FOLDERS[0]):
+        if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
             return self.describe(find_volumes(root / "fastMRI"))
         train, test = (self.announce(count) for count in VOLUMES)
         info = self.describe((train, test), found=False)
@@ -410,5 +467,5 @@ class FastMri(KSpaceSlices):
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Inspect every file of both folders; its arrays are not read."""
         here = root / "fastMRI"
-        for folder in FOLDERS:
+        for folder in folders_of(here):
             yield from try_each(list_files(here, folder), lambda path: inspect(path, here))

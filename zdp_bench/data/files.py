@@ -199,17 +199,18 @@ def holds_any(folder: Path) -> bool:
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
-def require_inside(path: Path, folder: Path) -> None:
-    """Refuse a link, or a name with `..`, that leads out of the folder, or a link to itself."""
+def require_inside(path: Path, folder: Path) -> Path:
+    """Return where a file lies; refuse a link, or `..`, out of the folder, or a link to itself."""
     try:
-        inside = path.resolve().is_relative_to(folder.resolve())
+        real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError):  # which of them depends on Python's version
         raise UserError(
             f"{path}: is a link that leads to itself; put the file itself there."
         ) from None
-    if not inside:
+    if not real.is_relative_to(home):
         what = "is a link that leads" if path.is_symlink() else "leads"
         raise UserError(f"{path}: {what} out of {folder}; put the file itself there.")
+    return real
 
 
 def visible_files(folder: Path) -> list[Path]:

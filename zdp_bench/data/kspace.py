@@ -1,4 +1,4 @@
-"""Single-coil k-space: Fourier transforms, fastMRI's random mask, and a slice's zero-filled image.
+"""k-space: Fourier transforms, fastMRI's random mask, and a slice's zero-filled image.
 
 Definitions are fastMRI's (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are the readout,
 columns the phase encoding, which acceleration leaves out: a mask is one flag a column.
@@ -100,7 +100,8 @@ def undersample(
     patient enters.
 
     Args:
-        kspace: complex64 [rows, columns].
+        kspace: complex64 [rows, columns], or [coils, rows, columns], which are combined by the root
+            of their sum of squares; no phase is left of them.
         mask: bool [columns].
 
     Returns:
@@ -108,6 +109,8 @@ def undersample(
         width], before that division.
     """
     image = centre_crop(to_image(kspace * mask), how.height, how.width)
+    if image.ndim == 3:
+        image = np.sqrt((np.abs(image) ** 2).sum(axis=0))
     magnitude = np.abs(image)
     scaled = image / (magnitude.std(ddof=1) + EPS)
     return scaled.astype(np.complex64), magnitude.astype(np.float32)

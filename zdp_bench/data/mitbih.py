@@ -23,7 +23,7 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
-from zdp_bench.data.signals import read_header, read_leads
+from zdp_bench.data.signals import Record, open_record, read_leads
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -50,7 +50,7 @@ NORMAL_PATIENTS = 37  # people with N beats on lead MLII in the release
 class Beats:
     """Where the beats of one recording are: N and L, in samples of lead `channel`."""
 
-    header: Path
+    record: Record
     channel: int
     normal: np.ndarray
     blocked: np.ndarray
@@ -255,31 +255,23 @@ def find_beats(header: Path) -> Beats | None:
     import wfdb
 
     signal, notes = header.with_suffix(".dat"), header.with_suffix(".atr")
-    for path in (header, signal, notes):
+    for path in (header, notes):
         require_inside(path, header.parent)
-    described = read_header(header)
+    record = open_record(header, RATE, LONGEST)
     with reading(header):
-        leads, samples = list(described.sig_name), int(described.sig_len)
-        stored, files = sorted({*described.fmt}), sorted({*described.file_name})
-        has = f"says {samples:,} samples at {described.fs} Hz in format {', '.join(stored)} in "
-        has += f"{', '.join(files)}; format 212 at {RATE} Hz in {signal.name} was expected"
-        usual = (described.fs, stored, files) == (RATE, ["212"], [signal.name])
-        expect(usual and 0 < samples <= LONGEST, has)
-    with reading(signal):
-        size, expected = signal.stat().st_size, (3 * len(leads) * samples + 1) // 2
-        # format 212 puts two samples in three bytes
-        expect(size == expected, f"has {size:,} bytes where its header announces {expected:,}")
+        others = ", ".join(path.name for path in record.files[1:])
+        expect(record.files == [header, signal], f"names {others}, not {signal.name} alone")
     with reading(notes, 4 * signal.stat().st_size):
         expect(notes.read_bytes().endswith(b"\0\0"), "is cut off")
         read = wfdb.rdann(str(header.with_suffix("")), "atr")
         places, symbols = np.asarray(read.sample), np.asarray(read.symbol)
-        inside = not len(places) or 0 <= places.min() <= places.max() < samples
-        expect(inside, f"annotates beats outside of the recording's {samples:,} samples")
-    if LEAD not in leads:
+        inside = not len(places) or 0 <= places.min() <= places.max() < record.length
+        expect(inside, f"annotates beats outside of the recording's {record.length:,} samples")
+    if LEAD not in record.leads:
         return None
-    whole = (places >= WINDOW // 2) & (places <= samples - WINDOW // 2)
+    whole = (places >= WINDOW // 2) & (places <= record.length - WINDOW // 2)
     normal, blocked = (places[whole & (symbols == symbol)] for symbol in "NL")
-    return Beats(header, leads.index(LEAD), normal, blocked)
+    return Beats(record, record.leads.index(LEAD), normal, blocked)
 
 
 def read_recording(header: Path) -> None:
@@ -290,8 +282,7 @@ def read_recording(header: Path) -> None:
 
 def read_signal(beats: Beats) -> np.ndarray:
     """Read lead MLII: float64 [samples] in the file's units."""
-    header = read_header(beats.header)
-    return read_leads(beats.header, header, [beats.channel], physical=False)[:, 0]
+    return read_leads(beats.record, [beats.channel], physical=False)[:, 0]
 
 
 def digest_files(headers: list[Path]) -> str:

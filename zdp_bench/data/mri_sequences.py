@@ -216,7 +216,7 @@ def draw_patients(
 
 def read_contrasts(path: Path) -> np.ndarray:
     """Read a file that holds the four contrasts as its channels: float32 [X, Y, Z, 4]."""
-    return nifti.read(path).data
+    return nifti.read(path)
 
 
 @register("dataset", "mri_sequences")
@@ -324,7 +324,7 @@ def scan(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
 def simulate_contrasts(path: Path) -> np.ndarray:
     """Simulate the four contrasts of a file, seeded by its name: [X, Y, Z, 4]."""
     seed = [ord(letter) for letter in nifti.name_of(path)]
-    return map_to_contrasts(nifti.read(path).data, np.random.default_rng(seed))
+    return map_to_contrasts(nifti.read(path), np.random.default_rng(seed))
 
 
 @register("dataset", "mri_sequences_from_volumes")

@@ -364,21 +364,21 @@ class Msd(LabelledSlices):
                     yield from try_each([case.label], nifti.read_labels)
 
 
+def read_case(case: LabelledVolume, channel: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read one channel of a volume, float32 [X, Y, Z], and where its labels are above 0."""
+    image, label = nifti.read(case.image), nifti.read_labels(case.label)
+    image = image[..., channel] if image.ndim == 4 else image
+    return image, (label[..., 0] if label.ndim == 4 else label) > 0
+
+
 def read_slices(case: LabelledVolume, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
     """Read slices of a case as bytes [n, 2, size, size]: image, and mask of 0 and 1.
 
     Rows run from anterior to posterior.
     """
-    image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
-    if image.ndim == 4:
-        image = image[..., geometry.channel]
-    if label.ndim == 4:
-        label = label[..., 0]
-    turned = [
-        torch.from_numpy(np.ascontiguousarray(v[:, ::-1, indices].transpose(2, 1, 0)))
-        for v in (image, label > 0)
-    ]
-    pixels, mask = to_bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
+    image, mask = read_case(case, geometry.channel)
+    pixels = to_bytes(nifti.turn_planes(image[:, :, indices]), geometry.window)  # [n, Y, X]
+    mask = nifti.turn_planes(mask[:, :, indices]).float()
     if (target := resampled_shape(case.header, geometry)) != tuple(pixels.shape[1:]):
         pixels, mask = resample(pixels, target), resample_mask(mask, target)
     if geometry.fit == "pad":

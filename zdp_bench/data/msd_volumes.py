@@ -26,6 +26,7 @@ from zdp_bench.data.msd import (
     LabelledVolume,
     Msd,
     find_cases,
+    read_case,
 )
 from zdp_bench.data.nifti import to_bytes
 from zdp_bench.errors import require
@@ -140,11 +141,8 @@ class MsdVolumes(LabelledVolumes):
 
 def read_volume(case: LabelledVolume, shape: list[int], geometry: Geometry) -> np.ndarray:
     """Read a volume of a case as bytes [2, *shape]: image, and mask of 0 and 1."""
-    image, label = nifti.read(case.image).data, nifti.read_labels(case.label).data
-    image = image[..., geometry.channel] if image.ndim == 4 else image
-    label = label[..., 0] if label.ndim == 4 else label
     resized = [
-        resize(torch.from_numpy(np.ascontiguousarray(v)).float(), shape) for v in (image, label > 0)
+        resize(torch.from_numpy(part).float(), shape) for part in read_case(case, geometry.channel)
     ]
     pixels = to_bytes(resized[0].flatten(1).unsqueeze(0), geometry.window).reshape(shape)
     mask = resized[1] >= 0.5

@@ -41,14 +41,7 @@ class Header:
 
     shape: tuple[int, ...]
     spacing: tuple[float, float, float]
-
-
-@dataclass(frozen=True)
-class Volume:
-    """A volume on RAS+ axes: data [X, Y, Z] or [X, Y, Z, channels], spacing (x, y, z) in mm."""
-
-    data: np.ndarray
-    spacing: tuple[float, float, float]
+    is_complex: bool = False
 
 
 def paths_of(folder: Path) -> list[Path]:
@@ -97,25 +90,24 @@ def read_header(path: Path) -> Header:
         return _header(_open(path))
 
 
-def read(path: Path) -> Volume:
-    """Read a volume of intensities, float32."""
-    with reading(path):
-        image = _open(path)
-        data = _voxels(image, path)
-        expect(bool(np.isfinite(data).all()), "holds voxels that are no numbers")
-    return Volume(data, _header(image).spacing)
+def read(path: Path) -> np.ndarray:
+    """Read a volume of intensities, float32 [X, Y, Z] or [X, Y, Z, channels] on RAS+ axes."""
+    return _read_voxels(path, "fiub", np.float32)
 
 
-def read_labels(path: Path) -> Volume:
+def read_complex(path: Path) -> np.ndarray:
+    """Read a volume of complex intensities likewise, complex64."""
+    return _read_voxels(path, "c", np.complex64)
+
+
+def read_labels(path: Path) -> np.ndarray:
     """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255."""
+    data = read(path)
     with reading(path):
-        image = _open(path)
-        data = _voxels(image, path)
         whole = np.round(data)
-        labels = bool(np.isfinite(data).all()) and np.abs(data - whole).max() <= WHOLE
-        labels = labels and whole.min() >= 0 and whole.max() <= 255
+        labels = np.abs(data - whole).max() <= WHOLE and whole.min() >= 0 and whole.max() <= 255
         expect(labels, "is a segmentation that holds others than whole numbers from 0 to 255")
-    return Volume(whole.astype(np.uint8), _header(image).spacing)
+    return whole.astype(np.uint8)
 
 
 def write(
@@ -152,7 +144,7 @@ def _header(image: Any) -> Header:
     stored = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes each of R, A, S
     x, y, z = (float(steps[axis]) for axis in stored)
     shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
-    return Header(shape, (x, y, z))
+    return Header(shape, (x, y, z), image.get_data_dtype().kind == "c")
 
 
 def _orientation(image: Any) -> np.ndarray:
@@ -162,18 +154,24 @@ def _orientation(image: Any) -> np.ndarray:
     return io_orientation(image.affine)
 
 
-def _voxels(image: Any, path: Path) -> np.ndarray:
-    """Read all voxels, float32 on RAS+ axes."""
+def _read_voxels(path: Path, kinds: str, dtype: type) -> np.ndarray:
+    """Read all voxels on RAS+ axes, of one of numpy's `kinds` of numbers and finite."""
     from nibabel.orientations import apply_orientation
 
-    gzipped = path.name.endswith(".gz")
-    announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-    most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
-    rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is cut off"
-    expect(announced <= most, rule)
-    data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
-    expect(data.dtype.kind in "fiub", f"has voxels of {data.dtype}, not real numbers")
-    return np.ascontiguousarray(apply_orientation(data, _orientation(image)), dtype=np.float32)
+    with reading(path):
+        image = _open(path)
+        gzipped = path.name.endswith(".gz")
+        announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
+        most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
+        rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is cut off"
+        expect(announced <= most, rule)
+        data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
+        wanted = "complex" if kinds == "c" else "real"
+        expect(data.dtype.kind in kinds, f"has voxels of {data.dtype}, not {wanted} numbers")
+        turned = apply_orientation(data, _orientation(image))
+        voxels: np.ndarray = np.ascontiguousarray(turned, dtype=dtype)
+        expect(bool(np.isfinite(voxels).all()), "holds voxels that are no numbers")
+    return voxels
 
 
 def _unpack(image: Any, path: Path) -> np.ndarray:
@@ -208,10 +206,32 @@ def to_bytes(image: Tensor, window: Window) -> Tensor:
     """
     if window:
         low, high = torch.tensor(window[0]), torch.tensor(window[1])
-    else:
-        share = torch.tensor([0.01, 0.99])
-        low, high = torch.quantile(image.flatten(1), share, dim=1)[:, :, None, None]
+    else:  # as torch.quantile, which refuses more than 2²⁴ pixels
+        ordered = image.flatten(1).sort(dim=1).values
+        place = torch.tensor([0.01, 0.99]) * (ordered.shape[1] - 1)
+        below, above = ordered[:, place.floor().long()], ordered[:, place.ceil().long()]
+        low, high = torch.lerp(below, above, place - place.floor()).T[:, :, None, None]
     return ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
+
+
+def fit_planes(planes: Tensor, size: int, fit: str, window: Window) -> Tensor:
+    """Turn planes into bytes between the window's ends, in a square of `size`."""
+    made = to_bytes(planes, window)
+    made = resample(crop_square(made) if fit == "crop" else made, (size, size))
+    return made.round().clamp(0, 255).to(torch.uint8)
+
+
+def fit_complex(planes: Tensor, size: int, fit: str) -> Tensor:
+    """Bring complex planes into a square, in units of their own modulus' standard deviation."""
+    planes = crop_square(planes) if fit == "crop" else planes
+    made = torch.complex(*(resample(part, (size, size)) for part in (planes.real, planes.imag)))
+    return made / (made.abs().flatten(1).std(dim=1)[:, None, None] + 1e-11)
+
+
+def turn_planes(data: np.ndarray) -> Tensor:
+    """Turn voxels [X, Y, Z, ...] into planes [Z, ..., Y, X], rows from anterior to posterior."""
+    planes = data[:, ::-1].transpose(2, *range(3, data.ndim), 1, 0)
+    return torch.from_numpy(np.ascontiguousarray(planes))
 
 
 def resample(image: Tensor, target: tuple[int, int]) -> Tensor:

@@ -1,56 +1,162 @@
-"""Read samples of recordings: WAV files, and WFDB records, which are held to their checksums."""
+"""Read recordings: sound files by soundfile, WFDB records by wfdb; a cut file is refused."""
 
 from __future__ import annotations
 
-import wave
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from zdp_bench.data.files import require_inside
 from zdp_bench.foreign_files import expect, reading
 
 AT_ONCE = 2**22  # samples of a lead
 LARGEST_HEADER = 2**20  # bytes
+CUT = re.compile(r"data : (\d+) \(should be (\d+)\)")  # libsndfile's log of a cut WAV file
+NAMES_A_FILE = re.compile(r"[-\w]+\.\w+(/\d+)?")
+# WFDB's formats that are read: bits of a sample on the disk; FLAC's are not known beforehand.
+BITS = {"80": 8, "160": 16, "212": 12, "16": 16, "61": 16, "24": 24, "32": 32}
+BITS |= {"508": 0, "516": 0, "524": 0}
 
 
-def read_wav(path: Path, rate: int, channels: int, longest: int) -> np.ndarray:
-    """Return all 16-bit samples of a WAV file, int16 [samples, channels].
-
-    By Python's own `wave`: libsndfile silently shortens what a cut file announces.
+@contextmanager
+def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[Any]:
+    """Open a WAV, FLAC or OGG file and hold its header to what is expected.
 
     Args:
+        rate, channels: 0 takes any.
         longest: the most samples that a header may announce.
     """
-    with reading(path), wave.open(str(path)) as file:
-        found, count, width = file.getframerate(), file.getnchannels(), file.getsampwidth()
-        announced = file.getnframes()
-        has = f"has {count} channels of {8 * width}-bit samples at {found} Hz"
+    import soundfile
+
+    with reading(path), soundfile.SoundFile(path) as file:
+        has = f"has {file.channels} channels at {file.samplerate} Hz"
         many = "one channel" if channels == 1 else f"{channels} channels"
-        fits = (found, count, width) == (rate, channels, 2)
-        expect(fits, f"{has}; {many} of 16 bits at {rate} Hz was expected")
-        rule = f"announces {announced:,} samples where 1 to {longest:,} were expected"
-        expect(0 < announced <= longest, rule)
-        samples = np.frombuffer(file.readframes(announced), dtype="<i2")
-        there = len(samples) // channels
-        rule = f"announces {announced:,} samples, but {there:,} are there"
-        expect(len(samples) == announced * channels, rule)
-    return samples.reshape(announced, channels)
+        fits = rate in (0, file.samplerate) and channels in (0, file.channels)
+        expect(fits, f"{has}; {many} at {rate} Hz was expected")
+        cut = CUT.search(file.extra_info)
+        rule = "announces {} bytes of samples, but {} are there; it is cut off"
+        expect(not cut, rule.format(*cut.groups()) if cut else "")
+        rule = f"announces {file.frames:,} samples where 1 to {longest:,} were expected"
+        expect(0 < file.frames <= longest, rule)
+        yield file
 
 
-def read_header(path: Path) -> Any:
-    """Return the header of a WFDB record of one segment, as wfdb reads it."""
+def read_sound(path: Path, rate: int, channels: int, longest: int) -> np.ndarray:
+    """Return all samples of a sound file, float32 [samples, channels]; whole numbers in ±1."""
+    with open_sound(path, rate, channels, longest) as file:
+        samples: np.ndarray = file.read(dtype="float32", always_2d=True)
+        rule = f"announces {file.frames:,} samples, but {len(samples):,} are there"
+        expect(len(samples) == file.frames, rule)
+        expect(bool(np.isfinite(samples).all()), "holds samples that are no numbers")
+    return samples
+
+
+# ---------------------------------------------------------------------------------------- WFDB
+
+
+@dataclass(frozen=True)
+class Record:
+    """A WFDB record whose header was read.
+
+    Attributes:
+        header: wfdb's, of the first segment where there are several.
+        leads: their names.
+        length: samples of a lead, without those that a skew leaves behind the end.
+        files: everything that its content is in, the header first.
+        segments: what is joined in time; none of a plain record.
+    """
+
+    path: Path
+    header: Any
+    leads: list[str]
+    length: int
+    files: list[Path]
+    segments: tuple[Record, ...] = ()
+
+
+def open_record(path: Path, rate: float, longest: int) -> Record:
+    """Read a header and hold its signal files to it; no file outside its folder is touched.
+
+    Args:
+        path: the header, .hea.
+        rate: 0 takes any.
+        longest: the most samples that a header may announce.
+    """
     import wfdb
 
     with reading(path, LARGEST_HEADER):
+        first = next(iter(path.read_text("latin-1").split()), "")
+        rule = f"calls itself '{first}'; WFDB wants the name alone, '{first.partition('.')[0]}'"
+        expect(not NAMES_A_FILE.fullmatch(first), rule)
         header = wfdb.rdheader(str(path.with_suffix("")))
-        expect(isinstance(header, wfdb.Record), "is of several segments where one was expected")
+        has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
+        expect(rate in (0, header.fs), has)
+        if isinstance(header, wfdb.MultiRecord):
+            return _join(path, header, rate, longest)
         expect(bool(header.file_name), "names no signal")
-    return header
+        usual = len(header.file_name) == header.n_sig and all(header.sig_name)
+        one_rate = {*header.samps_per_frame} == {1}
+        expect(usual and one_rate, "has unnamed leads, or leads of several rates")
+        return _open_signals(path, header, longest)
+
+
+def _open_signals(path: Path, header: Any, longest: int) -> Record:
+    """Hold the signal files of one record to its header."""
+    bits: dict[str, int] = {}  # of one moment's samples in each file
+    starts: dict[str, int] = {}
+    for name, stored, offset in zip(header.file_name, header.fmt, header.byte_offset, strict=True):
+        beside = Path(name).name == name and ":" not in name
+        expect(beside, f"names the file {name}, which is not beside it")
+        expect(stored in BITS, f"is stored in format {stored}; {', '.join(BITS)} can be read")
+        bits[name] = bits.get(name, 0) + BITS[stored]
+        starts.setdefault(name, offset or 0)
+    sizes = {}
+    for name in bits:
+        file = path.parent / name
+        require_inside(file, path.parent)
+        with reading(file):
+            sizes[name] = file.stat().st_size - starts[name]
+    length = header.sig_len
+    if length is None:
+        expect(all(bits.values()), "announces no length, and FLAC does not tell it either")
+        length = min(8 * sizes[name] // bits[name] for name in bits)
+    expect(0 < length <= longest, f"announces {length:,} samples")
+    for name, size in sizes.items():
+        announced = bits[name] * length // 8
+        with reading(path.parent / name):
+            rule = f"has {size:,} bytes where its header announces {announced:,}; it is cut off"
+            expect(size >= announced, rule)
+    late = max(skew or 0 for skew in header.skew)
+    expect(late < length, f"has a skew of {late:,} samples")
+    files = [path, *(path.parent / name for name in bits)]
+    return Record(path, header, list(header.sig_name), length - late, files)
+
+
+def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
+    """Open the segments of a record, which must all have the same leads and follow each other."""
+    rule = "is of segments in a variable layout, whose leads come and go; a fixed one is read"
+    expect(header.layout == "fixed", rule)
+    expect("~" not in header.seg_name, "has a gap between its segments")
+    segments = [open_record(path.with_name(f"{n}.hea"), rate, longest) for n in header.seg_name]
+    first = segments[0]
+    for segment, length in zip(segments, header.seg_len, strict=True):
+        fits = segment.leads == first.leads and segment.length == length and not segment.segments
+        rule = f"has another length or other leads in its segment {segment.path.name} than it says"
+        expect(fits, rule)
+    total, files = sum(segment.length for segment in segments), [path]
+    expect(total <= longest, f"announces {total:,} samples")
+    for segment in segments:
+        files += segment.files
+    return Record(path, first.header, first.leads, total, files, tuple(segments))
 
 
 def read_leads(
-    path: Path, header: Any, channels: list[int], end: int | None = None, physical: bool = True
+    record: Record, channels: list[int], end: int | None = None, physical: bool = True
 ) -> np.ndarray:
     """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
 
@@ -58,27 +164,42 @@ def read_leads(
     header has no checksum of is taken as it is.
 
     Args:
-        header: the one of `path`, as wfdb reads it.
         physical: False returns the stored whole numbers.
     """
     import wfdb
 
-    name, total = str(path.with_suffix("")), np.zeros(len(channels), np.int64)
+    end = min(end or record.length, record.length)
+    if record.segments:
+        parts, left = [], end
+        for segment in record.segments:
+            if left > 0:
+                parts.append(read_leads(segment, channels, min(left, segment.length), physical))
+            left -= segment.length
+        return np.concatenate(parts)
+    header, name = record.header, str(record.path.with_suffix(""))
+    skewed = any(header.skew[channel] for channel in channels)
+
+    def read(start: int, stop: int, **how: Any) -> Any:
+        # wfdb takes no range where the header has no length.
+        place = {} if header.sig_len is None else {"sampfrom": start, "sampto": stop}
+        return wfdb.rdrecord(name, channels=channels, physical=False, **place, **how)
+
+    total = np.zeros(len(channels), np.int64)
     first: Any = None
-    with reading(path):
-        step = max(AT_ONCE, end or header.sig_len)
-        for start in range(0, header.sig_len, step):
-            stop = min(start + step, header.sig_len)
-            read = wfdb.rdrecord(
-                name, sampfrom=start, sampto=stop, channels=channels, physical=False
-            )
-            first = first or read
-            total += read.d_signal.sum(axis=0, dtype=np.int64)
+    with reading(record.path):
+        whole = header.sig_len or record.length
+        step = max(AT_ONCE, end) if header.sig_len else whole
+        for start in range(0, whole, step):
+            found = read(start, min(start + step, whole), ignore_skew=True)
+            first = first or found
+            total += found.d_signal.sum(axis=0, dtype=np.int64)
+        if skewed:
+            first = read(0, end)
         sums = header.checksum or [None] * header.n_sig
         samples = np.asarray(first.dac() if physical else first.d_signal, dtype=np.float64)[:end]
         for channel, found in zip(channels, total.tolist(), strict=True):
             same = sums[channel] is None or (found - sums[channel]) % 2**16 == 0
-            lead = header.sig_name[channel]
+            lead = record.leads[channel]
             expect(same, f"the signal of lead {lead} does not have its header's checksum")
         expect(bool(np.isfinite(samples).all()), "holds samples that are no numbers")
     return samples

@@ -32,7 +32,7 @@ from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners, most_of_one
-from zdp_bench.data.signals import read_wav
+from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -173,9 +173,9 @@ class SpeechCommands(Spectrograms):
         require(most is None or most > 0, "dataset.clips_per_word", most, rule)
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with fewer clips it is 'derived'."""
+        """The release has no checksum for a folder: with another count it is 'derived'."""
         chosen = self.choose(root / FOLDER)
-        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) >= RELEASED
+        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
         provenance: Provenance = "official" if whole else "derived"
         return self.load_clips(chosen, provenance, self.clips_per_word, self.split, self.split_seed)
 
@@ -248,9 +248,9 @@ def speaker_of(clip: Path) -> str:
 
 def read_clip(path: Path) -> np.ndarray:
     """Read one clip as float32 [16000] in [-1, 1), padded with zeros at the end or cut."""
-    samples = read_wav(path, RATE, 1, LARGEST)[:CLIP, 0]
+    samples = read_sound(path, RATE, 1, LARGEST)[:CLIP, 0]
     clip = np.zeros(CLIP, dtype=np.float32)
-    clip[: len(samples)] = samples / np.float32(2**15)
+    clip[: len(samples)] = samples
     return clip
 
 

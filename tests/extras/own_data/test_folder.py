@@ -28,11 +28,12 @@ from tests.extras.own_data.own_data import (
 )
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.data import Part, nifti
+from zdp_bench.data import Part, nifti, pictures, signals
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.extras.own_data import readers
 from zdp_bench.extras.own_data.folder import Folder
-from zdp_bench.extras.own_data.readers import read_volume_mask
+from zdp_bench.extras.own_data.readers import VOLUME_MASK
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
 
@@ -126,7 +127,7 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
     )
 
 
-def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
+def test_colour_and_crop(tmp_path: Path) -> None:
     from zdp_bench.extras.own_data.readers import Form, read_picture
 
     colour = np.zeros((10, 30, 3), dtype=np.uint8)
@@ -136,9 +137,6 @@ def test_colour_crop_and_sixteen_bits(tmp_path: Path) -> None:
     assert cropped.shape == (3, 5, 5)
     assert (cropped[1] > 150).all()  # the middle square, and green
     assert not cropped[0].any()
-    deep = np.full((6, 6), 0x8000, dtype=np.uint16)
-    Image.fromarray(deep).save(tmp_path / "d.png")
-    assert (read_picture(tmp_path / "d.png", Form(size=6)) == 0x80).all()
 
 
 def test_a_folder_larger_than_memory_trains(tmp_path: Path) -> None:
@@ -294,9 +292,9 @@ def test_channels_are_kept_and_a_mask_has_none(tmp_path: Path) -> None:
     assert made.shape == (3, 2, 8, 8)
     assert made.amin(dim=(0, 2, 3)).tolist() == pytest.approx([1.0, 0.2])
     with pytest.raises(UserError, match="a mask has three dimensions"):
-        read_volume_mask(tmp_path / "v.nii", data.form)
+        VOLUME_MASK.inspect(tmp_path / "v.nii", data.form)
     nifti.write(tmp_path / "m.nii", voxels[..., :1], (1.0, 1.0, 1.0))
-    assert read_volume_mask(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
+    assert VOLUME_MASK.read(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
 
 
 def test_an_mr_plane_is_scaled_by_itself_alone(tmp_path: Path) -> None:
@@ -369,7 +367,7 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     mask.with_suffix(".nii.gz").unlink()
     mask.unlink()
     write_png(mask.with_suffix(".png"), 9)
-    refuse("a mask of a volume is a .nii or .nii.gz file", "scan.png")
+    refuse("is no NIfTI volume .it is of kind picture", "scan.png")
     (tmp_path / "d/notes.txt").write_text("x")
     refuse("stands beside images/ and masks/", "notes.txt")
 
@@ -378,7 +376,7 @@ def test_one_kind_of_files_only(tmp_path: Path) -> None:
     write_classes(tmp_path / "d", "volume")
     write_dicom(tmp_path / "d/sick/s9/0.dcm", 4)
     assert_refused(
-        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), ".nii.gz", "holds one kind of"
+        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), "0.dcm", "holds one kind of"
     )
 
 
@@ -393,3 +391,99 @@ def test_two_classes_give_an_area_with_either_task(tmp_path: Path) -> None:
         assert record["data"]["example"]["outputs"] == outputs
     with pytest.raises(UserError, match=r"targets of shape \[\] where the task takes a mask"):
         run(parse(compose([*words, "task=segmentation"])), Silent())
+
+
+def write_complex(path: Path, level: int, shape: tuple[int, ...] = (12, 10, 4)) -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    random = np.random.default_rng(level)
+    voxels = random.normal(size=shape) + 1j * random.normal(size=shape)
+    nifti.write(path, voxels.astype(np.complex64), (1.0, 1.0, 2.0))
+    return path
+
+
+def test_complex_volumes_stay_complex(tmp_path: Path) -> None:
+    for n in range(12):
+        write_complex(tmp_path / "d" / CLASSES[n % 2] / f"p{n}.nii.gz", n)
+    info, splits = assert_described(folder(tmp_path / "d"), tmp_path)
+    assert (info.dtype, info.input_shape, info.unit) == (
+        torch.complex64,
+        (1, 8, 8),
+        "complex volume",
+    )
+    inputs, _ = splits.train.batch(torch.arange(3))
+    torch.testing.assert_close(inputs.abs().flatten(1).std(1), torch.ones(3))
+    same = Folder(path=str(tmp_path / "d"), size=10, fit="crop").load(tmp_path)
+    whole = nifti.read_complex(tmp_path / "d" / CLASSES[0] / "p0.nii.gz")
+    plane = torch.from_numpy(whole[1:11, ::-1, 0].T.copy())
+    found = next(
+        each
+        for part in (same.train, same.test)
+        for each in part.batch(torch.arange(len(part)))[0][:, 0]
+        if torch.allclose(each * plane.abs().std(), plane, atol=1e-5)
+    )
+    assert found.imag.any()
+    assert_refused(
+        lambda: folder(tmp_path / "d", window=[0, 1]).info(tmp_path), "", "window=.*changes"
+    )
+    write_nifti(tmp_path / "d" / CLASSES[1] / "z.nii", 9)
+    assert_refused(lambda: folder(tmp_path / "d").info(tmp_path), "z.nii", "real ones|complex")
+
+
+def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
+    """Scanners write DICOM without an ending, VinDr calls it .dicom, and a .png may be a JPEG."""
+    for kind, name in (("image", "IM0001"), ("clip", "a.dat"), ("picture", "a.bmp")):
+        home = write_classes(tmp_path / kind, kind)
+        for path in sorted(home.rglob(f"0{KINDS[kind][0]}")):
+            path.rename(path.with_name(name))
+        info, _ = assert_described(of_kind(home, kind), tmp_path)
+        assert info.train + info.test == 24
+
+
+def test_a_set_of_black_pictures_is_told(
+    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    folder(scans).load(tmp_path)
+    assert "tenth of white" not in caplog.text
+    folder(scans, window=[0, 4095]).load(tmp_path)
+    assert "no pixel is above a tenth of white; see dataset.window" in caplog.text
+
+
+TOO_MUCH: dict[str, list[dict[str, Any]]] = {  # what each kind's options refuse of its files
+    "picture": [{"channels": 2}],
+    "image": [{"channels": 3}],
+    "volume": [{"channels": 2}],
+    "clip": [{"rate": 7}, {"channels": 2}],
+    "recording": [{"rate": 7}, {"channels": 3}, {"leads": ["aVR"]}],
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_validate_finds_run_reads(
+    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """At each limit of a reader both say yes, or both the same sentence."""
+    home = write_classes(tmp_path / "d", kind)
+    for changes in ({}, *TOO_MUCH[kind]):
+        said = []
+        for step in ("info", "load"):
+            try:
+                getattr(of_kind(home, kind, **changes), step)(tmp_path)
+                said.append("")
+            except UserError as error:
+                said.append(str(error))
+        assert said[0] == said[1]
+        assert bool(said[0]) == bool(changes)
+    for module, name, least in (
+        (pictures, "LARGEST", 11), (pictures, "MOST_BYTES", 60), (nifti, "MOST_VOXELS", 100),
+        (readers, "LONGEST", 39), (signals, "LARGEST_HEADER", 20),
+    ):  # fmt: skip
+        with monkeypatch.context() as patch:
+            patch.setattr(module, name, least)
+            said = []
+            for step in ("info", "load"):
+                try:
+                    getattr(of_kind(home, kind), step)(tmp_path)
+                    said.append("")
+                except UserError as error:
+                    said.append(str(error))
+            assert said[0] == said[1], name

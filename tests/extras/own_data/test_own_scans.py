@@ -38,10 +38,10 @@ def test_a_folder_of_scans_trains_at_a_patient_s_epsilon_of_8(
     held, out = Path("scans/p000_scan.nii.gz"), Path("ball.npy")
     assert predict_file(Path("model"), held, out) == (6, 1, 16, 16)
     found = np.load(out)[:, 0] > 0
-    ball = nifti.read_labels(Path("scans/p000_ball.nii.gz")).data[:, ::-1].transpose(2, 1, 0)
+    ball = nifti.read_labels(Path("scans/p000_ball.nii.gz"))[:, ::-1].transpose(2, 1, 0)
     assert (found & (ball > 0)).sum() > 0.9 * (ball > 0).sum()
     assert found.mean() < 0.2
-    with pytest.raises(UserError, match=r"make_scans\.py: is none of \.png"):
+    with pytest.raises(UserError, match=r"make_scans\.py: holds no PNG, JPEG"):
         predict_file(Path("model"), Path("make_scans.py"), out)
     with pytest.raises(UserError, match=r"none\.nii: there is no such file"):
         predict_file(Path("model"), Path("none.nii"), out)

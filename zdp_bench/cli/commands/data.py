@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterable
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_data_root, add_format, data_root, print_sheet
@@ -20,22 +22,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "action",
         nargs="?",
-        choices=["show", "check", "fetch"],
+        choices=["show", "check", "fetch", "cache"],
         default="show",
-        help="what is there (the default), whether each file is what was published, "
-        "or download what is missing",
+        help="what is there (the default), whether each file is what was published and can be "
+        "read, download what is missing, or what the cache of prepared arrays takes",
     )
-    parser.add_argument("dataset", nargs="?", help="one data set only (needed for fetch)")
+    parser.add_argument(
+        "dataset", nargs="?", help="one data set only (needed for fetch), or your own folder or CSV"
+    )
     add_data_root(parser)
     add_format(parser)
     parser.add_argument("--mirror", help="fetch from this address instead of the card's")
+    parser.add_argument("--delete", action="store_true", help="with cache: delete what is there")
 
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
+    from zdp_bench.registry import lookup
     from zdp_bench.report.terminal import say_state, show_data_root
 
-    root = data_root(options)
+    if options.action == "cache":
+        return _show_cache(options.delete)
+    root, named = data_root(options), Path(options.dataset or "")
+    if options.action == "check" and options.dataset and named.exists():
+        return _say_each(lookup("dataset", "folder")(path=str(named)).check_files(root))
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
         print_sheet(show_data_root(root, chosen), options.format)
@@ -50,17 +60,37 @@ def run(options: argparse.Namespace) -> int:
         fetched = [path for card in chosen for path in files.fetch(root, card, options.mirror)]
         print("\n".join(f"fetched: {path}" for path in fetched) or "nothing is missing")
         return 0
-    wrong = 0
+    code = 0
     for card in chosen:
         if not (card.files or card.holds):
             print(f"{card.name}: {say_state(root, card)}; it needs no files here")
-        for path, problem in files.check_files(root, card):
-            if problem:
-                wrong += 1
-                print(f"zdp-bench: {problem}", file=sys.stderr)
-            else:
-                print(f"ok: {path}")
-    return 2 if wrong else 0
+        code = max(code, _say_each(files.check_files(root, card)))
+    return code
+
+
+def _say_each(checked: Iterable[tuple[Path, str]]) -> int:
+    """Print what is wrong with each file; return 2 if anything is."""
+    code = 0
+    for path, problem in checked:
+        if problem:
+            code = 2
+            print(f"zdp-bench: {problem}", file=sys.stderr)
+        else:
+            print(f"ok: {path}")
+    return code
+
+
+def _show_cache(delete: bool) -> int:
+    """Print what the cache of prepared arrays takes, or delete it."""
+    from zdp_bench.caches import cache_root
+    from zdp_bench.data.cache import count_bytes, delete_arrays
+
+    root = cache_root()
+    for kind, (count, size) in count_bytes(root).items():
+        print(f"{kind}: {count:,} arrays, {size / 1e9:.3f} GB")
+    done = delete_arrays(root) if delete else sum(size for _, size in count_bytes(root).values())
+    print(f"{root}: {done / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
+    return 0
 
 
 def _sources(cards: list[Card]) -> list[Card]:

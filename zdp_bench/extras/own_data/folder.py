@@ -7,7 +7,9 @@ them.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -26,6 +28,7 @@ from zdp_bench.data.files import (
     note_skipped,
     read_each,
     sha256,
+    try_each,
 )
 from zdp_bench.data.kspace import SSIM_WINDOW
 from zdp_bench.errors import UserError, require
@@ -37,16 +40,10 @@ from zdp_bench.extras.own_data.listing import (
     list_examples,
     split_items,
 )
-from zdp_bench.extras.own_data.readers import (
-    SUFFIXES,
-    Fit,
-    Form,
-    Kind,
-    common_kind,
-    kind_of,
-    suffix_of,
-)
+from zdp_bench.extras.own_data.readers import Facts, Fit, Form, Kind, check, inspect, kind_of
 from zdp_bench.registry import register
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -71,6 +68,7 @@ class Pairs:
         return inputs, torch.cat([references, self.images.inputs[indices]], dim=-3) / 255
 
 
+DARK = 255 // 10
 OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 
@@ -81,12 +79,15 @@ class Folder(Dataset):
 
     Pixels stay bytes on the disk until they are drawn (`cache.py`).
 
+    columns, values: what a CSV's columns and cells mean (`listing.py`).
     mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
     scale: a recording's samples are multiplied by it.
     """
 
     path: str | None = None
     patient: str | None = None
+    columns: dict[str, str] | None = None
+    values: dict[str, dict[str, str]] | None = None
     size: int = 64
     fit: Fit = "resize"
     channels: int = 1
@@ -167,6 +168,8 @@ class Folder(Dataset):
         files = self._digest(found)
         paths = [item.path for item in found.items]
         whole = self._load_inputs("folder", found, paths, files)
+        if found.kind.is_image and int(whole.max()) <= DARK:
+            log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
         targets = self._load_targets(found, files)
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
@@ -207,14 +210,14 @@ class Folder(Dataset):
         """Count by names and headers; files are read only where damaged ones are skipped."""
         found = self.find()
         owners, labels = found.training("patient"), found.training("label")
-        recorded = found.kind.is_image or self.spectrum is None
+        kind, drawn = found.kind, np.zeros(0, found.kind.dtype(self.form))
         return DatasetInfo(
             train=found.count("train"),
             test=found.count("test"),
             validation=found.count("validation"),
             input_shape=found.kind.shape(self.form),
             outputs=len(found.classes) or 1,
-            dtype=torch.float32 if recorded else torch.complex64,
+            dtype=torch.float32 if kind.is_image else torch.from_numpy(drawn).dtype,
             target_shape=self._targets[found.target][0],
             target_dtype=self._targets[found.target][1],
             examples_per_patient=max(owners.values()),
@@ -223,32 +226,49 @@ class Folder(Dataset):
             classes={name: labels[name] for name in found.classes},
         )
 
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every file that is listed, with its mask or reference."""
+        if self.path is None:
+            return iter(())
+        items = find_items(Path(self.path), self.patient, self.columns, self.values)
+        paths = [path for item in items for path in (item.path, item.partner) if path]
+        return try_each(paths, check)
+
     def find(self) -> Listing:
         """List the files, without the damaged ones if they are skipped, and split them."""
         if self.path is None:
             raise UserError("dataset.path=null: name your data, such as dataset.path=./scans.")
         path = Path(self.path).expanduser()
-        items = find_items(path, SUFFIXES, self.patient)
-        kind = common_kind(item.path for item in items)
+        items = find_items(path, self.patient, self.columns, self.values)
+        kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
         if items[0].mask and kind.mask is None:
             raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
         if items[0].reference:
             self._require_images(kind, items[0].reference)
         listed = len(items)
-        checked = read_each(items, partial(self._check, kind), self.bad_records)
-        items = [item for item, _ in checked]
+        checked = list(read_each(items, partial(self._check, kind), self.bad_records))
+        items, facts = [item for item, _ in checked], [each for _, each in checked]
         require(bool(items), "dataset.path", path, "holds no file that can be read")
         parts = split_items(items, self.test_share, self.split_seed)
-        counts = [kind.count(item.path, self.form) for item in items]
+        counts = [each.examples for each in facts]
         used = choose_examples(items, parts, counts, self.max_per_patient)
         listing = list_examples(path, kind, items, parts, used)
-        return replace(listing, skipped=listed - len(items))
+        files = {item.name: each.files for item, each in checked if each.files}
+        return replace(listing, skipped=listed - len(items), files=files)
+
+    def _find_kind(self, items: list[Item]) -> Kind:
+        """Return the kind of the first file; if files are skipped, of the first of any kind."""
+        for item in items if self.bad_records == "skip" else ():
+            with suppress(UserError):
+                return kind_of(item.path)
+        return kind_of(items[0].path)
 
     def prepare(self, path: Path) -> Tensor:
         """Return a file as the model gets it [n, *shape], for predictions."""
         kind = kind_of(path)
         self._require_options(kind, path)
+        kind.inspect(path, self.form)
         inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only
         if not kind.is_image:
             return inputs * (self.scale or 1)
@@ -280,38 +300,34 @@ class Folder(Dataset):
         require(self.size >= SSIM_WINDOW, "dataset.size", self.size, rule)
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
 
-    def _check(self, kind: Kind, item: Item) -> None:
+    def _check(self, kind: Kind, item: Item) -> Facts:
         """Hold a file's header to its partner's; where damaged files are skipped, read both."""
-        kind.count(item.path, self.form)
-        if item.mask and kind.mask and suffix_of(item.mask) not in kind.mask.suffixes:
-            known = " or ".join(kind.mask.suffixes)
-            raise UserError(f"{item.mask}: a mask of a {kind.name} is a {known} file.")
-        if item.reference and kind_of(item.reference) is not kind:
-            raise UserError(f"{item.reference}: is no {kind.name}, as its image is.")
+        facts = inspect(item.path, kind, self.form)
         partner, reader = item.partner, kind.mask if item.mask else kind
         if partner and reader:
-            image = kind.extent(item.path, self.form)
-            if (other := reader.extent(partner, self.form)) != image:
+            other = inspect(partner, reader, self.form).extent
+            if other != facts.extent:
                 raise UserError(
                     f"{partner}: has {'×'.join(map(str, other))} pixels, and its image "
-                    f"{'×'.join(map(str, image))}."
+                    f"{'×'.join(map(str, facts.extent))}."
                 )
         if self.bad_records == "skip":
             kind.read(item.path, self.form)
             if partner and reader:
                 reader.read(partner, self.form)
+        return facts
 
     def _digest(self, found: Listing) -> str:
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
         for item in found.items:
             with advise_skipping():
-                paths = kind.files(item.path, self.form)
+                paths = [*found.files.get(item.name, [item.path])]
                 paths += [item.partner] if item.partner else []
                 each = [sha256(path) for path in paths]
             sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
         text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
-        if kind.keys:  # what plain pictures do not have is left out, so that theirs stays
+        if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
             options = [getattr(self, key) for key in kind.keys]
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
         return digest(text)
@@ -331,15 +347,14 @@ class Folder(Dataset):
         Args:
             name: of the cache, in which `files`, their digest, is the key.
         """
-        kind, sampled = found.kind, np.float32 if self.spectrum is None else np.complex64
-        dtype: type = np.uint8 if kind.is_image else sampled
+        kind, dtype = found.kind, found.kind.dtype(self.form)
         shape = (sum(map(len, found.used)), *kind.shape(self.form))
 
         def blocks() -> Iterator[np.ndarray]:
             for path, use in zip(paths, found.used, strict=True):
                 with advise_skipping():
                     block = kind.read(path, self.form)[use]
-                yield block if kind.is_image else block * np.float32(self.scale or 1)
+                yield block * np.float32(self.scale) if self.scale else block
 
         return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))
 

@@ -5,16 +5,19 @@ PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
 PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
 PATH/images/..., PATH/references/...  the same, with what each image should be
 PATH/train|test|validation/...  split by the person, with either of the above below
-PATH.csv                        columns path, one of TARGETS and, where known, patient and split
+PATH.csv                        columns path, one of TARGETS and, where known, patient and split;
+                                or whatever its columns are, with `columns` and `values`
 """
 
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections import Counter
-from collections.abc import Collection, Iterator
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from difflib import get_close_matches
 from pathlib import Path
 
 import numpy as np
@@ -23,8 +26,8 @@ from torch import Tensor
 
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owners import hold_out_owners
-from zdp_bench.errors import UserError, require, suggestion
-from zdp_bench.extras.own_data.readers import Kind
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.extras.own_data.readers import HEADER, Kind
 from zdp_bench.foreign_files import expect, reading
 
 PARTS = ("train", "test", "validation")
@@ -33,7 +36,12 @@ COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
 PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> what it holds
 LARGEST_CSV = 2**28  # bytes
-HEADER = ".hea"  # of WFDB: what else has its name belongs to it
+FIELD = re.compile(r"\{([^{}]*)\}")  # a column in a template
+
+log = logging.getLogger(__name__)
+Columns = Mapping[str, str]  # of COLUMNS -> the CSV's name of it, or a template of several
+# of COLUMNS -> {what a cell becomes: a regular expression that the whole cell matches}
+Values = Mapping[str, Mapping[str, str]]
 
 
 @dataclass(frozen=True)
@@ -67,25 +75,26 @@ class Item:
         return "mask" if self.mask else "reference" if self.reference else "label"
 
 
-def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> list[Item]:
+def find_items(
+    path: Path, patient: str | None, columns: Columns | None = None, values: Values | None = None
+) -> list[Item]:
     """List every file, sorted by name.
 
     Args:
-        suffixes: of the files that are expected.
-        patient: a regular expression whose first group, in the file's name, is the patient.
+        patient: a regular expression whose first group is the patient, in the file's name or else
+            in its path below the folder.
+        columns, values: what a CSV's columns and cells mean.
     """
     try:
         require(path.exists(), "dataset.path", path, "there is no such folder or CSV")
-        found = list(_by_csv(path) if path.suffix == ".csv" else _by_folder(path))
+        by_csv = path.is_file()
+        for key, given in (("columns", columns), ("values", values)):
+            require(by_csv or not given, f"dataset.{key}", given, "is for a CSV, and this is none")
+        found = list(_by_csv(path, columns or {}, values or {}) if by_csv else _by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
     require(bool(found), "dataset.path", path, "holds no file in a class folder")
-    for item in found:
-        if not item.path.name.lower().endswith(tuple(suffixes)):
-            raise UserError(
-                f"{item.path}: is none of {', '.join(suffixes)}; move it out of the data."
-            )
     if patient is not None:
         found = [_with_patient(item, patient) for item in found]
     _require_consistent(path, found)
@@ -93,7 +102,6 @@ def find_items(path: Path, suffixes: Collection[str], patient: str | None) -> li
 
 
 def _by_folder(path: Path) -> Iterator[Item]:
-    require(path.is_dir(), "dataset.path", path, "is neither a folder nor a CSV")
     split = all((path / part).is_dir() for part in PARTS[:2])
     for part in PARTS if split else ("",):
         home = path / part
@@ -145,7 +153,6 @@ def _bare(path: Path, folder: Path) -> str:
 
 def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[Item]:
     for file in _files_below(folder):
-        require_inside(file, path)
         inner = file.relative_to(folder).parts
         name = file.relative_to(path).as_posix()
         yield Item(file, name, label, inner[0] if len(inner) > 1 else name, part)
@@ -163,65 +170,116 @@ def _files_below(folder: Path) -> Iterator[Path]:
             yield path
 
 
-def _by_csv(path: Path) -> Iterator[Item]:
+def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
+    """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
     with reading(path, LARGEST_CSV), path.open(encoding="utf-8-sig", newline="") as file:
-        table = csv.DictReader(file)
-        columns = [name.strip() for name in table.fieldnames or []]
-        table.fieldnames = columns
+        head = file.readline()
+        file.seek(0)
+        table = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
+        table.fieldnames = [name.strip() for name in table.fieldnames or []]
+        cells = _find_cells(list(table.fieldnames), columns)
         lines = list(table)
-        _require_columns(columns)
+    for key in values:
+        if key not in COLUMNS:
+            raise unknown("dataset.values", key, COLUMNS)
+    found: dict[Item, None] = {}
+    left_out = 0
     for number, line in enumerate(lines, start=2):
-        yield _item_of(path, f"{path}, line {number}", line, columns)
+        of = {key: _fill(template, line) for key, template in cells.items()}
+        if translated := _translate(of, values):
+            found[_item_of(path, f"{path}, line {number}", translated)] = None
+        else:
+            left_out += 1
+    if left_out:
+        log.warning("%s: %s lines match none of dataset.values, and are left out", path, left_out)
+    yield from found
 
 
-def _require_columns(columns: list[str]) -> None:
-    """Refuse columns that lack a needed one, or have one that may be a slip of another's name."""
-    fits = "path" in columns and len({*TARGETS} & {*columns}) == 1
-    rule = "path and label are needed, or path and mask, or path and reference; patient and split"
-    expect(fits, f"has the columns {', '.join(columns)[:200]}; {rule} where they are known")
-    lacking = {*COLUMNS} - {*columns} - {*TARGETS}
-    for name in {*columns} - {*COLUMNS}:
-        near = suggestion(name.lower(), lacking)
-        expect(not near, f"has a column '{name}', which is not known.{near} Rename it")
+def _find_cells(names: list[str], columns: Columns) -> dict[str, str]:
+    """Return the template of each of COLUMNS that a CSV has, such as {path: '{Path}'}.
+
+    Refuse a CSV that lacks a needed one, or has one that may be a slip of another's name.
+    """
+    exact = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
+    for key in columns:
+        if key not in COLUMNS:
+            raise unknown("dataset.columns", key, COLUMNS)
+    mapped = [target for target in TARGETS if target in columns]
+    cells = {}
+    for key in COLUMNS:
+        if key not in columns and (key not in exact or (mapped and key in TARGETS)):
+            continue
+        cell = columns.get(key, key)
+        cell = cell if FIELD.search(cell) else f"{{{cell}}}"
+        for name in FIELD.findall(cell):
+            rule = f"has no column '{name}', but {', '.join(names)[:200]}"
+            expect(name in exact or name.lower() in exact, rule)
+        cells[key] = FIELD.sub(lambda m: f"{{{exact.get(m[1], exact.get(m[1].lower()))}}}", cell)
+    rule = (
+        f"has the columns {', '.join(names)[:200]}; path and label are needed, or path and mask, "
+        "or path and reference; patient and split where they are known. dataset.columns says "
+        "which is which, such as {path: File, label: Finding, patient: ID}"
+    )
+    expect("path" in cells and len({*TARGETS} & {*cells}) == 1, rule)
+    used = {name for cell in cells.values() for name in FIELD.findall(cell)}
+    for name in {*names} - used:
+        near = get_close_matches(name.lower(), {"patient", "split"} - {*cells}, 1, 0.75)
+        rule = f"has a column '{name}', which is not known. Is it {' '.join(near)}? Rename it, or "
+        expect(not near, f"{rule}say dataset.columns={{{' '.join(near)}: {name}}}")
+    return cells
 
 
-def _item_of(path: Path, where: str, line: dict[str, str], columns: Collection[str]) -> Item:
-    of = {key: (line.get(key) or "").strip() for key in COLUMNS}
-    (target,) = {*TARGETS} & {*columns}
+def _fill(template: str, line: Mapping[str, str | None]) -> str:
+    return FIELD.sub(lambda match: (line[match[1]] or "").strip(), template)
+
+
+def _translate(of: dict[str, str], values: Values) -> dict[str, str] | None:
+    """Return a line's cells as `values` call them; None if one matches nothing there."""
+    for key, names in values.items():
+        try:
+            matches = (n for n, rule in names.items() if re.fullmatch(rule, of[key], re.DOTALL))
+            found = next(matches, None)
+        except (KeyError, re.error) as error:
+            raise UserError(f"dataset.values.{key}: does not fit the CSV ({error}).") from None
+        if found is None:
+            return None
+        of = {**of, key: found}
+    return of
+
+
+def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
+    (target,) = {*TARGETS} & {*of}
     if not of["path"] or not of[target]:
         raise UserError(f"{where}: columns path and {target} must both be there and filled.")
-    if ("split" in columns and of["split"] not in PARTS) or (
-        "patient" in columns and not of["patient"]
-    ):
+    if of.get("split", PARTS[0]) not in PARTS or not of.get("patient", "-"):
         raise UserError(
             f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must "
             "be filled; leave the column out if it is not known."
         )
-    patient = of["patient"] or of["path"]
-    file = _named(path, where, of["path"])
-    item = Item(file, of["path"], of["label"], patient, of["split"])
+    file, name = _named(path, where, of["path"]), of["path"]
+    item = Item(file, name, of.get("label", ""), of.get("patient", name), of.get("split", ""))
     return (
         item if target == "label" else _with_partner(item, target, _named(path, where, of[target]))
     )
 
 
 def _named(path: Path, where: str, name: str) -> Path:
-    """Return the file that a CSV's line names, which must be below the CSV's folder."""
+    """Return the file that a CSV's line names, below the CSV's folder.
+
+    Its path may begin with that folder's own name, as CheXpert's do.
+    """
+    first, _, rest = name.partition("/")
     file = path.parent / name
-    try:
-        require_inside(file, path.parent)
-    except ValueError:
-        raise UserError(f"{where}: {name!r} is no file's name.") from None
-    except UserError as error:
-        raise UserError(f"{where}: {error}") from None
+    if not file.is_file() and first == path.parent.resolve().name:
+        file = path.parent / rest
     if not file.is_file():
-        raise UserError(f"{where}: there is no file {file}.")
+        raise UserError(f"{where}: there is no file {path.parent / name}.")
     return file
 
 
 def _with_patient(item: Item, pattern: str) -> Item:
     try:
-        match = re.search(pattern, item.path.name)
+        match = re.search(pattern, item.path.name) or re.search(pattern, item.name)
     except re.error as error:
         raise UserError(f"dataset.patient={pattern}: is no regular expression: {error}.") from None
     if not match or not match.groups() or not match[1]:
@@ -233,11 +291,14 @@ def _with_patient(item: Item, pattern: str) -> Item:
 
 
 def _require_consistent(path: Path, found: list[Item]) -> None:
-    """Refuse a patient in two parts, and the same file twice, also by two names."""
+    """Refuse a patient in two parts, a link out of the data, and a file twice, by any names."""
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
+    home = (path.parent if path.is_file() else path).resolve()
     for item in found:
-        real = item.path.resolve()
+        real = require_inside(item.path, home)
+        if item.partner:
+            require_inside(item.partner, home)
         if real in names:
             also = "" if names[real] == item.name else f", also as {names[real]}"
             raise UserError(f"{path}: names {item.name} twice{also}.")
@@ -257,6 +318,7 @@ class Listing:
         used: which examples of each file are used [k].
         classes: none if the files have masks or references.
         skipped: how many files were left out, because they cannot be read.
+        files: name -> all files that an item's content is in, where they are several.
     """
 
     kind: Kind
@@ -265,6 +327,7 @@ class Listing:
     used: list[np.ndarray]
     classes: list[str]
     skipped: int = 0
+    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
 
     def count(self, part: str) -> int:
         """How many examples a part has."""

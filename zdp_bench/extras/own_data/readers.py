@@ -1,39 +1,26 @@
-"""The kinds of files that `dataset=folder` reads, what each becomes, and what reads it.
+"""The kinds of files that `dataset=folder` reads, told by their content, and what each becomes.
 
-Pictures are PNG and JPEG, images DICOM of one grey frame by pydicom, volumes NIfTI, clips WAV, and
-recordings WFDB. Whatever is wrong with a file is one `UserError` that names it.
+The readers are those of all data sets (`zdp_bench/data`). What `Kind.inspect` finds in a header,
+`Kind.read` reads: both open a file by the same function, where its limits stand.
 """
 
 from __future__ import annotations
 
-import warnings
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
-from typing import Any, Literal
 
 import numpy as np
 import torch
-from PIL import Image, ImageOps
-from torch import Tensor
 
-from zdp_bench.data import nifti
-from zdp_bench.data.files import require_inside
-from zdp_bench.data.nifti import crop_square, resample, resample_mask, to_bytes
-from zdp_bench.data.signals import read_header, read_leads, read_wav
+from zdp_bench.data import nifti, pictures, signals
+from zdp_bench.data.pictures import Fit
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 
-Fit = Literal["resize", "crop"]
-LARGEST = 16384  # pixels along a side
-MOST_BYTES = 2**28  # of a file of one image
 LONGEST = 2**28  # samples; a header that announces more is damaged
-TURNED = (5, 6, 7, 8)  # orientations of a camera that swap rows and columns
-ORIENTATION = 274  # EXIF's number of that tag
-DEFLATED = "1.2.840.10008.1.2.1.99"  # DICOM's one syntax that is unpacked before it is read
-# WFDB's formats that are read: bits of a sample on the disk.
-BITS = {"80": 8, "212": 12, "16": 16, "61": 16, "24": 24, "32": 32}
+HEADER = ".hea"  # of WFDB, whose text has no mark of its own
 
 
 @dataclass(frozen=True)
@@ -43,8 +30,8 @@ class Form:
     Attributes:
         size, fit: pixels along a side, and how an image becomes a square.
         channels: of an image, a volume or a recording.
-        window: (low, high) in the file's units, shown as black and white; None: each plane's own
-            1st and 99th percentile.
+        window: (low, high) in the file's units, shown as black and white; None: as a picture says,
+            and of a scan each plane's own 1st and 99th percentile.
         depth: planes of a volume that are one example together; None: each plane is an example.
         length: samples of a recording, which is cut or padded with zeros.
         rate: samples a second that every recording must have; 0 where there are none.
@@ -83,231 +70,147 @@ class Form:
         return self.channels, frames, self.spectrum // 2 + 1
 
 
-# ------------------------------------------------------------------------------------ pictures
+@dataclass(frozen=True)
+class Facts:
+    """What a file's header tells.
+
+    Attributes:
+        extent: rows and columns (and planes) of an image or its mask.
+        examples: how many the file makes.
+        files: everything that its content is in; none: the file alone.
+    """
+
+    extent: tuple[int, ...] = ()
+    examples: int = 1
+    files: tuple[Path, ...] = ()
+
+
+# --------------------------------------------------------------------------- pictures and DICOM
+
+
+def inspect_picture(path: Path, form: Form) -> Facts:
+    return Facts(pictures.inspect_picture(path, form.window))
 
 
 def read_picture(path: Path, form: Form) -> np.ndarray:
-    """Return a picture as bytes [1, channels, size, size]: grey, or red, green and blue."""
-    with _open_picture(path, "PNG", "JPEG") as stored:
-        image = ImageOps.exif_transpose(_in_8_bits(stored))
-        image = image.convert("L" if form.channels == 1 else "RGB")
-        pixels = np.asarray(_fit(image, form, Image.Resampling.BILINEAR))
-    return (pixels[None] if form.channels == 1 else pixels.transpose(2, 0, 1))[None]
+    return pictures.read_picture(path, form.size, form.channels, form.fit, form.window)[None]
 
 
-def read_picture_mask(path: Path, form: Form) -> np.ndarray:
-    """Return a PNG's mask as bytes [1, size, size]: 1 where it is not black.
-
-    JPEG loses the edges of a mask, so it is refused.
-    """
-    with _open_picture(path, "PNG") as stored:
-        marked = np.asarray(stored if stored.mode in ("P", "1") else _in_8_bits(stored, cut=False))
-        expect(marked.ndim == 2, "is a picture in colour; a mask is a grey PNG, 0 outside")
-        mask = Image.fromarray((marked > 0).astype(np.uint8))
-        return np.asarray(_fit(mask, form, Image.Resampling.NEAREST))[None]
+def inspect_png_mask(path: Path, form: Form) -> Facts:
+    return Facts(pictures.inspect_mask(path))
 
 
-def extent_of_picture(path: Path, form: Form) -> tuple[int, ...]:
-    """Return (rows, columns) by a picture's header."""
-    with _open_picture(path, "PNG", "JPEG") as image:
-        columns, rows = image.size
-        return (columns, rows) if image.getexif().get(ORIENTATION) in TURNED else (rows, columns)
+def read_png_mask(path: Path, form: Form) -> np.ndarray:
+    return pictures.read_mask(path, form.size, form.fit)[None]
 
 
-def _in_8_bits(image: Image.Image, cut: bool = True) -> Image.Image:
-    """Return a picture of 16 bits in 8 of them, which PIL would cut off at 255."""
-    if not image.mode.startswith("I"):
-        return image
-    deep = np.asarray(image)
-    return Image.fromarray((deep >> 8 if cut else deep > 0).astype(np.uint8))
-
-
-def _fit(image: Image.Image, form: Form, how: Image.Resampling) -> Image.Image:
-    square = (form.size, form.size)
-    if form.fit == "crop":
-        return ImageOps.fit(image, square, how)
-    return image if image.size == square else image.resize(square, how)
-
-
-@contextmanager
-def _open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
-    with reading(path), Image.open(path, formats=list(formats)) as stored:
-        wide, tall = stored.size
-        expect(max(wide, tall) <= LARGEST, f"has {wide}×{tall} pixels, too many")
-        yield stored
-
-
-# --------------------------------------------------------------------------------------- DICOM
+def inspect_dicom(path: Path, form: Form) -> Facts:
+    return Facts(pictures.inspect_dicom(path))
 
 
 def read_dicom(path: Path, form: Form) -> np.ndarray:
-    """Return bytes [1, 1, size, size]: pixels in the file's units, between the window's ends."""
-    from pydicom.pixels import apply_modality_lut
-
-    with _open_dicom(path) as image:
-        pixels = np.asarray(apply_modality_lut(image.pixel_array, image), dtype=np.float32)
-        rows, columns = image.Rows, image.Columns
-        whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
-        expect(whole, f"has pixels that are no {rows}×{columns} numbers")
-        inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
-    planes = to_bytes(torch.from_numpy(pixels)[None], form.window)
-    planes = crop_square(planes) if form.fit == "crop" else planes
-    made = resample(planes, (form.size, form.size)).round().clamp(0, 255)
-    return (255 - made if inverted else made).to(torch.uint8)[None].numpy()
-
-
-def extent_of_dicom(path: Path, form: Form) -> tuple[int, ...]:
-    """Return (rows, columns) by the header."""
-    with _open_dicom(path, stop_before_pixels=True) as image:
-        return int(image.Rows), int(image.Columns)
-
-
-@contextmanager
-def _open_dicom(path: Path, **options: Any) -> Iterator[Any]:
-    """Open the data set of a file, and refuse what is no single grey image."""
-    import pydicom
-
-    with reading(path, MOST_BYTES), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # of values that bend the standard
-        syntax = pydicom.filereader.read_file_meta_info(path).get("TransferSyntaxUID")
-        expect(syntax != DEFLATED, "is a deflated DICOM file; store it uncompressed")
-        image = pydicom.dcmread(path, **options)
-        rows, columns = int(image.Rows), int(image.Columns)
-        fits = 0 < rows <= LARGEST and 0 < columns <= LARGEST
-        expect(fits, f"announces {rows:,}×{columns:,} pixels")
-        frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
-        one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
-        expect(one, f"has {frames} frames of {colours}; one grey image a file was expected")
-        yield image
+    return pictures.read_dicom(path, form.size, form.fit, form.window)[None]
 
 
 # --------------------------------------------------------------------------------------- NIfTI
 # Planes are axial, on RAS+ axes: rows run from anterior to posterior, columns from left to right.
 
 
-def count_planes(path: Path, form: Form) -> int:
-    """Return how many examples a volume makes, by its header: its planes, or 1 if it is whole."""
+def inspect_volume(path: Path, form: Form, is_complex: bool = False) -> Facts:
     header = nifti.read_header(path)
-    return header.shape[2] if form.depth is None else 1
-
-
-def extent_of_volume(path: Path, form: Form) -> tuple[int, ...]:
-    """Return the voxels along each axis, by the header."""
-    return nifti.read_header(path).shape[:3]
+    found = (*header.shape, 1)[3]
+    with reading(path):
+        rule = "has complex voxels, and others of the data real ones"
+        expect(header.is_complex == is_complex, rule)
+        rule = f"has {found} channels where dataset.channels={form.channels}"
+        expect(found == form.channels, rule)
+    return Facts(header.shape[:3], header.shape[2] if form.depth is None else 1)
 
 
 def read_volume(path: Path, form: Form) -> np.ndarray:
     """Return bytes [planes, channels, size, size], or [1, depth, channels, size, size]."""
-    data = nifti.read(path).data
-    data = data[..., None] if data.ndim == 3 else data
-    with reading(path):
-        rule = f"has {data.shape[3]} channels where dataset.channels={form.channels}"
-        expect(data.shape[3] == form.channels, rule)
-    planes = _choose(_turn(data), form)  # [planes, channels, Y, X]
-    image = to_bytes(planes.flatten(0, 1), form.window)
-    image = crop_square(image) if form.fit == "crop" else image
-    made = resample(image, (form.size, form.size)).round().clamp(0, 255).to(torch.uint8)
+    planes = _choose(nifti.read(path), form)
+    made = nifti.fit_planes(planes.flatten(0, 1), form.size, form.fit, form.window)
     return made.numpy().reshape(-1, *form.image)
+
+
+def read_complex_volume(path: Path, form: Form) -> np.ndarray:
+    """Return complex64 likewise, in units of each plane's own standard deviation."""
+    planes = _choose(nifti.read_complex(path), form)
+    made = nifti.fit_complex(planes.flatten(0, 1), form.size, form.fit)
+    return made.numpy().reshape(-1, *form.image)
+
+
+def inspect_volume_mask(path: Path, form: Form) -> Facts:
+    shape = nifti.read_header(path).shape
+    with reading(path):
+        rule = f"has shape {list(shape)}; a mask has three dimensions"
+        expect(shape[3:] in ((), (1,)), rule)
+    return Facts(shape[:3])
 
 
 def read_volume_mask(path: Path, form: Form) -> np.ndarray:
     """Return bytes [planes, size, size], or [1, depth, size, size]: 1 where a label is above 0."""
-    labels = nifti.read_labels(path).data
-    with reading(path):
-        rule = f"has shape {list(labels.shape)}; a mask has three dimensions"
-        expect(labels.shape[3:] in ((), (1,)), rule)
-    planes = _choose(_turn((labels > 0).reshape(*labels.shape[:3], 1)), form)[:, 0].float()
-    mask = crop_square(planes) if form.fit == "crop" else planes
-    return resample_mask(mask, (form.size, form.size)).byte().numpy().reshape(-1, *form.mask)
+    planes = _choose(nifti.read_labels(path) > 0, form)[:, 0].float()
+    planes = nifti.crop_square(planes) if form.fit == "crop" else planes
+    mask = nifti.resample_mask(planes, (form.size, form.size))
+    return mask.byte().numpy().reshape(-1, *form.mask)
 
 
-def _turn(data: np.ndarray) -> Tensor:
-    """Turn voxels [X, Y, Z, C] into planes [Z, C, Y, X]."""
-    return torch.from_numpy(np.ascontiguousarray(data[:, ::-1].transpose(2, 3, 1, 0)))
-
-
-def _choose(planes: Tensor, form: Form) -> Tensor:
-    """Keep all planes, or `depth` of them from the first to the last, the nearest to even steps."""
+def _choose(data: np.ndarray, form: Form) -> torch.Tensor:
+    """Turn voxels into planes [n, channels, Y, X]: all, or `depth` of them in even steps."""
+    planes = nifti.turn_planes(data[..., None] if data.ndim == 3 else data)
     if form.depth is None:
         return planes
     places = np.linspace(0, len(planes) - 1, form.depth).round().astype(int)
     return planes[torch.from_numpy(places)]
 
 
-# -------------------------------------------------------------------------------- WAV and WFDB
+# ----------------------------------------------------------------------------------- recordings
 
 
-def read_clip(path: Path, form: Form) -> np.ndarray:
-    """Return samples between -1 and 1: float32 [1, channels, length], or `to_spectrum`'s."""
-    samples = read_wav(path, form.rate, form.channels, LONGEST)
-    return _shape(samples.T[:, : form.length] / np.float32(2**15), form)
+def inspect_sound(path: Path, form: Form) -> Facts:
+    with signals.open_sound(path, form.rate, form.channels, LONGEST):
+        return Facts()
+
+
+def read_sound(path: Path, form: Form) -> np.ndarray:
+    """Return samples in ±1: float32 [1, channels, length], or `to_spectrum`'s."""
+    return _shape(signals.read_sound(path, form.rate, form.channels, LONGEST).T, form)
+
+
+def inspect_record(path: Path, form: Form) -> Facts:
+    record, _ = _open_record(path, form)
+    return Facts(files=tuple(record.files))
 
 
 def read_record(path: Path, form: Form) -> np.ndarray:
-    """Return samples in the header's units: float32 [1, channels, length], or `to_spectrum`'s.
+    """Return samples in the header's units: float32 [1, channels, length], or `to_spectrum`'s."""
+    record, chosen = _open_record(path, form)
+    end = min(form.length, record.length)
+    return _shape(signals.read_leads(record, chosen, end).astype(np.float32).T, form)
 
-    Args:
-        path: the header, .hea.
-    """
-    header = _open_record(path, form)
-    names = list(header.sig_name)
+
+def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
+    """Open a record, and find the leads that are asked for."""
+    record = signals.open_record(path, form.rate, LONGEST)
+    names = record.leads
     with reading(path):
         for lead in form.leads or ():
             rule = f"has the leads {', '.join(names)}, and '{lead}' was expected"
             expect(names.count(lead) == 1, rule)
         rule = f"has {len(names)} leads where dataset.channels={form.channels} were expected"
         expect(len(names) >= form.channels, rule)
-    chosen = [names.index(lead) for lead in form.leads] if form.leads else [*range(form.channels)]
-    end = min(form.length, header.sig_len)
-    return _shape(read_leads(path, header, chosen, end).astype(np.float32).T, form)
-
-
-def count_record(path: Path, form: Form) -> int:
-    """Return 1, the examples of a record, if its header can be read."""
-    _open_record(path, form)
-    return 1
-
-
-def files_of_record(path: Path, form: Form) -> list[Path]:
-    """Return a record's header and the files that it names."""
-    named = dict.fromkeys(_open_record(path, form).file_name)
-    return [path, *(path.parent / name for name in named)]
-
-
-def _open_record(path: Path, form: Form) -> Any:
-    """Read a header and hold its signal files to it; no file outside its folder is touched."""
-    header = read_header(path)
-    bits: dict[str, int] = {}  # of one moment's samples in each file
-    starts: dict[str, int] = {}
-    with reading(path):
-        rate, length = float(header.fs), int(header.sig_len or 0)
-        one_rate = {*header.samps_per_frame} == {1}
-        usual = len(header.file_name) == header.n_sig and all(header.sig_name) and one_rate
-        expect(usual, "has unnamed leads or leads of several rates")
-        expect(rate == form.rate, f"has a rate of {rate:g} Hz where {form.rate} Hz was expected")
-        expect(0 < length <= LONGEST, f"announces {length:,} samples")
-        signals = zip(header.file_name, header.fmt, header.byte_offset, strict=True)
-        for name, stored, offset in signals:
-            beside = Path(name).name == name and ":" not in name
-            expect(beside, f"names the file {name}, which is not beside it")
-            expect(stored in BITS, f"is stored in format {stored}; {', '.join(BITS)} can be read")
-            bits[name] = bits.get(name, 0) + BITS[stored]
-            starts.setdefault(name, offset or 0)
-    for name, each in bits.items():
-        file = path.parent / name
-        require_inside(file, path.parent)
-        announced = starts[name] + each * length // 8
-        with reading(file):
-            size = file.stat().st_size
-            rule = f"has {size:,} bytes where its header announces {announced:,}; it is cut off"
-            expect(size >= announced, rule)
-    return header
+    if form.leads:
+        return record, [names.index(lead) for lead in form.leads]
+    return record, list(range(form.channels))
 
 
 def _shape(samples: np.ndarray, form: Form) -> np.ndarray:
-    """Pad samples [channels, up to length] with zeros at their end; or make their spectrogram."""
+    """Cut samples [channels, n], or pad them with zeros; perhaps make their spectrogram."""
     whole = np.zeros((form.channels, form.length), dtype=np.float32)
-    whole[:, : samples.shape[1]] = samples
+    kept = samples[:, : form.length]
+    whole[:, : kept.shape[1]] = kept
     return (whole if form.spectrum is None else to_spectrum(whole, form.spectrum))[None]
 
 
@@ -329,16 +232,8 @@ def to_spectrum(samples: np.ndarray, window: int) -> np.ndarray:
 
 # --------------------------------------------------------------------------------------- kinds
 
+Inspect = Callable[[Path, Form], Facts]
 Read = Callable[[Path, Form], np.ndarray]
-
-
-@dataclass(frozen=True)
-class Mask:
-    """How masks are read: bytes [examples, *Form.mask], 1 inside."""
-
-    suffixes: tuple[str, ...]
-    read: Read
-    extent: Callable[[Path, Form], tuple[int, ...]]
 
 
 @dataclass(frozen=True)
@@ -347,101 +242,133 @@ class Kind:
 
     Attributes:
         name: what a file is, and who owns its examples where no patient is known.
-        read: a file as [examples, *shape], bytes of an image or samples of a recording.
+        inspect: reads a header, and refuses whatever `read` would refuse by it.
+        read: a file as [examples, *shape], bytes of an image, or numbers.
+        marks: (place, bytes) that tell such a file.
         keys: the options of `dataset=folder` that are for some kinds only, and for this one.
-        count: how many examples a file makes, by its header.
         channels: how many an image may have; None: any number.
-        mask: the kind of a mask's file, with what reads it; None: it has no masks.
-        extent: rows and columns (and planes) of an image or its mask, by the header.
-        files: everything that a file's content is in.
+        mask: the kind of a mask's file; None: it has no masks.
+        is_image: whether its examples are bytes of pixels.
         version: counts up when the same file is read as other numbers.
     """
 
     name: str
-    suffixes: tuple[str, ...]
+    inspect: Inspect
     read: Read
+    marks: tuple[tuple[int, bytes], ...] = ()
     keys: tuple[str, ...] = ()
-    count: Callable[[Path, Form], int] = lambda path, form: 1
     channels: tuple[int, ...] | None = None
-    mask: Mask | None = None
-    extent: Callable[[Path, Form], tuple[int, ...]] = lambda path, form: ()
-    files: Callable[[Path, Form], list[Path]] = lambda path, form: [path]
+    mask: Kind | None = None
+    is_image: bool = True
     version: int = 1
 
     @property
-    def is_image(self) -> bool:
-        """True if its examples are bytes of pixels."""
-        return "length" not in self.keys
+    def is_recording(self) -> bool:
+        return "length" in self.keys
+
+    def dtype(self, form: Form) -> type:
+        """numpy's type of one example."""
+        if self.is_image:
+            return np.uint8
+        return np.float32 if self.is_recording and form.spectrum is None else np.complex64
 
     def shape(self, form: Form) -> tuple[int, ...]:
         """Shape of one example."""
-        return form.image if self.is_image else form.signal
+        return form.signal if self.is_recording else form.image
 
 
-PNG = Mask((".png",), read_picture_mask, extent_of_picture)
+PNG = ((0, b"\x89PNG\r\n\x1a\n"),)
+PNG_MASK = Kind("grey PNG", inspect_png_mask, read_png_mask, PNG)
+NIFTI = ((0, b"\x1f\x8b"), (344, b"n+1\0"), (4, b"n+2\0"))
+VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI)
 RECORDING = ("length", "rate", "scale", "spectrum")
-KINDS = (
-    Kind(
-        "picture",
-        (".png", ".jpg", ".jpeg"),
-        read_picture,
-        channels=(1, 3),
-        mask=PNG,
-        extent=extent_of_picture,
-    ),
-    Kind(
-        "image",
-        (".dcm",),
-        read_dicom,
-        keys=("window",),
-        channels=(1,),
-        mask=PNG,
-        extent=extent_of_dicom,
-    ),
-    Kind(
-        "volume",
-        nifti.SUFFIXES,
-        read_volume,
-        keys=("window", "depth"),
-        count=count_planes,
-        mask=Mask(nifti.SUFFIXES, read_volume_mask, extent_of_volume),
-        extent=extent_of_volume,
-        version=nifti.READING,
-    ),
-    Kind("clip", (".wav",), read_clip, keys=RECORDING),
-    Kind(
-        "recording",
-        (".hea",),
-        read_record,
-        keys=(*RECORDING, "leads"),
-        count=count_record,
-        files=files_of_record,
-    ),
+PICTURE = Kind(
+    "picture",
+    inspect_picture,
+    read_picture,
+    (*PNG, (0, b"\xff\xd8\xff")),
+    keys=("window",),
+    channels=(1, 3),
+    mask=PNG_MASK,
 )
-SUFFIXES = tuple(suffix for kind in KINDS for suffix in kind.suffixes)
+DICOM = Kind(
+    "image",
+    inspect_dicom,
+    read_dicom,
+    ((128, b"DICM"),),
+    keys=("window",),
+    channels=(1,),
+    mask=PNG_MASK,
+)
+VOLUME = Kind(
+    "volume",
+    inspect_volume,
+    read_volume,
+    NIFTI,
+    keys=("window", "depth"),
+    mask=VOLUME_MASK,
+    version=nifti.READING,
+)
+COMPLEX_VOLUME = replace(
+    VOLUME,
+    name="complex volume",
+    inspect=partial(inspect_volume, is_complex=True),
+    read=read_complex_volume,
+    keys=("depth",),
+    is_image=False,
+)
+SOUND = Kind(
+    "clip",
+    inspect_sound,
+    read_sound,
+    ((0, b"RIFF"), (0, b"fLaC"), (0, b"OggS")),
+    keys=RECORDING,
+    is_image=False,
+)
+RECORD = Kind("recording", inspect_record, read_record, keys=(*RECORDING, "leads"), is_image=False)
+KINDS = (PICTURE, DICOM, VOLUME, SOUND, RECORD)
+NAMES = "PNG, JPEG, DICOM, NIfTI, WAV, FLAC, OGG or WFDB header"
 
 
-def suffix_of(path: Path) -> str:
-    """'.nii.gz' of scan.nii.gz, '.png' of film.PNG."""
-    return ".nii.gz" if path.name.lower().endswith(".nii.gz") else path.suffix.lower()
+def fits(path: Path, kind: Kind) -> bool:
+    """True if a file begins as one of this kind does."""
+    if kind is RECORD or path.suffix == HEADER:
+        return kind is RECORD and path.suffix == HEADER
+    with reading(path), path.open("rb") as file:
+        head = file.read(352)
+    return any(head[at:].startswith(mark) for at, mark in kind.marks)
 
 
 def kind_of(path: Path) -> Kind:
-    """Return the kind of a file by its name."""
-    for kind in KINDS:
-        if suffix_of(path) in kind.suffixes:
-            return kind
-    raise UserError(f"{path}: is none of {', '.join(SUFFIXES)}; no other file can be read.")
+    """Return the kind of a file by its content."""
+    kind = next((kind for kind in KINDS if fits(path, kind)), None)
+    if kind is None:
+        raise UserError(f"{path}: holds no {NAMES}; if it is not damaged, move it out of the data.")
+    return COMPLEX_VOLUME if kind is VOLUME and nifti.read_header(path).is_complex else kind
 
 
-def common_kind(paths: Iterable[Path]) -> Kind:
-    """Return the one kind of all files."""
-    first, *others = paths
-    kind = kind_of(first)
-    for path in others:
-        if (other := kind_of(path)) is not kind:
-            raise UserError(
-                f"{path}: is a {other.name}, and {first.name} a {kind.name}; a data set holds one "
-                "kind of files."
-            )
-    return kind
+def check(path: Path) -> None:
+    """Read a whole file, whatever its size, rate, channels and depth are."""
+    kind = kind_of(path)
+    if kind is SOUND:
+        signals.read_sound(path, 0, 0, LONGEST)
+    elif kind is RECORD:
+        record = signals.open_record(path, 0, LONGEST)
+        signals.read_leads(record, list(range(len(record.leads))))
+    elif kind in (VOLUME, COMPLEX_VOLUME):
+        (nifti.read if kind is VOLUME else nifti.read_complex)(path)
+    else:
+        kind.read(path, Form(size=8, window=(0, 2**16)))
+
+
+def inspect(path: Path, kind: Kind, form: Form) -> Facts:
+    """Return the facts of a file that should be of a kind; one of another is refused as that."""
+    try:
+        return kind.inspect(path, form)
+    except UserError:
+        if fits(path, kind):
+            raise
+        raise UserError(
+            f"{path}: is no {kind.name} (it is of kind {kind_of(path).name}); a data set holds one "
+            "kind of files, whatever they are called."
+        ) from None

@@ -1,0 +1,126 @@
+"""How bright a pixel is follows from its file or from the user's window, never from other pixels.
+
+Pictures of 12 bits in 16 came out black, and a whole set of them trained in silence.
+"""
+
+from __future__ import annotations
+
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+from PIL.PngImagePlugin import PngInfo
+
+from tests.data.helpers import assert_refused
+from tests.extras.own_data.own_data import write_dicom
+from zdp_bench.data.nifti import to_bytes
+from zdp_bench.data.pictures import (
+    inspect_dicom,
+    inspect_picture,
+    read_dicom,
+    read_mask,
+    read_picture,
+)
+
+GREY = np.arange(64, dtype=np.uint16).reshape(8, 8) * 64 + 1  # of 12 bits
+
+
+def write_png(path: Path, pixels: np.ndarray, bits: int | None = None, deep: bool = False) -> Path:
+    """Write a PNG with a chunk sBIT; `deep` writes 16 bits a colour, which PIL does not."""
+    if not deep:
+        info = PngInfo()
+        if bits:
+            info.add(b"sBIT", bytes([bits]))
+        Image.fromarray(pixels).save(path, pnginfo=info)
+        return path
+
+    def chunk(kind: bytes, body: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
+        )
+
+    rows = b"".join(b"\0" + row.astype(">u2").tobytes() for row in pixels)
+    header = struct.pack(">IIBBBBB", pixels.shape[1], pixels.shape[0], 16, 2, 0, 0, 0)
+    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(rows)) + chunk(b"IEND", b"")
+    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
+    return path
+
+
+def test_sixteen_bits_need_to_say_how_many_are_used(tmp_path: Path) -> None:
+    silent = write_png(tmp_path / "silent.png", GREY)
+    for read in (lambda: inspect_picture(silent, None), lambda: read_picture(silent, 8)):
+        assert_refused(read, "silent.png", r"no sBIT.*dataset\.window.*0, 4095.*public")
+    expected = (GREY / 4095 * 255).round()
+    shown = read_picture(silent, 8, window=(0, 4095))[0]
+    np.testing.assert_array_equal(shown, expected)
+    for name, pixels, bits in (
+        ("low.png", GREY, 12),  # as some writers leave them
+        ("high.png", GREY << 4, 12),  # as the standard has it
+        ("full.png", GREY << 4, 16),
+    ):
+        read = read_picture(write_png(tmp_path / name, pixels, bits), 8)[0].astype(int)
+        assert np.abs(read - expected).max() <= 1, name
+    mask = read_mask(write_png(tmp_path / "mask.png", (GREY > 2000).astype(np.uint16)), 8, "resize")
+    np.testing.assert_array_equal(mask, GREY > 2000)
+
+
+def test_sixteen_bits_a_colour_are_refused_by_name(tmp_path: Path) -> None:
+    path = write_png(tmp_path / "c.png", np.full((8, 8, 3), 4000), deep=True)
+    assert_refused(lambda: inspect_picture(path, (0, 4095)), "c.png", "16 bits a colour")
+
+
+def test_a_window_is_for_every_picture_and_follows_its_turn(tmp_path: Path) -> None:
+    pixels = np.tile(np.arange(8, dtype=np.uint8) * 10, (8, 1))
+    exif = Image.Exif()
+    exif[274] = 6  # the camera lay on its side
+    Image.fromarray(pixels).save(tmp_path / "p.png", exif=exif)
+    plain, shown = (
+        read_picture(tmp_path / "p.png", 8),
+        read_picture(tmp_path / "p.png", 8, window=(0, 70)),
+    )
+    np.testing.assert_array_equal(shown, (plain / 70 * 255).round())
+    assert plain[0, 0, 0] == plain[0, 0, 7]
+
+
+def test_bits_that_dicom_does_not_count_are_nobody_s(tmp_path: Path) -> None:
+    plain = write_dicom(tmp_path / "0.dcm", 2 * 904, BitsStored=12, HighBit=11)
+    dirty = write_dicom(tmp_path / "1.dcm", 2 * (904 + 4096), BitsStored=12, HighBit=11)
+    for path in (plain, dirty):
+        assert read_dicom(path, 12, "resize", (0, 8190))[0, 0, 11] == round(1808 / 8190 * 255)
+
+
+def test_a_codec_is_named_with_the_package_that_has_it(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "0.dcm", 9)
+    old, new = b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.4.80"  # JPEG-LS
+    whole = path.read_bytes().replace(old, new, 1)
+    at = whole.index(new) - 2
+    length = struct.unpack_from("<I", whole, 140)[0] + len(new) - len(old)
+    path.write_bytes(
+        whole[:140]
+        + struct.pack("<I", length)
+        + whole[144:at]
+        + struct.pack("<H", len(new))
+        + whole[at + 2 :]
+    )
+    assert_refused(lambda: inspect_dicom(path), "0.dcm", "JPEG-LS Lossless.* needs .*pyjpegls")
+
+
+@pytest.mark.parametrize("pixels", [17, 4096, 5000 * 3])
+def test_a_plane_s_percentiles_are_torch_s(pixels: int) -> None:
+    planes = torch.rand(3, 1, pixels, generator=torch.Generator().manual_seed(1)) * 1000
+    low, high = torch.quantile(planes.flatten(1), torch.tensor([0.01, 0.99]), dim=1)[
+        :, :, None, None
+    ]
+    expected = ((planes - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
+    assert torch.equal(to_bytes(planes, None), expected)
+
+
+@pytest.mark.slow
+def test_a_plane_above_torch_s_limit_is_read(tmp_path: Path) -> None:
+    path = write_dicom(tmp_path / "0.dcm", 9, Rows=4200, Columns=4200, PixelData=bytes(2 * 4200**2))
+    assert inspect_dicom(path) == (4200, 4200)
+    assert not read_dicom(path, 8, "resize", None).any()

@@ -1,0 +1,191 @@
+"""Read pictures (PNG and JPEG by PIL) and DICOM images (by pydicom) as squares of bytes.
+
+How bright a pixel is follows from what its file says, or from a window that the user gives: never
+from other pictures, of which private ones may be among them.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from PIL import Image, ImageOps
+
+from zdp_bench.data.nifti import Window, fit_planes
+from zdp_bench.foreign_files import Unfit, expect, reading
+
+Fit = Literal["resize", "crop"]
+LARGEST = 16384  # pixels along a side
+MOST_BYTES = 2**28  # of a DICOM file
+TURNED = (5, 6, 7, 8)  # orientations of a camera that swap rows and columns
+ORIENTATION = 274  # EXIF's number of that tag
+DEFLATED = "1.2.840.10008.1.2.1.99"  # DICOM's one syntax that is unpacked before it is read
+
+
+@contextmanager
+def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
+    """Open a picture; its header is read, and no pixel yet."""
+    with (
+        reading(path),
+        warnings.catch_warnings(action="ignore"),  # of many pixels: PIL refuses twice as many
+        Image.open(path, formats=list(formats or ("PNG", "JPEG"))) as stored,
+    ):
+        wide, tall = stored.size
+        expect(max(wide, tall) <= LARGEST, f"has {wide}×{tall} pixels, too many")
+        deep = ";16B" in str(stored.tile) and not stored.mode.startswith("I")
+        rule = "has 16 bits a colour, of which PIL reads the upper 8 only; save it in 8, or in grey"
+        expect(not deep, rule)
+        yield stored
+
+
+def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
+    """Return (rows, columns) by a picture's header, which must say how bright its pixels are."""
+    with open_picture(path) as image:
+        _require_depth(path, image, window)
+        columns, rows = image.size
+        return (columns, rows) if image.getexif().get(ORIENTATION) in TURNED else (rows, columns)
+
+
+def read_picture(
+    path: Path,
+    size: int,
+    channels: int = 1,
+    fit: Fit = "resize",
+    window: Window = None,
+    formats: tuple[str, ...] = (),
+) -> np.ndarray:
+    """Return a picture as bytes [channels, size, size]: grey, or red, green and blue.
+
+    Args:
+        window: pixels as stored that are shown as black and white; None: as the file says.
+    """
+    with open_picture(path, *formats) as stored:
+        _require_depth(path, stored, window)
+        image = ImageOps.exif_transpose(stored)
+        if not image.mode.startswith("I"):
+            image = image.convert("L" if channels == 1 else "RGB")
+        if window or image.mode.startswith("I"):
+            image = _in_8_bits(path, image, window).convert("L" if channels == 1 else "RGB")
+        pixels = np.asarray(_fit(image, size, fit, Image.Resampling.BILINEAR))
+    return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def inspect_mask(path: Path) -> tuple[int, ...]:
+    """Return (rows, columns) of a mask's PNG."""
+    with open_picture(path, "PNG") as image:
+        return image.size[::-1]
+
+
+def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
+    """Return a PNG's mask as bytes [size, size]: 1 where it is not black.
+
+    JPEG loses the edges of a mask, so it is refused.
+    """
+    with open_picture(path, "PNG") as stored:
+        marked = np.asarray(stored)
+        expect(marked.ndim == 2, "is a picture in colour; a mask is a grey PNG, 0 outside")
+        mask = Image.fromarray((marked > 0).astype(np.uint8))
+        return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
+
+
+def _require_depth(path: Path, image: Image.Image, window: Window) -> None:
+    known = window or not image.mode.startswith("I") or _significant_bits(path)
+    rule = (
+        "has 16 bits a pixel and does not say how many of them are used (no sBIT): give "
+        "dataset.window, such as [0, 4095] for 12 bits, by the scanner's manual or a public "
+        "picture; a private one must not decide"
+    )
+    expect(bool(known), rule)
+
+
+def _significant_bits(path: Path) -> int:
+    """Return how many of 16 bits are used, by a PNG's chunk sBIT; 0 if it has none."""
+    with path.open("rb") as file:
+        file.seek(8)
+        while (head := file.read(8))[4:] not in (b"", b"IDAT"):
+            if head[4:] == b"sBIT":
+                bits = file.read(1)[0]
+                return bits if 8 <= bits <= 16 else 0
+            file.seek(int.from_bytes(head[:4], "big") + 4, 1)
+    return 0
+
+
+def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
+    """Return a picture's pixels between the window's ends, or as sBIT has them, in 8 bits."""
+    pixels = np.asarray(image)
+    if window is None:
+        bits = _significant_bits(path)
+        # By the standard the used bits are the upper ones; some writers leave them where they were.
+        low_bits = pixels.max(initial=0) < 2**bits and (pixels % 2 ** (16 - bits)).any()
+        return Image.fromarray((pixels >> (bits - 8 if low_bits else 8)).astype(np.uint8))
+    low, high = window
+    shown = (pixels.astype(np.float64) - low) / (high - low)
+    return Image.fromarray((shown.clip(0, 1) * 255).round().astype(np.uint8))
+
+
+def _fit(image: Image.Image, size: int, fit: Fit, how: Image.Resampling) -> Image.Image:
+    square = (size, size)
+    if fit == "crop":
+        return ImageOps.fit(image, square, how)
+    return image if image.size == square else image.resize(square, how)
+
+
+# --------------------------------------------------------------------------------------- DICOM
+
+
+def read_dicom(path: Path, size: int, fit: Fit, window: Window) -> np.ndarray:
+    """Return bytes [1, size, size]: pixels in the file's units, between the window's ends."""
+    from pydicom.pixels import apply_modality_lut
+
+    with open_dicom(path) as image:
+        pixels = np.asarray(apply_modality_lut(image.pixel_array, image), dtype=np.float32)
+        rows, columns = image.Rows, image.Columns
+        whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
+        expect(whole, f"has pixels that are no {rows}×{columns} numbers")
+        inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
+    made = fit_planes(torch.from_numpy(pixels)[None], size, fit, window).numpy()
+    return 255 - made if inverted else made
+
+
+def inspect_dicom(path: Path) -> tuple[int, ...]:
+    """Return (rows, columns) by the header."""
+    with open_dicom(path, stop_before_pixels=True) as image:
+        return int(image.Rows), int(image.Columns)
+
+
+@contextmanager
+def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
+    """Open the data set of a file, and refuse what is no single grey image, or lacks a decoder."""
+    import pydicom
+
+    with reading(path, MOST_BYTES), warnings.catch_warnings(action="ignore"):
+        # of values that bend the standard
+        syntax = pydicom.filereader.read_file_meta_info(path).TransferSyntaxUID
+        expect(syntax != DEFLATED, "is a deflated DICOM file; store it uncompressed")
+        _require_codec(syntax)
+        image = pydicom.dcmread(path, **options)
+        rows, columns = int(image.Rows), int(image.Columns)
+        fits = 0 < rows <= LARGEST and 0 < columns <= LARGEST
+        expect(fits, f"announces {rows:,}×{columns:,} pixels")
+        frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
+        one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
+        expect(one, f"has {frames} frames of {colours}; one grey image a file was expected")
+        yield image
+
+
+def _require_codec(syntax: Any) -> None:
+    """Refuse a compression that no installed package reads, and say which one would."""
+    from pydicom.pixels import get_decoder
+
+    try:
+        decoder = get_decoder(syntax)
+    except NotImplementedError:
+        raise Unfit(f"is compressed with {syntax.name}, which pydicom does not read") from None
+    packages = [one.partition(" - requires ")[2] for one in decoder.missing_dependencies]
+    rule = f"is compressed with {syntax.name}, which needs {', or '.join(packages)}"
+    expect(decoder.is_available, rule)
