@@ -12,7 +12,7 @@ import pytest
 from matplotlib.figure import Figure
 
 from tests.test_records import record, save
-from zdp_bench import cli
+from zdp_bench import cli, records
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 from zdp_bench.report import figures
@@ -155,14 +155,91 @@ def test_one_and_one_point_zero_are_one_setting(results: Path) -> None:
     assert set(found) == {"clipping bound C 1", "clipping bound C 2"}
 
 
-def test_values_that_a_search_drew_are_points_without_lines(results: Path) -> None:
-    for place in range(13):  # the first two have one rate, so the bound tells apart
-        options = {"name": "dp_sgd", "max_grad_norm": 1 + place % 3}
-        optimizer = {"lr": 0.05 * 1.3 ** max(0, place - 1), "momentum": 0.0}
-        save(results, make("d", 0, 0.5, 1.0, algorithm=options, optimizer=optimizer))
-    (axes,) = own.draw(results, ["recipe=d"], "optimizer.lr", "accuracy").figure.axes
+def draw_many(results: Path, count: int, algorithms: int) -> list[str]:
+    """Save runs whose rates a search drew, of some algorithms."""
+    names = [f"algorithm_{place}" for place in range(algorithms)]
+    runs = [
+        make(
+            "d",
+            0,
+            0.5,
+            1.0 + n % 3,
+            algorithm={"name": names[n % algorithms], "sigma": n % 5},
+            optimizer={"lr": 0.05 * 1.0123456789**n},
+        )
+        for n in range(count)
+    ]
+    save(results, *runs)
+    return [run["run"] for run in runs]
+
+
+def test_more_settings_than_a_reader_tells_apart_are_points_of_a_colour_each_algorithm(
+    results: Path,
+) -> None:
+    draw_many(results, 40, algorithms=2)
+    drawing = own.draw(results, ["recipe=d"], "epsilon_tight", "accuracy")
+    (axes,) = drawing.figure.axes
+    assert set(curves(drawing)) == {"algorithm 0", "algorithm 1"}
     assert {line.get_linestyle() for line in axes.get_lines()} == {"None"}
-    assert [text.get_text() for text in axes.get_xticklabels()] == ["0.05", "0.1", "0.2", "0.5"]
+    assert drawing.notes == (
+        "Points of one colour also differ in algorithm.sigma, optimizer.lr; --by KEY tells them "
+        "apart.",
+    )
+
+
+def test_trials_of_a_search_are_one_series_beside_the_others(results: Path) -> None:
+    trials = [{"run": run} for run in draw_many(results, 40, algorithms=1)]
+    search = {"recipe": "d", "searched": {"optimizer.lr": ""}, "trials": trials}
+    records.write(results / "searches" / "d-1" / "search.json", search)
+    drawing = own.draw(results, ["epsilon_tight=2"], "epsilon_tight", "accuracy")
+    assert set(curves(drawing)) == {"d", "d, search over lr"}
+    by = own.draw(results, [], "epsilon_tight", "accuracy", ["algorithm.sigma"])
+    assert {f"sigma {n}" for n in range(1, 5)} < set(curves(by))
+
+
+def test_a_series_of_many_points_has_no_line_and_far_values_a_logarithmic_axis(
+    results: Path,
+) -> None:
+    draw_many(results, 60, algorithms=9)
+    runs = [make("e", n, 0.5, 1.0, optimizer={"lr": 0.01 * 1.1**n}) for n in range(30)]
+    for place, run in enumerate(runs):
+        run["metrics"]["loss"] = math.inf if place == 7 else 10.0 ** (place % 8)
+    save(results, *runs)
+    drawing = own.draw(results, ["recipe=e"], "optimizer.lr", "loss")
+    (axes,) = drawing.figure.axes
+    assert {line.get_linestyle() for line in axes.get_lines()} == {"None"}
+    assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
+    assert [text.get_text() for text in axes.get_xticklabels()][:3] == ["0.01", "0.02", "0.05"]
+    assert drawing.notes == ("Not drawn: 1 runs whose loss is no number.",)
+    every = own.draw(results, ["recipe=d"], "epsilon_tight", "accuracy")
+    assert set(curves(every)) == {"60 runs"}
+
+
+def test_numbers_have_four_digits_unless_settings_would_read_alike(tmp_path: Path) -> None:
+    rates = (0.123456789, 0.3)
+    runs = [make("a", 0, lr, 1.0, optimizer={"lr": lr, "momentum": 0.0}) for lr in rates]
+    save(tmp_path, *runs)
+    assert set(curves(own.draw(tmp_path, [], "epsilon_tight", "accuracy"))) == {
+        "learning rate 0.1235",
+        "learning rate 0.3",
+    }
+    save(tmp_path, make("a", 0, 0.9, 1.0, optimizer={"lr": 0.123456788, "momentum": 0.0}))
+    assert len(curves(own.draw(tmp_path, [], "epsilon_tight", "accuracy"))) == 3
+
+
+def test_open_runs_of_several_settings_differ_in_colour_or_are_a_band(tmp_path: Path) -> None:
+    runs = [make("a", 0, 0.9, math.inf, optimizer={"lr": n}) for n in range(1, 10)]
+    save(tmp_path, *runs)
+    few = own.draw(tmp_path, ["optimizer.lr=1"], "epsilon_tight", "accuracy")
+    assert set(curves(few)) == {"∞"}
+    (axes,) = own.draw(tmp_path, [], "epsilon_tight", "accuracy").figure.axes
+    assert [patch.get_label() for patch in axes.patches] == ["∞: 9 settings"]
+
+
+def test_what_does_not_fit_a_figure_is_refused_in_one_sentence(tmp_path: Path) -> None:
+    save(tmp_path, *(make("a", 0, 0.9, 1.0, model={"name": "n" * 4000 + w}) for w in "ab"))
+    with pytest.raises(UserError, match=r"show more than fits it\. Draw fewer runs: --runs"):
+        own.draw(tmp_path, [], "epsilon_tight", "accuracy")
 
 
 @pytest.mark.parametrize(
@@ -179,6 +256,17 @@ def test_what_cannot_be_drawn_is_one_sentence(
 ) -> None:
     with pytest.raises(UserError, match=says):
         own.draw(results, filters, x, y)
+
+
+@pytest.mark.parametrize(
+    ("by", "says"),
+    [("algorithm.nam", "Did you mean 'algorithm.name'"), ("epsilon_tight", "--by .* 9 values")],
+)
+def test_what_cannot_tell_runs_apart_is_one_sentence(tmp_path: Path, by: str, says: str) -> None:
+    options = {"name": "dp_sgd"}
+    save(tmp_path, *(make("a", 0, 0.5, e, algorithm=options) for e in range(1, 10)))
+    with pytest.raises(UserError, match=says):
+        own.draw(tmp_path, [], "seed", "accuracy", [by])
 
 
 def test_a_folder_without_records_is_one_sentence(tmp_path: Path) -> None:
@@ -208,6 +296,7 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
     ("words", "says"),
     [
         ([], "needs PAPER/figN, or --runs"),
+        (["--by", "seed"], "--by: is for runs of your own"),
         (["--x", "seed"], "--x: is for runs of your own"),
         (["--runs"], "--runs needs --x KEY and --y METRIC"),
         (["epsilon", "--runs", "--x", "seed"], "epsilon: is a paper's figure"),

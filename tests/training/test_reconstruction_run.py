@@ -67,7 +67,7 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
         for axes in figure.axes
         if axes.get_title(loc="center")
     ]
-    assert titles == ["reference", "zero-filled", "non-private", "private, batch 3"]
+    assert titles == ["reference", "zero-filled", "non-private", "private"]
     assert figure.axes[1].get_title(loc="center").startswith("zero-filled\nSSIM 0.")
     carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
     carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")

@@ -27,6 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", metavar="KEY", help="of --runs, such as epsilon_tight, optimizer.lr")
     parser.add_argument("--y", metavar="METRIC", help="of --runs, such as accuracy")
     parser.add_argument(
+        "--by", metavar="KEY,KEY", help="of --runs: a colour for each of the values of these"
+    )
+    parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
@@ -55,7 +58,7 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _require_one_kind(options: argparse.Namespace) -> None:
-    own = {"--x": options.x, "--y": options.y, "--out": options.out}
+    own = {"--x": options.x, "--y": options.y, "--by": options.by, "--out": options.out}
     if options.runs is None:
         given = [name for name, value in own.items() if value is not None]
         if given:
@@ -75,7 +78,8 @@ def _draw_runs(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
     from zdp_bench.report.figures import own
 
-    drawing = own.draw(options.results, options.runs, options.x, options.y)
+    by = options.by.split(",") if options.by else ()
+    drawing = own.draw(options.results, options.runs, options.x, options.y, by)
     name = f"own_{options.x}_{options.y}".replace(".", "_")
     if options.out is not None:
         figures.save(drawing.figure, options.out)

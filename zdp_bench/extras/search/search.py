@@ -18,7 +18,7 @@ from zdp_bench.extras.search.space import Search
 from zdp_bench.extras.search.trials import Launch, Study, Trials, Yardstick
 from zdp_bench.privacy.composition import Spent, selected_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report import figures
+from zdp_bench.report import figures, names
 from zdp_bench.report.budget import together_if_known
 from zdp_bench.report.figures import COLOURS, STYLE, WIDTH
 from zdp_bench.report.number_format import epsilon, name_one
@@ -287,7 +287,8 @@ def draw(found: Record) -> Figure:
         top = best(score for _, score in own)
         label = "the best alone (Papernot & Steinke 2022)"
         axes.plot([alone], [top], "D", color=COLOURS[1], markersize=5, label=label)
+    figures.spread(axes, [x for line in axes.get_lines() for x in line.get_xdata()])
     axes.set_xlabel(f"ε (δ {found['privacy']['delta']:g})")
-    axes.set_ylabel(f"{by['of']} {by['metric'].replace('_', ' ')}")
+    axes.set_ylabel(f"{by['of']} {names.metric(by['metric'])}")
     figures.legend_below(figure)
     return figure

@@ -8,12 +8,14 @@ under `results` and examples under the data root; they never train. If something
 raise one UserError with the command that makes it.
 
 Fonts, colours and sizes are set here. The colours are Okabe and Ito's (2008), which colour-blind
-readers tell apart; with their line styles, the first four also work in grey print.
+readers tell apart, the yellow darkened; with their line styles, the first four also work in grey
+print.
 """
 
 from __future__ import annotations
 
 import math
+import warnings
 from collections.abc import Callable, Iterable, Sequence
 from io import BytesIO
 from pathlib import Path
@@ -31,12 +33,13 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import write_changed
 from zdp_bench.registry import lookup, names
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#F0E442")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B5A300")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS = "osD^v<>P"
 # The line of training without protection.
 REFERENCE: dict[str, Any] = {"color": "0.35", "linewidth": 0.9, "linestyle": (0, (1, 1.5))}
 WIDTH = 6.3  # inches: the text width of an A4 page
+MANY = 10  # values on an axis: more are not each a tick
 
 # Of each format, what would make two files of one figure differ.
 METADATA: dict[str, dict[str, None]] = {
@@ -73,8 +76,21 @@ def draw(name: str, results: Path, data_root: Path) -> Figure:
     builder = lookup("figure", name)
     with mpl.rc_context(STYLE):
         figure: Figure = builder(results, data_root)
-        FigureCanvasAgg(figure).draw()  # lays it out while the style holds
+        lay_out(figure, f"Draw {name} from a results folder with fewer of its runs")
     return figure
+
+
+def lay_out(figure: Figure, advice: str) -> None:
+    """Place what a figure shows, while the style holds.
+
+    Raises:
+        UserError: it shows more than fits; says `advice`.
+    """
+    try:
+        with warnings.catch_warnings(action="error", category=UserWarning):
+            FigureCanvasAgg(figure).draw()
+    except UserWarning:
+        raise UserError(f"This figure would show more than fits it. {advice}.") from None
 
 
 def captions() -> dict[str, str]:
@@ -119,13 +135,14 @@ def draw_mean(
         axes.fill_between(x, low, high, color=style["color"], alpha=0.2, linewidth=0)
 
 
-def say_runs(counts: Iterable[int]) -> str:
+def say_runs(counts: Iterable[int], band: bool = True) -> str:
     """'each point: the mean of 1 to 3 seeds, with a band from the least to the largest'."""
     least, most = min(found := list(counts)), max(found)
     if most == 1:
         return "each point: one seed (n = 1)"
     number = f"n = {most}" if least == most else f"n = {least} to {most}"
-    return f"each point: the mean over seeds ({number}), with a band from the least to the largest"
+    banded = ", with a band from the least to the largest" if band else ""
+    return f"each point: the mean over seeds ({number}){banded}"
 
 
 def log_ticks(axis: Axis, values: Iterable[float]) -> None:
@@ -136,13 +153,21 @@ def log_ticks(axis: Axis, values: Iterable[float]) -> None:
         if not shown or value > shown[-1] * (every[-1] / every[0]) ** 0.07:
             shown.append(value)
     axis.set_major_locator(FixedLocator(shown))
-    axis.set_major_formatter(FixedFormatter([_shorten(value) for value in shown]))
+    axis.set_major_formatter(FixedFormatter([f"{value:.4g}" for value in shown]))
     axis.set_minor_locator(NullLocator())
 
 
-def _shorten(value: float) -> str:
-    whole = f"{value:g}"
-    return whole if len(whole) < 6 else f"{value:.3g}"
+def spread(axes: Axes, values: Iterable[float], factor: float = 30) -> None:
+    """Make the x axis logarithmic if its values are positive and the largest is far from the least.
+
+    Of up to `MANY` values each is a tick, else round numbers.
+    """
+    every = sorted(set(values))
+    if every and every[0] > 0 and every[-1] >= factor * every[0]:
+        axes.set_xscale("log")
+        round_ones = (m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5))
+        inside = [x for x in round_ones if every[0] <= x <= every[-1]]
+        log_ticks(axes.xaxis, inside if len(every) > MANY else every)
 
 
 def legend_below(figure: Figure, says: str = "") -> None:

@@ -264,6 +264,8 @@ def printed_against_tight(results: Path, data_root: Path) -> Figure:
         xlabel="ε as the paper prints it",
         ylabel="ε tight, of the mechanism as described",
     )
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
     # Said here, where no point can lie.
     unbounded = int((claims["tight"] == math.inf).sum())
     not_drawn = f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""

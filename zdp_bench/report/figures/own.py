@@ -4,22 +4,25 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from statistics import mean
+from textwrap import fill
 from typing import Any
 
 import matplotlib as mpl
 import pandas as pd
-from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.foreign_files import read_json
 from zdp_bench.records import Record
 from zdp_bench.report import figures, names, results
 
 NOT_SETTINGS = ("seed", "recipe")
+PLUGINS = {"algorithm.name": names.algorithm, "model.name": names.model, "dataset.name": names.data}
 TITLES = {
     "epsilon_tight": "tight ε",
     "epsilon_claimed": "claimed ε",
@@ -32,8 +35,12 @@ TITLES = {
     "algorithm.max_grad_norm": "clipping bound C",
     "algorithm.noise_multiplier": "noise multiplier σ",
 }
-MANY = 10  # values on an axis: more are not each a tick
-LOG = 8  # a positive axis over this factor or more is logarithmic
+LOG_X, LOG_Y = 8, 30  # a positive axis over this factor or more is logarithmic
+JOINED = 20  # points of a curve; a line through more shows nothing
+SERIES = len(figures.COLOURS)  # a reader tells no more apart
+LINE = 88  # characters of a title or label that fit the figure's width
+
+Words = tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -44,48 +51,70 @@ class Drawing:
     notes: tuple[str, ...]
 
 
-def draw(folder: Path, filters: list[str], x: str, metric: str) -> Drawing:
+@dataclass
+class Series:
+    """What has one colour: {x: {setting: the metric of each seed}}; a line joins it or not."""
+
+    joined: bool
+    points: dict[float, dict[Words, list[float]]] = field(default_factory=dict)
+
+    @property
+    def finite(self) -> dict[float, list[list[float]]]:
+        """Return the seeds of every setting at each x, in order, but for an infinite x."""
+        return {x: [*of.values()] for x, of in sorted(self.points.items()) if math.isfinite(x)}
+
+
+def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str] = ()) -> Drawing:
     """Draw the metric of the records that pass every filter, a curve for each setting.
 
     Seeds of one setting are a point, their mean with a band. Settings are told apart by all that
-    differs but what goes with x: it has one value at each x. Runs at infinite x, such as an ε
+    differs but what goes with x: it has one value at each x. Trials of a search are one series of
+    points, which no line joins; so are the runs of one algorithm, network and data set, or all
+    runs, where more settings differ than a reader tells apart. Runs at infinite x, such as an ε
     without protection, are a line across.
 
     Args:
         filters: column=value, as `zdp-bench results` takes them.
         x: a column of records.csv or a key of the configuration.
         metric: one that every run measured.
+        by: columns or keys whose values make a series, instead.
 
     Raises:
-        UserError: no record passes, or x or metric is not known or no number.
+        UserError: no record passes; x, metric or `by` is not known; x is no number; `by` has more
+            than `SERIES` values; or what there is does not fit a figure.
     """
-    chosen = _choose(folder, filters)
-    measured = sorted(set.intersection(*(set(run["metrics"]) for run in chosen)))
+    passing = _choose(folder, filters)
+    measured = sorted(set.intersection(*(set(run["metrics"]) for run in passing)))
     if metric not in measured:
         raise unknown("--y", metric, measured)
+    chosen = [run for run in passing if math.isfinite(run["metrics"][metric])]
+    if not chosen:
+        raise UserError(f"--y {metric}: is a finite number in none of these runs.")
     frame, keys = results.read_frame(chosen)
-    if x not in frame.columns:
-        raise unknown("--x", x, frame.columns)
-    numbers = pd.to_numeric(frame[x], errors="coerce")
-    if numbers.isna().any():
-        lacking = frame[x][numbers.isna()].iloc[0]
-        raise UserError(
-            f"--x {x}: is {lacking} in a run, and no number. Choose another, or leave such runs "
-            f"out: --runs {x}=VALUE."
-        )
-    if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
-        numbers = numbers.map(lambda number: float(f"{number:.3g}"))
-    together, apart = _sort_settings(frame, [k for k in keys if k != x], numbers)
-    values = [run["metrics"][metric] * names.scale(metric) for run in chosen]
-    curves: dict[str, dict[float, list[float]]] = {}
-    for place, number in enumerate(numbers):
-        label = _label(chosen[place], frame.iloc[place], apart)
-        curves.setdefault(label, {}).setdefault(float(number), []).append(values[place])
-    title = _title(chosen)
+    numbers = _numbers(frame, x)
+    words = {key: frame[key].map(_word) for key in keys if key not in (x, *NOT_SETTINGS)}
+    words = {key: column for key, column in words.items() if column.nunique() > 1}
+    trials = _searches(folder)
+    searches = [trials.get(run["run"], "") for run in chosen]
+    if by:
+        labels, joined, notes = _label_by(frame, words, numbers, by)
+    else:
+        labels, joined, notes = _label(chosen, frame, words, numbers, searches)
+    settings: list[Words] = [*zip(*words.values(), strict=True)] or [()] * len(chosen)
+    series: dict[str, Series] = {}
+    for place, run in enumerate(chosen):
+        one = series.setdefault(labels[place], Series(joined and not searches[place]))
+        at = one.points.setdefault(float(numbers[place]), {})
+        at.setdefault(settings[place], []).append(run["metrics"][metric] * names.scale(metric))
+    if len(chosen) < len(passing):
+        notes = [
+            *notes,
+            f"Not drawn: {len(passing) - len(chosen)} runs whose {metric} is no number.",
+        ]
     with mpl.rc_context(figures.STYLE):
-        figure = _draw(curves, TITLES.get(x, x.replace("_", " ")), names.axis(metric), title)
-        FigureCanvasAgg(figure).draw()
-    notes = [f"With {x} also changes: {', '.join(together)}."] if together else []
+        figure = _draw(dict(sorted(series.items())), TITLES.get(x, x.replace("_", " ")), metric)
+        figure.axes[0].set_title(fill(_title(chosen), LINE))
+        figures.lay_out(figure, "Draw fewer runs: --runs COLUMN=VALUE")
     return Drawing(figure, tuple(notes))
 
 
@@ -99,21 +128,24 @@ def _choose(folder: Path, filters: list[str]) -> list[Record]:
     return chosen
 
 
-def _sort_settings(
-    frame: pd.DataFrame, keys: Sequence[str], x: pd.Series
-) -> tuple[list[str], list[str]]:
-    """Return the keys that go with x, and those that tell curves apart.
+def _numbers(frame: pd.DataFrame, x: str) -> pd.Series:
+    """Return the column x as numbers.
 
-    Plug-ins always tell apart. Any other key goes with x if it has one value at each x, in each
-    curve. One that the plug-ins settle, as an option of one algorithm, tells nothing more.
+    Raises:
+        UserError: there is no such column, or it is no number in a run.
     """
-    words = {key: frame[key].map(_word) for key in keys}
-    differ = [key for key in keys if words[key].nunique() > 1 and key not in NOT_SETTINGS]
-    plugins = [key for key in differ if key.endswith(".name")]
-    named = [words[key] for key in plugins]
-    rest = [k for k in differ if k not in plugins and not (named and _is_settled(words[k], named))]
-    together = [key for key in rest if _is_settled(words[key], [x, *named])]
-    return together, [*plugins, *(key for key in rest if key not in together)]
+    if x not in frame.columns:
+        raise unknown("--x", x, frame.columns)
+    numbers = pd.to_numeric(frame[x], errors="coerce")
+    if numbers.isna().any():
+        lacking = frame[x][numbers.isna()].iloc[0]
+        raise UserError(
+            f"--x {x}: is {lacking} in a run, and no number. Choose another, or leave such runs "
+            f"out: --runs {x}=VALUE."
+        )
+    if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
+        return numbers.map(lambda number: float(f"{number:.3g}"))
+    return numbers
 
 
 def _word(value: Any) -> str:
@@ -123,27 +155,117 @@ def _word(value: Any) -> str:
     return repr(float(value)).removesuffix(".0")
 
 
+# ----------------------------------------------------------------------- what tells series apart
+
+Labels = tuple[list[str], bool, list[str]]  # of each run; whether a line joins them; notes
+
+
+def _label_by(
+    frame: pd.DataFrame, words: dict[str, pd.Series], x: pd.Series, by: Sequence[str]
+) -> Labels:
+    """Label runs by the values of some columns; a line joins those that differ in nothing else."""
+    for key in by:
+        if key not in frame.columns:
+            raise unknown("--by", key, frame.columns)
+    labels = _write(frame, [*by])
+    if (many := len(set(labels))) > SERIES:
+        raise UserError(
+            f"--by {','.join(by)}: has {many} values, and a reader tells {SERIES} apart. Name "
+            "another column, or draw fewer runs: --runs COLUMN=VALUE."
+        )
+    rest = [key for key in _sort_settings(words, x)[1] if key not in by]
+    notes = [f"Points of one colour also differ in {_list(rest)}."] if rest else []
+    return labels, not rest, notes
+
+
+def _label(
+    chosen: Sequence[Record],
+    frame: pd.DataFrame,
+    words: dict[str, pd.Series],
+    x: pd.Series,
+    searches: Sequence[str],
+) -> Labels:
+    """Label runs by their search, and those of none by all that tells their settings apart."""
+    labels = [*searches]
+    own = [place for place, label in enumerate(labels) if not label]
+    if not own:
+        return labels, False, []
+    few = {key: column.iloc[own] for key, column in words.items()}
+    together, apart = _sort_settings(few, x.iloc[own])
+    told = _write(frame.iloc[own], apart) if apart else [names.run(chosen[own[0]])] * len(own)
+    notes = []
+    joined = len({*told, *labels} - {""}) <= SERIES
+    if not joined:
+        plugins = [key for key in apart if key in PLUGINS]
+        told = _write(frame.iloc[own], plugins) if plugins else told
+        if len({*told, *labels} - {""}) > SERIES or not plugins:
+            told, plugins = [f"{len(own)} runs"] * len(own), []
+        rest = [key for key in apart if key not in plugins]
+        notes = [f"Points of one colour also differ in {_list(rest)}; --by KEY tells them apart."]
+    elif together:
+        notes = [f"With {x.name} also changes: {_list(together)}."]
+    for place, label in zip(own, told, strict=True):
+        labels[place] = label
+    return labels, joined, notes
+
+
+def _list(keys: Sequence[str]) -> str:
+    more = f" and {len(keys) - 8} more" if len(keys) > 8 else ""
+    return f"{', '.join(keys[:8])}{more}"
+
+
+def _searches(folder: Path) -> dict[str, str]:
+    """Return {run: 'quickstart, search over lr'} for the trials of searches."""
+    found = {}
+    for path in sorted((folder / "searches").glob("*/search.json")):
+        search = read_json(path)
+        over = ", ".join(key.rpartition(".")[2] for key in search["searched"])
+        found |= dict.fromkeys(
+            (trial["run"] for trial in search["trials"]), f"{search['recipe']}, search over {over}"
+        )
+    return found
+
+
+def _sort_settings(words: dict[str, pd.Series], x: pd.Series) -> tuple[list[str], list[str]]:
+    """Return the keys that go with x, and those that tell curves apart.
+
+    Plug-ins always tell apart. Any other key goes with x if it has one value at each x, in each
+    curve. One that the plug-ins settle, as an option of one algorithm, tells nothing more.
+    """
+    differ = [key for key, column in words.items() if column.nunique() > 1]
+    plugins = [key for key in differ if key.endswith(".name")]
+    named = [words[key] for key in plugins]
+    rest = [k for k in differ if k not in plugins and not (named and _is_settled(words[k], named))]
+    together = [key for key in rest if _is_settled(words[key], [x, *named])]
+    return together, [*plugins, *(key for key in rest if key not in together)]
+
+
 def _is_settled(column: pd.Series, by: Sequence[pd.Series]) -> bool:
     """True if a column has one value wherever the others have one."""
     return bool(column.groupby([other.to_numpy() for other in by]).nunique().max() == 1)
 
 
-def _label(run: Record, line: pd.Series, apart: Sequence[str]) -> str:
-    """'DP-SGD, lr 0.1': what tells a setting from the others; its name if nothing does."""
-    shown = {
-        "algorithm.name": names.algorithm,
-        "model.name": names.model,
-        "dataset.name": names.data,
-    }
-    words = []
-    for key in apart:
-        value: Any = line[key]
-        if key in shown:
-            words.append(shown[key](str(value)))
+def _write(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return each run's values of some keys, 'DP-SGD, lr 0.1', in four digits if they suffice."""
+    lines = frame[[*keys]].to_dict("records")
+    apart = {tuple(map(_word, line.values())) for line in lines}
+    labels = [_say(line, short=True) for line in lines]
+    if len(set(labels)) < len(apart):
+        labels = [_say(line, short=False) for line in lines]
+    return [fill(label, LINE) for label in labels]
+
+
+def _say(line: dict[Any, Any], short: bool) -> str:
+    said = []
+    for key, value in line.items():
+        if key in PLUGINS:
+            said.append(PLUGINS[key](str(value)))
+        elif not short:
+            said.append(f"{key} {_word(value)}")
         elif value is not None and value == value:
-            named = TITLES.get(key, key.rpartition(".")[2].replace("_", " "))
-            words.append(f"{named} {_word(value)}")
-    return ", ".join(words) or names.run(run)
+            written = f"{value:.4g}" if isinstance(value, float) else _word(value)
+            said.append(f"{TITLES.get(key, key.rpartition('.')[2].replace('_', ' '))} {written}")
+    return ", ".join(said) or "none of these"
 
 
 def _title(chosen: Sequence[Record]) -> str:
@@ -152,33 +274,45 @@ def _title(chosen: Sequence[Record]) -> str:
     return f"{'; '.join(shown[:2])}{more}"
 
 
-def _draw(
-    curves: dict[str, dict[float, list[float]]], x_label: str, y_label: str, title: str
-) -> Figure:
+# -------------------------------------------------------------------------------- how it is drawn
+
+
+def _draw(series: dict[str, Series], x_label: str, metric: str) -> Figure:
     figure = Figure(figsize=(figures.WIDTH, 0.6 * figures.WIDTH))
     axes = figure.subplots()
-    every_x = sorted({x for curve in curves.values() for x in curve if math.isfinite(x)})
-    counts: list[int] = []
-    for label, curve in curves.items():
-        counts += map(len, curve.values())
-        for x in sorted(x for x in curve if math.isinf(x)):
-            named = f"{label}, ∞" if len(curves) > 1 else "∞"
-            axes.axhline(mean(curve[x]), label=named, **figures.REFERENCE)
-    finite = {label: c for label, c in curves.items() if any(map(math.isfinite, c))}
-    # Of a search hardly two curves share a value, and a line would join what was drawn at random.
-    joined = 2 * sum(map(len, finite.values())) >= len(every_x) * len(finite)
-    for place, (label, curve) in enumerate(sorted(finite.items())):
-        seeds = [curve.get(x, []) for x in every_x]
+    every_x = sorted({x for one in series.values() for x in one.finite})
+    settings = (of for one in series.values() for of in one.points.values())
+    points = [values for of in settings for values in of.values()]
+    every_y = sorted(value for values in points for value in values)
+    lines = [one for one in series.values() if one.joined and len(one.finite) <= JOINED]
+    across = sum(math.inf in one.points for one in series.values())
+    for place, (label, one) in enumerate(series.items()):
         style = figures.curve_style(place)
-        if not joined:
-            style["linestyle"] = ""
-        figures.draw_mean(axes, every_x, seeds, label=label, **style)
-    if every_x and every_x[0] > 0 and every_x[-1] >= LOG * every_x[0]:
-        axes.set_xscale("log")
-        round_ones = [m * 10.0**k for k in range(-12, 13) for m in (1, 2, 5)]
-        inside = [x for x in round_ones if every_x[0] <= x <= every_x[-1]]
-        figures.log_ticks(axes.xaxis, inside if len(every_x) > MANY else every_x)
-    axes.set(xlabel=x_label, ylabel=y_label)
-    axes.set_title(title)
-    figures.legend_below(figure, figures.say_runs(counts))
+        if one in lines and one.finite:
+            seeds = [one.finite.get(x, [[]])[0] for x in every_x]
+            figures.draw_mean(axes, every_x, seeds, label=label, **style)
+        elif one.finite:
+            means = [(x, mean(values)) for x, of in one.finite.items() for values in of]
+            style |= {"linestyle": "", "markersize": 4, "alpha": 0.7}
+            axes.plot(*zip(*means, strict=True), label=label, **style)
+        if math.inf in one.points:
+            alone = {} if across > 1 else figures.REFERENCE
+            _draw_unbounded(axes, one, label if len(series) > 1 else "", style | alone)
+    figures.spread(axes, every_x, LOG_X)
+    if every_y[0] > 0 and every_y[-1] >= LOG_Y * every_y[0] and not names.unit(metric):
+        axes.set_yscale("log")
+    axes.set(xlabel=x_label, ylabel=names.axis(metric))
+    figures.legend_below(figure, figures.say_runs(map(len, points), band=bool(lines)))
     return figure
+
+
+def _draw_unbounded(axes: Axes, one: Series, label: str, style: dict[str, Any]) -> None:
+    """Draw the runs at infinite x across: a line, or a band over several settings."""
+    values = [mean(seeds) for seeds in one.points[math.inf].values()]
+    named, colour = f"{label}, ∞" if label else "∞", style["color"]
+    if len(values) == 1:
+        line = figures.REFERENCE["linestyle"]
+        axes.axhline(values[0], label=named, color=colour, linestyle=line, linewidth=0.9)
+    else:
+        named = f"{named}: {len(values)} settings"
+        axes.axhspan(min(values), max(values), label=named, color=colour, alpha=0.2)

@@ -238,4 +238,4 @@ def _label(run: Record, by_model: bool) -> str:
         return f"{model}non-private\n{ssim}"
     batch = run["privacy"]["sampling"]["expected_batch_size"]
     spent = run["privacy"]["epsilon_tight"]
-    return f"{model}private, batch {batch:.0f}\ntight ε {epsilon(spent)}\n{ssim}"
+    return f"{model}private\nbatch {batch:.0f}\ntight ε {epsilon(spent)}\n{ssim}"
