@@ -17,8 +17,7 @@ from hydra.core.config_store import ConfigStore
 from tests.drivers import start
 from tests.test_cli import run as command
 from tests.test_package import ROOT
-from zdp_bench import cli, registry
-from zdp_bench import assets
+from zdp_bench import assets, cli, registry
 from zdp_bench.cli.commands.new import KINDS, write_start
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
