@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable
 from pathlib import Path
+
+from tests.drivers import start
 
 
 def steps_in(ledger: Path) -> list[int]:
@@ -16,13 +17,4 @@ def steps_in(ledger: Path) -> list[int]:
 
 def in_a_fork(act: Callable[[], str]) -> str:
     """What `act` returns in a copy of this process."""
-    read, write = os.pipe()
-    if not (child := os.fork()):
-        try:
-            os.write(write, act().encode())
-        finally:
-            os._exit(0)
-    os.close(write)
-    os.waitpid(child, 0)
-    with os.fdopen(read) as said:
-        return said.read()
+    return start(lambda: print(act(), end="")).wait().stdout
