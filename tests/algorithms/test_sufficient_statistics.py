@@ -99,20 +99,6 @@ def test_noise_leaves_no_direction_with_less_than_the_penalty() -> None:
     assert float(weights.norm()) <= math.sqrt(900) / (block.std * math.sqrt(600))
 
 
-def test_it_learns() -> None:
-    algorithm, model, kind = make((CASE[0], {"noise_multiplier": 1.0}, CASE[2]))
-    inputs, _ = examples(4000, kind)
-    targets = inputs[:, :3].argmax(dim=1)
-    noisy = summed(algorithm, (inputs, targets))
-    for block in algorithm.mechanism().blocks:
-        noisy[block.name] += draw(block, SeededNoise(0), 0, torch.device("cpu"))
-    gradients = algorithm.postprocess(noisy, 4000.0)
-    with torch.no_grad():
-        for name, parameter in model.named_parameters():
-            parameter -= gradients[name]
-        assert float((model(inputs).argmax(dim=1) == targets).double().mean()) > 0.95
-
-
 @pytest.mark.parametrize(
     "words",
     [["trainer.epochs=2"], ["optimizer.lr=0.5"], ["optimizer=adam"], ["scheduler=step_lr"]],

@@ -16,7 +16,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.training import step as engine
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.distributed import ALONE, Ranks
@@ -37,29 +37,6 @@ def problem() -> tuple[nn.Module, ZetaDPSGD]:
         max_grad_norm=1.0,
     )
     return model, algorithm
-
-
-def test_the_ledger_has_the_step_before_any_noise_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
-    model, algorithm = problem()
-    order: list[str] = []
-
-    class Ledger:
-        releases = 0
-
-        def append(self, step: int, of: str = "") -> None:
-            order.append("ledger")
-
-    def draw(*arguments: Any, **options: Any) -> dict[str, torch.Tensor]:
-        order.append("noise")
-        return add_noise(*arguments, **options)
-
-    monkeypatch.setattr(engine, "add_noise", draw)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = Training(algorithm, model, optimizer, SeededNoise(0), Ledger())  # type: ignore[arg-type]
-    before = model[0].weight.detach().clone()
-    private_step(training, 0, iter([]), 2.0)
-    assert order == ["ledger", "noise"]
-    assert not torch.equal(model[0].weight, before)  # an empty batch is a step like any other
 
 
 class _Ranks(Ranks):
