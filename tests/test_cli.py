@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import pty
 import resource
 import shutil
 import subprocess
@@ -56,6 +57,20 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     )
     assert done.stdout.splitlines()[-1] == "set()"
     assert "reproduce" in done.stdout
+
+
+def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    words = [sys.executable, "-m", "zdp_bench", "run", "recipe=quickstart"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=its, stderr=its) as process:
+        said = os.read(ours, 100).decode()
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        process.kill()
+    os.close(ours)
+    os.close(its)
+    assert said.startswith("zdp-bench: run recipe=quickstart ...")
+    assert "libtorch" not in loaded
 
 
 # (command line, part of the sentence)
