@@ -156,7 +156,6 @@ MISTAKES = [
     ("compare nothing nothing", "nothing: names no run here."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
-    ("results --columns lr", "Did you mean 'optimizer.lr'?"),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),

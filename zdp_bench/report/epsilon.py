@@ -526,4 +526,6 @@ def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
         "steps": given.steps,
         "delta": given.delta,
     }
-    return Sheet.of_numbers([common | rounded(vars(answer)) for answer in answers])
+    numbers = [common | rounded(vars(answer)) for answer in answers]
+    cells = [[str(value) for value in line.values()] for line in numbers]
+    return Sheet("", list(numbers[0]), cells, numbers=numbers)

@@ -105,8 +105,8 @@ def metric(name: str) -> str:
 
 
 def key(name: str) -> str:
-    """'optimizer.lr' -> 'lr', 'algorithm.max_grad_norm' -> 'C'."""
-    return KEYS.get(name, name.rpartition(".")[2])
+    """'optimizer.lr' -> 'lr', 'optimizer.name' -> 'optimizer', 'algorithm.max_grad_norm' -> 'C'."""
+    return KEYS.get(name, name.removesuffix(".name").rpartition(".")[2])
 
 
 def unit(metric: str) -> str:
