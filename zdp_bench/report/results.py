@@ -254,15 +254,6 @@ def _find(column: str, frame: pd.DataFrame) -> str:
     return str(near[0])
 
 
-def _heads(columns: Sequence[str]) -> list[str]:
-    """Return short headings, which `_find` takes: 'lr', 'σ'; whole names where two are alike."""
-    short = [names.key(column) for column in columns]
-    return [
-        name if short.count(name) == 1 else column
-        for column, name in zip(columns, short, strict=True)
-    ]
-
-
 def sheet(selection: Selection, most: int | None = None) -> Sheet:
     """Return a selection ready to show, `most` lines of it; digests are shortened in its cells."""
     frame = selection.frame if most is None else selection.frame.head(most)
@@ -284,7 +275,7 @@ def sheet(selection: Selection, most: int | None = None) -> Sheet:
             f"The first {len(lines)}; filter or group them (--by), or print all (--format csv)."
         )
     notes = [*notes, *selection.notes]
-    return Sheet(title, _heads(shown), cells, notes, numbers=lines, one_line=True, vital=VITAL)
+    return Sheet(title, names.short(shown), cells, notes, numbers=lines, one_line=True, vital=VITAL)
 
 
 def _count(number: int, what: str) -> str:
