@@ -8,6 +8,7 @@ import errno
 import io
 import json
 import os
+import pty
 import resource
 import shutil
 import subprocess
@@ -58,6 +59,20 @@ def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
     assert "reproduce" in done.stdout
 
 
+def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
+    ours, its = pty.openpty()
+    words = [sys.executable, "-m", "zdp_bench", "run", "recipe=quickstart"]
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=its, stderr=its) as process:
+        said = os.read(ours, 100).decode()
+        loaded = Path(f"/proc/{process.pid}/maps").read_text()
+        process.kill()
+    os.close(ours)
+    os.close(its)
+    assert said.startswith("zdp-bench: run recipe=quickstart ...")
+    assert "libtorch" not in loaded
+
+
 # (command line, part of the sentence)
 MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
@@ -78,14 +93,8 @@ MISTAKES = [
         "results --colums seed",
         "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
     ),
-    (
-        "audit recipe=quickstart --confidance=0.9",
-        "option '--confidance' is not known. Did you mean '--confidence'?",
-    ),
     ("results --sort", "--sort: expected one argument; see `zdp-bench results --help`."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
-    ("bench --threads 1.5", "--threads=1.5: must be a whole number, 1 or more."),
-    ("find-lr recipe=quickstart --steps x", "--steps=x: must be a whole number, 3 or more."),
     ("find-lr recipe=quickstart --steps 0", "--steps=0: must be at least 3."),
     ("find-lr recipe=quickstart --lowest x", "--lowest=x: must be a number above 0."),
     (
@@ -98,25 +107,15 @@ MISTAKES = [
         "pyproject.toml/x: Not a directory, so nothing can",
     ),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
-    ("run recipe=quickstart model=a/b", "model 'a/b' is not known."),
     ("run recipe=phasemnits", "Did you mean 'phasemnist'?"),
     (
         "validate recipe=quickstart launcher=joblib",
         "launcher=joblib: only a sweep reads it; say `zdp-bench run -m`",
     ),
-    ("audit recipe=quickstart hydra.launcher.n_jobs=2", "only a sweep reads it"),
-    ("find-lr recipe=quickstart hydra/launcher=joblib", "only a sweep reads it"),
-    ("reproduce zeta_dp_2021/1 launcher=joblib", "only a sweep reads it"),
-    ("run -x recipe=quickstart", "option '-x' is not known"),
     ("run recipe=quickstart algorithm.nois=circular", "Did you mean 'algorithm.noise'?"),
-    ("run -m recipe=phasemnits seed=1,2", "Did you mean 'phasemnist'?"),
     (
         "reproduce zeta_dp_2021/1 trainer.epochs=1",
         "trainer.epochs: `zdp-bench reproduce` runs recipes as they stand",
-    ),
-    (
-        "reproduce zeta_dp_2021/1 +federated.nodes=2",
-        "federated.nodes: `zdp-bench reproduce` runs recipes as they stand",
     ),
     (
         "reproduce zeta_dp_2021/1 recipe=quickstart",
@@ -127,19 +126,13 @@ MISTAKES = [
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
-    ("run recipe=quickstart --lr 0.1", "write optimizer.lr=...: a key has no dashes."),
     ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
     ("run recipe=quickstart.yaml", "there is no such file; the recipe that ships is recipe=quick"),
     ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "`zdp-bench search` chooses them"),
     ("table zeta_dp_2024", "Did you mean 'zeta_dp_2024/1'? Allowed: zeta_dp_2024/1."),
     ("list recipes chset", "word of recipes 'chset' is not known."),
-    ("list paths.results=x", "is not known to `zdp-bench list`"),
     ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
     ("new dataset mine --from mri_recon", "copies a recipe"),
-    (
-        "reproduce zeta_dp_2021/1 force=true",
-        "force: `zdp-bench reproduce` runs recipes as they stand",
-    ),
     (
         "validate recipe=quickstart claims.table=zeta_dp_2021/99",
         "claims.table 'zeta_dp_2021/99' is not known.",
@@ -148,7 +141,6 @@ MISTAKES = [
         "validate recipe=phasemnist claims.row=phasemnst_private",
         "Did you mean 'phasemnist_private'?",
     ),
-    ("validate recipe=phasemnist claims.row=null", "claims.row 'null' is not known"),
     (
         "validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3",
         "A run of your own fills no row: claims.table=null.",
@@ -158,18 +150,12 @@ MISTAKES = [
         "run recipe=quickstart claims.row=foo",
         "claims.row=foo: of no table; add claims.table=PAPER/N",
     ),
-    ("reproduce zeta_dp_2021/1 --seeds 0", "must be at least 1"),
-    ("reproduce zeta_dp_2021/1 --seedz 2", "'--seedz' is not known"),
-    ("run recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it"),
-    ("run recipe=quickstart hydra.run.dir=x", "hydra.run.dir=x: has no effect here."),
     ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
-    ("run recipe=quickstart +hydra.job.chdir=true", "has no effect here"),
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
     ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
     ("compare nothing nothing", "nothing: names no run here."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
-    ("results --columns lr", "Did you mean 'optimizer.lr'?"),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),

@@ -132,7 +132,7 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     ]
     shown = show_sweep(place, jobs)
     assert shown.columns == ["#", "seed", "test accuracy", "tight ε", "run"]
-    assert shown.rows[1] == ["2", "2", "0.2000", "∞", jobs[1].ended.run[:8]]
+    assert shown.rows[1] == ["2", "2", "0.5000", "∞", jobs[1].ended.run[:8]]
     assert shown.rows[3] == ["4", "4", "failed", "", ""]
     with (
         only_one_process(tmp_path / "5"),

@@ -57,15 +57,13 @@ class Place:
     def name(self, number: int, words: Sequence[str]) -> str:
         """Return '#2/4 lr=1 σ=1' for a job of a launcher's list with these overrides."""
         number = self.numbers[number] if self.numbers else number
-        values = [f"{self.short[key]}={value}" for key, value in self.values(words).items()]
-        return " ".join([f"#{number + 1}/{self.count}", *values])
-
-    @property
-    def short(self) -> dict[str, str]:
-        """What each key is called: σ, C, ε, or its last part if no other key has the same."""
-        last = {key: names.key(key) for key in self.keys}
-        every = [*last.values()]
-        return {key: name if every.count(name) == 1 else key for key, name in last.items()}
+        short, values = (
+            dict(zip(self.keys, names.short(self.keys), strict=True)),
+            self.values(words),
+        )
+        return " ".join(
+            [f"#{number + 1}/{self.count}", *(f"{short[k]}={values[k]}" for k in values)]
+        )
 
     def values(self, words: Sequence[str]) -> dict[str, str]:
         """Return the values that overrides give to the keys in which jobs differ."""
@@ -283,7 +281,7 @@ def show_sweep(place: Place, jobs: Sequence[Job]) -> Sheet:
             shown = [f"{metric}{made.value:.4f}", epsilon(made.epsilon), made.run[:8]]
         rows.append([str(number), *(values.get(key, "") for key in place.keys), *shown])
     metric = metrics.pop() if len(metrics) == 1 else "metric"
-    columns = ["#", *place.short.values(), f"test {metric}", "tight ε", "run"]
+    columns = ["#", *names.short(place.keys), f"test {metric}", "tight ε", "run"]
     return Sheet("Sweep", columns, rows)
 
 

@@ -11,7 +11,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
-from zdp_bench.report.results import NO_RESULT, flatten
+from zdp_bench.report.results import NO_RESULT, flatten, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
 SHOWN_EPOCHS = 10
@@ -46,7 +46,8 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
             "`zdp-bench results` lists them."
         )
     if len({run["experiment"] for run in found}) > 1:
-        names = [f"{run['recipe']}/{run['run'][:12]}" for run in found]
+        told = tell_differences(*read_frame(found))
+        names = [f"{_name([run])} ({what})" for run, what in zip(found, told, strict=True)]
         more = ", ..." if len(names) > LISTED else ""
         raise UserError(
             f"{word}: names {len(found)} runs that differ in more than their seed. Name one: "

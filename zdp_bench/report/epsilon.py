@@ -18,9 +18,6 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, Literal, get_args
 
-from rich import box
-from rich.table import Table as RichTable
-
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
@@ -48,21 +45,10 @@ from zdp_bench.report.number_format import epsilon as shown
 from zdp_bench.report.number_format import interval, rounded
 from zdp_bench.report.sheet import Sheet
 
-# Each column, and its width on the terminal, where paper and place share one.
-WIDTHS = {
-    "paper": 0,
-    "where": 12,
-    "what": 19,
-    "parameters": 27,
-    "ε printed": 7,
-    "ε reproduced": 10,
-    "by": 15,
-    "verdict": 10,
-    "ε tight": 7,
-    "factor": 6,
-    "ε tight if Poisson": 8,
-    "ε tight per patient": 8,
-}
+COLUMNS = (
+    *("paper", "where", "what", "parameters", "ε printed", "ε reproduced", "by", "verdict"),
+    *("ε tight", "factor", "ε tight if Poisson", "ε tight per patient"),
+)
 
 READING = (
     "ε reproduced: by the accountant named beside it, fed what the paper states. Reproduced: its "
@@ -239,7 +225,7 @@ def sheet(table: list[Reproduction]) -> Sheet:
     printed = sum(row.quoted.noise != "real_on_complex" for row in table)
     return Sheet(
         f"{printed} ε of five papers in {len(table)} readings: {counts}",
-        list(WIDTHS),
+        COLUMNS,
         [_cells(row) for row in table],
         _notes(table),
         "`zdp-bench epsilon` made this; do not edit.",
@@ -251,18 +237,6 @@ def _notes(table: list[Reproduction]) -> list[str]:
     found = {paper: papers.epsilon_note(paper) for paper in (row.quoted.paper for row in table)}
     of_papers = [f"{paper}: {note}" for paper, note in found.items() if note]
     return [*READING, *of_papers, "Hyper-parameter search is not counted in any ε."]
-
-
-def as_rich(sheet: Sheet) -> RichTable:
-    """Return the sheet for a terminal: narrow columns, paper and place in one."""
-    rows = [[f"{paper} {where}", *rest] for paper, where, *rest in sheet.rows]
-    shown = dataclasses.replace(sheet, columns=sheet.columns[1:], rows=rows).as_rich()
-    shown.box, shown.pad_edge = box.SIMPLE_HEAD, False
-    for column, name in zip(shown.columns, sheet.columns[1:], strict=True):
-        column.header, column.no_wrap = name, False
-        column.width, column.overflow = WIDTHS[name], "fold"
-        column.justify = "right" if name.startswith("ε") or name == "factor" else "left"
-    return shown
 
 
 def _cells(row: Reproduction) -> list[str]:
@@ -552,4 +526,6 @@ def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
         "steps": given.steps,
         "delta": given.delta,
     }
-    return Sheet.of_numbers([common | rounded(vars(answer)) for answer in answers])
+    numbers = [common | rounded(vars(answer)) for answer in answers]
+    cells = [[str(value) for value in line.values()] for line in numbers]
+    return Sheet("", list(numbers[0]), cells, numbers=numbers)

@@ -5,6 +5,8 @@ What is not listed keeps its id, with spaces for underscores.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from zdp_bench.records import Record
 
 MODELS = {
@@ -105,8 +107,14 @@ def metric(name: str) -> str:
 
 
 def key(name: str) -> str:
-    """'optimizer.lr' -> 'lr', 'algorithm.max_grad_norm' -> 'C'."""
-    return KEYS.get(name, name.rpartition(".")[2])
+    """'optimizer.lr' -> 'lr', 'optimizer.name' -> 'optimizer', 'algorithm.max_grad_norm' -> 'C'."""
+    return KEYS.get(name, name.removesuffix(".name").rpartition(".")[2])
+
+
+def short(keys: Sequence[str]) -> list[str]:
+    """Return what `key` says of each, or the whole where two would be alike."""
+    made = [key(name) for name in keys]
+    return [of if made.count(of) == 1 else name for of, name in zip(made, keys, strict=True)]
 
 
 def unit(metric: str) -> str:

@@ -37,6 +37,7 @@ TELLING = [
 # Of these, CSV and JSON have every one; a table only says their names if they differ.
 ASIDE = ("variant", "delta", "steps", "provenance")
 STAY = ("value", "run")  # shown also if they are the same in all records
+VITAL = (*STAY, "epsilon_tight")  # and have room on a narrow terminal
 MOST = 4  # configuration keys that are shown unasked, of one recipe
 DIFFERS = "differs"  # of several recipes, one column for all of them
 CALIBRATED = ("privacy.target_epsilon", "privacy.claimed_epsilon")
@@ -82,7 +83,7 @@ def select(
             raise UserError(
                 f"'{condition}' is no filter: write column=value, such as recipe=phasemnist."
             )
-        _require(column, frame)
+        column = _find(column, frame)
         passing = frame[[_equals(cell, value) for cell in frame[column]]]
         if passing.empty:
             raise _none_has(column, value, frame[column])
@@ -91,7 +92,7 @@ def select(
     aside: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     if by:
-        frame, notes = _group(frame, by.split(","), keys)
+        frame, notes = _group(frame, [_find(one, frame) for one in by.split(",")], keys)
         shown = list(frame.columns)
     else:
         frame, shown, left = _telling(frame, keys)
@@ -101,12 +102,9 @@ def select(
         if more := [*aside, *left]:
             notes = (f"Also different: {', '.join(more)}; --columns shows them.",)
     if columns:
-        shown, notes = columns.split(","), notes if by else ()
+        shown, notes = [_find(one, frame) for one in columns.split(",")], notes if by else ()
     if sort:
-        _require(sort, frame)
-        frame = frame.sort_values(sort, kind="stable", key=_sortable)
-    for column in shown:
-        _require(column, frame)
+        frame = frame.sort_values(_find(sort, frame), kind="stable", key=_sortable)
     return Selection(frame[shown], same, notes, aside)
 
 
@@ -204,8 +202,6 @@ def _group(
     What else differs within a group, but for the seed, stands in the column `averages_over`, which
     is there if it does in any group.
     """
-    for column in columns:
-        _require(column, frame)
     if "metric" not in columns:  # values of different metrics have no mean
         columns = [*columns, "metric"]
     grouped = frame.groupby(columns, dropna=False, sort=True)
@@ -248,9 +244,14 @@ def _sortable(column: pd.Series) -> pd.Series:
     return column.astype(str) if (numbers.isna() & column.notna()).any() else numbers
 
 
-def _require(column: str, frame: pd.DataFrame) -> None:
-    if column not in frame.columns:
+def _find(column: str, frame: pd.DataFrame) -> str:
+    """Return the column of a name, or of the last part or the sign of one: `lr`, `σ`."""
+    near = [c for c in frame.columns if column in (c.rpartition(".")[2], names.key(c))]
+    if column in frame.columns or len(near) != 1:
+        near = [column]
+    if near[0] not in frame.columns:
         raise unknown("column", column, frame.columns)
+    return str(near[0])
 
 
 def sheet(selection: Selection, most: int | None = None) -> Sheet:
@@ -274,7 +275,7 @@ def sheet(selection: Selection, most: int | None = None) -> Sheet:
             f"The first {len(lines)}; filter or group them (--by), or print all (--format csv)."
         )
     notes = [*notes, *selection.notes]
-    return Sheet(title, shown, cells, notes, numbers=lines, one_line=True)
+    return Sheet(title, names.short(shown), cells, notes, numbers=lines, one_line=True, vital=VITAL)
 
 
 def _count(number: int, what: str) -> str:

@@ -40,6 +40,7 @@ class Sheet:
         origin: a sentence below the title of the Markdown page: what made it.
         numbers: what CSV and JSON hold, one mapping a row.
         one_line: on a terminal each row is one line, however long its words.
+        vital: headings of columns that a narrow terminal shows longest.
     """
 
     title: str
@@ -49,13 +50,7 @@ class Sheet:
     origin: str = ""
     numbers: Sequence[Numbers] = ()
     one_line: bool = False
-
-    @classmethod
-    def of_numbers(cls, numbers: Sequence[Numbers]) -> Sheet:
-        """Return a sheet whose cells are the numbers themselves."""
-        return cls(
-            "", list(numbers[0]), [[str(v) for v in n.values()] for n in numbers], (), "", numbers
-        )
+    vital: Sequence[str] = ()
 
     @classmethod
     def of_words(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Sheet:
@@ -71,7 +66,7 @@ class Sheet:
         """
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
         columns = list(zip_longest(self.columns, cells, fillvalue=""))
-        kept = _fitting(columns, width)
+        kept = _fitting(columns, width, self.vital)
         left = [heading for at, (heading, _) in enumerate(columns) if at not in kept]
         more = [f"No room for {', '.join(left)}: a wider terminal or --format csv has them."]
         table = RichTable(
@@ -136,7 +131,9 @@ def _least(heading: str, column: Sequence[str]) -> int:
     return min(FOLDED, max(map(len, (heading, *column)), default=0))
 
 
-def _fitting(columns: Sequence[tuple[str, Sequence[str]]], width: int | None) -> list[int]:
+def _fitting(
+    columns: Sequence[tuple[str, Sequence[str]]], width: int | None, vital: Sequence[str]
+) -> list[int]:
     """Return the places of the columns that a width holds.
 
     The first two say what a row is, and stay. Of the others those of one value go first, then
@@ -145,9 +142,10 @@ def _fitting(columns: Sequence[tuple[str, Sequence[str]]], width: int | None) ->
     kept = list(range(len(columns)))
     room = {at: 3 + _least(*columns[at]) for at in kept}
 
-    def worth(at: int) -> tuple[bool, bool, int]:
-        column = columns[at][1]
-        return len(column) < 2 or len({*column}) > 1, _must_stay(column), -at
+    def worth(at: int) -> tuple[bool, bool, bool, int]:
+        heading, column = columns[at]
+        varies = len(column) < 2 or len({*column}) > 1
+        return heading in vital, varies, _must_stay(column), -at
 
     for at in sorted(kept[2:], key=worth):
         if width is not None and 1 + sum(room[one] for one in kept) > width:

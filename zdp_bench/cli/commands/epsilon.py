@@ -67,7 +67,7 @@ def _print_papers(options: argparse.Namespace) -> None:
     sheet = epsilon.sheet(epsilon.rows())
     paths = sheet.write(options.results / "tables" / "epsilon")
     if options.format == "rich":
-        console().print(epsilon.as_rich(sheet))
+        console().print(sheet)
         print("\n".join(f"written: {path}" for path in paths))
     else:
         print(sheet.as_text(options.format))
