@@ -137,24 +137,6 @@ def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def count_bytes(root: Path) -> dict[str, tuple[int, int]]:
-    """Return how many arrays the cache has of each kind, and their bytes."""
-    found: dict[str, tuple[int, int]] = {}
-    for path in sorted(root.glob("*/*.npy")):
-        count, size = found.get(path.parent.name, (0, 0))
-        found[path.parent.name] = count + 1, size + path.stat().st_size
-    return found
-
-
-def delete_arrays(root: Path) -> int:
-    """Delete every array of the cache; return the bytes. A run that has one mapped keeps it."""
-    size = 0
-    for path in [*root.glob("*/*.npy"), *root.glob("*/.*.npy")]:
-        size += path.stat().st_size
-        path.unlink(missing_ok=True)
-    return size
-
-
 def consecutive(counts: dict[str, int]) -> dict[str, slice]:
     """The rows of each part, where parts of these sizes follow one another in one array."""
     ends = accumulate(counts.values())

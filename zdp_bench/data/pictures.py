@@ -47,8 +47,9 @@ def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
     """Return (rows, columns) by a picture's header, which must say how bright its pixels are."""
     with open_picture(path) as image:
         _require_depth(path, image, window)
-        columns, rows = image.size
-        return (columns, rows) if image.getexif().get(ORIENTATION) in TURNED else (rows, columns)
+        columns, rows = image.size  # of a PNG without EXIF, `getexif` would read the pixels
+        turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
+        return (columns, rows) if turned else (rows, columns)
 
 
 def read_picture(

@@ -142,7 +142,10 @@ def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
     rule = "is of segments in a variable layout, whose leads come and go; a fixed one is read"
     expect(header.layout == "fixed", rule)
     expect("~" not in header.seg_name, "has a gap between its segments")
-    segments = [open_record(path.with_name(f"{n}.hea"), rate, longest) for n in header.seg_name]
+    parts = [path.with_name(f"{name}.hea") for name in header.seg_name]
+    for part in parts:
+        require_inside(part, path.parent)
+    segments = [open_record(part, rate, longest) for part in parts]
     first = segments[0]
     for segment, length in zip(segments, header.seg_len, strict=True):
         fits = segment.leads == first.leads and segment.length == length and not segment.segments

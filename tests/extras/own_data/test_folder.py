@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
 import tracemalloc
 from pathlib import Path
 from typing import Any
@@ -128,12 +129,12 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
 
 
 def test_colour_and_crop(tmp_path: Path) -> None:
-    from zdp_bench.extras.own_data.readers import Form, read_picture
+    from zdp_bench.extras.own_data.readers import PICTURE, Form
 
     colour = np.zeros((10, 30, 3), dtype=np.uint8)
     colour[:, 10:20, 1] = 200
     Image.fromarray(colour).save(tmp_path / "c.png")
-    cropped = read_picture(tmp_path / "c.png", Form(size=5, channels=3, fit="crop"))[0]
+    cropped = PICTURE.read(tmp_path / "c.png", Form(size=5, channels=3, fit="crop"))[0]
     assert cropped.shape == (3, 5, 5)
     assert (cropped[1] > 150).all()  # the middle square, and green
     assert not cropped[0].any()
@@ -439,6 +440,17 @@ def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
         assert info.train + info.test == 24
 
 
+def test_a_segment_is_no_recording_of_its_own(tmp_path: Path) -> None:
+    """Listed beside the whole, it would be another owner, in another part perhaps."""
+    for n in range(8):
+        home = tmp_path / "d" / CLASSES[n % 2]
+        for part in "ab":
+            write_wfdb(home / f"{n}{part}.hea", 10 * n, 20)
+        (home / f"{n}.hea").write_text(f"{n}/2 2 {RATE} 40\n{n}a 20\n{n}b 20\n")
+    info, _ = assert_described(of_kind(tmp_path / "d", "recording"), tmp_path)
+    assert info.train + info.test == 8
+
+
 def test_a_set_of_black_pictures_is_told(
     scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -487,3 +499,21 @@ def test_what_validate_finds_run_reads(
                 except UserError as error:
                     said.append(str(error))
             assert said[0] == said[1], name
+
+
+@pytest.mark.slow
+def test_a_hundred_thousand_files_are_validated_in_half_a_minute(tmp_path: Path) -> None:
+    """A twentieth of them, by CPU time, and at most 2 kB of memory each."""
+    count = 5000
+    for number in range(count):
+        patient = tmp_path / "d" / CLASSES[number % 2] / f"p{number // 4}"
+        write_picture(patient / f"{number}.png", number % 256)
+    folder(tmp_path / "d").info(tmp_path)  # what is imported and made once
+    tracemalloc.start()
+    folder(tmp_path / "d").info(tmp_path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert peak < 2000 * count
+    started = time.process_time()
+    assert folder(tmp_path / "d").info(tmp_path).train == 4000
+    assert time.process_time() - started < 30 * count / 100_000

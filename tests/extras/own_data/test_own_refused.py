@@ -299,3 +299,37 @@ def test_dicom_without_pydicom_is_one_sentence(
     said = "this needs pydicom, which is not installed: `pip install 'zdp-bench[medical]'`."
     assert (code, said in err) == (2, True), err
     assert "Traceback" not in err
+
+
+TABLE = "patientId;x;Target\np1;3;0\np1;9;0\np2;;1\np3;;0\np4;;1\n"
+MAPPED = {"path": "{patientId}.png", "label": "Target", "patient": "PATIENTID"}
+DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
+    (TABLE, {}, ""),
+    (TABLE.replace("p1;9;0", "p1;9;1"), {}, "names p1.png twice"),  # as two radiologists do
+    (TABLE, {"columns": {**MAPPED, "label": "target1"}}, "has no column 'target1', but patientId"),
+    (TABLE, {"columns": {**MAPPED, "labels": "x"}}, "dataset.columns 'labels' is not known"),
+    (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns says"),
+    (TABLE, {"values": {"target": {"a": "0"}}}, "dataset.values 'target' is not known"),
+    (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: does not fit the CSV"),
+    (TABLE, {"values": {"split": {"train": "0"}}}, "dataset.values.split: does not fit the CSV"),
+    (TABLE, {"values": {"label": {"a": "7"}}}, "holds no file"),
+]
+
+
+@pytest.mark.parametrize(("body", "options", "says"), DESCRIBED)
+def test_a_csv_of_other_columns_is_described(
+    tmp_path: Path, body: str, options: dict[str, Any], says: str
+) -> None:
+    """RSNA's list has a line for each box of a film; equal ones count once."""
+    for name in ("p1", "p2", "p3", "p4"):
+        write_png(tmp_path / f"{name}.png", 3)
+    (tmp_path / "labels.csv").write_text(body)
+    described = {"columns": MAPPED, "test_share": 0.5, "split_seed": 1, **options}
+    data = Folder(path=str(tmp_path / "labels.csv"), size=8, **described)
+    if says:
+        assert_refused(lambda: data.info(tmp_path), "", says)
+    else:
+        info = data.info(tmp_path)
+        assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
+    home = Folder(path=str(tmp_path), size=8, columns=MAPPED)
+    assert_refused(lambda: home.info(tmp_path), "dataset.columns", "is for a CSV")

@@ -81,15 +81,22 @@ def _say_each(checked: Iterable[tuple[Path, str]]) -> int:
 
 
 def _show_cache(delete: bool) -> int:
-    """Print what the cache of prepared arrays takes, or delete it."""
-    from zdp_bench.caches import cache_root
-    from zdp_bench.data.cache import count_bytes, delete_arrays
+    """Print what the cache's arrays take, by kind, and perhaps delete them.
 
-    root = cache_root()
-    for kind, (count, size) in count_bytes(root).items():
-        print(f"{kind}: {count:,} arrays, {size / 1e9:.3f} GB")
-    done = delete_arrays(root) if delete else sum(size for _, size in count_bytes(root).values())
-    print(f"{root}: {done / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
+    A run that has one mapped keeps it.
+    """
+    from zdp_bench.caches import cache_root
+
+    root, total = cache_root(), 0
+    for folder in sorted(path for path in root.glob("*") if path.is_dir()):
+        arrays = list(folder.glob("*.npy"))
+        size = sum(path.stat().st_size for path in arrays)
+        total += size
+        if arrays:
+            print(f"{folder.name}: {len(arrays):,} arrays, {size / 1e9:.3f} GB")
+        for path in arrays if delete else ():
+            path.unlink(missing_ok=True)
+    print(f"{root}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
     return 0
 
 

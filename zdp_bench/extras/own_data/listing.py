@@ -83,13 +83,18 @@ def find_items(
     Args:
         patient: a regular expression whose first group is the patient, in the file's name or else
             in its path below the folder.
-        columns, values: what a CSV's columns and cells mean.
+        columns, values: what a CSV's columns and cells mean. Paths begin at the CSV's folder, or as
+            far above it as the template of `path` says by '../'.
     """
+    home = path
     try:
         require(path.exists(), "dataset.path", path, "there is no such folder or CSV")
         by_csv = path.is_file()
         for key, given in (("columns", columns), ("values", values)):
             require(by_csv or not given, f"dataset.{key}", given, "is for a CSV, and this is none")
+        if by_csv:
+            up = (columns or {}).get("path", "").count("../")
+            home = path.parent.joinpath(*[".."] * up)
         found = list(_by_csv(path, columns or {}, values or {}) if by_csv else _by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
@@ -97,7 +102,7 @@ def find_items(
     require(bool(found), "dataset.path", path, "holds no file in a class folder")
     if patient is not None:
         found = [_with_patient(item, patient) for item in found]
-    _require_consistent(path, found)
+    _require_consistent(path, home, found)
     return sorted(found, key=lambda item: item.name)
 
 
@@ -264,16 +269,10 @@ def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
 
 
 def _named(path: Path, where: str, name: str) -> Path:
-    """Return the file that a CSV's line names, below the CSV's folder.
-
-    Its path may begin with that folder's own name, as CheXpert's do.
-    """
-    first, _, rest = name.partition("/")
+    """Return the file that a CSV's line names."""
     file = path.parent / name
-    if not file.is_file() and first == path.parent.resolve().name:
-        file = path.parent / rest
     if not file.is_file():
-        raise UserError(f"{where}: there is no file {path.parent / name}.")
+        raise UserError(f"{where}: there is no file {file}.")
     return file
 
 
@@ -290,15 +289,15 @@ def _with_patient(item: Item, pattern: str) -> Item:
     return replace(item, patient=match[1])
 
 
-def _require_consistent(path: Path, found: list[Item]) -> None:
+def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
     """Refuse a patient in two parts, a link out of the data, and a file twice, by any names."""
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
-    home = (path.parent if path.is_file() else path).resolve()
+    home = home.resolve()
     for item in found:
-        real = require_inside(item.path, home)
+        real = _real(item.path, home)
         if item.partner:
-            require_inside(item.partner, home)
+            _real(item.partner, home)
         if real in names:
             also = "" if names[real] == item.name else f", also as {names[real]}"
             raise UserError(f"{path}: names {item.name} twice{also}.")
@@ -308,6 +307,15 @@ def _require_consistent(path: Path, found: list[Item]) -> None:
                 f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
                 "split by patient, or the test measures what was trained on."
             )
+
+
+def _real(path: Path, home: Path) -> Path:
+    """Return where a file lies; `require_inside`, which is slower, says what is wrong."""
+    try:
+        real = path.resolve()
+        return real if real.is_relative_to(home) else require_inside(path, home)
+    except (OSError, RuntimeError):
+        return require_inside(path, home)
 
 
 @dataclass(frozen=True)

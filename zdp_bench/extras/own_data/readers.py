@@ -85,33 +85,6 @@ class Facts:
     files: tuple[Path, ...] = ()
 
 
-# --------------------------------------------------------------------------- pictures and DICOM
-
-
-def inspect_picture(path: Path, form: Form) -> Facts:
-    return Facts(pictures.inspect_picture(path, form.window))
-
-
-def read_picture(path: Path, form: Form) -> np.ndarray:
-    return pictures.read_picture(path, form.size, form.channels, form.fit, form.window)[None]
-
-
-def inspect_png_mask(path: Path, form: Form) -> Facts:
-    return Facts(pictures.inspect_mask(path))
-
-
-def read_png_mask(path: Path, form: Form) -> np.ndarray:
-    return pictures.read_mask(path, form.size, form.fit)[None]
-
-
-def inspect_dicom(path: Path, form: Form) -> Facts:
-    return Facts(pictures.inspect_dicom(path))
-
-
-def read_dicom(path: Path, form: Form) -> np.ndarray:
-    return pictures.read_dicom(path, form.size, form.fit, form.window)[None]
-
-
 # --------------------------------------------------------------------------------------- NIfTI
 # Planes are axial, on RAS+ axes: rows run from anterior to posterior, columns from left to right.
 
@@ -172,11 +145,6 @@ def _choose(data: np.ndarray, form: Form) -> torch.Tensor:
 def inspect_sound(path: Path, form: Form) -> Facts:
     with signals.open_sound(path, form.rate, form.channels, LONGEST):
         return Facts()
-
-
-def read_sound(path: Path, form: Form) -> np.ndarray:
-    """Return samples in ±1: float32 [1, channels, length], or `to_spectrum`'s."""
-    return _shape(signals.read_sound(path, form.rate, form.channels, LONGEST).T, form)
 
 
 def inspect_record(path: Path, form: Form) -> Facts:
@@ -278,14 +246,21 @@ class Kind:
 
 
 PNG = ((0, b"\x89PNG\r\n\x1a\n"),)
-PNG_MASK = Kind("grey PNG", inspect_png_mask, read_png_mask, PNG)
 NIFTI = ((0, b"\x1f\x8b"), (344, b"n+1\0"), (4, b"n+2\0"))
-VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI)
 RECORDING = ("length", "rate", "scale", "spectrum")
+PNG_MASK = Kind(
+    "grey PNG",
+    lambda path, form: Facts(pictures.inspect_mask(path)),
+    lambda path, form: pictures.read_mask(path, form.size, form.fit)[None],
+    PNG,
+)
+VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI)
 PICTURE = Kind(
     "picture",
-    inspect_picture,
-    read_picture,
+    lambda path, form: Facts(pictures.inspect_picture(path, form.window)),
+    lambda path, form: pictures.read_picture(path, form.size, form.channels, form.fit, form.window)[
+        None
+    ],
     (*PNG, (0, b"\xff\xd8\xff")),
     keys=("window",),
     channels=(1, 3),
@@ -293,8 +268,8 @@ PICTURE = Kind(
 )
 DICOM = Kind(
     "image",
-    inspect_dicom,
-    read_dicom,
+    lambda path, form: Facts(pictures.inspect_dicom(path)),
+    lambda path, form: pictures.read_dicom(path, form.size, form.fit, form.window)[None],
     ((128, b"DICM"),),
     keys=("window",),
     channels=(1,),
@@ -320,7 +295,7 @@ COMPLEX_VOLUME = replace(
 SOUND = Kind(
     "clip",
     inspect_sound,
-    read_sound,
+    lambda path, form: _shape(signals.read_sound(path, form.rate, form.channels, LONGEST).T, form),
     ((0, b"RIFF"), (0, b"fLaC"), (0, b"OggS")),
     keys=RECORDING,
     is_image=False,

@@ -1,0 +1,200 @@
+"""Ten public releases, made small in their own layout: from the files to a private record.
+
+docs/own_data.md has a row for each: what a person types, and what is printed.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import soundfile
+from PIL import Image
+
+from tests.data.helpers import write_mitbih
+from tests.data.test_fastmri import coils_of, write
+from tests.extras.own_data.own_data import write_nifti
+from tests.test_docs import DOCS, exit_code_of
+from zdp_bench.data import nifti
+from zdp_bench.extras.standins.ecg import draw_recording, write_wfdb
+
+PAGE = (DOCS / "own_data.md").read_text(encoding="utf-8")
+
+
+def rows() -> dict[str, tuple[str, list[str]]]:
+    """The table's rows: set -> what is typed, and what is printed."""
+    found = re.findall(r"^\| ([^|]+) \| `zdp-bench ([^|]+)` \| ([^|]+) \|$", PAGE, re.M)
+    return {name: (typed, re.findall(r"`([^`]+)`", printed)) for name, typed, printed in found}
+
+
+def table(path: Path, head: str, *lines: str) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("\n".join([head, *lines]) + "\n")
+
+
+def ecg(folder: Path, name: str, number: int, diagnosis: str = "") -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
+    write_wfdb(folder, name, leads, diagnosis)
+
+
+def film(path: Path, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    pixels = np.random.default_rng(number).integers(0, 256, (32, 39), dtype=np.uint8)
+    Image.fromarray(pixels).save(path)
+
+
+def write_ptb_xl(root: Path) -> None:
+    lines = []
+    for n in range(20):
+        name = f"records500/00000/{n:05}_hr"
+        ecg(root / Path(name).parent, f"{n:05}_hr", n)
+        codes = "{'IMI': 100.0, 'SR': 0.0}" if n % 2 else "{'NORM': 80.0}"
+        lines.append(f'{n},{n // 2}.0,56.0,"{codes}",{n // 2 % 10 + 1},records100/x_lr,{name}')
+    head = "ecg_id,patient_id,age,scp_codes,strat_fold,filename_lr,filename_hr"
+    table(root / "ptbxl_database.csv", head, *lines)
+
+
+def write_mit_bih(root: Path) -> None:
+    write_mitbih(root / "mit-bih-arrhythmia-database-1.0.0")
+
+
+def write_cinc_2020(root: Path) -> None:
+    for n in range(12):
+        folder = root / f"CPSC2018/cinc2020_wfdb/g{n % 2 + 1}"
+        ecg(folder, f"A{n + 1:04}", n, ("426783006", "164909002")[n % 2])
+
+
+def write_ludb(root: Path) -> None:
+    rhythms = ("Sinus rhythm", '"Atrial fibrillation\nwith aberrant complexes"')
+    for n in range(1, 17):
+        ecg(root / "data", str(n), n)
+    lines = [f'{n},F,51,{rhythms[n % 2]},"normal"' for n in range(1, 17)]
+    table(root / "ludb.csv", "ID,Sex,Age,Rhythms,Electric axis of the heart", *lines)
+
+
+def write_knee(root: Path) -> None:
+    for n in range(6):
+        side = "singlecoil_val" if n > 3 else "singlecoil_train"
+        write(root / f"fastMRI/{side}/file100000{n}.h5", n)
+
+
+def write_brain(root: Path) -> None:
+    for n in range(6):
+        side = "multicoil_val" if n > 3 else "multicoil_train"
+        path = root / f"fastMRI/{side}/file_brain_AXT1_201_600{n}.h5"
+        write(path, n, reconstruction_esc=None, **coils_of(n))
+
+
+def ball(shape: tuple[int, int, int]) -> np.ndarray:
+    at = np.indices(shape) - np.reshape(shape, (3, 1, 1, 1)) / 2
+    return ((at**2).sum(0) < 9).astype(np.uint8)
+
+
+def write_msd(root: Path) -> None:
+    folder = root / "Task04_Hippocampus"
+    for n in range(10):
+        write_nifti(folder / f"imagesTr/hippocampus_{n:03}.nii.gz", n)
+        (folder / "labelsTr").mkdir(exist_ok=True)
+        label = folder / f"labelsTr/hippocampus_{n:03}.nii.gz"
+        nifti.write(label, ball((12, 10, 4)), (1.0, 1.0, 2.0))
+
+
+def write_brats(root: Path) -> None:
+    names = [f"BraTS20_Training_{n:03}" for n in range(1, 13)]
+    for n, name in enumerate(names):
+        for contrast in ("flair", "t1", "t1ce", "t2"):
+            write_nifti(root / name / f"{name}_{contrast}.nii", n, (16, 16, 6))
+        nifti.write(root / name / f"{name}_seg.nii", 4 * ball((16, 16, 6)), (1.0, 1.0, 2.0))
+    head = "Grade,BraTS_2017_subject_ID,BraTS_2020_subject_ID"
+    table(root / "name_mapping.csv", head, *(f"HGG,NA,{name}" for name in names))
+
+
+def write_chexpert(root: Path) -> None:
+    home = "CheXpert-v1.0-small"
+    lines = []
+    for n in range(20):
+        name = f"{home}/train/patient{n // 2:05}/study{n % 2 + 1}/view1_frontal.jpg"
+        film(root / name, n)
+        lines.append(f"{name},Female,68,Frontal,AP,{('0.0', '1.0', '-1.0', '')[n % 4]}")
+    head = "Path,Sex,Age,Frontal/Lateral,AP/PA,Pleural Effusion"
+    table(root / home / "train.csv", head, *lines)
+
+
+def write_nih(root: Path) -> None:
+    lines = []
+    for n in range(20):
+        film(root / f"images/{n // 2:08}_{n % 2:03}.png", n)
+        finding = ("No Finding", "Effusion|Infiltration", "Hernia", "Effusion")[n % 4]
+        lines.append(f"{n // 2:08}_{n % 2:03}.png,{finding},{n % 2},{n // 2},58,M,PA")
+    head = "Image Index,Finding Labels,Follow-up #,Patient ID,Patient Age,Patient Gender,View"
+    table(root / "Data_Entry_2017.csv", head, *lines)
+
+
+def write_speech_commands(root: Path) -> None:
+    for label, word in enumerate(("yes", "no")):
+        for n in range(12):
+            path = (
+                root
+                / f"SpeechCommands/speech_commands_v0.02/{word}/{n // 2:08x}_nohash_{n % 2}.wav"
+            )
+            path.parent.mkdir(parents=True, exist_ok=True)
+            wave = np.sin(np.arange(16_000) * (0.02 + 0.1 * label) + n) / 2
+            soundfile.write(path, wave, 16_000, subtype="PCM_16")
+
+
+def write_esc_50(root: Path) -> None:
+    lines = []
+    for n in range(20):
+        name = f"{n // 4 + 1}-{n}-A-{n % 2}.wav"
+        path = root / "ESC-50-master/audio" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        soundfile.write(path, np.sin(np.arange(22_050) * (1 + n % 2) / 9) / 2, 44_100)
+        lines.append(f"{name},{n // 4 + 1},{n % 2},{('dog', 'rain')[n % 2]},True,{n},A")
+    head = "filename,fold,target,category,esc10,src_file,take"
+    table(root / "ESC-50-master/meta/esc50.csv", head, *lines)
+
+
+SETS: dict[str, Callable[[Path], None]] = {
+    "PTB-XL": write_ptb_xl,
+    "MIT-BIH": write_mit_bih,
+    "CinC 2020": write_cinc_2020,
+    "LUDB": write_ludb,
+    "fastMRI knee": write_knee,
+    "fastMRI brain": write_brain,
+    "MSD": write_msd,
+    "BraTS": write_brats,
+    "CheXpert": write_chexpert,
+    "NIH": write_nih,
+    "Speech Commands": write_speech_commands,
+    "ESC-50": write_esc_50,
+}
+
+
+def test_the_page_has_a_row_for_each() -> None:
+    assert list(rows()) == list(SETS)
+
+
+@pytest.mark.parametrize("name", SETS)
+def test_a_foreign_set_becomes_a_private_record_in_one_command(
+    name: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    typed, printed = rows()[name]
+    monkeypatch.chdir(tmp_path)
+    SETS[name](tmp_path)
+    recipes = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
+    for recipe, file in zip(recipes, ("ball", "films_private"), strict=True):
+        (tmp_path / f"{file}.yaml").write_text(recipe)
+    assert exit_code_of(*shlex.split(typed)) == 0, capsys.readouterr().err
+    out = " ".join(capsys.readouterr().out.split())
+    for words in printed:
+        assert words in out
+    (record,) = (tmp_path / "results").rglob("record.json")
+    assert '"epsilon_tight"' in record.read_text()
