@@ -245,7 +245,7 @@ def test_what_does_not_fit_a_figure_is_refused_in_one_sentence(tmp_path: Path) -
 @pytest.mark.parametrize(
     ("filters", "x", "y", "says"),
     [
-        (["recipe=none"], "seed", "accuracy", "no record passes recipe=none"),
+        (["recipe=none"], "seed", "accuracy", "recipe=none"),
         ([], "optimizer.lrr", "accuracy", "Did you mean 'optimizer.lr'"),
         ([], "seed", "accuracies", "Did you mean 'accuracy'"),
         ([], "algorithm.name", "accuracy", "--x algorithm.name: is .* in a run"),

@@ -17,7 +17,7 @@ from typing import Any
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import papers
+from zdp_bench.report import names, papers
 from zdp_bench.report.cells import SHARES, Filling, list_once
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon
@@ -85,10 +85,10 @@ class Grid:
         for line in self.lines:
             count = sorted({len(runs) for runs in line.runs.values()})
             runs = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
-            names = [line.row, *([line.variant or ""] if grouped else [])]
-            metric = line.metric.replace("_", " ")
+            whose = [line.row, *([line.variant or ""] if grouped else [])]
+            metric = names.metric(line.metric)
             shown = [_show(line, target) for target in self.targets]
-            rows.append([*names, line.unit, metric, runs, *shown])
+            rows.append([*whose, line.unit, metric, runs, *shown])
         numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]
         origin = f"`zdp-bench table {self.name}` made this from the records; do not edit."
         return Sheet(self.title, columns, rows, self.notes, origin, numbers)
