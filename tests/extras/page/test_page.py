@@ -242,10 +242,3 @@ def test_a_verdict_says_why(tmp_path: Path) -> None:
         ("not run", ""),
         ("not run", "the data root lacks MNIST"),
     ]
-
-
-def test_a_run_says_what_differs_within_its_recipe(tmp_path: Path) -> None:
-    rates = {1: 0.1, 2: 0.3}
-    runs = [record("a", seed, config={"optimizer": {"lr": lr}}) for seed, lr in rates.items()]
-    made = run_data.build(runs, tmp_path, tmp_path / "page.html", lambda run: "")
-    assert [run["cells"]["differs"] for run in made["runs"]] == ["lr 0.1", "lr 0.3"]

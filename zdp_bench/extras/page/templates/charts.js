@@ -96,6 +96,7 @@ function drawScatter(rows, metric, colour, open) {
     backgroundColor: `${COLOURS[place % COLOURS.length]}b0`,
     borderColor: COLOURS[place % COLOURS.length],
     pointStyle: POINTS[place % POINTS.length],
+    clip: 8,
     radius: 5,
     hoverRadius: 7,
   }));

@@ -42,7 +42,7 @@ function cellOf(column) {
 }
 
 // As `records.plain_cell`: text that a sheet would compute has a ' before it.
-const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@]/.test(value) ? `'${value}` : value);
+const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
 
 // [least width, share of what is left over] by kind
 const WIDTHS = { run: [230, 6], words: [210, 6], text: [112, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
