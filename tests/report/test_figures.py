@@ -214,7 +214,7 @@ def test_a_series_of_many_points_has_no_line_and_far_values_a_logarithmic_axis(
     assert {line.get_linestyle() for line in axes.get_lines()} == {"None"}
     assert (axes.get_xscale(), axes.get_yscale()) == ("log", "log")
     assert [text.get_text() for text in axes.get_xticklabels()][:3] == ["0.01", "0.02", "0.05"]
-    assert drawing.notes == ("Not drawn: 1 runs whose loss is no number.",)
+    assert drawing.notes == ("Not drawn: 1 runs without a finite loss.",)
     every = own.draw(results, ["recipe=d"], "epsilon_tight", "accuracy")
     assert set(curves(every)) == {"60 runs"}
 
@@ -231,13 +231,14 @@ def test_numbers_have_four_digits_unless_settings_would_read_alike(tmp_path: Pat
     assert len(curves(own.draw(tmp_path, [], "epsilon_tight", "accuracy"))) == 3
 
 
-def test_open_runs_of_several_settings_differ_in_colour_or_are_a_band(tmp_path: Path) -> None:
+def test_open_runs_of_several_settings_are_points_at_the_right(tmp_path: Path) -> None:
     runs = [make("a", 0, 0.9, math.inf, optimizer={"lr": n}) for n in range(1, 10)]
     save(tmp_path, *runs)
     few = own.draw(tmp_path, ["optimizer.lr=1"], "epsilon_tight", "accuracy")
     assert set(curves(few)) == {"∞"}
     (axes,) = own.draw(tmp_path, [], "epsilon_tight", "accuracy").figure.axes
-    assert [patch.get_label() for patch in axes.patches] == ["∞: 9 settings"]
+    (line,) = axes.get_lines()
+    assert (line.get_label(), set(line.get_xdata()), len(line.get_ydata())) == ("∞", {1.03}, 9)
 
 
 def test_what_does_not_fit_a_figure_is_refused_in_one_sentence(tmp_path: Path) -> None:

@@ -14,6 +14,7 @@ import math
 import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from itertools import combinations
 from pathlib import Path
 
@@ -51,7 +52,8 @@ class Family:
         threshold = bonferroni(len(pairs))
         family = f"{len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
         for first, second in pairs:
-            test, p, seeds = self._compare(self.rows[first], self.rows[second], results)
+            sides = self.rows[first], self.rows[second]
+            test, p, seeds = compare_rows(self.metric, *sides, results)
             if math.isnan(p):
                 continue
             verdict = "different" if p < threshold else "not shown to be different"
@@ -61,22 +63,23 @@ class Family:
             )
         return said
 
-    def _compare(
-        self, first: Sequence[Record], second: Sequence[Record], results: Path
-    ) -> tuple[str, float, list[int]]:
-        """Return the test's name, p and the seeds compared; p is NaN where nothing can be."""
-        if self.metric != "roc_auc":
-            values = [[run["metrics"][self.metric] for run in runs] for runs in (first, second)]
-            seeds = {run["seed"] for run in (*first, *second)}
-            return "Student's t", students_t(*values), sorted(seeds)
-        p_of_seed = {}
-        for a in first:
-            for b in second:
-                if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
-                    one, other = _scores(a, results), _scores(b, results)
-                    if one and other and (one[0] == other[0]).all() and _has_both(one[0]):
-                        p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
-        return "DeLong", max(p_of_seed.values(), default=math.nan), sorted(p_of_seed)
+
+def compare_rows(
+    metric: str, first: Sequence[Record], second: Sequence[Record], results: Path
+) -> tuple[str, float, list[int]]:
+    """Return the test's name, p and the seeds compared; p is NaN where nothing can be."""
+    if metric != "roc_auc":
+        values = [[run["metrics"][metric] for run in runs] for runs in (first, second)]
+        seeds = {run["seed"] for run in (*first, *second)}
+        return "Student's t", students_t(*values), sorted(seeds)
+    p_of_seed = {}
+    for a in first:
+        for b in second:
+            if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
+                one, other = _scores(a, results), _scores(b, results)
+                if one and other and (one[0] == other[0]).all() and _has_both(one[0]):
+                    p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
+    return "DeLong", max(p_of_seed.values(), default=math.nan), sorted(p_of_seed)
 
 
 def _has_both(truth: np.ndarray) -> bool:
@@ -85,7 +88,10 @@ def _has_both(truth: np.ndarray) -> bool:
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    return records.read_scores(records.folder(results, run["recipe"], run["run"]) / "scores.csv")
+    return _read_once(records.folder(results, run["recipe"], run["run"]) / "scores.csv")
+
+
+_read_once = cache(records.read_scores)  # a run stands in many pairs
 
 
 def show_p(p: float) -> str:

@@ -86,7 +86,7 @@ class Grid:
             count = sorted({len(runs) for runs in line.runs.values()})
             runs = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
             cells = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
-            metric = line.metric.replace("_", " ")
+            metric = names.metric(line.metric)
             shown = [_show(line, target) for target in self.targets]
             rows.append([*cells, line.unit, metric, runs, *shown])
         numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]

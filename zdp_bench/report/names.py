@@ -12,15 +12,20 @@ from zdp_bench.records import Record
 MODELS = {
     "alexnet": "AlexNet",
     "complex_cnn": "complex CNN",
+    "complex_conv_linear": "complex convolution and linear layer",
     "complex_dfa_cnn": "complex CNN for feedback alignment",
     "complex_harmonic": "complex harmonic network",
+    "complex_linear": "complex linear layer",
     "complex_mlp": "complex MLP",
     "complex_sequence_cnn": "complex sequence CNN",
     "complex_unet": "complex U-Net",
     "lenet5": "LeNet-5",
     "model3": "Model-3",
     "real_cnn": "CNN",
+    "real_conv_linear": "convolution and linear layer",
     "real_dfa_cnn": "CNN for feedback alignment",
+    "real_linear": "linear layer",
+    "real_linear_map": "linear layer a voxel",
     "real_mlp": "MLP",
     "real_sequence_cnn": "sequence CNN",
     "real_unet": "U-Net",
@@ -50,6 +55,8 @@ DATA = {
     "mri_sequences_synthetic": "drawn MRI sequences",
     "msd": "Medical Segmentation Decathlon",
     "msd_synthetic": "synthetic Segmentation Decathlon",
+    "msd_volumes": "Decathlon volumes",
+    "msd_volumes_synthetic": "synthetic Decathlon volumes",
     "phase_digits": "phase digits",
     "phasemnist": "PhaseMNIST",
     "public_kspace": "k-space of public pictures",
@@ -79,7 +86,7 @@ KEYS = {
     "algorithm.max_grad_norm": "C",
     "privacy.target_epsilon": "ε",
 }
-UNITS = {"accuracy": "%", "roc_auc": "%", "psnr": "dB"}
+UNITS = {"accuracy": "%", "psnr": "dB"}
 
 
 def model(name: str) -> str:
@@ -118,7 +125,7 @@ def short(keys: Sequence[str]) -> list[str]:
 
 
 def unit(metric: str) -> str:
-    """'%' for a share, 'dB' for PSNR, else nothing."""
+    """'%' for accuracy, 'dB' for PSNR, else nothing."""
     return UNITS.get(metric, "")
 
 

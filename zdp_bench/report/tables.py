@@ -16,7 +16,7 @@ from typing import Any
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import cells, papers
+from zdp_bench.report import cells, names, papers
 from zdp_bench.report.cells import (
     EPSILON_COLUMNS,
     RULE,
@@ -189,7 +189,7 @@ def show(cell: Cell) -> dict[str, str]:
         difference = f"{cell.difference:+.2f}"
     return {
         "row": cell.metric.label,
-        "metric": cell.metric.column.replace("_", " "),
+        "metric": names.metric(cell.metric.column),
         "paper": cell.metric.printed,
         "as published": _show_measured(cell.published),
         "Δ": difference,
@@ -270,7 +270,7 @@ def _show_runs(row: Measured) -> list[str]:
     """Return what `RUN_COLUMNS` show of a job's runs."""
     return [
         row.label,
-        row.metric.column.replace("_", " "),
+        names.metric(row.metric.column),
         row.shown,
         epsilon(row.privacy["epsilon_claimed"]),
         row.tight,

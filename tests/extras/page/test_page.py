@@ -20,6 +20,7 @@ from tests.test_records import record, save
 from zdp_bench.errors import UserError
 from zdp_bench.extras.page import page, run_data
 from zdp_bench.report import tables
+from zdp_bench.report.comparisons import students_t
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
 
@@ -124,14 +125,54 @@ def test_libraries_keep_their_licences_and_versions(text: str) -> None:
     assert "sourceMappingURL" not in text
 
 
-def test_the_runs_come_first_also_those_outside_papers(path: Path) -> None:
+def test_what_privacy_costs_and_how_tables_stand_come_before_the_runs(path: Path) -> None:
+    assert 'id="cost"' not in path.read_text(encoding="utf-8")
+    made = "`zdp-bench table cost` made this from the records; do not edit."
+    cost = f"# What privacy costs\n\n{made}\n\n| task |\n| --- |\n| Films |\n"
+    (path.parent / "tables" / "cost.md").write_text(cost)
+    text = write_page(path.parent).read_text(encoding="utf-8")
+    order = [f'id="{part}"' for part in ("cost", "standing", "runs", "papers", "figures")]
+    assert [*map(text.index, order)] == sorted(map(text.index, order))
+    assert text.count("<td>Films</td>") == 1
+    assert "do not edit" not in text
+
+
+def test_a_folder_of_own_runs_has_no_tables_of_papers(tmp_path: Path) -> None:
+    save(tmp_path, record("mine", 4, 0.25, claims={"table": None, "row": None, "variant": None}))
+    text = write_page(tmp_path).read_text(encoding="utf-8")
+    assert 'id="runs"' in text
+    assert not re.search('id="(papers|standing|cost|figures)"', text)
+
+
+def test_names_tell_runs_apart(tmp_path: Path) -> None:
+    runs = [record("a", seed, config={"lr": lr}) for seed, lr in ((1, 0.1), (2, 0.1), (1, 0.3))]
+    runs[2]["run"] = "f" * 64
+    twin = runs[0] | {"run": "e" * 64}
+    made = run_data.build([*runs, twin], tmp_path, tmp_path / "page.html", lambda run: "")
+    assert [run["cells"]["name"] for run in made["runs"]] == [
+        "a, lr 0.1, seed 1 (a10000)",
+        "a, lr 0.1, seed 2",
+        "a, lr 0.3, seed 1",
+        "a, lr 0.1, seed 1 (eeeeee)",
+    ]
+
+
+def test_the_page_tests_what_compare_tests(tmp_path: Path) -> None:
+    sides = {"a": (0.8, 0.81, 0.82), "b": (0.7, 0.72, 0.71), "c": (0.5,)}
+    runs = [record(of, seed, v) for of, values in sides.items() for seed, v in enumerate(values)]
+    made = run_data.build(runs, tmp_path, tmp_path / "page.html", lambda run: "")
+    ((p, seeds),) = made["tests"].values()
+    assert seeds == [0, 1, 2]
+    assert p == pytest.approx(students_t(sides["a"], sides["b"]), rel=0.01)
+
+
+def test_runs_outside_papers_are_there_with_their_curve(path: Path) -> None:
     save(path.parent, record("mine", 4, 0.25, claims={"table": None, "row": None, "variant": None}))
     text = write_page(path.parent).read_text(encoding="utf-8")
-    assert text.index('id="runs"') < text.index('id="papers"') < text.index('id="figures"')
     assert "5 runs, 1 of them outside papers" in text
     runs = {run["cells"]["recipe"]: run for run in data_of(text)["runs"]}
     assert runs["mine"]["cells"]["paper"] == "outside papers"
-    assert runs["phasemnist"]["cells"]["name"] == "PhaseMNIST"
+    assert runs["phasemnist"]["cells"]["what"] == "PhaseMNIST"
     assert runs["phasemnist"]["curve"]["epsilon_tight"] == [0.5, 1.0, 1.5, 2.0]
     spent = [data_of(text)["pairs"][place] for place in runs["phasemnist"]["privacy"]]
     assert ["ε tight", "2"] in spent
@@ -201,10 +242,3 @@ def test_a_verdict_says_why(tmp_path: Path) -> None:
         ("not run", ""),
         ("not run", "the data root lacks MNIST"),
     ]
-
-
-def test_a_run_says_what_differs_within_its_recipe(tmp_path: Path) -> None:
-    rates = {1: 0.1, 2: 0.3}
-    runs = [record("a", seed, config={"optimizer": {"lr": lr}}) for seed, lr in rates.items()]
-    made = run_data.build(runs, tmp_path, tmp_path / "page.html", lambda run: "")
-    assert [run["cells"]["differs"] for run in made["runs"]] == ["lr 0.1", "lr 0.3"]

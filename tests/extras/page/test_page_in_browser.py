@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import csv
 import json
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -11,13 +13,18 @@ import pytest
 
 pytest.importorskip("playwright")
 
+from PIL import Image
 from playwright.sync_api import Browser, Page
 
-from tests.extras.page import screenshots
 from tests.extras.page.browser import CHROMIUM, PHONE, WIDE, chromium, see
 from tests.extras.page.test_page import EVIL, private, write_page
 from tests.report.test_tables import own
 from tests.test_records import save
+from zdp_bench import cli
+from zdp_bench.extras.page.page import write as write_report
+from zdp_bench.report.comparisons import students_t
+
+ROOT = Path(__file__).resolve().parents[3]
 
 pytestmark = [
     pytest.mark.slow,
@@ -75,7 +82,7 @@ def test_the_page_fits_says_nothing_and_asks_for_nothing(
 def test_what_a_record_a_drawing_or_a_table_holds_stays_text(browser: Browser, file: Path) -> None:
     with see(browser, file, WIDE) as seen:
         page = seen.page
-        for name in (EVIL, "variant"):  # configuration keys and record columns as columns
+        for name in (EVIL, "what differs"):  # configuration keys and record columns as columns
             page.evaluate("document.querySelector('.choose').open = true")
             page.locator("#columns label", has_text=name).last.click()
         page.click("h1")  # closes the choice of columns
@@ -117,7 +124,7 @@ def test_search_filters_and_a_limit_on_epsilon_choose_runs(browser: Browser, fil
         assert "No run matches" in page.inner_text("#runs-table")
 
 
-def test_a_run_opens_by_click_and_by_address_and_columns_are_chosen(
+def test_a_run_opens_by_click_and_by_address_and_columns_are_kept(
     browser: Browser, file: Path
 ) -> None:
     with see(browser, file, WIDE) as seen:
@@ -126,7 +133,7 @@ def test_a_run_opens_by_click_and_by_address_and_columns_are_chosen(
         page.check("#columns label:has-text('optimizer.lr') input")
         assert sorted(column(page, "'setting:optimizer.lr'")) == ["", "0.1", "0.2", "0.3"]
         page.click("h1")
-        page.locator(".tabulator-cell[tabulator-field=seed]", has_text="2").click()
+        page.locator(".tabulator-cell[tabulator-field=value]", has_text="70.00").click()
         page.wait_for_selector("#run[open]")
         shown = page.inner_text("#run-body")
         for word in ("PhaseMNIST", "70.00 %", "optimizer.lr", "ε tight", "ledger", "Model card"):
@@ -138,6 +145,82 @@ def test_a_run_opens_by_click_and_by_address_and_columns_are_chosen(
         page.wait_for_function("location.hash === ''")
         page.goto(address)
         page.wait_for_selector("#run[open] #run-name")
+        page.reload()
+        page.wait_for_selector("#count:has-text('runs')")
+        assert sorted(column(page, "'setting:optimizer.lr'")) == ["", "0.1", "0.2", "0.3"]
+
+
+def test_the_filter_is_in_the_address_also_behind_a_run(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        page.fill("#search", "lr=0.2 & phase")
+        page.fill("#search", "optimizer.lr=0.2")
+        page.fill("#limit", "5")
+        page.click("#runs-table .tabulator-row a")
+        page.keyboard.press("Escape")
+        page.wait_for_selector("#run:not([open])", state="attached")
+        page.wait_for_timeout(100)
+        address = page.url
+        assert "limit=5" in address
+    with see(browser, file, WIDE) as seen:
+        seen.page.goto(address)
+        seen.page.wait_for_selector("#count:has-text('1 of 4 runs')")
+        assert seen.page.input_value("#search") == "optimizer.lr=0.2"
+        assert seen.said == []
+
+
+def test_the_csv_holds_what_is_shown(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        page.fill("#search", "phasemnist")
+        with page.expect_download() as saved:
+            page.click("#download")
+        rows = [*csv.DictReader(saved.value.path().read_text("utf-8-sig").splitlines())]
+        assert sorted(row["test"] for row in rows) == ["0.6", "0.7", "0.8"]
+        assert [*rows[0]][:2] == ["run", "algorithm"]
+        assert seen.said == []
+
+
+def test_runs_are_compared_by_curves_differences_and_the_test(
+    browser: Browser, tmp_path: Path
+) -> None:
+    runs = [private(of, n, at + n / 100) for of, at in (("a", 0.5), ("b", 0.8)) for n in (1, 2, 3)]
+    for run in runs:
+        run["config"] = {"optimizer": {"lr": {"a": 0.1, "b": 0.3}[run["recipe"]]}}
+    save(tmp_path, *runs, own("evil", 9, 0.1, epochs=[]))
+    with see(browser, write_page(tmp_path), PHONE) as seen:
+        page = seen.page
+        assert page.is_disabled("#compare")
+        for name in ("a, seed 1", "b, seed 2"):
+            page.locator(".tabulator-row", has_text=name).locator("input").check()
+        page.click("#compare:has-text('Compare 2')")
+        shown = page.inner_text("#run-body")
+        p = students_t([0.51, 0.52, 0.53], [0.81, 0.82, 0.83])
+        assert p < 0.001
+        assert "a against b: different, Student's t p < 0.001 (seeds 1, 2, 3; threshold" in shown
+        assert "optimizer.lr\t0.1\t0.3" in shown
+        assert page.evaluate("Chart.getChart('curve').data.datasets.map((s) => s.label)") == [
+            "a, seed 1",
+            "b, seed 2",
+        ]
+        assert page.evaluate("document.querySelector('#run').scrollWidth") <= PHONE[0]
+        assert seen.said == []
+
+
+def test_the_scatter_keeps_a_metric_that_the_filtered_runs_have(
+    browser: Browser, tmp_path: Path
+) -> None:
+    headline = {"name": "dice", "value": 0.7}
+    other = own("films", 1, 0.7, headline=headline, metrics={"dice": 0.7})
+    save(tmp_path, *(private("phasemnist", seed, 0.5) for seed in (1, 2)), other)
+    with see(browser, write_page(tmp_path), WIDE) as seen:
+        chosen = "document.getElementById('scatter-metric').value"
+        assert seen.page.evaluate(chosen) == "accuracy"
+        seen.page.fill("#search", "films")
+        assert seen.page.evaluate(chosen) == "dice"
+        assert seen.page.inner_text("#scatter-metric option:checked") == "Dice"
+        seen.page.fill("#search", "phasemnist")
+        assert seen.page.evaluate(chosen) == "accuracy"
 
 
 def test_the_scatter_shows_what_the_table_shows_and_says_what_a_point_is(
@@ -156,25 +239,90 @@ def test_the_scatter_shows_what_the_table_shows_and_says_what_a_point_is(
         )
         page.locator("#scatter").hover(position={"x": at["x"], "y": at["y"]})
         page.wait_for_function(f"{hint}?.length")
-        assert page.evaluate(hint) == ["PhaseMNIST"]
+        assert re.fullmatch(r"phasemnist, lr 0\.\d, seed \d", page.evaluate(hint)[0])
 
 
-def test_curves_of_a_table_are_drawn_when_it_opens_also_on_paper(
-    browser: Browser, file: Path
-) -> None:
+def test_curves_of_a_table_are_drawn_when_it_opens(browser: Browser, file: Path) -> None:
     with see(browser, file, WIDE) as seen:
         drawn = "Object.values(Chart.instances).length"
         before = seen.page.evaluate(drawn)
-        seen.page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        seen.page.locator("#papers details.section > summary").first.click()
+        seen.page.wait_for_timeout(200)
         assert seen.page.evaluate(drawn) == before + 1
-        assert seen.page.locator(".tabulator-print-table tbody tr").count() == 4
+
+
+def test_paper_has_the_summary_and_the_filtered_rows(browser: Browser, file: Path) -> None:
+    with see(browser, file, WIDE) as seen:
+        page = seen.page
+        page.fill("#search", "phasemnist")
+        page.emulate_media(media="print")
+        page.evaluate("dispatchEvent(new Event('beforeprint'))")
+        assert page.locator(".tabulator-print-table tbody tr").count() == 3
+        assert page.is_visible("#standing")
+        for part in ("#papers", "#figures", "#measured", "#tools", "nav"):
+            assert page.is_hidden(part), part
+        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf())) <= 2
+
+
+def test_drawings_of_lines_are_light_on_dark_and_photographs_stay(
+    browser: Browser, tmp_path: Path
+) -> None:
+    save(tmp_path, private("phasemnist", 1, 0.5))
+    (tmp_path / "figures").mkdir()
+    for name, inside in (("lines", "<path/>"), ("scan", "<image/>")):
+        drawing = f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
+        (tmp_path / "figures" / f"{name}.svg").write_text(drawing)
+    filters = (
+        "[...document.querySelectorAll('.drawing img')].map((i) => getComputedStyle(i).filter)"
+    )
+    for scheme, turned in (("dark", "invert(1) hue-rotate(180deg)"), ("light", "none")):
+        with see(browser, write_page(tmp_path), WIDE, scheme) as seen:
+            assert seen.page.evaluate(filters) == [turned, "none"]
+
+
+PICTURES = {"wide": ROOT / "docs" / "report_wide.png", "phone": ROOT / "docs" / "report_phone.png"}
+SHOWN = Path(__file__).with_name("pictures.json")  # what the page consisted of when they were taken
+# Of the runs' part and of a run that is open; numbers and names of runs are no structure.
+STRUCTURE = """() => {
+  const seen = (e) => e.offsetParent;
+  const texts = (all) => [...document.querySelectorAll(all)].filter(seen).map((e) => e.textContent);
+  return {
+    runs: texts('#runs h2, #runs .tabulator-col-title'),
+    tools: [...document.querySelectorAll('#tools :is(input, select, button, summary)')]
+      .filter((e) => !e.closest('#columns'))
+      .map((e) => e.id || e.options?.[0].textContent || e.textContent),
+    open: texts('#run-body summary h3'),
+  };
+}"""
+
+
+def open_run(page: Page) -> dict[str, Any]:
+    """Open the first run; return what the page consists of."""
+    page.click("#runs-table .tabulator-row >> nth=0 >> a")
+    page.wait_for_selector("#run[open]")
+    found: dict[str, Any] = page.evaluate(STRUCTURE)
+    return found
 
 
 def test_the_pictures_of_the_manual_show_the_page_as_it_is(
     browser: Browser, tmp_path: Path
 ) -> None:
-    manifest = json.loads(screenshots.MANIFEST.read_text(encoding="utf-8"))
-    anew = "make them anew: python -m tests.extras.page.screenshots"
-    assert screenshots.digests() == manifest["pictures"], anew
-    with see(browser, screenshots.write_page(tmp_path), WIDE) as seen:
-        assert screenshots.structure(seen.page) == manifest["structure"], anew
+    """Take them anew if the page consists of something else: look at them and commit them."""
+    file = tmp_path / "report.html"
+    with see(browser, write_report([], ROOT / "results", file), WIDE) as seen:
+        found = open_run(seen.page)
+    if SHOWN.is_file() and found == json.loads(SHOWN.read_text(encoding="utf-8")):
+        return
+    with pytest.raises(SystemExit):
+        cli.main(["report", "--results", str(ROOT / "results"), "--output", str(file)])
+    with see(browser, file, WIDE) as seen:
+        top = {"x": 0, "y": 0, "width": WIDE[0], "height": 1300}
+        seen.page.screenshot(path=PICTURES["wide"], clip=top, full_page=True)
+    with see(browser, file, PHONE) as seen:
+        open_run(seen.page)
+        seen.page.wait_for_timeout(300)
+        seen.page.screenshot(path=PICTURES["phone"])
+    for path in PICTURES.values():  # 128 colours are enough for text, at a third of the size
+        Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+    SHOWN.write_text(json.dumps(found, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+    pytest.fail("the page has changed: the pictures in docs are taken anew, look and commit them")

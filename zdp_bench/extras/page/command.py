@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.extras.page import page
-    from zdp_bench.records import require_regular
+    from zdp_bench.records import read_all, require_regular
     from zdp_bench.registry import find
     from zdp_bench.report import papers, tables
     from zdp_bench.training.interrupts import require_writable
@@ -35,6 +35,9 @@ def run(options: argparse.Namespace) -> int:
     require_regular(output)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
+    claims = [run.get("claims") or {} for run in read_all(options.results)]
+    if not any(of.get("table") for of in claims):  # own runs only: their page is there at once
+        names = []
     made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
     card = find("function", "model_card") or (lambda run: "")
     written = page.write(made, options.results, output, card)

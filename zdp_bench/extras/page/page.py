@@ -1,7 +1,8 @@
 """`zdp-bench report`: everything on one HTML page that needs no network and no file beside it.
 
-First the runs, from the records; then the papers' tables, which the records fill. What other
-commands have written to `results/tables` and `results/figures` is shown as it is there.
+First what privacy costs and how the papers' tables stand, then the runs, from the records, then the
+papers' tables, which the records fill. What other commands have written to `results/tables` and
+`results/figures` is shown as it is there.
 """
 
 from __future__ import annotations
@@ -31,6 +32,11 @@ from zdp_bench.report.tables import Table, show
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 PARTS = {
+    "cost": (
+        "cost",
+        "What privacy costs",
+        "The test metric without privacy and at three tight ε, and which part of it is kept.",
+    ),
     "epsilon": (
         "epsilon",
         "Every printed ε",
@@ -47,6 +53,7 @@ PARTS = {
         "Time and memory, audits, and the numbers behind the figures, as last measured.",
     ),
 }
+MADE_BY = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"  # the page is not edited
 
 
 @dataclass(frozen=True)
@@ -99,7 +106,7 @@ def write(
         styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
         licences=[_read(name) for name in LICENCES],
         policy=_policy(),
-        sections=[_section(table, every, results) for table in tables],
+        sections=[s for s in (_section(t, every, results) for t in tables) if s.lines],
         parts=_parts({table.stem for table in tables}, results),
         figures=_figures(results),
         total=Count.count(count_once(cell.standing for table in tables for cell in table.cells)),
@@ -153,16 +160,24 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
     for file in files:
         start = next(start for start in PARTS if file.stem.startswith(start))
         heading, _, body = _text(file).lstrip().removeprefix("# ").partition("\n")
-        found[start].append((heading, _markdown(body)))
+        found[start].append((heading, _markdown(re.sub(MADE_BY, "", body, count=1))))
     return [(*PARTS[start], tables) for start, tables in found.items() if tables]
 
 
-def _figures(results: Path) -> list[tuple[str, str, str]]:
-    """Return (file's name, caption, address of the picture) of each drawing."""
+def _figures(results: Path) -> list[tuple[str, str, str, str]]:
+    """Return (file's name, caption, address, class) of each drawing; a photograph stays as it is.
+
+    Others are turned light on dark with the page.
+    """
     files = sorted((results / "figures").glob("*.svg"))
     captions = figures.captions() if files else {}
     return [
-        (file.stem, captions.get(file.stem, file.stem.replace("_", " ")), _image(file))
+        (
+            file.stem,
+            captions.get(file.stem, file.stem.replace("_", " ")),
+            _image(file),
+            "photograph" if b"<image" in file.read_bytes() else "lines",
+        )
         for file in files
     ]
 

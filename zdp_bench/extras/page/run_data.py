@@ -6,9 +6,12 @@ Runs have most settings and most lines of their cards in common, so that each st
 
 from __future__ import annotations
 
+import math
 import os
+from collections import Counter
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
@@ -18,10 +21,12 @@ from markdown_it import MarkdownIt
 from zdp_bench import records
 from zdp_bench.records import Record
 from zdp_bench.report import names
+from zdp_bench.report.comparisons import compare_rows
 from zdp_bench.report.number_format import epsilon, interval, name_one
 from zdp_bench.report.results import DIFFERS, flatten, read_frame, tell_differences
 
 POINTS = 50  # of a curve, at most
+TESTED = 80  # experiments on one data set that are tested in pairs, at most; the newest
 OWN = "outside papers"
 
 
@@ -46,7 +51,7 @@ class Column:
 
 COLUMNS = (
     Column("name", "run", "run", wide=True, narrow=True),
-    Column("differs", "what differs", "words", wide=True),
+    Column("differs", "what differs", "words"),
     Column("algorithm", "algorithm", wide=True, any="any algorithm"),
     Column("model", "network", any="any network"),
     Column("dataset", "data set", any="any data set"),
@@ -57,7 +62,7 @@ COLUMNS = (
     Column("epsilon_patient", "ε per unit", "epsilon"),
     Column("provenance", "data", "mark", wide=True, any="any provenance"),
     Column("recipe", "recipe", any="any recipe"),
-    Column("seed", "seed", "number", wide=True),
+    Column("seed", "seed", "number"),
     Column("started_utc", "date", "date", wide=True),
     Column("paper", "fills table", any="any table"),
     Column("variant", "variant"),
@@ -101,9 +106,12 @@ def build(
     pairs, words = _Pool(), _Pool()
     parser = markdown_parser()
     varied = [key for key in keys if len({str(value) for value in frame[key]}) > 1]
+    titles = name_runs(every, [line[DIFFERS] for line in lines])
+    experiments = _Pool()
     runs = [
         {
-            "cells": _cells(run, line),
+            "cells": _cells(run, line, title),
+            "experiment": experiments.place(_experiment(run)),
             "config": [pairs.place(pair) for pair in flatten(run["config"]).items()],
             "curve": _curve(run),
             "privacy": [pairs.place(pair) for pair in _privacy(run)],
@@ -111,7 +119,7 @@ def build(
             "card": [words.place(word) for word in _card(card(run), parser)],
             "record": _link(run, results, page),
         }
-        for run, line in zip(every, lines, strict=True)
+        for run, line, title in zip(every, lines, titles, strict=True)
     ]
     metrics = dict.fromkeys([*names.METRICS, *(key for run in every for key in run["metrics"])])
     return {
@@ -121,7 +129,43 @@ def build(
         "pairs": pairs.entries,
         "lines": words.entries,
         "runs": runs,
+        "tests": _test(every, results, experiments),
     }
+
+
+def name_runs(every: list[Record], differs: list[str]) -> list[str]:
+    """Return names that tell runs apart: 'mnist, lr 0.1, seed 2', and of twins their digits."""
+    made = [
+        ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
+        for run, what in zip(every, differs, strict=True)
+    ]
+    twins = Counter(made)
+    return [
+        f"{name} ({run['run'][:6]})" if twins[name] > 1 else name
+        for name, run in zip(made, every, strict=True)
+    ]
+
+
+def _experiment(run: Record) -> tuple[str, str, str]:
+    return run["experiment"], run["data"]["digest"], run["headline"]["name"]
+
+
+def _test(every: list[Record], results: Path, experiments: _Pool) -> dict[str, list[Any]]:
+    """Return {'3 17': [p, seeds]}: the test of `compare` for pairs of experiments on one data set.
+
+    p is that of DeLong's test for ROC AUC, else of Student's t over seeds.
+    """
+    rows: dict[tuple[str, str], dict[int, list[Record]]] = {}
+    for run in sorted(every, key=lambda run: str(records.get(run, "measured.started_utc"))):
+        _, data, metric = key = _experiment(run)
+        rows.setdefault((data, metric), {}).setdefault(experiments.place(key), []).append(run)
+    found = {}
+    for (_, metric), of in rows.items():
+        for one, other in combinations([*of][-TESTED:], 2):
+            _, p, seeds = compare_rows(metric, of[one], of[other], results)
+            if not math.isnan(p):
+                found[f"{min(one, other)} {max(one, other)}"] = [float(f"{p:.3g}"), seeds]
+    return found
 
 
 def markdown_parser() -> MarkdownIt:
@@ -144,11 +188,12 @@ class _Pool:
         return self._places[key]
 
 
-def _cells(run: Record, line: dict[Any, Any]) -> dict[str, Any]:
+def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
     """Return the values of `COLUMNS`, those that the run has."""
     claims = run.get("claims") or {}
     named = {
-        "name": names.run(run),
+        "name": title,
+        "what": names.run(run),
         "algorithm": names.algorithm(line["algorithm"] or ""),
         "dataset": names.data(line["dataset"]),
         "model": names.model(line["model"] or ""),
@@ -156,7 +201,7 @@ def _cells(run: Record, line: dict[Any, Any]) -> dict[str, Any]:
         "run": run["run"][:16],
         "commit": (line["commit"] or "")[:12],
     }
-    cells = {column.key: named.get(column.key, line.get(column.key)) for column in COLUMNS}
+    cells = {column.key: line.get(column.key) for column in COLUMNS} | named
     return {key: value for key, value in cells.items() if value not in (None, "")}
 
 

@@ -3,12 +3,12 @@
     @register("figure", "zeta_dp_2021/fig1")
     def example_ecgs(results: Path, data_root: Path) -> Figure: ...
 
-Figures of curves are drawn by `panels.py` and need no function. Figures read records and tables
+Figures of curves are drawn by `curves.py` and need no function. Figures read records and tables
 under `results` and examples under the data root; they never train. If something is missing, they
 raise one UserError with the command that makes it.
 
 Fonts, colours and sizes are set here. The colours are Okabe and Ito's (2008), which colour-blind
-readers tell apart, the yellow darkened; with their line styles, the first four also work in grey
+readers tell apart, with wine for yellow; with their line styles, the first four also work in grey
 print.
 """
 
@@ -33,7 +33,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import write_changed
 from zdp_bench.registry import lookup, names
 
-COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#B5A300")
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS = "osD^v<>P"
 # The line of training without protection.

@@ -38,6 +38,7 @@ TITLES = {
 LOG_X, LOG_Y = 8, 30  # a positive axis over this factor or more is logarithmic
 JOINED = 20  # points of a curve; a line through more shows nothing
 SERIES = len(figures.COLOURS)  # a reader tells no more apart
+EDGE = 1.03  # of an axis that is 1 long: where ∞ stands
 LINE = 88  # characters of a title or label that fit the figure's width
 
 Words = tuple[str, ...]
@@ -63,20 +64,26 @@ class Series:
         """Return the seeds of every setting at each x, in order, but for an infinite x."""
         return {x: [*of.values()] for x, of in sorted(self.points.items()) if math.isfinite(x)}
 
+    @property
+    def is_curve(self) -> bool:
+        """True if a line may join it: it has one setting at each x, and few x."""
+        single = all(len(of) == 1 for of in self.finite.values())
+        return self.joined and single and len(self.finite) <= JOINED
+
 
 def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str] = ()) -> Drawing:
     """Draw the metric of the records that pass every filter, a curve for each setting.
 
     Seeds of one setting are a point, their mean with a band. Settings are told apart by all that
     differs but what goes with x: it has one value at each x. Trials of a search are one series of
-    points, which no line joins; so are the runs of one algorithm, network and data set, or all
-    runs, where more settings differ than a reader tells apart. Runs at infinite x, such as an ε
+    points, which no line joins; so are the runs of one algorithm (network, data set), or all runs,
+    where more settings differ than a reader tells apart. Runs at infinite x, such as an ε
     without protection, are a line across.
 
     Args:
         filters: column=value, as `zdp-bench results` takes them.
         x: a column of records.csv or a key of the configuration.
-        metric: one that every run measured.
+        metric: one of a run; runs without it are not drawn.
         by: columns or keys whose values make a series, instead.
 
     Raises:
@@ -84,10 +91,10 @@ def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str
             than `SERIES` values; or what there is does not fit a figure.
     """
     passing = _choose(folder, filters)
-    measured = sorted(set.intersection(*(set(run["metrics"]) for run in passing)))
+    measured = sorted({name for run in passing for name in run["metrics"]})
     if metric not in measured:
         raise unknown("--y", metric, measured)
-    chosen = [run for run in passing if math.isfinite(run["metrics"][metric])]
+    chosen = [run for run in passing if math.isfinite(run["metrics"].get(metric, math.nan))]
     if not chosen:
         raise UserError(f"--y {metric}: is a finite number in none of these runs.")
     frame, keys = results.read_frame(chosen)
@@ -107,10 +114,8 @@ def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str
         at = one.points.setdefault(float(numbers[place]), {})
         at.setdefault(settings[place], []).append(run["metrics"][metric] * names.scale(metric))
     if len(chosen) < len(passing):
-        notes = [
-            *notes,
-            f"Not drawn: {len(passing) - len(chosen)} runs whose {metric} is no number.",
-        ]
+        left_out = len(passing) - len(chosen)
+        notes = [*notes, f"Not drawn: {left_out} runs without a finite {metric}."]
     with mpl.rc_context(figures.STYLE):
         figure = _draw(dict(sorted(series.items())), TITLES.get(x, x.replace("_", " ")), metric)
         figure.axes[0].set_title(fill(_title(chosen), LINE))
@@ -193,17 +198,16 @@ def _label(
     few = {key: column.iloc[own] for key, column in words.items()}
     together, apart = _sort_settings(few, x.iloc[own])
     told = _write(frame.iloc[own], apart) if apart else [names.run(chosen[own[0]])] * len(own)
-    notes = []
-    joined = len({*told, *labels} - {""}) <= SERIES
+    others = set(labels) - {""}
+    joined = len({*told} | others) <= SERIES
+    notes = [f"With {x.name} also changes: {_list(together)}."] if joined and together else []
     if not joined:
-        plugins = [key for key in apart if key in PLUGINS]
-        told = _write(frame.iloc[own], plugins) if plugins else told
-        if len({*told, *labels} - {""}) > SERIES or not plugins:
-            told, plugins = [f"{len(own)} runs"] * len(own), []
-        rest = [key for key in apart if key not in plugins]
+        named = [key for key in PLUGINS if key in apart]
+        while named and len({*(told := _write(frame.iloc[own], named))} | others) > SERIES:
+            named.pop()
+        told = told if named else [f"{len(own)} runs"] * len(own)
+        rest = [key for key in apart if key not in named]
         notes = [f"Points of one colour also differ in {_list(rest)}; --by KEY tells them apart."]
-    elif together:
-        notes = [f"With {x.name} also changes: {_list(together)}."]
     for place, label in zip(own, told, strict=True):
         labels[place] = label
     return labels, joined, notes
@@ -284,11 +288,10 @@ def _draw(series: dict[str, Series], x_label: str, metric: str) -> Figure:
     settings = (of for one in series.values() for of in one.points.values())
     points = [values for of in settings for values in of.values()]
     every_y = sorted(value for values in points for value in values)
-    lines = [one for one in series.values() if one.joined and len(one.finite) <= JOINED]
     across = sum(math.inf in one.points for one in series.values())
     for place, (label, one) in enumerate(series.items()):
         style = figures.curve_style(place)
-        if one in lines and one.finite:
+        if one.is_curve and one.finite:
             seeds = [one.finite.get(x, [[]])[0] for x in every_x]
             figures.draw_mean(axes, every_x, seeds, label=label, **style)
         elif one.finite:
@@ -296,23 +299,31 @@ def _draw(series: dict[str, Series], x_label: str, metric: str) -> Figure:
             style |= {"linestyle": "", "markersize": 4, "alpha": 0.7}
             axes.plot(*zip(*means, strict=True), label=label, **style)
         if math.inf in one.points:
-            alone = {} if across > 1 else figures.REFERENCE
-            _draw_unbounded(axes, one, label if len(series) > 1 else "", style | alone)
+            colour = style["color"] if across > 1 else figures.REFERENCE["color"]
+            _draw_unbounded(axes, one, label if len(series) > 1 else "", style | {"color": colour})
     figures.spread(axes, every_x, LOG_X)
+    if not every_x:
+        axes.set_xticks([])
     if every_y[0] > 0 and every_y[-1] >= LOG_Y * every_y[0] and not names.unit(metric):
         axes.set_yscale("log")
     axes.set(xlabel=x_label, ylabel=names.axis(metric))
-    figures.legend_below(figure, figures.say_runs(map(len, points), band=bool(lines)))
+    figures.legend_below(
+        figure,
+        figures.say_runs(map(len, points), band=any(one.is_curve for one in series.values())),
+    )
     return figure
 
 
 def _draw_unbounded(axes: Axes, one: Series, label: str, style: dict[str, Any]) -> None:
-    """Draw the runs at infinite x across: a line, or a band over several settings."""
+    """Draw the runs at infinite x: of one setting a line across, of several points at the right."""
     values = [mean(seeds) for seeds in one.points[math.inf].values()]
-    named, colour = f"{label}, ∞" if label else "∞", style["color"]
+    named = f"{label}, ∞" if label else "∞"
     if len(values) == 1:
-        line = figures.REFERENCE["linestyle"]
-        axes.axhline(values[0], label=named, color=colour, linestyle=line, linewidth=0.9)
-    else:
-        named = f"{named}: {len(values)} settings"
-        axes.axhspan(min(values), max(values), label=named, color=colour, alpha=0.2)
+        line = {"linestyle": figures.REFERENCE["linestyle"], "linewidth": 0.9}
+        axes.axhline(values[0], label=named, color=style["color"], **line)
+        return
+    points = style | {"linestyle": "", "markersize": 4, "alpha": 0.7, "clip_on": False}
+    label = "_" if one.finite else named
+    edge = [EDGE] * len(values)
+    axes.plot(edge, values, label=label, transform=axes.get_yaxis_transform(), **points)
+    axes.text(EDGE, -0.02, "∞", transform=axes.transAxes, ha="center", va="top")

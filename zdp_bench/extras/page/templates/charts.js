@@ -96,13 +96,13 @@ function drawScatter(rows, metric, colour, open) {
     backgroundColor: `${COLOURS[place % COLOURS.length]}b0`,
     borderColor: COLOURS[place % COLOURS.length],
     pointStyle: POINTS[place % POINTS.length],
+    clip: 8,
     radius: 5,
     hoverRadius: 7,
   }));
   const about = ({ raw: { row } }) => [
     `${WRITE.value(row.value, metric)} at tight ε ${WRITE.epsilon(row.epsilon_tight)}`,
-    `${row.algorithm}, ${row.recipe}, seed ${row.seed}`,
-    ...(row.differs ? [row.differs] : []),
+    `${row.what}, ${row.algorithm}`,
   ];
   scatter = draw(document.getElementById("scatter"), {
     type: "scatter",
@@ -122,32 +122,34 @@ function group(rows, key) {
   return found;
 }
 
-// A run's metric after each epoch.
-function drawCurve(canvas, curve, metric) {
-  const points = curve.epoch.map((epoch, n) => ({ x: epoch, y: inUnit(curve[metric][n], metric) }));
-  const spent = (items) => {
-    const so_far = curve.epsilon_tight?.[items[0].dataIndex];
-    return so_far === undefined || so_far === null ? "" : `tight ε so far: ${WRITE.epsilon(so_far)}`;
+// The metric of runs after each epoch.
+function drawCurves(canvas, runs, metric) {
+  const datasets = runs.map((run, place) => ({
+    label: shorten(run.cells.name),
+    data: run.curve.epoch.map((epoch, n) => ({ x: epoch, y: inUnit(run.curve[metric][n], metric), spent: run.curve.epsilon_tight?.[n] })),
+    borderColor: COLOURS[place],
+    backgroundColor: COLOURS[place],
+    borderDash: DASHES[place % DASHES.length],
+    pointStyle: POINTS[place],
+    pointRadius: 2.5,
+    borderWidth: 2,
+  }));
+  const said = ({ dataset, parsed, raw }) => {
+    const spent = raw.spent === undefined || raw.spent === null ? "" : ` at tight ε ${WRITE.epsilon(raw.spent)}`;
+    return `${runs.length > 1 ? dataset.label : axisOf(metric)}: ${+parsed.y.toPrecision(4)}${spent}`;
   };
   return draw(canvas, {
     type: "line",
-    data: { datasets: [{ label: titleOf(metric), data: points, borderColor: COLOURS[0], backgroundColor: COLOURS[0], pointRadius: 2, spanGaps: false }] },
+    data: { datasets },
     options: {
-      interaction: { mode: "index", intersect: false },
+      interaction: { mode: "x", intersect: false },
       scales: { x: scale("epoch", { type: "linear", ticks: { precision: 0 } }), y: scale(axisOf(metric)) },
-      plugins: {
-        legend: { display: false },
-        tooltip: {
-          callbacks: {
-            title: (items) => `epoch ${items[0].parsed.x}`,
-            label: (item) => `${axisOf(metric)}: ${+item.parsed.y.toPrecision(4)}`,
-            footer: spent,
-          },
-        },
-      },
+      plugins: { legend: { display: runs.length > 1 }, tooltip: { callbacks: { title: (items) => `epoch ${items[0].parsed.x}`, label: said } } },
     },
   });
 }
+
+const shorten = (words) => (words.length > 70 ? `${words.slice(0, 45)} … ${words.slice(-22)}` : words);
 
 // A table's runs: the metric after each epoch over the ε spent by then; a line for each seed.
 function drawTable(canvas) {
@@ -193,7 +195,7 @@ function drawTable(canvas) {
 
 // 'LeNet-5 on MNIST, DP-SGD', and the variant or recipe where several experiments have that name.
 function labelsOf(runs) {
-  const base = ({ cells }) => `${cells.name}, ${cells.algorithm}`;
+  const base = ({ cells }) => `${cells.what}, ${cells.algorithm}`;
   const more = ({ cells }) => cells.variant ?? cells.recipe;
   const several = (name) => new Set(runs.filter((run) => base(run) === name).map(more)).size > 1;
   return new Map(runs.map((run) => [run, several(base(run)) ? `${base(run)}, ${more(run)}` : base(run)]));

@@ -1,5 +1,5 @@
 "use strict";
-// The table of runs: search, filters, columns, sorting; the scatter follows it.
+// The table of runs: search, filters, columns, sorting, choice; the scatter follows it.
 
 const $ = (id) => document.getElementById(id);
 const phone = matchMedia("(max-width: 42rem)").matches;
@@ -33,8 +33,7 @@ function cellOf(column) {
     if (value === null || value === undefined) return "";
     if (column.kind === "run") {
       const link = element("a", { href: `#run-${row.run}`, textContent: value });
-      const below = phone && row.differs ? element("small", { textContent: row.differs }) : null;
-      return element("span", {}, link, below);
+      return element("span", {}, link, element("small", { textContent: row.what }));
     }
     const over = column.key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
     const mark = column.kind === "mark" ? `mark ${value}` : over ? "over" : "";
@@ -42,8 +41,11 @@ function cellOf(column) {
   };
 }
 
+// As `records.plain_cell`: text that a sheet would compute has a ' before it.
+const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
+
 // [least width, share of what is left over] by kind
-const WIDTHS = { run: [190, 3], words: [210, 6], text: [112, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
+const WIDTHS = { run: [230, 6], words: [210, 6], text: [112, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
 
 function asColumn(column) {
   const right = ["number", "epsilon", "value", "seconds"].includes(column.kind);
@@ -52,10 +54,11 @@ function asColumn(column) {
     field: column.key,
     title: column.title,
     titleFormatter: () => element("span", { textContent: column.title }),
-    visible: phone ? column.narrow : column.wide,
+    visible: Boolean(phone ? column.narrow : column.wide),
     sorter: compare,
     formatter: cellOf(column),
     formatterPrint: cellOf(column),
+    accessorDownload: plain,
     hozAlign: right ? "right" : "left",
     headerHozAlign: right ? "right" : "left",
     widthGrow,
@@ -63,14 +66,20 @@ function asColumn(column) {
   };
 }
 
+const numeric = (key) => ROWS.every((row) => ["number", "undefined"].includes(typeof row[key]) || row[key] === null);
+const settings = PAGE.settings.map((key) => ({ key: SETTING + key, title: key, kind: numeric(SETTING + key) ? "number" : "text" }));
+const pick = { field: "pick", title: "", formatter: "rowSelection", headerSort: false, print: false, download: false, width: 36, minWidth: 36, hozAlign: "center" };
+
 const table = new Tabulator("#runs-table", {
   data: ROWS,
   index: "place",
-  columns: PAGE.columns.map(asColumn),
+  columns: [pick, ...[...PAGE.columns, ...settings].map(asColumn)],
   nestedFieldSeparator: false,
   layout: "fitColumns",
   renderVertical: "basic",
   initialSort: [{ column: "started_utc", dir: "desc" }],
+  persistence: { sort: true, columns: ["visible"], page: { size: true } },
+  persistenceID: location.pathname,
   pagination: true,
   paginationSize: phone ? 10 : 15,
   paginationSizeSelector: [10, 15, 50, true],
@@ -87,7 +96,7 @@ const filters = PAGE.columns
   .filter((column) => column.any)
   .map((column) => {
     const values = [...new Set(ROWS.map((row) => row[column.key]).filter((value) => value !== undefined))].sort();
-    const choice = element("select", { ariaLabel: column.title });
+    const choice = element("select", { ariaLabel: column.title, name: column.key });
     choice.append(element("option", { value: "", textContent: column.any }));
     choice.append(...values.map((value) => element("option", { value, textContent: value })));
     if (values.length > 1) $("filters").append(choice);
@@ -107,36 +116,37 @@ function passes(row) {
 function refilter() {
   for (const { choice } of filters) choice.classList.toggle("set", choice.value !== "");
   table.setFilter(passes);
+  writeAddress();
+}
+
+// The filter in the page's address: #search=mnist&algorithm=DP-SGD&limit=3
+
+function writeAddress() {
+  const set = new URLSearchParams([...new FormData($("tools"))].filter(([, value]) => value !== ""));
+  history.replaceState(null, "", set.size ? `#${set}` : location.pathname + location.search);
+}
+
+function readAddress() {
+  if (!location.hash.includes("=")) return;
+  const set = new URLSearchParams(location.hash.slice(1));
+  for (const field of $("tools").elements) if (field.name) field.value = set.get(field.name) ?? "";
+  refilter();
 }
 
 // Columns
 
-const there = new Set(PAGE.columns.map((column) => column.key));
-
-function addChoices(heading, columns, isOn, add) {
+function addChoices(heading, columns) {
   if (!columns.length) return;
   $("columns").append(element("b", { textContent: heading }));
-  for (const column of columns) {
-    const box = element("input", { type: "checkbox", checked: isOn(column) });
+  for (const { key, title } of columns) {
+    const box = element("input", { type: "checkbox", checked: table.getColumn(key).isVisible() });
     box.addEventListener("change", () => {
-      if (!there.has(column.key)) there.add(column.key) && add(column);
-      else table[box.checked ? "showColumn" : "hideColumn"](column.key);
+      table[box.checked ? "showColumn" : "hideColumn"](key);
       table.redraw(true);
     });
-    $("columns").append(element("label", {}, box, ` ${column.title}`));
+    $("columns").append(element("label", {}, box, ` ${title}`));
   }
 }
-
-const numeric = (key) => ROWS.every((row) => ["number", "undefined"].includes(typeof row[key]) || row[key] === null);
-const settings = PAGE.settings.map((key) => ({
-  key: SETTING + key,
-  title: key,
-  kind: numeric(SETTING + key) ? "number" : "text",
-  wide: true,
-  narrow: true,
-}));
-addChoices("Records", PAGE.columns, (column) => (phone ? column.narrow : column.wide), () => {});
-addChoices("Configuration, what differs", settings, () => false, (column) => table.addColumn(asColumn(column)));
 
 // The scatter
 
@@ -149,9 +159,16 @@ const metrics = [...new Set(ROWS.map((row) => row.metric))].sort((a, b) => often
 choose($("scatter-metric"), metrics, titleOf);
 choose($("scatter-colour"), ["algorithm", "dataset", "model", "recipe"], (key) => PAGE.columns.find((c) => c.key === key).title);
 let shown = ROWS;
+let wanted = metrics[0]; // of the scatter, while a run that is shown has it
 
 function redrawScatter() {
-  if (metrics.length) drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
+  if (!metrics.length) return;
+  const there = metrics.filter((metric) => shown.some((row) => row.metric === metric));
+  for (const option of $("scatter-metric").options) option.hidden = option.disabled = !there.includes(option.value);
+  const count = (metric) => shown.filter((row) => row.metric === metric).length;
+  const most = [...there].sort((a, b) => count(b) - count(a))[0];
+  $("scatter-metric").value = there.includes(wanted) ? wanted : (most ?? wanted);
+  drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
 }
 
 table.on("dataFiltered", (_, rows) => {
@@ -160,11 +177,25 @@ table.on("dataFiltered", (_, rows) => {
   redrawScatter();
 });
 table.on("tableBuilt", () => {
+  addChoices("Records", PAGE.columns);
+  addChoices("Configuration, what differs", settings);
   $("tools").addEventListener("input", (event) => event.target.closest(".choose") || refilter());
   $("tools").addEventListener("reset", () => setTimeout(refilter));
   $("tools").addEventListener("submit", (event) => event.preventDefault());
+  addEventListener("hashchange", readAddress);
+  readAddress();
 });
-$("scatter-metric").addEventListener("change", redrawScatter);
+table.on("rowSelectionChanged", (rows) => {
+  $("compare").disabled = rows.length < 2 || rows.length > COLOURS.length;
+  $("compare").textContent = rows.length < 2 ? "Compare" : `Compare ${rows.length}`;
+  $("compare").title = rows.length > COLOURS.length ? `${COLOURS.length} at most` : "";
+});
+$("compare").addEventListener("click", () => compareRuns(table.getSelectedData().map((row) => PAGE.runs[row.place])));
+$("download").addEventListener("click", () => table.download("csv", "runs.csv"));
+$("scatter-metric").addEventListener("change", () => {
+  wanted = $("scatter-metric").value;
+  redrawScatter();
+});
 $("scatter-colour").addEventListener("change", redrawScatter);
 $("scatter-figure").hidden = !metrics.length;
 document.addEventListener("click", (event) => event.target.closest(".choose") || ($("columns").parentElement.open = false));
