@@ -3,6 +3,7 @@
 PYTHON ?= $(shell for p in python3.11 python3.12 python3.13 python3; do $$p -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] < (3, 14))' 2>/dev/null && echo $$p && break; done)
 BIN := .venv/bin
 STAMP := .venv/.installed
+WITH := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 TABLE ?= zeta_dp_2021/1
 SEEDS ?=
 PROFILE ?=
@@ -49,11 +50,11 @@ table: $(STAMP) ## rebuild a table from the records: make table TABLE=zeta_dp_20
 reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper BUDGET=2h for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
 	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE),$(TABLE)) $(if $(filter smoke,$(PROFILE)),--seeds 1,$(if $(SEEDS),--seeds $(SEEDS))) $(if $(BUDGET),--budget $(BUDGET))
 
-gpu: $(STAMP) ## on a machine with a GPU: its tests, the bench tables, then the as-published rows that fit BUDGET=2h
-	@$(BIN)/python -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: PyTorch finds no GPU on this machine" >&2; exit 2; }
-	$(BIN)/python -m pytest -q -m gpu
-	$(BIN)/zdp-bench bench
-	$(BIN)/zdp-bench reproduce --profile here --only as-published --budget $(or $(BUDGET),2h) device=cuda
+gpu: ## on a machine with a GPU: its tests, the bench tables, then the as-published rows that fit BUDGET=2h; with .venv or, without one, with PYTHON and its own torch
+	@$(WITH) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: the PyTorch of $(WITH) finds no GPU on this machine" >&2; exit 2; }
+	$(WITH) -m pytest -q -m gpu
+	$(WITH) -m zdp_bench bench
+	$(WITH) -m zdp_bench reproduce --profile here --only as-published --budget $(or $(BUDGET),2h) device=cuda
 
 docs: $(STAMP) ## build docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

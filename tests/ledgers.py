@@ -10,9 +10,19 @@ from tests.drivers import start
 
 
 def steps_in(ledger: Path) -> list[int]:
-    """The steps that are written down, in order."""
-    lines = [json.loads(line) for line in ledger.read_text().splitlines()]
-    return [line["step"] for line in lines if "step" in line and "state" not in line]
+    """The steps that are written down, or reserved and not given back, in order."""
+    steps: list[int] = []
+    for line in map(json.loads, ledger.read_text().splitlines()):
+        if "taken" in line:
+            del steps[len(steps) - (steps[-1] + 1 - line["taken"]) :]
+        elif "step" in line and "state" not in line:
+            steps += range(line["step"], line.get("to", line["step"] + 1))
+    return steps
+
+
+def end_of(ledger: Path) -> tuple[list[int], str]:
+    """The steps and the chain's end, which do not tell what stood in one line."""
+    return steps_in(ledger), json.loads(ledger.read_text().splitlines()[-1])["sha256"]
 
 
 def in_a_fork(act: Callable[[], str]) -> str:

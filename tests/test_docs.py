@@ -304,18 +304,25 @@ def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
 ) -> None:
     """The second time in another process, with new weights, or in the cells of the same one."""
     monkeypatch.chdir(tmp_path)
-    lines, export, load = re.findall(
+    lines, gan, export, load = re.findall(
         r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
     )
     data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
+    films = TensorDataset(torch.randn(200, 2), torch.zeros(200))
     mine: dict[str, Any] = {}
     for run in ("first", "second"):
         if run == "first" or again == "script":
             mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
+            mine |= {"judge": nn.Linear(2, 1), "generator": nn.Linear(2, 2), "films": films}
+            made = torch.optim.Adam(mine["generator"].parameters())
+            mine["its_optimizer"] = made
         exec(lines, mine)
         private = mine["private"]
         assert 7.9 < private.epsilon <= 8.0
         assert private.done == private.steps == private.report()["steps"]
+        exec(gan, mine)
+        assert 7.9 < mine["private"].epsilon <= 8.0
+        mine["private"] = private
         exec(export, mine)
         exec(load, mine)
         assert torch.equal(mine["network"].weight, mine["model"].weight)

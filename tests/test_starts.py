@@ -122,6 +122,19 @@ def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
         assert checked.returncode == 0, checked.stdout
 
 
+@pytest.mark.parametrize(("source", "said"), [(None, "is not there any more"), ("1 / 0", "Zero")])
+def test_a_broken_plug_in_is_named_once_and_commands_run_without_it(
+    tmp_path: Path, plug_in: Callable[..., Any], source: str | None, said: str
+) -> None:
+    module = install(tmp_path / "site", source or "")
+    if source is None:
+        module.unlink()
+    done = plug_in("list", "algorithms")
+    assert done.returncode == 0, done.stderr
+    assert done.stderr.count("plug-in 'mine'") == 1
+    assert said in done.stderr
+
+
 def install(site: Path, source: str) -> Path:
     """Write what pip does, an entry point beside the module; return the module."""
     (site / "zdp_mine-0.1.0.dist-info").mkdir(parents=True)

@@ -12,6 +12,8 @@ registers on import. The folders of `zdp_bench/extras` add theirs through `ADDS`
 from __future__ import annotations
 
 import importlib
+import importlib.util
+import logging
 import pkgutil
 from collections.abc import Callable, Iterable
 from functools import cache
@@ -43,6 +45,8 @@ EXTRAS = "zdp_bench.extras"
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in (*HOMES, *OPTIONAL)}
 
+log = logging.getLogger(__name__)
+
 B = TypeVar("B", bound=Callable[..., Any])
 
 
@@ -66,10 +70,28 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """Return the entry points of other packages, read once: that takes milliseconds."""
+    """Return the entry points of other packages that are there, read once: that takes milliseconds.
+
+    One that is not, because its folder moved, is said so, and no command fails that does without.
+    """
     from importlib.metadata import entry_points  # for --help would wait for it
 
-    return tuple(entry_points(group="zdp_bench.plugins"))
+    found = []
+    for point in entry_points(group="zdp_bench.plugins"):
+        try:
+            there = importlib.util.find_spec(point.module) is not None
+        except ImportError:
+            there = False
+        if there:
+            found.append(point)
+        else:
+            log.warning(
+                "plug-in '%s' is left out: its module %s is not there any more. Install its "
+                "package again, or uninstall it.",
+                point.name,
+                point.module,
+            )
+    return tuple(found)
 
 
 @cache
@@ -98,8 +120,16 @@ def _load(kind: str) -> None:
             importlib.import_module(module.name)
         for where in of_extras(kind).values():
             resolve(where)
+    _load_others()
+
+
+@cache
+def _load_others() -> None:
     for point in installed():
-        point.load()
+        try:
+            point.load()
+        except Exception as error:
+            log.warning("plug-in '%s' (%s) is left out: %r", point.name, point.module, error)
 
 
 def names(kind: str) -> list[str]:

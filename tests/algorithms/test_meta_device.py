@@ -1,12 +1,12 @@
-"""Private steps of every model with every algorithm on torch's `meta` device.
+"""Private steps of every model with every algorithm on devices that have no numbers.
 
-Tensors there have a shape and no numbers, so torch raises an error wherever a step mixes devices or
-needs a number on the host. It is the nearest thing to a GPU that every machine has.
+On torch's `meta` device nothing may wait for a number; on a backend of Python's own
+(`device_driver`) nothing may be left on the CPU. They are the nearest to a GPU that every machine
+has.
 """
 
 from __future__ import annotations
 
-import inspect
 from collections import Counter
 from pathlib import Path
 from typing import Any
@@ -15,18 +15,12 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.gradients.harness import loss
-from tests.gradients.zoo import ZOO, model_case
-from zdp_bench.algorithms import Problem
+from tests.algorithms.stepping import prepare
+from tests.drivers import driven
+from tests.gradients.zoo import ZOO
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, trust
-from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SeededNoise
-from zdp_bench.registry import lookup, names
-from zdp_bench.training.step import Training, private_step
-
-POISSON = Sampling("poisson", 0.1, 8.0, 80)
+from zdp_bench.registry import names
+from zdp_bench.training.step import private_step
 
 
 class HostTraffic(TorchDispatchMode):
@@ -51,22 +45,6 @@ class HostTraffic(TorchDispatchMode):
         return result
 
 
-def prepare(model_name: str, algorithm_name: str, folder: Path) -> tuple[Training, Batch]:
-    """A model and its algorithm on the meta device, and a batch for them."""
-    case = model_case(model_name)
-    model = case.module(torch.float32).to("meta")
-    trust(model)  # the comparison with the reference reads numbers, once in a run
-    inputs, targets = case.batch(8, torch.float32)
-    make = lookup("algorithm", algorithm_name)
-    known = inspect.signature(make).parameters
-    options = {k: 1.0 for k in ("noise_multiplier", "max_grad_norm") if k in known}
-    algorithm = make(Problem(model, loss, POISSON, like=inputs[:0]), **options)
-    ledger = Ledger(folder / f"{algorithm_name}.jsonl", algorithm.mechanism(), repeatable=True)
-    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    training = Training(algorithm, model, optimizer, SeededNoise(5), ledger)
-    return training, (inputs.to("meta"), targets.to("meta"))
-
-
 # One of each kind: dense, convolutions, a U-Net, norms, circulant layers, feedback, spectra.
 EIGHT = ("complex_mlp", "real_cnn", "complex_unet", "resnet20", "lenet5", "complex_dfa_cnn")
 EIGHT += ("vgg11_unet", "speech_cnn")
@@ -82,7 +60,7 @@ def test_a_step_waits_for_its_device_once_and_copies_nothing_to_it(
     found = {}
     for algorithm_name in names("algorithm"):
         try:
-            training, batch = prepare(model_name, algorithm_name, tmp_path)
+            training, batch = prepare(model_name, algorithm_name, tmp_path, "meta")
         except UserError:
             continue  # the algorithm refuses the model
         for step in range(2):  # the first also makes what later ones keep
@@ -95,3 +73,20 @@ def test_a_step_waits_for_its_device_once_and_copies_nothing_to_it(
         assert count["copied"] == 0, algorithm_name
         assert count["read"] <= 1, algorithm_name
     assert found["zeta_dp_sgd"]["read"] == 1  # whether every norm is finite: the counter counts
+
+
+ALL = [name for name in ZOO if name != "resnet18_transfer"]  # which reads its weights from a file
+
+
+@pytest.mark.parametrize(
+    "models",
+    [("complex_mlp", "lenet5"), pytest.param(tuple(ALL), marks=pytest.mark.slow)],
+    ids=["two", "all"],
+)
+@pytest.mark.timeout(600)
+def test_no_tensor_of_a_step_is_left_on_the_cpu(models: tuple[str, ...]) -> None:
+    lines = driven("algorithms/device_driver.py", *models)
+    assert len(lines) == len(models)
+    for model_name, found in zip(models, lines, strict=True):
+        assert {"sgd", "zeta_dp_sgd"} <= found.keys()
+        assert not any(found.values()), (model_name, found)

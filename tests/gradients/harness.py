@@ -14,6 +14,7 @@ from typing import Literal
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from zdp_bench.nn.activations import Cardioid, CReLU, activation
 from zdp_bench.nn.circulant import CirculantLinear
@@ -92,6 +93,28 @@ class OwnScale(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return torch.tanh(x * self.scale)
+
+
+class Sequences(nn.Module):
+    """A recurrent layer over [B, 5, *], of packed sequences whose lengths follow the numbers."""
+
+    def __init__(self, layer: nn.RNNBase, packed: bool = False) -> None:
+        super().__init__()
+        self.layer, self.packed = layer, packed
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.packed:
+            lengths = 2 + 2 * (x[:, 0, 0] > 0).long().cpu()
+            packed = pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+            output, state = self.layer(packed)
+            output, _ = pad_packed_sequence(output, batch_first=True, total_length=5)
+        elif self.layer.batch_first:
+            output, state = self.layer(x)
+        else:
+            output, state = self.layer(x.transpose(0, 1))
+            output = output.transpose(0, 1)
+        last = state[1] if isinstance(state, tuple) else state
+        return output.sum(dim=1) + last.sum(dim=(0, 2)).unsqueeze(1)
 
 
 class Twice(nn.Module):
@@ -351,6 +374,10 @@ LAYERS: list[Case] = [
     Case("LayerNorm over two dimensions", lambda: nn.LayerNorm((5, 4)), (3, 5, 4)),
     Case("RMSNorm", lambda: Seq(nn.Linear(4, 6), nn.RMSNorm(6)), (5, 4)),
     Case("PReLU", lambda: Seq(nn.Conv1d(4, 6, 3), nn.PReLU(6), nn.PReLU()), (4, 9)),
+    Case("LSTM", lambda: Sequences(nn.LSTM(3, 4, batch_first=True)), (5, 3)),
+    Case("GRU, twice both ways", lambda: Sequences(nn.GRU(3, 4, 2, bidirectional=True)), (5, 3)),
+    Case("RNN", lambda: Sequences(nn.RNN(3, 4, nonlinearity="relu", bias=False)), (5, 3)),
+    Case("packed LSTM", lambda: Sequences(nn.LSTM(3, 4, batch_first=True), True), (5, 3)),
     Case("a layer without a rule", lambda: Seq(OwnScale(), nn.Linear(3, 3), OwnScale()), (3,)),
     Case("a layer called three times", lambda: Twice(nn.Linear(4, 4)), (4,)),
     Case(

@@ -167,14 +167,9 @@ class Recurrent(nn.Module):
 
 
 RECURRENT: dict[str, Callable[[], nn.Module]] = {
-    "RNN": lambda: Recurrent(nn.RNN(2, 3, batch_first=True, dtype=torch.float64)),
-    "GRU of two layers, both ways": lambda: Recurrent(
-        nn.GRU(2, 3, num_layers=2, bidirectional=True, dtype=torch.float64)
-    ),
     "GRU with a first state": lambda: Recurrent(
         nn.GRU(2, 3, batch_first=True, dtype=torch.float64), given=True
     ),
-    "LSTM": lambda: Recurrent(nn.LSTM(2, 3, num_layers=2, batch_first=True, dtype=torch.float64)),
     "LSTM with a projection": lambda: Recurrent(nn.LSTM(2, 4, proj_size=3, dtype=torch.float64)),
     "RNNCell": lambda: Recurrent(nn.RNNCell(2, 3, dtype=torch.float64)),
     "GRUCell": lambda: Recurrent(nn.GRUCell(2, 3, dtype=torch.float64)),

@@ -23,7 +23,7 @@ OWNERS = [index % 7 for index in range(60)]
 CASES: dict[str, dict[str, Any]] = {
     "records": {},
     "pieces": {"micro_batch": 3},
-    "owners": {"unit": OWNERS, "sample_rate": 0.4, "expected_batch": 3, "max_records": 4},
+    "owners": {"unit": OWNERS, "sample_rate": 0.4, "expected_batch": 3, "max_examples": 4},
     "secure": {"secure": True},
 }
 STEPS = 4

@@ -58,7 +58,7 @@ def test_a_step_without_noise_is_the_mean_over_owners_clipped(
     }[form]
     model, before = network(), network()
     changed = {"noise_multiplier": 0.0, "max_grad_norm": BOUND, "micro_batch": micro_batch}
-    drawn = {"sample_rate": 1.0, "expected_batch": len(PEOPLE), "max_records": 8}
+    drawn = {"sample_rate": 1.0, "expected_batch": len(PEOPLE), "max_examples": 8}
     train(make(model, unit=unit, epochs=1, **drawn, **changed))
     factors, sums = [], {name: torch.zeros_like(p) for name, p in before.named_parameters()}
     for gradients in mean_gradients(before, OWNERS).values():
@@ -96,7 +96,7 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(
     make: Make, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for most in (8, 2):
-        private = make(unit=OWNERS, sample_rate=0.4, max_records=most, count_earlier=True)
+        private = make(unit=OWNERS, sample_rate=0.4, max_examples=most, count_earlier=True)
         seen: list[list[int]] = []
         read = type(private.setting.examples).batch
 
@@ -116,15 +116,15 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(
 
 def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
     def key(name: str, **given: Any) -> str:
-        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, **{"max_records": 8} | given)
+        private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, **{"max_examples": 8} | given)
         return private.setting.keys.of_step(private.setting.model, private.ledger)
 
     swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
     keys = [
         key("one", unit=OWNERS),
         key("two", unit=swapped),
-        key("three", unit=OWNERS, max_records=2),
-        key("four", max_records=None),
+        key("three", unit=OWNERS, max_examples=2),
+        key("four", max_examples=None),
     ]
     assert len(set(keys)) == 4
     assert key("five", unit=[owner.upper() for owner in OWNERS]) == keys[0]  # the same partition
@@ -135,7 +135,7 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
     swapped = [index // 2 for index in (2, 1, 0, *range(3, 240))]
     with pytest.raises(UserError, match="belongs to another mechanism"):
         make(**MANY | {"unit": swapped})
-    assert make(**MANY, max_records=2).ledger.releases == 1
+    assert make(**MANY, max_examples=2).ledger.releases == 1
 
 
 @pytest.mark.parametrize(
@@ -149,9 +149,9 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": lambda _: object()}, "cannot be compared"),
         (MANY | {"batch_size": 130}, "has only 120 to draw from"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
-        ({"unit": OWNERS, "max_records": 0}, "1 or more"),
-        ({"max_records": 2}, "is read with unit= only"),
-        ({"unit": OWNERS, "algorithm": "gredp", "max_records": 2}, "clips single records only"),
+        ({"unit": OWNERS, "max_examples": 0}, "1 or more"),
+        ({"max_examples": 2}, "is read with unit= only"),
+        ({"unit": OWNERS, "algorithm": "gredp", "max_examples": 2}, "clips single records only"),
     ],
 )
 def test_what_cannot_be_a_unit_is_refused(

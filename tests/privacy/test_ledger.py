@@ -7,12 +7,14 @@ import os
 import pickle
 import time
 import tracemalloc
+from itertools import count
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from tests.ledgers import in_a_fork
+from tests.ledgers import in_a_fork, steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, make_line, set_aside
@@ -135,6 +137,129 @@ def test_releases_drawn_ahead_by_a_killed_process(tmp_path: Path) -> None:
     assert reopen(tmp_path / "seeded").releases_before(4) == 4
     # they were releases of their own
     assert reopen(tmp_path / "secure", repeatable=False).releases_before(4) == 7
+
+
+# --------------------------------------------------------------------------- steps reserved ahead
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every look at the clock takes 5 ms, and so does a step."""
+    now = count()
+    clock = SimpleNamespace(monotonic=lambda: 1e5 + 0.005 * next(now))
+    monkeypatch.setattr(module, "time", clock)
+
+
+def reserving(path: Path, steps: int, until: int, most: int | None = None, **how: Any) -> Ledger:
+    """A ledger that has taken so many steps."""
+    ledger = Ledger(path, MECHANISM, how.get("repeatable", True))
+    ledger.reserve(until, most)
+    for step in range(steps):
+        ledger.append(step)
+        module.time.monotonic()
+    return ledger
+
+
+def killed_at(path: Path, steps: int, until: int, most: int | None = None, **how: Any) -> Ledger:
+    """The same, whose process was killed then."""
+    ledger = reserving(path, steps, until, most, **how)
+    ledger._file.close()
+    return ledger
+
+
+@pytest.mark.usefixtures("clock")
+def test_steps_are_reserved_for_a_fifth_of_a_second_and_the_chain_does_not_tell(
+    path: Path, tmp_path: Path
+) -> None:
+    plain = write(tmp_path / "plain", 300)
+    ledger = reserving(path, 300, 1000)
+    lines = path.read_text().splitlines()
+    assert 300 * 0.005 / 0.2 <= len(lines) <= 30
+    assert ledger.position == plain
+    ledger.close()
+    assert reopen(path).position == plain
+    assert steps_in(path) == list(range(300))
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_after_a_kill_what_was_reserved_counts(path: Path, repeatable: bool) -> None:
+    killed = killed_at(path, 100, 1000, repeatable=repeatable)
+    assert killed.releases == 100
+    after = reopen(path, repeatable)
+    assert 100 < after.releases <= 100 + 0.2 / 0.005 + 1
+    assert after.releases == len(steps_in(path))
+    ledger = Ledger(path, MECHANISM, repeatable, at_least=killed.position)  # as of a checkpoint
+    ledger.reserve(1000)
+    for step in range(60, 110):
+        ledger.append(step)
+    assert ledger.releases == (max(110, after.releases) if repeatable else after.releases + 50)
+    assert ledger.releases_before(110) == (110 if repeatable else ledger.releases)
+    ledger.close()
+
+
+@pytest.mark.usefixtures("clock")
+def test_no_more_is_reserved_than_the_plan_and_the_budget_have(tmp_path: Path) -> None:
+    for steps in range(1, 31):
+        killed_at(tmp_path / f"plan{steps}", steps, 30)
+        assert steps <= reopen(tmp_path / f"plan{steps}").releases <= 30
+        killed_at(tmp_path / f"budget{steps}", steps, 1000, most=30)
+        assert steps <= reopen(tmp_path / f"budget{steps}").releases <= 30
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_step_out_of_turn_gives_back_what_was_reserved(path: Path) -> None:
+    ledger = reserving(path, 50, 1000, repeatable=False)
+    ledger.append(49)  # an attempt that failed
+    assert ledger.releases == 51
+    ledger.close()
+    again = reopen(path, repeatable=False)
+    assert (again.releases, again.position) == (51, ledger.position)
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_state_that_is_noted_amid_what_was_reserved_is_found_again(path: Path) -> None:
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    ledger.reserve(1000)
+    for step in range(100):
+        ledger.append(step)
+        if step == 49:
+            ledger.note("code", 50, "saved")
+    ledger._file.close()
+    again = Ledger(path, MECHANISM, True)
+    again.begin("code", 50, "saved")
+    assert (again.generation, again.releases_before(50)) == ("", 50)
+    assert again.releases > 100
+    again.close()
+
+
+@pytest.mark.usefixtures("clock")
+def test_a_fork_gives_nothing_back(path: Path) -> None:
+    ledger = reserving(path, 50, 1000)
+    before = path.read_bytes()
+
+    def act() -> str:
+        ledger.close()
+        return "closed"
+
+    assert in_a_fork(act) == "closed"
+    assert path.read_bytes() == before
+    ledger.close()
+    assert reopen(path).releases == 50
+
+
+@pytest.mark.usefixtures("clock")
+@pytest.mark.parametrize(
+    ("old", "new"), [('"to": ', '"to": 1'), ('"to": ', '"to": -'), ('"taken": 50', '"taken": 49')]
+)
+def test_a_reservation_that_was_edited_is_refused(path: Path, old: str, new: str) -> None:
+    reserving(path, 50, 1000).close()
+    whole = path.read_text()
+    assert old in whole
+    path.write_text(whole.replace(old, new))
+    with pytest.raises(LedgerError, match="edited"):
+        reopen(path)
 
 
 # --------------------------------------------------------------------- the same release, or another

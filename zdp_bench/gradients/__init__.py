@@ -31,12 +31,13 @@ from types import MappingProxyType
 from typing import Any, Literal
 from weakref import WeakKeyDictionary, WeakSet, ref
 
+import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import cross_check, fast, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
-from zdp_bench.gradients.losses import PerExample, per_example
+from zdp_bench.gradients.losses import PerExample, per_example, require_outputs_alone
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.shares import Shares
 
@@ -153,6 +154,9 @@ def clipped_sum(
             raise UserError(
                 f"this algorithm's shares are made by book-keeping, which cannot serve {error}."
             ) from None
+        with torch.no_grad():
+            outputs = model(batch[0][:1])
+        require_outputs_alone(model, loss, outputs, batch[1][:1])  # the reference would drop it
         log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
         _remember(model, loss, False)
     return reference.clipped_sum(model, loss, batch, bound, **how)

@@ -11,7 +11,7 @@ does.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -22,8 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zdp_bench import kernels
 from zdp_bench.gradients import fast, reference
-from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
-from zdp_bench.gradients.losses import per_example
+from zdp_bench.gradients.clipping import Batch, Loss, groups
 
 # For float32 on a badly conditioned network; a wrong gradient is off by its whole size.
 TOLERANCE = 1e-2
@@ -42,7 +41,7 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     with full, kernels.disabled(), same_draws(model):
         # First, as it raises: what fast cannot serve may not run on one example either.
         fast.clipped_sum(model, loss, two, 1.0)
-        gradients = _one_by_one(model, loss, two)
+        gradients = reference.one_by_one(model, loss, two)
         norms = reference.clip(gradients, groups(model, 1.0, per_layer=False))[1][:, 0]
         if not torch.isfinite(norms).all():
             return True  # such examples contribute nothing, whatever the engine
@@ -54,21 +53,6 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
         float((ours.sums[name] - each.sum(dim=0)).abs().max()) <= TOLERANCE * bound
         for name, each in clipped.items()
     )
-
-
-def _one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
-    """Return the gradients of every example from a pass of its own, [B, *shape] by name."""
-    parameters = trainable(model)
-    each: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
-        with torch.enable_grad():
-            one = per_example(loss).of_one(model(x), target).sum()
-        found: Sequence[Tensor | None] = [None] * len(parameters)
-        if one.requires_grad:
-            found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
-        for (name, parameter), g in zip(parameters.items(), found, strict=True):
-            each[name].append(torch.zeros_like(parameter) if g is None else g)
-    return {name: torch.stack(gradients) for name, gradients in each.items()}
 
 
 # ------------------------------------------------------------------ the same draws in every batch

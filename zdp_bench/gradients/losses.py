@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from torch.func import vmap
 
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients.clipping import Loss
+from zdp_bench.gradients.clipping import Loss, trainable
 from zdp_bench.gradients.parts import describe, unpack
 
 # ------------------------------------------------------------------------------ what a loss holds
@@ -160,6 +160,10 @@ def held_by(thing: Any) -> Held:
 # --------------------------------------------------------------------------------------- the loss
 
 
+class DomainError(UserError):
+    """The loss or the model fails on what it is given."""
+
+
 class PerExample:
     """A loss (outputs, targets) -> [B] that computes each example's from this example alone.
 
@@ -206,7 +210,7 @@ class PerExample:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
             asked = describe(targets[:1]).replace("inputs", "targets")
-            raise UserError(
+            raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "
                 f"{first_line(error)} It is computed for each record alone, so that no other "
                 "record can reach it."
@@ -222,14 +226,28 @@ class PerExample:
         return losses
 
     def _answer(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of two outputs that are no example's, at the first target."""
-        answers = []
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            for scale in (1.0, 30.0):
+        """Return the losses of two outputs that are no example's, at the first target.
+
+        Where a loss takes no random ones (of probabilities, say), of the first, also turned around.
+        """
+        first = outputs[:1].detach()
+
+        def answer(*given: Tensor) -> Tensor:
+            losses = []
+            for numbers in given:
                 torch.manual_seed(0)
-                numbers = scale * torch.randn(outputs[:1].shape, dtype=outputs.dtype)
-                answers.append(self.of_one(numbers.to(outputs.device), targets[:1]))
-        return torch.cat(answers).nan_to_num()
+                losses.append(self.of_one(numbers, targets[:1]))
+            return torch.cat(losses).nan_to_num()
+
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            torch.manual_seed(0)
+            drawn = torch.randn(first.shape, dtype=first.dtype).to(first.device)
+            try:
+                return answer(drawn, 30.0 * drawn)
+            except UserError:
+                raise
+            except Exception:
+                return answer(first, first.flip(-1))
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""
@@ -256,3 +274,31 @@ class PerExample:
 def per_example(loss: Loss) -> PerExample:
     """Return a loss that computes each example's alone; one that does already, as it is."""
     return loss if isinstance(loss, PerExample) else PerExample(loss)
+
+
+def require_outputs_alone(
+    model: nn.Module, loss: PerExample, outputs: Tensor, targets: Tensor
+) -> Tensor:
+    """Return the losses; refuse those that depend on parameters beside the model's outputs.
+
+    Raises:
+        UserError: fixed outputs leave a gradient, which no clipping sees.
+    """
+    with torch.enable_grad():
+        losses = loss(outputs.detach(), targets)
+    if not losses.requires_grad:
+        return losses
+    parameters = trainable(model)
+    found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
+    reached = [name for name, g in zip(parameters, found, strict=True) if g is not None]
+    if not reached:
+        raise UserError(
+            "the loss has parameters of its own, which would not be trained: make them part of the "
+            "model, which then returns what the loss compares."
+        )
+    raise UserError(
+        f"the loss depends on parameter '{reached[0]}' beside the model's outputs, and that "
+        "gradient would be dropped: no example's clipping sees it. What no training example "
+        "reaches, such as a penalty on weights, give to make_private as "
+        "regulariser=lambda model: ...; let the model return whatever else the loss needs."
+    )

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import logging
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -25,6 +27,9 @@ from zdp_bench.gradients.shares import Shares, cut
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20
+
+log = logging.getLogger(__name__)
+_unmapped: WeakSet[nn.Module] = WeakSet()  # models whose branches follow the data, say
 
 
 def per_sample_gradients(
@@ -52,23 +57,42 @@ def per_sample_gradients(
     each = grad(loss_of_one)
     with first_states_given(model):
         gradients: dict[str, Tensor] = {}
-        if not alone.loops:
+        loops = alone.loops or model in _unmapped
+        if not loops:
             try:
                 gradients = vmap(each, in_dims=(None, 0, 0), randomness="different")(
                     parameters, inputs, targets
                 )
-            except RuntimeError:
+            except RuntimeError as error:
+                if "memory" in str(error):
+                    raise
                 with torch.no_grad():
                     alone(model(inputs[:1]), targets[:1])
+                loops = True
                 if not alone.loops:  # it is the model that vmap cannot map
-                    raise
-        if alone.loops:
-            rows = [each(parameters, inputs[at], targets[at]) for at in range(len(inputs))]
-            gradients = {name: torch.stack([row[name] for row in rows]) for name in parameters}
+                    log.info("torch.func cannot map the model: gradients are taken one by one")
+                    _unmapped.add(model)
+        if loops:
+            gradients = one_by_one(model, loss, batch)
     return {
         name: complex_scale * g if g.is_complex() and complex_scale != 1 else g
         for name, g in gradients.items()
     }
+
+
+def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
+    """Return the gradients of every example from a pass of its own, [B, *shape] by name."""
+    parameters = trainable(model)
+    each: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
+        with torch.enable_grad():
+            one = per_example(loss).of_one(model(x), target).sum()
+        found: Sequence[Tensor | None] = [None] * len(parameters)
+        if one.requires_grad:
+            found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
+        for (name, parameter), g in zip(parameters.items(), found, strict=True):
+            each[name].append(torch.zeros_like(parameter) if g is None else g)
+    return {name: torch.stack(gradients).detach() for name, gradients in each.items()}
 
 
 def places_of(model: nn.Module) -> dict[str, Tensor]:
@@ -87,30 +111,21 @@ def places_of(model: nn.Module) -> dict[str, Tensor]:
 
 @contextmanager
 def first_states_given(model: nn.Module) -> Iterator[None]:
-    """Pass recurrent layers their first state of zeros.
+    """Pass recurrent cells their first state of zeros.
 
     torch adds to its own in place; under vmap those belong to no example, and it fails.
     """
 
-    def with_state(
-        layer: Any, args: tuple[Any, ...], options: dict[str, Any]
-    ) -> tuple[tuple[Any, ...], dict[str, Any]] | None:
-        x, state, *_ = (*args, None, None)
-        if not isinstance(x, Tensor) or state is not None or options:
+    def with_state(cell: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
+        x, state, *_ = (*args, None)
+        if state is not None or options:
             return None
-        if isinstance(layer, nn.RNNBase):  # x: [B, T, features], [T, B, features] or [T, features]
-            many = [x.shape[0 if layer.batch_first else 1]] if x.dim() == 3 else []
-            many = [layer.num_layers * (1 + layer.bidirectional), *many]
-        else:
-            many = [*x.shape[:-1]]
-        state = x.new_zeros(*many, getattr(layer, "proj_size", 0) or layer.hidden_size)
-        is_lstm = isinstance(layer, nn.LSTM | nn.LSTMCell)
-        return (x, (state, x.new_zeros(*many, layer.hidden_size)) if is_lstm else state), {}
+        state = x.new_zeros(*x.shape[:-1], cell.hidden_size)
+        first = (state, state.clone()) if isinstance(cell, nn.LSTMCell) else state
+        return (x, first), {}
 
-    recurrent = [
-        layer for layer in model.modules() if isinstance(layer, nn.RNNBase | nn.RNNCellBase)
-    ]
-    handles = [layer.register_forward_pre_hook(with_state, with_kwargs=True) for layer in recurrent]
+    cells = [cell for cell in model.modules() if isinstance(cell, nn.RNNCellBase)]
+    handles = [cell.register_forward_pre_hook(with_state, with_kwargs=True) for cell in cells]
     try:
         yield
     finally:

@@ -25,6 +25,7 @@ from torch.autograd.graph import GradientEdge
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.rules import NoRule
+from zdp_bench.gradients.rules.recurrent import replay
 from zdp_bench.nn.memory_format import memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
@@ -132,7 +133,8 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
     replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
         for layer in layers:  # not by hooks, which take twice the time of a small layer
-            wrapped = _wrap(tape, layer, layer.module.forward, len(inputs))
+            wrap = _wrap_recurrent if type(layer.module) in RECURRENT else _wrap
+            wrapped = wrap(tape, layer, layer.module.forward, len(inputs))
             vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
             tape.losses = per_example(loss)(model(inputs.detach()), targets)  # [B]
@@ -170,17 +172,46 @@ def _wrap(
             raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
         if args[0].shape[0] != examples or output.shape[0] != examples:
             raise NoRule(f"layer '{layer.name}', whose input does not have one row a record")
-        if not output.requires_grad:
-            start = output.detach().requires_grad_()
-            tape.starts.append(start)
-            # The next layer may work in place on the output; `start` only receives a gradient, so
-            # it lets go of the memory.
-            output = _not_a_view(start, output.shape)
-            start.data = start.new_empty(0)
-        x, edge = args[0], GradientEdge(output.grad_fn, output.output_nr)
-        order = _memory_order(output)
-        tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
-        return output
+        return _enter(tape, layer, args[0], output)
+
+    return wrapped
+
+
+def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
+    """Enter a call on the tape, and return its output as it goes on."""
+    if not output.requires_grad:
+        start = output.detach().requires_grad_()
+        tape.starts.append(start)
+        # The next layer may work in place on the output; `start` only receives a gradient, so it
+        # lets go of the memory.
+        output = _not_a_view(start, output.shape)
+        start.data = start.new_empty(0)
+    edge, order = GradientEdge(output.grad_fn, output.output_nr), _memory_order(output)
+    tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
+    return output
+
+
+RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
+
+
+def _wrap_recurrent(
+    tape: Tape, layer: Layer, forward: Callable[..., Any], examples: int
+) -> Callable[..., Any]:
+    """Return a recurrent layer's forward function, which enters each direction on the tape."""
+
+    def enter(direction: nn.Module, own: dict[str, nn.Parameter], gates: Tensor) -> Any:
+        gates = _enter(tape, Layer(layer.name, direction, own), gates, gates)
+        call = tape.calls[-1]
+
+        def enter_inputs(x: Tensor) -> None:
+            call.input, call.version = x, x._version
+
+        return gates, enter_inputs
+
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        if not torch.is_grad_enabled():
+            return forward(*args, **kwargs)  # it is cut off from the loss
+        return replay(layer.module, examples, enter, *args, **kwargs)
 
     return wrapped
 

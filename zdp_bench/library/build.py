@@ -10,7 +10,7 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
+from torch.nn.parameter import UninitializedParameter
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.constraints import require_takes_shares
@@ -26,9 +27,11 @@ from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
-from zdp_bench.library.model_check import check, guard
+from zdp_bench.library.model_check import check, find_examples, guard, says_python
+from zdp_bench.library.optimizers import Regulariser, Several, require_step
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
@@ -44,28 +47,32 @@ from zdp_bench.training.optimizers import tell_noise
 from zdp_bench.training.plan import Plan
 
 log = logging.getLogger(__name__)
+FOLDER = Path("ledgers")  # of those that no argument names
 LEAST_PUBLIC = 100  # of fewer units, one more or less moves batch_size / n by over 1 %
 
 
+@says_python()
 def make_private(
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
     dataset: Any,
     *,
     loss: Loss,
     epochs: int,
     batch_size: int | None = None,
+    target_epsilon: float | None = None,
+    delta: float = 1e-5,
+    max_grad_norm: float = 1.0,
+    noise_multiplier: float | None = None,
+    ledger: str | Path | None = None,
+    count_earlier: bool = False,
+    regulariser: Regulariser | None = None,
+    probe: tuple[Any, Any] | None = None,
+    unit: Unit | None = None,
+    max_examples: int | None = None,
     sample_rate: float | None = None,
     expected_batch: float | None = None,
-    max_grad_norm: float,
-    delta: float,
-    ledger: str | Path,
-    count_earlier: bool = False,
-    noise_multiplier: float | None = None,
-    target_epsilon: float | None = None,
     algorithm: str = "dp_sgd",
-    unit: Unit | None = None,
-    max_records: int | None = None,
     micro_batch: int | None = None,
     precision: str | None = None,
     seed: int | None = None,
@@ -79,7 +86,8 @@ def make_private(
     Args:
         model: on the device of the training, in training mode. Parameters that do not require a
             gradient stay frozen, and are public.
-        optimizer: any of torch's, over the model's parameters. A schedule is yours to step.
+        optimizer: any of torch's that steps from gradients alone, or a list of several that share
+            the model's parameters. A schedule is yours to step.
         dataset: map-style, with items (input, target). Inputs in a tuple or a dictionary are the
             model's arguments, in order or by name.
         loss: (outputs, targets) -> one loss per example, [B]; never a mean. It is given one example
@@ -88,21 +96,27 @@ def make_private(
         batch_size: each step draws each of the n examples with probability `batch_size` / n, and
             the noisy sum is divided by `batch_size`. n is then public, and must be 100 or more.
             With `unit`, of owners.
-        sample_rate, expected_batch: instead of `batch_size`, where n is private: the probability,
-            and what the noisy sum is divided by. Choose both without a look at the data.
-        max_grad_norm: the bound C that each example's gradient is clipped to.
+        target_epsilon, noise_multiplier: one of the two. The noise is calibrated so that all steps
+            have at most the tight ε asked for, and no step beyond it is taken.
         delta: of (ε, δ); at most 1 / n is usual.
+        max_grad_norm: the bound C that each example's gradient is clipped to.
         ledger: the file that lists every step before its noise is drawn. `save` writes beside it,
-            with the suffix .pt; `resume` goes on from there.
+            with the suffix .pt; `resume` goes on from there. None: one in the folder `ledgers`,
+            named after the model's class and the training's plan and noise.
         count_earlier: train a model that has not taken the steps that the ledger holds already;
             they count in every ε.
-        noise_multiplier, target_epsilon: one of the two. The noise is calibrated so that all steps
-            have at most the tight ε asked for, and no step beyond it is taken.
-        algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
+        regulariser: model -> a real number, whose gradient is added to each step's, after the
+            noise: a penalty on the weights, a loss of public or generated examples. It costs no ε,
+            so no training example may reach it.
+        probe: two or more examples (inputs, targets) [B, ...] that are public or made up. The
+            checks run on them, where random numbers are none that model and loss can take.
         unit: whose ε it is. None: an example's. Else the owner of each example, say its patient: a
             column of strings or numbers, [n], or a function of an example's index. Each step draws
             owners, and the mean gradient of an owner's examples is clipped.
-        max_records: at most so many examples of a drawn owner, drawn anew at each step.
+        max_examples: at most so many examples of a drawn owner, drawn anew at each step.
+        sample_rate, expected_batch: instead of `batch_size`, where n is private: the probability,
+            and what the noisy sum is divided by. Choose both without a look at the data.
+        algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
         micro_batch: how many examples are processed at once (2,048 by default); halved when memory
             runs out. It changes memory and speed only.
         precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
@@ -115,7 +129,7 @@ def make_private(
     Formal guarantees: those of `Private`, for neighbours that are drawn at the same rate.
         - With `sample_rate`, they may differ in n: rate, divisor, mechanism, count of steps, report
           and exported folder follow from the arguments, and none of them from n. (The steps' time
-          and memory do not.) With `unit`, `max_records` is needed: owners' sizes are private too.
+          and memory do not.) With `unit`, `max_examples` is needed: owners' sizes are private too.
         - With `batch_size`, n is public: ε holds for data sets at the rate `batch_size` / n of this
           one, which says n.
 
@@ -137,11 +151,13 @@ def make_private(
         secure,
         bounds,
     )
+    optimizer = check_optimizer(model, optimizer)
+    check_loss(loss)
     check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
     examples = Items(dataset)
-    owners = find_owners(unit, len(examples), max_records)
+    owners = find_owners(unit, len(examples), max_examples)
     units = len(examples) if owners is None else owners.count
     plan = plan_of(batch_size, sample_rate, expected_batch or 0.0, epochs, units)
     if sample_rate is None:  # else n is private
@@ -150,9 +166,9 @@ def make_private(
     most = owners.largest if owners is not None else 1
     if owners is not None and sample_rate is not None:
         need = "with sample_rate and unit, it says what an owner brings at most; no data may say it"
-        require(max_records is not None, "max_records", max_records, need)
-        assert max_records is not None
-        most, whose = max_records, "owners"  # a digest of them would say how many there are
+        require(max_examples is not None, "max_examples", max_examples, need)
+        assert max_examples is not None
+        most, whose = max_examples, "owners"  # a digest of them would say how many there are
     like, of_one = examples.like(), per_example(loss)
     problem = Problem(model, of_one, plan.sampling, seed or 0, like[0])
     asked = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
@@ -160,14 +176,17 @@ def make_private(
     if owners is not None:
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
-    check_optimizer(model, optimizer)
-    tell_noise(optimizer, model, private, plan.sampling.expected_batch_size)
+    for one in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
+        tell_noise(one, model, private, plan.sampling.expected_batch_size)
     mechanism = private.mechanism().digest()
     run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
+    if ledger is None:
+        ledger = FOLDER / f"{type(model).__name__}-{run[:8]}.jsonl"
+        log.warning("every step is listed in %s; ledger= names another file", ledger)
     if ranks.size > 1:
         # so that randomly changed examples have one digest
         seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
-        drawn = batch_size, sample_rate, expected_batch, epochs, max_records
+        drawn = batch_size, sample_rate, expected_batch, epochs, max_examples
         given = drawn, asked, noise, delta, precision, secure, count_earlier
         facts = {
             "set of arguments": given,
@@ -183,12 +202,16 @@ def make_private(
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = micro_batch or MICRO_BATCH
     at_once = min(plan.most_drawn * most, size)
-    fixed_state = check(model, private, of_one, like, at_once, owners is not None)
+    found = find_examples(
+        model, of_one, like, None if probe is None else (pack(probe[0]), pack(probe[1]))
+    )
+    fixed_state = check(model, private, of_one, found, at_once, owners is not None)
+    watching = guard(model, found)
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
-        f"{sorted(asked.items())}:{of_owners}:{max_records}"
+        f"{sorted(asked.items())}:{of_owners}:{max_examples}"
     )
-    keys = make_keys(seed, secure, plan, private, model, optimizer, examples, like, made)
+    keys = make_keys(seed, secure, plan, private, model, optimizer, examples, found, made)
     setting = PrivateSetup(
         model=model,
         optimizer=optimizer,
@@ -201,7 +224,8 @@ def make_private(
         precision=precision,
         keys=ranks.broadcast(keys),
         fixed_state=fixed_state,
-        guard=guard(model, like),
+        guard=watching,
+        regulariser=regulariser,
         run=run,
         ledger_file=Path(ledger),
         count_earlier=count_earlier,
@@ -337,6 +361,13 @@ def check_arguments(
             "model: give the module itself, not DistributedDataParallel's wrapper, which would add "
             "up gradients without noise: make_private adds up what the processes clipped."
         )
+    if not isinstance(model, nn.Module):
+        raise UserError(f"model: a module of torch.nn is needed, not {type(model).__name__}.")
+    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
+        raise UserError(
+            "model: a lazy module has no weights before its first call: call the model once on a "
+            "batch of the right shape, made up, and make the optimizer after that."
+        )
     if not model.training:
         raise UserError("the model is in eval mode: call model.train() before make_private.")
     if not trainable(model):
@@ -381,8 +412,25 @@ def check_options(algorithm: str, options: Iterable[str], arguments: Iterable[st
             raise unknown("make_private: argument", name, {*own, *arguments} - {"options"})
 
 
-def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that lacks a parameter that trains."""
+def check_loss(loss: object) -> None:
+    """Refuse what is no function."""
+    if not callable(loss):
+        raise UserError(
+            f"loss={loss!r}: give a function of (outputs, targets), one loss per example, such as "
+            'torch.nn.CrossEntropyLoss(reduction="none").'
+        )
+
+
+def check_optimizer(model: nn.Module, given: Any) -> Any:
+    """Return the optimiser, or several as one; refuse what cannot step all that trains."""
+    optimizer = Several(tuple(given)) if isinstance(given, list | tuple) else given
+    for one in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
+        if not isinstance(one, torch.optim.Optimizer):
+            raise UserError(
+                f"optimizer: {one!r} is none of torch.optim's, made from the model's parameters; a "
+                "schedule is yours to step, after private.step."
+            )
+        require_step(one)
     held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
     for name, parameter in trainable(model).items():
         if id(parameter) not in held:
@@ -390,6 +438,7 @@ def check_optimizer(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
                 f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
                 "the optimizer from this model's parameters, or set requires_grad=False on it."
             )
+    return optimizer
 
 
 def check_ranks(ranks: Ranks, seed: int | None, facts: Mapping[str, object]) -> None:

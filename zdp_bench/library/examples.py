@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+from torch import Tensor
 from torch.utils.data import default_collate
 
 from zdp_bench.errors import UserError, first_line, require
@@ -55,13 +56,19 @@ class Items:
                 "needed; several inputs go into a tuple or a dictionary: ((a, b), target)."
             )
         try:
-            inputs, targets = default_collate(items)
-            return pack(inputs), pack(targets)
+            inputs, targets = map(pack, default_collate(items))
         except (RuntimeError, TypeError) as error:
             raise UserError(
                 f"dataset: its items do not make one batch: {first_line(error)} Give all of them "
                 "one shape and tensors, numbers or arrays."
             ) from None
+        for part in (inputs, targets):
+            if strange := [leaf for leaf in leaves_of(part) if not isinstance(leaf, Tensor)]:
+                raise UserError(
+                    f"dataset: an item holds {strange[0]!r}, where tensors, numbers or arrays are "
+                    "needed: give each class or word a number."
+                )
+        return inputs, targets
 
     def like(self) -> Batch:
         """Return a batch without an example, of the first item's shapes and dtypes."""
@@ -84,7 +91,7 @@ class Items:
         return chain.hexdigest()
 
 
-def find_owners(unit: Unit | None, examples: int, max_records: int | None) -> Patients | None:
+def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> Patients | None:
     """Return the examples of each owner; None if an example is its own unit.
 
     Args:
@@ -97,12 +104,12 @@ def find_owners(unit: Unit | None, examples: int, max_records: int | None) -> Pa
     """
     if unit is None:
         rule = "is read with unit= only; add that, or leave it out"
-        require(max_records is None, "max_records", max_records, rule)
+        require(max_examples is None, "max_examples", max_examples, rule)
         return None
     require(
-        max_records is None or (isinstance(max_records, int) and max_records >= 1),
-        "max_records",
-        max_records,
+        max_examples is None or (isinstance(max_examples, int) and max_examples >= 1),
+        "max_examples",
+        max_examples,
         "must be a whole number, 1 or more",
     )
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
@@ -121,7 +128,7 @@ def find_owners(unit: Unit | None, examples: int, max_records: int | None) -> Pa
         numbers.setdefault(_comparable(owner, index), len(numbers))
         for index, owner in enumerate(column)
     ]
-    return Patients.of(np.array(owners), max_records)
+    return Patients.of(np.array(owners), max_examples)
 
 
 def owners_digest(owners: Patients | None) -> str:

@@ -20,6 +20,8 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
+from zdp_bench.library.model_check import says_python
+from zdp_bench.library.optimizers import Regulariser, adds_gradient
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
@@ -54,10 +56,11 @@ class PrivateSetup:
         ranks: the processes that train together.
         fixed_state: what `check_model` returned.
         guard: finds what else than the trained weights has changed on the model since.
+        regulariser: its gradient is added to each step's.
     """
 
     model: nn.Module
-    optimizer: torch.optim.Optimizer
+    optimizer: Any
     algorithm: Algorithm
     named: str
     examples: Items
@@ -68,6 +71,7 @@ class PrivateSetup:
     keys: Keys
     fixed_state: list[str]
     guard: Guard
+    regulariser: Regulariser | None
     run: str
     ledger_file: Path
     count_earlier: bool
@@ -135,6 +139,7 @@ class Private:
                 self.setting.target_epsilon,
                 most,
             )
+        self.ledger.reserve(self.steps, self._limit)
         setting = self.setting
         self._training = Training(
             setting.algorithm,
@@ -198,7 +203,7 @@ class Private:
                 one that was checked, or another process began the training.
         """
         self.ledger.require_own_process()
-        with _STEP:
+        with _STEP, says_python():
             self._step(batch)
 
     def _step(self, batch: Batch) -> None:
@@ -212,6 +217,7 @@ class Private:
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             module.training = mode
+        adding = adds_gradient(model, setting.optimizer, setting.regulariser, ranks)
         told = batch.number, self.ledger.releases
         ranks.require_same({"step": told})
         key = ranks.broadcast(keys.of_step(model, self.ledger))
@@ -226,7 +232,7 @@ class Private:
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with seeds, takes_parts(model), exact:
+        with adding, seeds, takes_parts(model), exact:
             seed_layers(key, batch.number, ranks.rank, keys.secure)
             pieces = read_in_pieces(
                 lambda cut: setting.examples.batch(indices[cut]),
@@ -331,6 +337,7 @@ class Private:
         setting.guard.require_unchanged()
         if not setting.ranks.is_first:  # all have the same
             return
+        self.ledger.settle()  # its file is copied
         train = len(setting.examples) if setting.plan.sampling.records else None  # None: private
         about = {
             "name": name or type(setting.model).__name__,

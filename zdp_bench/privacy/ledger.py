@@ -4,6 +4,12 @@ Every step is one JSON line with the SHA-256 of everything above it, so a line t
 dropped or reordered breaks the chain. A line is written and fsynced as a whole; a kill can only cut
 the last one short, and such a step is counted: its noise may have been drawn.
 
+An fsync takes as long as several steps of a small model. So a line may reserve the steps that
+follow too, as many as `RESERVED` seconds take: `{"step": s, "to": e}` says that every step from s
+on, and before e, may be drawn. A checkpoint and the end write `{"taken": t}` after it, if only
+those before t were. After a kill all that were reserved count, like steps that were drawn. The
+chain goes from step to step, so its digest does not tell which of them stood in one line.
+
 A step that is drawn again after a kill counts once only if it is provably the same release. For
 that the ledger also notes, beside the chain, the states from which a process may start: `{"state":
 digest of weights and optimiser, "step": s, "made": digest of the code and the machine}`.
@@ -24,9 +30,11 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
 import os
 import shutil
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -37,15 +45,30 @@ from zdp_bench.privacy.mechanism import Mechanism
 
 # --------------------------------------------------------------------------- one line of the file
 
-_KINDS = {"step": int, "of": str, "generation": str, "made": str, "state": str, "sha256": str}
-_STEP = {"step", "of", "generation"}
+_KINDS = {"step": int, "to": int, "taken": int, "of": str, "generation": str}
+_KINDS |= {"made": str, "state": str, "sha256": str}
+_STEP = {"step", "to", "of", "generation"}
+RESERVED, MOST_RESERVED = 0.2, 10_000  # seconds of steps, and steps, in one line
 _STATE = {"made", "step", "state", "generation"}
 _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 
 def chain(previous: str, body: dict[str, Any]) -> str:
-    """Return the digest that continues `previous` by a line."""
+    """Return the digest that continues `previous` by a line, or by each step that it reserves."""
+    if "taken" in body:
+        return previous  # which is that of the last step taken
+    if "to" in body:
+        for one in steps_of(body):
+            previous = chain(previous, one)
+        return previous
     return hashlib.sha256((previous + _encode(body)).encode()).hexdigest()
+
+
+def steps_of(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the steps of a line, each as a line of its own would say it."""
+    one = {key: value for key, value in body.items() if key != "to"}
+    for step in range(body["step"], body.get("to", body["step"] + 1)):
+        yield one | {"step": step}
 
 
 def make_line(previous: str, body: dict[str, Any]) -> bytes:
@@ -76,7 +99,9 @@ def is_start(body: dict[str, Any]) -> bool:
 
 def is_step(body: dict[str, Any]) -> bool:
     """True if the line, without its digest, is a release."""
-    return "step" in body and body.keys() <= _STEP and _has_kinds(body)
+    if "step" not in body or not body.keys() <= _STEP or not _has_kinds(body):
+        return False
+    return 0 < body.get("to", body["step"] + 1) - body["step"] <= MOST_RESERVED
 
 
 def _has_kinds(body: dict[str, Any]) -> bool:
@@ -117,7 +142,7 @@ class Ledger:
     """An append-only file of one mechanism's steps.
 
     Formal guarantees:
-        - `append` returns only after the step is on disk;
+        - `append` returns only after the step is on disk, in a line of its own or a reserved one;
         - `releases` never counts fewer releases than were drawn, whenever the process was killed;
         - a step that is not counted again has the same noise, batch and start as before;
         - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
@@ -125,6 +150,10 @@ class Ledger:
         - only the process that opened it writes: a copy of that process (fork) would take the same
           steps with the same key, and count them in another place.
     """
+
+    _next = _end = 0  # of the last line: the first step that was not taken, and where it ends
+    _until, _most = 0, math.inf  # see `reserve`
+    _written, _many = 0.0, 1  # when the last line was written, and how many steps it has
 
     def __init__(
         self,
@@ -219,6 +248,7 @@ class Ledger:
 
     def _note(self, made: str, step: int, state: str) -> None:
         body = {"made": made, "step": step, "state": state, "generation": self.generation}
+        self.settle()  # the line's digest is that of the steps taken
         self._put(body)
         self._learn(body)
 
@@ -232,18 +262,29 @@ class Ledger:
             }
 
     def _read_starts(self, path: Path) -> int:
-        """Read the starts of a ledger that was set aside; return how many steps it has at most."""
-        steps = 0
+        """Read the starts of a ledger that was set aside; return how many steps it has at most.
+
+        A line that cannot be read may have reserved twice as many as the one before.
+        """
+        steps, many, end = 0, 1, 0
         with open_regular(path) as file:
             for line in file:
                 try:
                     body = parse(line)
+                    body.pop("sha256", None)
                     if is_start(body):
                         self._learn(body)
-                    else:
-                        steps += "ledger" not in body
+                    elif is_step(body):
+                        end = body.get("to", body["step"] + 1)
+                        many = end - body["step"]
+                        steps += many
+                    elif body.keys() == {"taken"} and end - many < body["taken"] < end:
+                        steps, end = steps - (end - body["taken"]), 0
+                    elif "ledger" not in body:
+                        raise ValueError
                 except (ValueError, TypeError, AttributeError):
-                    steps += 1
+                    many = min(2 * many, MOST_RESERVED)
+                    steps += many
         return steps
 
     def append(self, step: int, of: str = "") -> None:
@@ -259,12 +300,32 @@ class Ledger:
         self.require_own_process()
         if self.holds(step, of):
             return
-        self._write(
-            {"step": step}
-            | ({"of": of} if of else {})
-            | ({"generation": self.generation} if self.generation else {})
-        )
+        body = {"step": step} | ({"of": of} if of else {})
+        body |= {"generation": self.generation} if self.generation else {}
+        if step != self._next or step >= self._end:
+            self._many = self._ahead(step)
+            self.settle()
+            self._put(body | ({"to": step + self._many} if self._many > 1 else {}))
+            self._written, self._end = time.monotonic(), step + self._many
+        self._next, self._digest = step + 1, chain(self._digest, body)
         self._enter(step, of, self.generation)
+
+    def reserve(self, until: int, most: int | None = None) -> None:
+        """Let a line reserve steps ahead: to before `until`, and up to `most` releases in all."""
+        self._until, self._most = until, math.inf if most is None else most
+
+    def _ahead(self, step: int) -> int:
+        """Return how many steps, from this one on, the next line is to have."""
+        taken = self._many - max(0, self._end - self._next)
+        took = (time.monotonic() - self._written) / max(1, taken)
+        room = min(self._until - step, self._most - self.releases, MOST_RESERVED)
+        return max(1, int(min(2 * self._many, RESERVED / max(took, 1e-9), room)))
+
+    def settle(self) -> None:
+        """Write which of the reserved steps were taken, if not all were; not in a fork."""
+        if self._next < self._end and os.getpid() == self._process:
+            self._put({"taken": self._next})
+        self._end = self._next
 
     def require_own_process(self) -> None:
         """Refuse a process that was copied from the one that opened the ledger."""
@@ -318,6 +379,7 @@ class Ledger:
         return Copy(tuple(self._spans), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
+        self.settle()
         self._file.close()
 
     def _write(self, body: dict[str, Any]) -> None:
@@ -341,9 +403,10 @@ class Ledger:
                     number -= 1
                     break
                 whole += len(line)
-                self._take(number, line)
-                if self.releases == at_least.entries:
-                    passed.add(self._digest)
+                for digest in self._take(number, line):
+                    if self.releases == at_least.entries:
+                        passed.add(digest)
+        self._next = self._end  # what was reserved counts
         if self.releases < at_least.entries:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
@@ -363,8 +426,8 @@ class Ledger:
             self._mend(whole, {"step": end} | ({"generation": generation} if generation else {}))
             self._enter(end, "", generation)
 
-    def _take(self, number: int, line: bytes) -> None:
-        """Read a whole line; hold it to the chain."""
+    def _take(self, number: int, line: bytes) -> Iterator[str]:
+        """Read a whole line; hold it to the chain, whose digests it yields."""
         try:
             body = parse(line)
             claimed = body.pop("sha256")
@@ -372,24 +435,52 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}, line {number}: not a ledger line; the file was edited or damaged"
             ) from None
-        if claimed != chain(self._digest, body):
-            raise LedgerError(
-                f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
-            )
+        broken = LedgerError(
+            f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
+        )
+        strange = LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
+        if number > 1 and is_step(body):
+            self._next, self._end = body["step"], body.get("to", body["step"] + 1)
+            self._within = []
+            for one in steps_of(body):
+                self._digest = chain(self._digest, one)
+                self._within.append(self._digest)
+                self._enter(one["step"], body.get("of", ""), body.get("generation", ""))
+                yield self._digest
+            if claimed != self._digest:
+                raise broken
+            return
+        if number > 1 and body.keys() == {"taken"} and type(body["taken"]) is int:
+            if not self._next < body["taken"] < self._end:
+                raise strange
+            self._take_back(body["taken"])
+            if claimed != self._digest:
+                raise broken
+            return
+        if claimed != chain(self._digest, body if isinstance(body, dict) else {}):
+            raise broken
         if number > 1 and is_start(body):  # beside the chain
             self._learn(body)
             return
-        if number > 1 and not is_step(body):
-            raise LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
         if number > 1:
-            self._enter(body["step"], body.get("of", ""), body.get("generation", ""))
-        elif {"facts": self.facts} | body != {"facts": self.facts} | self._head:
+            raise strange
+        if {"facts": self.facts} | body != {"facts": self.facts} | self._head:
             raise LedgerError(
                 f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
             )
         else:
             self.facts = body.get("facts", {})
         self._digest = claimed
+        yield claimed
+
+    def _take_back(self, taken: int) -> None:
+        """Leave of the steps in the line before those that were taken."""
+        first, end, generation = self._spans[-1]
+        self._digest = self._within[taken - self._next - 1]
+        self._spans[-1] = Span(first, taken, generation)
+        self._count -= end - taken
+        self._furthest[generation] = max(of.end for of in self._spans if of[2] == generation) - 1
+        self._end = taken
 
     def _mend(self, kept: int, body: dict[str, Any]) -> None:
         """Keep so many bytes of the file and end it with a line, all or nothing."""

@@ -232,7 +232,7 @@ def initial_size(
     a process without memory is killed there, without an error.
 
     Args:
-        like: a batch of the shapes to come; its values are not used.
+        like: a batch of the shapes to come: public examples, or none for zeros.
         expected_batch_size: of a whole step; batches are rarely twice as large.
     """
     whole = 1
@@ -257,10 +257,13 @@ def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
             seen[storage.data_ptr()] = storage.nbytes()
             return tensor
 
-        inputs, targets = (
-            map_leaves(lambda leaf: leaf.new_zeros(examples, *leaf.shape[1:]), part)
-            for part in like
-        )
+        def made(leaf: Tensor) -> Tensor:
+            return leaf[:1].repeat_interleave(examples, 0) if len(leaf) else zeros(leaf)
+
+        def zeros(leaf: Tensor) -> Tensor:
+            return leaf.new_zeros(examples, *leaf.shape[1:])
+
+        inputs, targets = (map_leaves(made, part) for part in like)
         with (
             torch.random.fork_rng(devices=[]),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),

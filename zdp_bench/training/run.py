@@ -162,6 +162,7 @@ def _train(
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     limit = setup.affordable(ledger.releases + plan.steps - loop.step)
     planned = ledger.releases + plan.steps - loop.step if limit is None else limit
+    ledger.reserve(plan.steps, limit)
     training = Training(
         setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
     )

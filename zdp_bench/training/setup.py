@@ -309,7 +309,7 @@ class Setup(ModelSetup):
         fixed = self.config.trainer.micro_batch
         if not isinstance(fixed, str):
             return Size(fixed or MICRO_BATCH)
-        inputs, targets = self.data.train.batch(torch.zeros(1, dtype=torch.long))
+        inputs, targets = self.empty_batch()
         like = inputs.to(self.device), targets.to(self.device)
         expected = self.plan.sampling.expected_batch_size * self.most_records
         return initial_size(self.model, self.task.loss, like, expected, self.device)

@@ -203,7 +203,7 @@ def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
 @pytest.fixture
 def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
     """A run's export, and those of loops of one's own."""
-    given: list[dict[str, Any]] = [{}, {"unit": lambda index: index // 2, "max_records": 2}]
+    given: list[dict[str, Any]] = [{}, {"unit": lambda index: index // 2, "max_examples": 2}]
     for number, more in enumerate(given):
         private = make(network(), ledger=tmp_path / f"{number}.jsonl", **more)
         train(private, most=2)

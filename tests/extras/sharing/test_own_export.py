@@ -31,6 +31,14 @@ def exported(make: Make, tmp_path: Path) -> tuple[Path, nn.Module]:
     return tmp_path / "model", model
 
 
+def test_an_export_amid_the_training_holds_the_steps_taken(make: Make, tmp_path: Path) -> None:
+    private = make(epochs=20)
+    train(private, most=29)
+    private.export(tmp_path / "model")
+    assert not wrong(tmp_path / "model")
+    assert private.report()["steps"] == 29
+
+
 def head_of(folder: Path) -> dict[str, Any]:
     return yaml.safe_load((folder / "README.md").read_text().split("---\n")[1])
 
@@ -76,7 +84,7 @@ def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
         ({"secure": True}, "cryptographic randomness", "Not for release to an adversary"),
         ({"noise_multiplier": 0.0}, "**Not private.**", "cryptographic randomness"),
         (
-            {"unit": lambda index: index // 2, "max_records": 2},
+            {"unit": lambda index: index // 2, "max_examples": 2},
             "ε of one owner with 2 examples or fewer in a step, tight",
             "a person who owns several examples",
         ),

@@ -209,9 +209,9 @@ def compared(monkeypatch: pytest.MonkeyPatch, records: int) -> list[int]:
     sizes: list[int] = []
     compare = mixing._compare
 
-    def spy(model: nn.Module, inputs: Tensor, group: int) -> None:
+    def spy(model: nn.Module, inputs: Tensor, *rest: Any) -> None:
         sizes.append(len(inputs))
-        compare(model, inputs, group)
+        compare(model, inputs, *rest)
 
     monkeypatch.setattr(mixing, "_compare", spy)
     check(mlp(), records=records)

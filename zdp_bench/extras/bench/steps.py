@@ -230,7 +230,6 @@ def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> 
 
 # -------------------------------------------------------------------------------------- whole loops
 
-MEMORY = Path("/dev/shm")
 MANY = 10**6  # steps: more than are ever timed
 
 
@@ -277,9 +276,9 @@ def whole_loop(workload: Workload) -> Step:
 
 
 def library_loop(workload: Workload) -> Step:
-    """`make_private`, its ledger in memory: what a disk takes to keep a line is the disk's."""
+    """`make_private`, with its ledger."""
     model, examples = workload.build(), workload.examples(last=False)
-    folder = Path(tempfile.mkdtemp(dir=MEMORY if MEMORY.is_dir() else None))
+    folder = Path(tempfile.mkdtemp())
     private = make_private(
         model,
         workload.optimizer_of(model.parameters()),

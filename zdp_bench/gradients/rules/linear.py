@@ -27,11 +27,11 @@ from zdp_bench.nn.memory_format import MapLinear, in_memory_order, in_own_order
 
 @rule(nn.Linear)
 def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
-    """[B, n]: norms are free, ‖gᵢ xᵢᴴ‖ = ‖gᵢ‖‖xᵢ‖. [B, *, n]: see `_over_positions`."""
+    """[B, n]: norms are free, ‖gᵢ xᵢᴴ‖ = ‖gᵢ‖‖xᵢ‖. [B, *, n]: see `over_positions`."""
     if x.dim() > 2:
         g = g.reshape(g.shape[0], -1, g.shape[-1])  # [B, T, out]
         x = x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, in]
-        return {"weight": _over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
+        return {"weight": over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
 
     @cache
     def norms_of_g() -> Tensor:
@@ -63,7 +63,7 @@ def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradien
     return gradients | {"weight": weight}
 
 
-def _over_positions(x: Tensor, g: Tensor) -> LayerGradient:
+def over_positions(x: Tensor, g: Tensor) -> LayerGradient:
     """Σ_t g_t x_tᴴ, [B, O, D], for g [B, T, O] and x [B, T, D]."""
     _, positions, outputs = g.shape
     ghost = ghost_is_cheaper(positions, outputs, x.shape[2], g.element_size())

@@ -12,11 +12,14 @@ from __future__ import annotations
 
 import logging
 import math
+import warnings
 from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.func import vmap
+from torch.nn.utils import parametrizations
+from torch.nn.utils.spectral_norm import SpectralNorm
+from torch.nn.utils.weight_norm import WeightNorm
 
 from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
@@ -24,6 +27,7 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss, per_example, take_over
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
+from zdp_bench.gradients.losses import DomainError, require_outputs_alone
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.training.batches import initial_size
 from zdp_bench.training.model_checks.mixing import (
@@ -67,8 +71,8 @@ def check(
         model: in the mode and on the device of the training; a copy of it is checked.
         algorithm: the one that will train it.
         loss: (outputs, targets) -> one loss per example, [B].
-        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come. n may be 0; no
-            value is read.
+        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come. With n = 0
+            the check draws random numbers; else these are public examples, and it takes them.
         outputs: integer targets are drawn below this.
         examples: how many the run will process at once.
         forms_shares: True if several examples may make one share.
@@ -87,7 +91,8 @@ def check(
     Raises:
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
     """
-    device = next(model.parameters()).device
+    device, public = next(model.parameters()).device, len(like[0]) > 0
+    _refuse_by_kind(model)
     batch = (
         draw_synthetic(like[0], SAMPLES, INTEGERS, device),
         draw_synthetic(like[1], SAMPLES, outputs, device),
@@ -99,11 +104,11 @@ def check(
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
         try:
-            took = check_samples_stay_apart(model, batch[0])
+            took = check_samples_stay_apart(model, batch[0], public)
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
-            raise _no_gradient(_first_beyond_torch_func(model, batch[0]), error) from None
-        watch(original, batch[0])
-        _check_losses(model, loss, batch)
+            raise _no_gradient(describe_layer(model, ""), error) from None
+        watch(original, batch[0], public)
+        _check_losses(original, model, loss, batch)
         _check_gradients(model, batch[0])
         tried = _check_large_batch(model, loss, like, examples, took)
         if tried < examples:
@@ -117,22 +122,46 @@ def check(
         return _find_fixed_state(model, batch[0])
 
 
+def _refuse_by_kind(model: nn.Module) -> None:
+    """Refuse what is known to change in every pass, which running would blame on something else."""
+    for name, module in model.named_modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm | WeightNorm):
+                kind = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
+                raise UserError(
+                    f"{describe_layer(model, name)}: torch.nn.utils.{kind} writes its weight anew "
+                    "in every pass, beside the parameters that train: use "
+                    "torch.nn.utils.parametrizations.weight_norm, or no norm of the weight."
+                )
+        if isinstance(module, parametrizations._SpectralNorm) and module.training:
+            raise UserError(
+                f"{describe_layer(model, name)} moves its estimate of the norm in every pass, "
+                "beside the parameters that train: use torch.nn.utils.parametrizations.weight_norm "
+                "or no norm of the weight."
+            )
+
+
 def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     inside = Innermost(model)
     try:
-        with torch.no_grad(), inside:
+        with torch.no_grad(), inside, warnings.catch_warnings():
+            warnings.filterwarnings("error", message=NO_INPUT_GRADIENT)
             output = forward(model, inputs)
     except Exception as error:
+        if any(word in str(error) for word in CHECKPOINT_WORDS):
+            raise _no_gradient(inside.name, error) from None
         advice = f" To train privately, {REPLACE_BATCHNORM}." if "BatchNorm" in inside.name else ""
-        raise UserError(
+        raise DomainError(
             f"the model cannot take {describe(inputs)}: {inside.name} says: "
             f"{first_line(error)}{advice}"
         ) from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
-        shape = list(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        is_tensor = isinstance(output, Tensor)
+        shape = list(output.shape) if is_tensor else type(output).__name__
+        rule = "its first dimension must be that of the samples"
+        one = "put it into a module that returns one tensor, the samples first (`output.logits`)"
         raise UserError(
-            f"the model answers {len(inputs)} samples with {shape}: its first dimension must be "
-            "that of the samples."
+            f"the model answers {len(inputs)} samples with {shape}: {rule if is_tensor else one}."
         )
 
 
@@ -149,28 +178,52 @@ def _check_large_batch(
         return SAMPLES
     device = next(model.parameters()).device
     fit = min(examples, initial_size(model, loss, like, examples, device).examples)
-    inputs = draw_synthetic(like[0], fit, INTEGERS, device)
-    size = check_growing_batches(model, inputs, took)
+    inputs, public = draw_synthetic(like[0], fit, INTEGERS, device), len(like[0]) > 0
+    size = check_growing_batches(model, inputs, took, public)
     if size > SAMPLES:
-        watch(model, inputs[:size])
+        watch(model, inputs[:size], public)
     return size
 
 
-def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Refuse a loss that one example alone is not enough for; say so if others change it."""
+def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:
+    """Refuse a loss that one example's outputs are not enough for; say so if others change it.
+
+    Args:
+        original: the model that the loss may hold; `model` is its copy.
+    """
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
         output = forward(model, batch[0])
-        losses = alone(output, targets)
+    losses = require_outputs_alone(original, alone, output, targets)
+    with torch.enable_grad():
         try:
             together = alone.loss(output, unpack(targets))
         except Exception:
             together = losses  # it is never given a batch
-    if not isinstance(together, Tensor) or differs(losses, together, ROUNDED):
+        mixes = not isinstance(together, Tensor) or differs(losses, together, ROUNDED)
+        if mixes and not _moves(alone, output, targets):
+            raise UserError(
+                "the loss of one example alone has no gradient: it compares the examples of a "
+                "batch with each other (a contrastive loss?), so that no example's influence could "
+                "be bounded. Make what is compared one example, ((a, b), target), and let the "
+                "model take both."
+            )
+    if mixes:
         log.warning(
             "the loss of a record depends on the batch it is in: it is computed for each record "
             "alone, so that no other can reach it. Check that you mean that"
         )
+
+
+def _moves(alone: Loss, output: Tensor, targets: Tensor) -> bool:
+    """True if some example's loss, alone, has a gradient with respect to its outputs."""
+    output = output.detach().requires_grad_()
+    losses = alone(output, targets)
+    if not losses.requires_grad:
+        return False
+    (g,) = torch.autograd.grad(losses.sum(), output)
+    scale = float(output.detach().abs().max())
+    return bool((g.abs() * scale > 1e-5).any())
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
@@ -220,29 +273,21 @@ def _check_contributions(
             )
 
 
+# Words of torch's about its two kinds of checkpoints.
+NO_INPUT_GRADIENT = "None of the inputs have requires_grad"
+CHECKPOINT_WORDS = ("use_reentrant", "utils.checkpoint", "_NoopSaveInputs", NO_INPUT_GRADIENT)
+
+
 def _no_gradient(layer: str, error: Exception) -> UserError:
-    # Words of torch's errors about its two kinds of checkpoints.
-    if any(word in str(error) for word in ("use_reentrant", "_NoopSaveInputs")):
+    if any(word in str(error) for word in CHECKPOINT_WORDS):
         return UserError(
-            f"{layer} calls torch.utils.checkpoint, which per-sample gradients cannot pass: call "
-            "what it wraps directly, and set "
-            "trainer.micro_batch to save memory."
+            f"{layer}: torch.utils.checkpoint is called there, which per-sample gradients cannot "
+            "pass: call what it wraps directly, and set trainer.micro_batch to save memory."
         )
     return UserError(
         f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer "
         "there."
     )
-
-
-def _first_beyond_torch_func(model: nn.Module, inputs: Tensor) -> str:
-    """Return the layer at which torch.func fails in the forward pass, or else the model."""
-    inside = Innermost(model)
-    try:
-        with inside:
-            vmap(model, randomness="different")(inputs.unsqueeze(1))
-    except RuntimeError:
-        return inside.name
-    return describe_layer(model, "")
 
 
 def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:

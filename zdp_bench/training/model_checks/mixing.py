@@ -45,15 +45,18 @@ REPLACE_BATCHNORM = (
 )
 
 
-def check_samples_stay_apart(model: nn.Module, inputs: Tensor) -> float:
+def check_samples_stay_apart(model: nn.Module, inputs: Tensor, public: bool = False) -> float:
     """Compare each of the three samples; return the seconds that one comparison took.
+
+    Args:
+        public: the inputs are public examples, not random numbers.
 
     Raises:
         UserError: a sample's output or gradient depends on the others.
     """
     start = time.perf_counter()
     for group in range(SAMPLES):
-        _compare(model, inputs, group)
+        _compare(model, inputs, group, public)
     return (time.perf_counter() - start) / SAMPLES
 
 
@@ -66,7 +69,9 @@ def next_size(size: int, took: float, most: int) -> int | None:
     return larger if larger > size and larger >= min(2 * size, most) else None
 
 
-def check_growing_batches(model: nn.Module, inputs: Tensor, took: float) -> int:
+def check_growing_batches(
+    model: nn.Module, inputs: Tensor, took: float, public: bool = False
+) -> int:
     """Compare samples in growing batches; return the size of the largest one.
 
     Time decides only how many samples are compared, never the outcome of a comparison.
@@ -82,11 +87,12 @@ def check_growing_batches(model: nn.Module, inputs: Tensor, took: float) -> int:
     began, size = time.perf_counter(), SAMPLES
     while larger := next_size(size, took, len(inputs)):
         start = time.perf_counter()
-        if not _fits(model, inputs[:larger], 0):
+        if not _fits(model, inputs[:larger], 0, public):
             break
         size, took = larger, time.perf_counter() - start
     for group in range(1, _stride(size) if size > SAMPLES else 0):
-        if time.perf_counter() - began + took > SECONDS or not _fits(model, inputs[:size], group):
+        late = time.perf_counter() - began + took > SECONDS
+        if late or not _fits(model, inputs[:size], group, public):
             break
     return size
 
@@ -96,13 +102,17 @@ def _stride(samples: int) -> int:
     return max(SAMPLES, -(-samples // GROUP))
 
 
-def _compare(model: nn.Module, inputs: Tensor, group: int) -> None:
+def _compare(model: nn.Module, inputs: Tensor, group: int, public: bool) -> None:
     """Compare some samples of a batch with themselves among other samples, and alone.
 
-    The others are changed by little in groups of even number, by much in the others.
+    The others are changed by little in groups of even number, by much in the others, unless that
+    is beyond what the model can compute: infinity times zero would be taken for mixing.
     """
     watched = list(range(group, len(inputs), _stride(len(inputs))))  # all over the batch
-    changed = change_sample(inputs, slice(None), 1000.0 if group % 2 else 1.0)
+    changed = change_sample(inputs, slice(None), 1000.0 if group % 2 else 1.0, public)
+    with torch.no_grad():
+        if group % 2 and not torch.isfinite(forward(model, changed)).all():
+            changed = change_sample(inputs, slice(None), 1.0, public)
     changed[watched] = inputs[watched]
     before, gradients = _look(model, [inputs], watched)
     after, gradients_after = _look(model, [changed], watched)
@@ -133,12 +143,12 @@ def _look(
         return output.detach(), gradients_of(model, output)
 
 
-def _fits(model: nn.Module, inputs: Tensor, group: int) -> bool:
+def _fits(model: nn.Module, inputs: Tensor, group: int, public: bool) -> bool:
     """Compare one group of samples; return False if memory ran out."""
     inside = Innermost(model)
     try:
         with inside:
-            _compare(model, inputs, group)
+            _compare(model, inputs, group, public)
     except UserError:
         raise
     except Exception as error:

@@ -19,10 +19,15 @@ INTEGERS = 2
 
 
 def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
-    """Draw random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device."""
+    """Draw random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device.
+
+    Examples that `like` holds are public: they are taken instead, in turn.
+    """
     generator = torch.Generator().manual_seed(0)
 
     def draw(leaf: Tensor) -> Tensor:
+        if len(leaf):
+            return leaf[torch.arange(samples) % len(leaf)].to(device)
         shape = (samples, *leaf.shape[1:])
         if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
             return torch.randn(shape, dtype=leaf.dtype, generator=generator).to(device)
@@ -33,10 +38,15 @@ def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device)
     return map_leaves(draw, like)
 
 
-def change_sample(inputs: Tensor, at: int | slice, scale: float) -> Tensor:
-    """Return other values for the samples at `at`."""
+def change_sample(inputs: Tensor, at: int | slice, scale: float, public: bool) -> Tensor:
+    """Return other values for the samples at `at`: of public examples, those of their neighbours.
+
+    A model may not take any other values than such examples have.
+    """
 
     def change(leaf: Tensor) -> Tensor:
+        if public:
+            return leaf.roll(1, 0)[at]
         if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
             return -scale * leaf[at] + 0.5 * scale
         return leaf[at].logical_not().to(leaf.dtype)

@@ -127,17 +127,18 @@ def _counts(was: Any, moved: Any, found: Any) -> bool:
     return bool(steps >= 0 and steps == round(steps))
 
 
-def watch(model: nn.Module, inputs: Tensor) -> Guard:
+def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
     """Return a guard of the model's state, and refuse one that keeps something of what it sees.
 
     Args:
-        inputs: random numbers [n, ...], two examples at least.
+        inputs: random numbers [n, ...], two examples at least; or `public` ones.
 
     Raises:
         UserError: names the layer, and what it keeps.
     """
     start, ends = fingerprint(model), []
-    for samples in (inputs, change_sample(inputs, 0, 2.0).expand_as(inputs), inputs[:-1]):
+    other = change_sample(inputs, 0, 2.0, public)
+    for samples in (inputs, other.expand_as(inputs), inputs[:-1]):
         twin, _ = copy_apart(model)
         with torch.no_grad():
             forward(twin, samples)

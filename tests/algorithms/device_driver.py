@@ -1,0 +1,85 @@
+"""The process of `test_meta_device`: private steps on a device that is no CPU, and has no numbers.
+
+    python device_driver.py MODEL...
+
+A backend written in Python, `other`, under torch's FakeTensorMode: an operation on its tensors and
+one that was left on the CPU is an error, as on a GPU; forward, backward, vmap and hooks are real.
+Prints one JSON line a model: algorithm -> the error, or an empty string. torch 2.11 ends such a
+process by abort, so that it leaves without a farewell.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch._subclasses import FakeTensorMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
+
+from tests.algorithms.stepping import prepare
+from zdp_bench.errors import UserError
+from zdp_bench.registry import names
+from zdp_bench.training.step import private_step
+
+DEVICE = "other"
+
+
+class Answers(TorchDispatchMode):
+    """Answers whatever number is read from the device with 1."""
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten._local_scalar_dense.default:
+            return args[0].dtype == torch.bool or 1.0
+        return func(*args, **(kwargs or {}))
+
+
+def attempt(model_name: str, algorithm_name: str, folder: Path) -> str | None:
+    """Return the error of two steps; empty if there is none, None if the model is refused."""
+    try:
+        training, batch = prepare(model_name, algorithm_name, folder, DEVICE)
+    except UserError:
+        return None
+    try:
+        for step in range(2):
+            private_step(training, step, iter([batch]), expected_batch_size=8.0)
+    except UserError:
+        return None
+    except Exception as error:
+        return f"{type(error).__name__}: {error}"[:300]
+    finally:
+        training.ledger.close()
+    return ""
+
+
+def mixes() -> bool:
+    """True if this torch lets an operation mix the two: nothing would be found then."""
+    try:
+        torch.ones(2, device=DEVICE) + torch.ones(2)
+    except RuntimeError:
+        return False
+    return True
+
+
+def main(models: list[str]) -> None:
+    _setup_privateuseone_for_python_backend(DEVICE)
+    generator = torch.Generator
+    torch.Generator = lambda device=None: generator()  # type: ignore[assignment,misc]
+    torch._C._get_accelerator = lambda *_: torch.device("cpu")
+    with FakeTensorMode(), Answers(), tempfile.TemporaryDirectory() as folder:
+        assert not mixes()
+        for number, model_name in enumerate(models):
+            place = Path(folder) / str(number)
+            found = {name: attempt(model_name, name, place) for name in names("algorithm")}
+            print(json.dumps({name: said for name, said in found.items() if said is not None}))
+    sys.stdout.flush()
+    os._exit(0)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

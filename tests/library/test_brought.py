@@ -1,0 +1,480 @@
+"""What people bring: losses, models, data and optimisers, served or refused for the true reason."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils.rnn import pack_padded_sequence
+from torch.utils.checkpoint import checkpoint
+
+import zdp_bench
+from tests.library.conftest import Make
+from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
+from zdp_bench.errors import UserError
+
+WHOLE = {"sample_rate": 1.0, "expected_batch": EXAMPLES, "epochs": 1, "noise_multiplier": 0.0}
+
+
+def weights_of(model: nn.Module) -> Tensor:
+    return torch.cat([parameter.detach().flatten() for parameter in model.parameters()])
+
+
+# ------------------------------------------------- gradients that do not pass through the outputs
+
+
+def penalty(model: nn.Module) -> Tensor:
+    return 0.3 * torch.stack([p.square().sum() for p in model.parameters()]).sum()
+
+
+def beside(model: nn.Module) -> dict[str, Callable[[Tensor, Tensor], Tensor]]:
+    start, head = weights_of(model), nn.Linear(CLASSES, CLASSES)
+    return {
+        "a penalty": lambda o, t: loss(o, t) + penalty(model),
+        "a proximal term": lambda o, t: (
+            loss(o, t)
+            + (torch.cat([p.flatten() for p in model.parameters()]) - start).square().sum()
+        ),
+        "the model again": lambda o, t: loss(o, t) + loss(model(torch.ones(1, 4)), t),
+        "parameters of its own": lambda o, t: loss(head(o), t),
+    }
+
+
+@pytest.mark.parametrize("name", beside(network()))
+def test_a_gradient_beside_the_outputs_is_not_dropped_in_silence(make: Make, name: str) -> None:
+    model = network()
+    said = "parameters of its own" if "own" in name else r"parameter '0\.weight' .*regulariser="
+    with pytest.raises(UserError, match=said):
+        make(model, loss=beside(model)[name])
+
+
+def test_a_penalty_that_begins_late_is_not_dropped_either(make: Make) -> None:
+    model, late = network(), [0.0]
+    private = make(model, loss=lambda o, t: loss(o, t) + (penalty(model) if late[0] else 0.0))
+    late[0] = 1.0
+    with pytest.raises(UserError, match=r"beside the model's outputs"):
+        train(private)
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
+    make: Make, several: bool
+) -> None:
+    model, plain = network(), network()
+    before = weights_of(model)
+    for each, given in ((model, {"regulariser": penalty}), (plain, {})):
+        optimizer: Any = torch.optim.SGD(each.parameters(), lr=0.5)
+        if several:
+            parts = each[0].parameters(), each[2].parameters()  # type: ignore[index]
+            optimizer = [torch.optim.SGD(part, lr=0.5) for part in parts]
+        private = make(each, optimizer=optimizer, **WHOLE | given)
+        train(private)
+        private.ledger.path.unlink()
+    torch.testing.assert_close(weights_of(model), weights_of(plain) - 0.5 * 0.6 * before)
+
+
+@pytest.mark.parametrize("wrong", [lambda m: 0.0, lambda m: m[0].weight, lambda m: torch.ones(())])
+def test_a_regulariser_that_gives_no_number_is_refused(make: Make, wrong: Any) -> None:
+    with pytest.raises(UserError, match="one real number that depends on the model's weights"):
+        train(make(regulariser=wrong))
+
+
+def test_the_number_of_examples_does_not_reach_what_a_regulariser_draws(make: Make) -> None:
+    drawn = []
+
+    def noisy(model: nn.Module) -> Tensor:
+        drawn.append(torch.randn(3))
+        return (model[0].weight[0, :3] * drawn[-1]).sum()  # type: ignore[index]
+
+    for many in (20, 21):
+        torch.manual_seed(5)
+        model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
+        dataset = [data()[i] for i in range(many)]
+        private = make(model, regulariser=noisy, dataset=dataset, **WHOLE | {"epochs": 2})
+        torch.manual_seed(6)
+        train(private)
+        private.ledger.path.unlink()
+    assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[2:]))
+
+
+def test_a_gan_learns_with_two_optimisers(make: Make) -> None:
+    """As docs/library.md shows it: the discriminator alone sees examples."""
+    torch.manual_seed(0)
+    judge = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
+    generator = nn.Linear(2, 2)
+    its_optimizer = torch.optim.Adam(generator.parameters(), lr=0.05)
+    private = make(
+        judge,
+        optimizer=torch.optim.Adam(judge.parameters(), lr=0.05),
+        dataset=[(torch.randn(2) * 0.1 + 2.0, 0) for _ in range(64)],
+        loss=lambda outputs, _: F.softplus(-outputs[:, 0]),
+        regulariser=lambda model: F.softplus(model(generator(torch.randn(32, 2)).detach())).mean(),
+        epochs=12,
+        noise_multiplier=0.05,
+    )
+    for batch in private.batches():
+        private.step(batch)
+        F.softplus(-judge(generator(torch.randn(32, 2)))).mean().backward()
+        its_optimizer.step()
+        its_optimizer.zero_grad()
+    made = generator(torch.randn(200, 2)).mean().item()
+    assert 0.5 < made < 3.0
+
+
+def test_several_optimisers_are_saved_and_go_on(make: Make) -> None:
+    def parts() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
+        model = network()
+        return model, [
+            torch.optim.Adam(model[0].parameters(), lr=0.01),  # type: ignore[index]
+            torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),  # type: ignore[index]
+        ]
+
+    model, optimizers = parts()
+    private = make(model, optimizer=optimizers)
+    train(private, most=3)
+    private.save()
+    model, optimizers = parts()
+    assert make(model, optimizer=optimizers).resume()
+    assert optimizers[0].state[model[0].weight]["step"] == 3  # type: ignore[index]
+    assert "momentum_buffer" in optimizers[1].state[model[2].weight]  # type: ignore[index]
+
+
+# ------------------------------------------------------------ inputs that no random numbers can be
+
+
+class Characters(nn.Module):
+    """[B, T] -> [B, T, 5], with fewer characters than places."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.last = nn.Embedding(5, 8), nn.Linear(8, 5)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(torch.tanh(self.embedding(x)))
+
+
+class Recognised(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.last = nn.Linear(4, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(x).log_softmax(-1)
+
+
+class Packed(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.rnn, self.last = nn.GRU(4, 6, batch_first=True), nn.Linear(6, CLASSES)
+
+    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
+        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return self.last(self.rnn(packed)[1][-1])
+
+
+class NotNegative(nn.Module):
+    def __init__(self, least: float) -> None:
+        super().__init__()
+        self.first, self.least = nn.Linear(4, CLASSES), least
+
+    def forward(self, x: Tensor) -> Tensor:
+        assert bool((x >= self.least).all()), "too small"
+        return self.first(x.sqrt())
+
+
+def ctc(outputs: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
+    return F.ctc_loss(outputs.transpose(0, 1), *targets, reduction="none")
+
+
+def transposed(outputs: Tensor, targets: Tensor) -> Tensor:
+    return loss(outputs.transpose(1, 2), targets).mean(dim=1)
+
+
+def of_probabilities(outputs: Tensor, targets: Tensor) -> Tensor:
+    return F.binary_cross_entropy(outputs, targets, reduction="none").mean(dim=1)
+
+
+def brought() -> dict[str, tuple[nn.Module, list[Any], Any]]:
+    """Models, 20 examples of theirs, and losses."""
+    torch.manual_seed(0)
+    many = range(20)
+    texts = [(torch.randint(5, (12,)), torch.randint(5, (12,))) for _ in many]
+    films = [(torch.randn(9, 4), (torch.randint(1, 6, (3,)), 9, 3)) for _ in many]
+    series = [((torch.randn(7, 4), 1 + i % 7), i % CLASSES) for i in many]
+    shares = [(torch.randn(4), torch.rand(CLASSES).round()) for _ in many]
+    counts = [(5 + torch.rand(4), i % CLASSES) for i in many]
+    probable = nn.Sequential(network(), nn.Sigmoid())
+    return {
+        "characters": (Characters(), texts, transposed),
+        "probabilities": (probable, shares, of_probabilities),
+        "ctc": (Recognised(), films, ctc),
+        "packed": (Packed(), series, loss),
+        "not negative": (NotNegative(0.0), counts, loss),
+        "five or more": (NotNegative(5.0), counts, loss),
+    }
+
+
+@pytest.mark.parametrize("name", brought())
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
+    """`probe` where guesses are no use; sums are those of each example alone."""
+    model, dataset, own = brought()[name]
+    given: dict[str, Any] = {"dataset": dataset, "loss": own}
+    if name == "five or more":
+        with pytest.raises(UserError, match=r"give probe=\(inputs, targets\)"):
+            make(model, **given)
+        given["probe"] = torch.utils.data.default_collate(dataset[:3])
+    before = weights_of(model)
+    private = make(model, **given | WHOLE | {"expected_batch": 20, "max_grad_norm": 0.1})
+    examples = private.setting.examples
+    alone, by_hand = torch.zeros_like(before), brought()[name][0]
+    for index in range(20):
+        inputs, targets = torch.utils.data.default_collate([dataset[index]])
+        outputs = by_hand(*inputs) if isinstance(inputs, list) else by_hand(inputs)
+        gradients = torch.autograd.grad(own(outputs, targets).sum(), [*by_hand.parameters()])
+        g = torch.cat([part.flatten() for part in gradients])
+        alone += g * (0.1 / g.norm()).clamp(max=1.0)
+    train_one = next(private.batches())
+    private.step(train_one)
+    torch.testing.assert_close(weights_of(model), before - 0.5 * alone / 20, rtol=1e-4, atol=1e-6)
+    assert len(examples) == 20
+
+
+@pytest.mark.parametrize(
+    "probe",
+    [(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)), (torch.rand(3, 5), torch.zeros(3))],
+)
+def test_a_probe_of_another_kind_is_refused(make: Make, probe: Any) -> None:
+    with pytest.raises(UserError, match=r"probe: .* the dataset has float32 inputs of shape"):
+        make(probe=probe)
+
+
+def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:
+    """Users and films by number: were all of them 1, no batch norm would show."""
+
+    class Ranked(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.users, self.films = nn.Embedding(9, 4), nn.Embedding(9, 4)
+
+        def forward(self, user: Tensor, film: Tensor) -> Tensor:
+            both = self.users(user) * self.films(film)
+            return torch.sigmoid((both - both.mean(dim=0)).sum(dim=1, keepdim=True))
+
+    dataset = [((i % 9, i % 7), torch.rand(1).round()) for i in range(20)]
+    with pytest.raises(UserError, match="lets one sample see another"):
+        make(Ranked(), dataset=dataset, loss=of_probabilities)
+
+
+def test_a_layer_that_mixes_is_found_among_the_probes_examples(make: Make) -> None:
+    class Mixes(NotNegative):
+        def forward(self, x: Tensor) -> Tensor:
+            return super().forward(x) - x.mean()
+
+    dataset = brought()["five or more"][1]
+    with pytest.raises(UserError, match="lets one sample see another"):
+        make(Mixes(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
+
+
+# ----------------------------------------------------------------------------- the true reason
+
+
+def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
+    near = F.normalize(outputs, dim=1)
+    return loss(near @ near.T / 0.1, torch.arange(len(near)))
+
+
+def within_classes(outputs: Tensor, targets: Tensor) -> Tensor:
+    apart, same = torch.cdist(outputs, outputs), targets[:, None] == targets[None]
+    return (apart * same).sum(1) / same.sum(1) - (apart * ~same).sum(1) / (~same).sum(1)
+
+
+class Checkpointed(nn.Module):
+    def __init__(self, inside: nn.Module) -> None:
+        super().__init__()
+        self.inside = inside
+
+    def forward(self, x: Tensor) -> Tensor:
+        return checkpoint(self.inside, x, use_reentrant=True)
+
+
+class Keeps(nn.Module):
+    """A variational autoencoder's usual way: the loss reads `model.kl`."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.last = nn.Linear(4, 4), nn.Linear(2, CLASSES)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean, spread = self.first(x).chunk(2, dim=1)
+        self.kl = (mean.square() + spread.exp() - spread).sum(dim=1)
+        return self.last(mean + torch.randn_like(mean) * spread.exp())
+
+
+class Pair(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.first = network()
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        return self.first(x), x
+
+
+def between(layer: nn.Module) -> nn.Module:
+    return nn.Sequential(nn.Linear(4, 6), layer, nn.Linear(6, CLASSES))
+
+
+def linear() -> nn.Module:
+    return nn.Linear(6, 6)
+
+
+def lazy() -> nn.Module:
+    return nn.Sequential(nn.LazyLinear(6), nn.Linear(6, CLASSES))
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
+        ({"loss": within_classes}, "compares the examples of a batch"),
+        ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 record"),
+        ({"loss": "cross_entropy"}, "give a function of"),
+        (
+            {"model": lambda: Checkpointed(network())},
+            r"Checkpointed\): torch\.utils\.checkpoint is called",
+        ),
+        (
+            {"model": lambda: nn.Sequential(Checkpointed(nn.Linear(4, 4)), network())},
+            r"^layer '0' \(Checkpointed\): .* and set micro_batch to save memory",
+        ),
+        ({"model": lambda: between(spectral_norm(linear()))}, r"layer '1' .*spectral_norm writes"),
+        ({"model": lambda: between(weight_norm(linear()))}, r"layer '1' .*weight_norm writes"),
+        (
+            {"model": lambda: between(parametrizations.spectral_norm(linear()))},
+            "moves its estimate of the norm",
+        ),
+        ({"model": Keeps}, r"keeps what it sees of the training records in 'kl'"),
+        ({"model": Pair}, r"with tuple: put it into a module that returns one tensor"),
+        ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
+        ({"dataset": [(torch.zeros(4), "cat")] * 20}, "holds 'cat'.*give each class"),
+        ({"epochs": 2.5, "unit": [0] * 60, "max_examples": 2.5}, "max_examples=2.5: must be a w"),
+        ({"unit": lambda index: index}, "max_examples=None: with sample_rate"),
+        ({"gradients": "quick"}, "gradients"),
+    ],
+    ids=lambda changed: next(iter(changed)) if isinstance(changed, dict) else "",
+)
+@pytest.mark.filterwarnings("ignore:.*weight_norm")
+def test_the_true_reason_is_given_in_pythons_words(
+    make: Make, changed: dict[str, Any], sentence: str
+) -> None:
+    if "model" in changed:
+        changed = {"model": changed["model"]()}
+    with pytest.raises(UserError, match=sentence) as said:
+        make(**changed)
+    assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
+
+
+def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
+    model = lazy()
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    with pytest.raises(UserError, match="call the model once"):
+        make(model, optimizer=optimizer)
+    model(torch.zeros(1, 4))
+    train(make(model, optimizer=torch.optim.SGD(model.parameters(), lr=0.5)), most=1)
+
+
+@pytest.mark.parametrize(
+    ("make_optimizer", "sentence"),
+    [
+        (torch.optim.LBFGS, "LBFGS cannot take a private step.*closure"),
+        (torch.optim.SparseAdam, "SparseAdam cannot take a private step"),
+        (lambda p: torch.optim.SGD, "is none of torch"),
+        (lambda p: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(p), 1), "schedule is yours"),
+    ],
+)
+def test_an_optimiser_that_cannot_step_is_refused_before_a_step_counts(
+    make: Make, tmp_path: Path, make_optimizer: Any, sentence: str
+) -> None:
+    model = network()
+    before = weights_of(model)
+    with pytest.raises(UserError, match=sentence):
+        make(model, optimizer=make_optimizer(model.parameters()))
+    assert torch.equal(weights_of(model), before)
+    assert not (tmp_path / "ledger.jsonl").exists()
+
+
+@pytest.mark.parametrize("name", ["Adafactor", "Adam", "Muon", "RAdam"])
+def test_an_optimiser_with_a_schedule_is_left_as_it_was(make: Make, name: str) -> None:
+    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, CLASSES, bias=False))
+    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
+    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+    private = make(model, optimizer=optimizer)
+    assert not optimizer.state
+    train(private, most=1)
+    schedule.step()
+
+
+# ------------------------------------------------------------------------ what the check leaves
+
+
+class Lazily(nn.Module):
+    """Makes a mask at its first call, counts, and keeps a dictionary."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.eye(6))
+        self.mask: Tensor | None = None
+        self.calls, self.seen = 0, {}
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.mask is None:
+            self.mask = torch.zeros_like(x[:1])
+        self.calls += 1
+        self.seen["calls"] = self.calls
+        return (x + self.mask) @ self.weight
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+def test_what_a_model_makes_at_its_first_call_and_counts_is_left_of_use(
+    make: Make, engine: str
+) -> None:
+    layer = Lazily()
+    private = make(between(layer), gradients=engine)
+    train(private)
+    called = layer.calls
+    assert private.setting.model(torch.zeros(2, 4)).isfinite().all()
+    assert layer.seen == {"calls": called + 1}
+
+
+# ---------------------------------------------------------------------------------- no ledger
+
+
+def test_without_a_ledger_one_is_named_after_the_training_and_said(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.chdir(tmp_path)
+
+    def started(model: nn.Module, **changed: Any) -> Any:
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+        given = {"noise_multiplier": 1.2, "batch_size": 20, "epochs": 1, "loss": loss} | changed
+        many = [data()[index % EXAMPLES] for index in range(100)]
+        return zdp_bench.make_private(model, optimizer, many, **given)
+
+    with started(network()) as private:
+        train(private)
+        private.save()
+        assert (private.setting.delta, private.setting.algorithm.max_grad_norm) == (1e-5, 1.0)
+    (file,) = (tmp_path / "ledgers").glob("*.jsonl")
+    assert file.name.startswith("Sequential-")
+    assert f"ledgers/{file.name}" in caplog.text
+    with started(network()) as again:
+        assert again.resume()
+        assert again.done == 5
+    with started(network(), noise_multiplier=1.3) as other:
+        assert other.ledger.path.name != file.name

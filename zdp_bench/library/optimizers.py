@@ -1,0 +1,111 @@
+"""What takes a private gradient: one optimiser or several, and a regulariser beside it."""
+
+from __future__ import annotations
+
+import copy
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.training.distributed import Ranks
+
+Regulariser = Callable[[nn.Module], Tensor]
+
+
+@dataclass(frozen=True)
+class Several:
+    """Optimisers that share a model's parameters, as one: a step is a step of each."""
+
+    optimizers: tuple[torch.optim.Optimizer, ...]
+
+    @property
+    def param_groups(self) -> list[dict[str, Any]]:
+        return [group for one in self.optimizers for group in one.param_groups]
+
+    def step(self) -> None:
+        for one in self.optimizers:
+            one.step()
+
+    def zero_grad(self, set_to_none: bool = True) -> None:
+        for one in self.optimizers:
+            one.zero_grad(set_to_none)
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"each": [one.state_dict() for one in self.optimizers]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        for one, own in zip(self.optimizers, state["each"], strict=True):
+            one.load_state_dict(own)
+
+
+def require_step(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that cannot step from gradients alone; a copy of it tries.
+
+    Raises:
+        UserError: such as one that calls the loss again (LBFGS): each call would be a release.
+    """
+    try:
+        twin = copy.deepcopy(optimizer)
+    except Exception:  # it holds what cannot be copied: the first step shows
+        return
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        type(twin).step(twin)  # not `twin.step`: a schedule's wrapper would step the original
+    except Exception as error:
+        raise UserError(
+            f"optimizer: {type(optimizer).__name__} cannot take a private step, from gradients "
+            f"alone: {first_line(error)} Use another one."
+        ) from None
+
+
+@contextmanager
+def adds_gradient(
+    model: nn.Module, optimizer: Any, regulariser: Regulariser | None, ranks: Ranks
+) -> Iterator[None]:
+    """Have the next step of the optimiser add the regulariser's gradient, at the present weights.
+
+    It is taken before the examples are read: random numbers that it draws tell nothing of them.
+
+    Raises:
+        UserError: it gives something other than one real number that depends on the weights.
+    """
+    if regulariser is None:
+        yield
+        return
+    parameters = list(trainable(model).values())
+    with torch.enable_grad():
+        value = regulariser(model)
+        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+            raise UserError(
+                "regulariser: it must give one real number that depends on the model's weights, "
+                "lambda model: ..."
+            )
+        found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+    added = [
+        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
+    ]
+    ranks.copy_from_first(added)  # it may draw numbers
+
+    def add(*_: object) -> None:
+        with torch.no_grad():
+            for parameter, g in zip(parameters, added, strict=True):
+                assert parameter.grad is not None
+                parameter.grad += g
+
+    first = optimizer.optimizers[0] if isinstance(optimizer, Several) else optimizer
+    handle = first.register_step_pre_hook(add)
+    try:
+        yield
+    finally:
+        handle.remove()
