@@ -48,7 +48,7 @@ def recipes() -> Iterator[Any]:
 
 
 @pytest.mark.usefixtures("_nothing_is_read")
-@pytest.mark.parametrize("recipe", recipes())
+@pytest.mark.parametrize("recipe", [*recipes()])
 def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) -> None:
     own = []
     if recipe.startswith("gredp_transfer"):  # no download in a test
