@@ -192,7 +192,7 @@ def _count(driver: Any, overrides: list[str]) -> Place:
     config = driver.compose_config("config", overrides, run_mode=RunMode.MULTIRUN)
     params = OmegaConf.select(config, "hydra.sweeper.params") or {}
     parsed = parse_words([f"{key}={value}" for key, value in params.items()] + overrides)
-    jobs, keys = 1.0, []
+    jobs, keys = 1.0, list[str]()
     # A word of the command line takes the place of the recipe's axis of that key.
     for axis in {axis.key_or_group: axis for axis in parsed}.values():
         value, before = axis.value() if axis.is_sweep_override() else None, jobs

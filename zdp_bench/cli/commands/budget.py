@@ -32,9 +32,9 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.spending import read_spendings
 
     delta = options.delta
-    require_records(options.results)
     if delta is not None:
         require_delta("--delta", delta)
+    require_records(options.results)
     spendings, unexplained = read_spendings(options.results)
     if options.dataset:
         names = {one.dataset for one in spendings}
