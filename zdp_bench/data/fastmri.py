@@ -345,7 +345,7 @@ class KSpaceSlices(Dataset):
             )
         for volume in train + test if coil is not None else ():
             has = f"{volume.path} has {volume.coils or 'a single one'}, counted from 0"
-            require(coil < (volume.coils or 0), "dataset.coil", coil, has)
+            require((coil or 0) < (volume.coils or 0), "dataset.coil", coil, has)
         several = any(volume.coils for volume in train)
         root = "coils combined by the root of their sum of squares, without a phase"
         both = len({volume.patient for volume in train} & {volume.patient for volume in test})

@@ -376,9 +376,8 @@ def read_slices(case: LabelledVolume, indices: np.ndarray, geometry: Geometry) -
 
     Rows run from anterior to posterior.
     """
-    image, mask = read_case(case, geometry.channel)
-    pixels = to_bytes(nifti.turn_planes(image[:, :, indices]), geometry.window)  # [n, Y, X]
-    mask = nifti.turn_planes(mask[:, :, indices]).float()
+    turned = [nifti.turn_planes(v[:, :, indices]) for v in read_case(case, geometry.channel)]
+    pixels, mask = to_bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
     if (target := resampled_shape(case.header, geometry)) != tuple(pixels.shape[1:]):
         pixels, mask = resample(pixels, target), resample_mask(mask, target)
     if geometry.fit == "pad":

@@ -210,14 +210,14 @@ class Folder(Dataset):
         """Count by names and headers; files are read only where damaged ones are skipped."""
         found = self.find()
         owners, labels = found.training("patient"), found.training("label")
-        kind, drawn = found.kind, np.zeros(0, found.kind.dtype(self.form))
+        stored = found.kind.dtype(self.form)
         return DatasetInfo(
             train=found.count("train"),
             test=found.count("test"),
             validation=found.count("validation"),
             input_shape=found.kind.shape(self.form),
             outputs=len(found.classes) or 1,
-            dtype=torch.float32 if kind.is_image else torch.from_numpy(drawn).dtype,
+            dtype=torch.complex64 if stored is np.complex64 else torch.float32,
             target_shape=self._targets[found.target][0],
             target_dtype=self._targets[found.target][1],
             examples_per_patient=max(owners.values()),
