@@ -88,7 +88,8 @@ def _has_both(truth: np.ndarray) -> bool:
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    return _read_once(records.folder(results, run["recipe"], run["run"]) / "scores.csv")
+    path = records.folder(results, run["recipe"], run["run"]) / "scores.csv"
+    return _read_once(path) if path.is_file() else None
 
 
 _read_once = cache(records.read_scores)  # a run stands in many pairs

@@ -287,7 +287,7 @@ def draw(found: Record) -> Figure:
         top = best(score for _, score in own)
         label = "the best alone (Papernot & Steinke 2022)"
         axes.plot([alone], [top], "D", color=COLOURS[1], markersize=5, label=label)
-    figures.spread(axes, [x for line in axes.get_lines() for x in line.get_xdata()])
+    figures.spread(axes, [x for x, _ in (*own, *path)])
     axes.set_xlabel(f"ε (δ {found['privacy']['delta']:g})")
     axes.set_ylabel(f"{by['of']} {names.metric(by['metric'])}")
     figures.legend_below(figure)

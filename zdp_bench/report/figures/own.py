@@ -220,7 +220,7 @@ def _list(keys: Sequence[str]) -> str:
 
 def _searches(folder: Path) -> dict[str, str]:
     """Return {run: 'quickstart, search over lr'} for the trials of searches."""
-    found = {}
+    found: dict[str, str] = {}
     for path in sorted((folder / "searches").glob("*/search.json")):
         search = read_json(path)
         over = ", ".join(key.rpartition(".")[2] for key in search["searched"])
