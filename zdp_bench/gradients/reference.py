@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -60,9 +61,10 @@ def per_sample_gradients(
         loops = alone.loops or model in _unmapped
         if not loops:
             try:
-                gradients = vmap(each, in_dims=(None, 0, 0), randomness="different")(
-                    parameters, inputs, targets
-                )
+                with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
+                    warnings.filterwarnings("ignore", "There is a performance drop")
+                    mapped = vmap(each, in_dims=(None, 0, 0), randomness="different")
+                    gradients = mapped(parameters, inputs, targets)
             except RuntimeError as error:
                 if "memory" in str(error):
                     raise

@@ -186,6 +186,7 @@ def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
         # lets go of the memory.
         output = _not_a_view(start, output.shape)
         start.data = start.new_empty(0)
+    assert output.grad_fn is not None
     edge, order = GradientEdge(output.grad_fn, output.output_nr), _memory_order(output)
     tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
     return output
@@ -211,6 +212,7 @@ def _wrap_recurrent(
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return forward(*args, **kwargs)  # it is cut off from the loss
+        assert isinstance(layer.module, nn.RNNBase)
         return replay(layer.module, examples, enter, *args, **kwargs)
 
     return wrapped

@@ -1,6 +1,6 @@
 """The ledger of a run lists every step that was drawn, on disk before its gradient is used.
 
-Every step is one JSON line with the SHA-256 of everything above it, so a line that is edited,
+Every step is in a JSON line with the SHA-256 of everything above it, so a line that is edited,
 dropped or reordered breaks the chain. A line is written and fsynced as a whole; a kill can only cut
 the last one short, and such a step is counted: its noise may have been drawn.
 

@@ -67,7 +67,7 @@ def replay(layer: nn.RNNBase, examples: int, enter: Enter, x: Any, hx: Any = Non
     if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != examples or layer.proj_size:
         raise NoRule("a recurrent layer that is not called on a sequence of each record")
     first = hx if isinstance(hx, tuple) else (hx, None)
-    ends = []
+    ends: list[list[Tensor]] = []
     for level in range(layer.num_layers):
         parts = []
         for backward in range(1 + layer.bidirectional):
