@@ -188,8 +188,8 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
     if "." not in key:
         with suppress(UserError):
-            sections = OmegaConf.to_container(compose(chosen), resolve=False).items()  # type: ignore[union-attr]
-            if near := [f"{name}.{key}" for name, inside in sections if key in (inside or ())]:
+            sections: Any = OmegaConf.to_container(compose(chosen), resolve=False)
+            if near := [f"{name}.{key}" for name, inside in sections.items() if key in (inside or ())]:
                 return f"key '{key}' is not known. Did you mean {' or '.join(near)}?"
     value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
     try:
