@@ -189,7 +189,8 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     if "." not in key:
         with suppress(UserError):
             sections: Any = OmegaConf.to_container(compose(chosen), resolve=False)
-            if near := [f"{name}.{key}" for name, inside in sections.items() if key in (inside or ())]:
+            inside = {name: keys for name, keys in sections.items() if isinstance(keys, dict)}
+            if near := [f"{name}.{key}" for name, keys in inside.items() if key in keys]:
                 return f"key '{key}' is not known. Did you mean {' or '.join(near)}?"
     value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
     try:
