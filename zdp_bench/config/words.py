@@ -188,8 +188,9 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
     if "." not in key:
         with suppress(UserError):
-            sections = OmegaConf.to_container(compose(chosen), resolve=False).items()  # type: ignore[union-attr]
-            if near := [f"{name}.{key}" for name, inside in sections if key in (inside or ())]:
+            sections: Any = OmegaConf.to_container(compose(chosen), resolve=False)
+            inside = {name: keys for name, keys in sections.items() if isinstance(keys, dict)}
+            if near := [f"{name}.{key}" for name, keys in inside.items() if key in keys]:
                 return f"key '{key}' is not known. Did you mean {' or '.join(near)}?"
     value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
     try:
