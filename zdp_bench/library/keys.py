@@ -24,6 +24,7 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -99,7 +100,7 @@ def make_keys(
     plan: Plan,
     algorithm: Algorithm,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Any,
     examples: Items,
     like: Batch,
     made: str,
