@@ -26,7 +26,6 @@ import os
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm
