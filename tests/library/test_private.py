@@ -541,7 +541,7 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
         "epsilon": private.epsilon,
         "report": report,
         "card": card.replace(weights, ""),
-        "ledger": private.ledger.path.read_bytes(),
+        "ledger": (folder / f"{many}" / "model" / "ledger.jsonl").read_bytes(),
         "shown": repr(private),
     }
     return facts, drawn

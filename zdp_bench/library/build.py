@@ -129,7 +129,8 @@ def make_private(
     Formal guarantees: those of `Private`, for neighbours that are drawn at the same rate.
         - With `sample_rate`, they may differ in n: rate, divisor, mechanism, count of steps, report
           and exported folder follow from the arguments, and none of them from n. (The steps' time
-          and memory do not.) With `unit`, `max_examples` is needed: owners' sizes are private too.
+          and memory do, and so how many steps a line of the ledger's own file reserves.) With
+          `unit`, `max_examples` is needed: owners' sizes are private too.
         - With `batch_size`, n is public: ε holds for data sets at the rate `batch_size` / n of this
           one, which says n.
 

@@ -24,8 +24,8 @@ from __future__ import annotations
 import hashlib
 import os
 from dataclasses import dataclass
+from typing import Any
 
-import torch
 from torch import nn
 
 from zdp_bench.algorithms import Algorithm
@@ -99,7 +99,7 @@ def make_keys(
     plan: Plan,
     algorithm: Algorithm,
     model: nn.Module,
-    optimizer: torch.optim.Optimizer,
+    optimizer: Any,
     examples: Items,
     like: Batch,
     made: str,

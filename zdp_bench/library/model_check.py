@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Loss, per_example
+from zdp_bench.gradients import Batch, Loss, PerExample, per_example
 from zdp_bench.gradients.losses import DomainError
 from zdp_bench.gradients.parts import describe, leaves_of, map_leaves, pack, takes_parts
 from zdp_bench.privacy.mechanism import Sampling
@@ -148,7 +148,7 @@ def find_examples(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None
             inputs = tame_inputs
         for examples in (targets, map_leaves(tame, targets)):
             try:
-                per_example(loss.loss)(output, synthetic(twin, (inputs, examples))[1])
+                PerExample(per_example(loss).loss)(output, synthetic(twin, (inputs, examples))[1])
                 return inputs, examples
             except Exception:
                 continue

@@ -17,6 +17,7 @@ from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card, own_card
 from zdp_bench.extras.sharing.folder import Report
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.ledger import spread
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import count_real
@@ -117,6 +118,8 @@ def _write(
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / name, source)
     files.copy_ledger(ledger, to)
+    if (to / files.LEDGER).is_file():
+        spread(to / files.LEDGER)
     written = records.from_json((to / name).read_text(encoding="utf-8"))  # in its order of keys
     for file, text in texts_of(name, written).items():
         records.write_text(to / file, text)
