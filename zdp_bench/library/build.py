@@ -31,7 +31,7 @@ from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import check, find_examples, guard, says_python
-from zdp_bench.library.optimizers import Regulariser, Several, require_step
+from zdp_bench.library.optimizers import Regulariser, Several, each_of, require_step
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
@@ -177,7 +177,7 @@ def make_private(
     if owners is not None:
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
-    for one in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
+    for one in each_of(optimizer):
         tell_noise(one, model, private, plan.sampling.expected_batch_size)
     mechanism = private.mechanism().digest()
     run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
@@ -425,7 +425,7 @@ def check_loss(loss: object) -> None:
 def check_optimizer(model: nn.Module, given: Any) -> Any:
     """Return the optimiser, or several as one; refuse what cannot step all that trains."""
     optimizer = Several(tuple(given)) if isinstance(given, list | tuple) else given
-    for one in optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,):
+    for one in each_of(optimizer):
         if not isinstance(one, torch.optim.Optimizer):
             raise UserError(
                 f"optimizer: {one!r} is none of torch.optim's, made from the model's parameters; a "

@@ -45,6 +45,11 @@ class Several:
             one.load_state_dict(own)
 
 
+def each_of(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
+    """Return the optimisers of one or `Several`."""
+    return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
+
+
 def require_step(optimizer: torch.optim.Optimizer) -> None:
     """Refuse an optimiser that cannot step from gradients alone; a copy of it tries.
 
@@ -103,8 +108,7 @@ def adds_gradient(
                 assert parameter.grad is not None
                 parameter.grad += g
 
-    first = optimizer.optimizers[0] if isinstance(optimizer, Several) else optimizer
-    handle = first.register_step_pre_hook(add)
+    handle = each_of(optimizer)[0].register_step_pre_hook(add)
     try:
         yield
     finally:
