@@ -101,8 +101,8 @@ def pytest_report_header(config: pytest.Config) -> str | None:
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     if not config.getoption("--slow"):
         for item in items:
-            if {"slow", "real_data"} & item.keywords.keys():
-                item.add_marker(pytest.mark.skip(reason="slow, or reads real data: add --slow"))
+            if "slow" in item.keywords:
+                item.add_marker(pytest.mark.skip(reason="slow: add --slow"))
     if find_spec("fcntl") is None:
         for item in items:
             if item.path.relative_to(Path(__file__).parent).parts[0] not in NO_RUNS:
