@@ -12,6 +12,7 @@ v̂ − Φ has a standard deviation of about Φ·√(1 − β₂), so γ′, whi
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from typing import Any
 
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, mean
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, require
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.registry import register
 
@@ -39,8 +40,16 @@ class AdamBC(torch.optim.Optimizer):
         eps: float = 1e-8,
         floor: float = 0.2,
     ) -> None:
+        require(0 <= lr < math.inf, "lr", lr, "must be a number from 0")
+        require(all(0 <= beta < 1 for beta in betas), "betas", betas, "must lie in [0, 1)")
+        require(eps >= 0 and floor >= 0, "eps, floor", (eps, floor), "must be at least 0")
+        require(eps + floor > 0, "eps, floor", (eps, floor), "must not both be 0")
         super().__init__(params, {"lr": lr, "betas": betas, "eps": eps, "floor": floor})
         self.noise: dict[int, float] = {}  # id of a parameter -> σC/m in each real coordinate
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        super().__setstate__(state)
+        self.__dict__.setdefault("noise", {})  # a copy has parameters of its own
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]
