@@ -85,7 +85,7 @@ def test_the_dataset_trains_as_it_is(tmp_path: Path) -> None:
     def begin() -> None:
         sys.path.insert(0, str(tmp_path / "site"))
         importlib.invalidate_caches()
-        for read in (registry.installed, registry.of_extras, registry._load):
+        for read in (registry.installed, registry.of_extras, registry._load, registry._load_others):
             read.cache_clear()
         cli.main([*TINY_RUN, "dataset=mine"])
 

@@ -285,6 +285,8 @@ def renew_csv(results: Path) -> None:
     """Write `records.csv` after a run; where that fails, say so: the record itself is there."""
     try:
         rebuild_csv(results)
+    except PermissionError:
+        return  # somebody else's folder, which got no run from here
     except (OSError, UserError) as error:
         print(f"zdp-bench: records.csv is not written: {error}", file=sys.stderr)
 

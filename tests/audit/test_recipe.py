@@ -323,8 +323,10 @@ class Invented:
     private = True
     noise_multiplier = 1.0
 
-    def __init__(self, problem: Problem, *, lie: float = 1.0, gamma: float | None = None) -> None:
-        # Hydra cannot take a key out that is null, so the group's `gamma` comes here too.
+    def __init__(
+        self, problem: Problem, *, lie: float = 1.0, gamma: None = None, clip_quantile: None = None
+    ) -> None:
+        # Hydra cannot take a key out that is null, so the group's come here too.
         self.problem, self.lie = problem, lie
         self.names = list(dict(problem.model.named_parameters()))
 

@@ -86,15 +86,15 @@ class MixesExamples(nn.Module):
         return self.second(torch.tanh(y - y.mean(dim=0)))
 
 
-class Recurrent(nn.Module):
-    """Its layer returns more than one tensor."""
+class OfTwo(nn.Module):
+    """Its layer takes more than one tensor."""
 
     def __init__(self) -> None:
         super().__init__()
-        self.cell = nn.LSTM(1, 2, batch_first=True)
+        self.both = nn.Bilinear(3, 3, 2)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.cell(x.unsqueeze(-1))[0]
+        return self.both(x, x)
 
 
 @pytest.mark.parametrize("model", [Elsewhere, FoldsPositions], ids=lambda m: m.__name__)
@@ -146,7 +146,7 @@ def test_a_model_with_dropout_is_served_and_its_random_numbers_are_left_alone() 
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (Recurrent(), "not called on one tensor"),
+        (OfTwo(), "not called on one tensor"),
         (ChangesAnInput(), "changed in place"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "batch norm"),
     ],
