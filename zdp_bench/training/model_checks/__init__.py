@@ -50,6 +50,7 @@ from zdp_bench.training.model_checks.probes import (
     probe,
 )
 from zdp_bench.training.model_checks.state import copy_apart, watch
+from zdp_bench.training.model_checks.structured import check_structured
 
 log = logging.getLogger(__name__)
 
@@ -84,6 +85,7 @@ def check(
     Formal guarantees (as far as running can tell, on random inputs of three sizes):
         - changing or leaving out one sample changes no other sample's output, loss or gradient,
           among three, and among as many as the run will process if memory and two seconds allow;
+          nor, among three, giving it zeros, padding, gaps, whole numbers or another length;
         - a forward pass in training leaves nothing behind that depends on the samples;
         - the algorithm's sum over a batch is the sum of its per-example contributions, each within
           its bound.
@@ -107,6 +109,7 @@ def check(
             took = check_samples_stay_apart(model, batch[0], public)
         except RuntimeError as error:  # of torch's backward pass, which does not say whose
             raise _no_gradient(describe_layer(model, ""), error) from None
+        check_structured(model, batch[0], public)
         watch(original, batch[0], public)
         _check_losses(original, model, loss, batch)
         _check_gradients(model, batch[0])
