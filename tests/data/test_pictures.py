@@ -14,6 +14,7 @@ import pytest
 import torch
 from PIL import Image
 from PIL.PngImagePlugin import PngInfo
+from pydicom import dcmread
 
 from tests.data.helpers import assert_refused
 from tests.extras.own_data.own_data import write_dicom
@@ -89,8 +90,27 @@ def test_a_window_is_for_every_picture_and_follows_its_turn(tmp_path: Path) -> N
 def test_bits_that_dicom_does_not_count_are_nobody_s(tmp_path: Path) -> None:
     plain = write_dicom(tmp_path / "0.dcm", 2 * 904, BitsStored=12, HighBit=11)
     dirty = write_dicom(tmp_path / "1.dcm", 2 * (904 + 4096), BitsStored=12, HighBit=11)
+    says = r"pixels beyond its 12 bits \(BitsStored\), and no overlay"
+    assert_refused(lambda: read_dicom(dirty, 12, "resize", None), "1.dcm", says)
+    image = dcmread(dirty)
+    image.add_new((0x6000, 0x0102), "US", 12)  # an overlay's bit
+    image.save_as(dirty)
     for path in (plain, dirty):
         assert read_dicom(path, 12, "resize", (0, 8190))[0, 0, 11] == round(1808 / 8190 * 255)
+
+
+def test_dicom_whose_pixels_mean_something_else_is_refused(tmp_path: Path) -> None:
+    for changes, says in (
+        ({"BitsStored": 12}, r"its 12 bits up to bit 15 \(HighBit\), not 11"),  # pixels << 4
+        ({"RescaleSlope": 0}, "has RescaleSlope 0"),
+    ):
+        path = write_dicom(tmp_path / "0.dcm", 904 << 4, **changes)
+        assert_refused(lambda path=path: inspect_dicom(path), "0.dcm", says)
+    for stored in (-3, -3 & 0xFFF):  # the sign in the upper bits, or only in the 12
+        pixels = np.full((10, 12), stored, dtype=np.int32).astype(np.int16).tobytes()
+        signed = {"BitsStored": 12, "HighBit": 11, "PixelRepresentation": 1, "PixelData": pixels}
+        path = write_dicom(tmp_path / "1.dcm", 0, **signed)
+        assert (read_dicom(path, 12, "resize", (-6, 4)) == 0).all()
 
 
 def test_a_codec_is_named_with_the_package_that_has_it(tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ LARGEST = 16384  # pixels along a side
 MOST_BYTES = 2**28  # of a DICOM file
 TURNED = (5, 6, 7, 8)  # orientations of a camera that swap rows and columns
 ORIENTATION = 274  # EXIF's number of that tag
+OVERLAY_BIT = 0x0102  # of a group 60xx: the bit of a pixel that an overlay is in
 DEFLATED = "1.2.840.10008.1.2.1.99"  # DICOM's one syntax that is unpacked before it is read
 
 
@@ -144,13 +145,28 @@ def read_dicom(path: Path, size: int, fit: Fit, window: Window) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut
 
     with open_dicom(path) as image:
-        pixels = np.asarray(apply_modality_lut(image.pixel_array, image), dtype=np.float32)
+        pixels = np.asarray(apply_modality_lut(_stored_pixels(image), image), dtype=np.float32)
         rows, columns = image.Rows, image.Columns
         whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
         expect(whole, f"has pixels that are no {rows}×{columns} numbers")
         inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
     made = fit_planes(torch.from_numpy(pixels)[None], size, fit, window).numpy()
     return 255 - made if inverted else made
+
+
+def _stored_pixels(image: Any) -> np.ndarray:
+    """Return the bits that count of each pixel; the others must be empty, its sign, or overlays."""
+    image.pixel_array_options(correct_unused_bits=False)
+    stored: np.ndarray = image.pixel_array
+    if stored.dtype.kind == "f":
+        return stored
+    unused = max(0, 8 * stored.dtype.itemsize - image.BitsStored)
+    pixels = (stored << unused) >> unused
+    above = (stored != pixels) & (stored >> (8 * stored.dtype.itemsize - unused) != 0)
+    overlays = [image.get((0x6000 + n, OVERLAY_BIT)) for n in range(0, 32, 2)]
+    rule = f"has pixels beyond its {image.BitsStored} bits (BitsStored), and no overlay in them"
+    expect(any(one and one.value for one in overlays) or not above.any(), rule)
+    return pixels
 
 
 def inspect_dicom(path: Path) -> tuple[int, ...]:
@@ -176,6 +192,11 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
         frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
         one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
         expect(one, f"has {frames} frames of {colours}; one grey image a file was expected")
+        bits, high = image.get("BitsStored"), image.get("HighBit")
+        rule = f"has its {bits} bits up to bit {high} (HighBit), not {(bits or 1) - 1}; it is of "
+        rule += "before DICOM 2014: convert it"
+        expect(None in (bits, high) or high == bits - 1, rule)
+        expect(image.get("RescaleSlope") != 0, "has RescaleSlope 0, which makes all pixels equal")
         yield image
 
 

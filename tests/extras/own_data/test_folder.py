@@ -336,6 +336,17 @@ def test_a_split_of_one_s_own_is_obeyed_and_a_patient_in_two_parts_refused(tmp_p
     )
 
 
+def test_a_file_in_train_and_test_under_two_owners_is_told(
+    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    splits = folder(scans).find()
+    of = {part: item for item, part in zip(splits.items, splits.parts, strict=True)}
+    of["test"].path.write_bytes(of["train"].path.read_bytes())
+    folder(scans).load(tmp_path)
+    assert "1 files are byte for byte in train and test under two owners, such as" in caplog.text
+    assert f"{of['train'].name} and {of['test'].name}" in caplog.text
+
+
 def test_a_digest_follows_masks_and_options(tmp_path: Path) -> None:
     write_masks(tmp_path / "d", "volume")
 

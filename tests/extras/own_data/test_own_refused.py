@@ -194,6 +194,12 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label,patient\na.png,x,\n", "line 2: .* patient must be filled"),
     (b"path,label\na.png,x\na.png,y\n", "names a.png twice"),
     (b"path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n", "patient 7 is in train and"),
+    (
+        b"path,label,patient,split\na.png,x,P7,train\nb.png,y,p7,test\n",
+        "patient P7 and patient p7 differ in their spelling alone",
+    ),
+    (b"path,label,patient\na.png,x,7\nb.png,y,7.0\n", "patient 7 and patient 7.0 differ"),
+    (b"path,label\na.png,Ill\nb.png,ill\n", "class Ill and class ill differ"),
     (b"path,label\nlist.csv,x\n", "holds no PNG, JPEG, DICOM"),
     (b"path,label\na.png,x\n", "one class only"),
     (b"path,label\na.png,x\nb.png,y\n", "has no (train|test) example"),

@@ -322,12 +322,18 @@ class Folder(Dataset):
     def _digest(self, found: Listing) -> str:
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
-        for item in found.items:
+        named: dict[str, dict[str, str]] = {}  # a file's digest -> part -> name
+        for item, part in zip(found.items, found.parts, strict=True):
             with advise_skipping():
                 paths = [*found.files.get(item.name, [item.path])]
                 paths += [item.partner] if item.partner else []
                 each = [sha256(path) for path in paths]
+            named.setdefault(each[0], {})[part] = item.name
             sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
+        twice = [of for of in named.values() if {"train", "test"} <= {*of}]
+        if twice:
+            says = "%s: %d files are byte for byte in train and test under two owners, such as %s"
+            log.warning(says, self.path, len(twice), f"{twice[0]['train']} and {twice[0]['test']}")
         text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
         if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
             options = [getattr(self, key) for key in kind.keys]

@@ -290,7 +290,9 @@ def _with_patient(item: Item, pattern: str) -> Item:
 
 
 def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
-    """Refuse a patient in two parts, a link out of the data, and a file twice, by any names."""
+    """Refuse a patient in two parts, a link out of the data, and a name or file twice."""
+    _require_one_spelling(path, "patient", {i.patient for i in found if i.patient != i.name})
+    _require_one_spelling(path, "class", {i.label for i in found})
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
     home = home.resolve()
@@ -306,6 +308,18 @@ def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
             raise UserError(
                 f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
                 "split by patient, or the test measures what was trained on."
+            )
+
+
+def _require_one_spelling(path: Path, what: str, names: set[str]) -> None:
+    """Refuse names that differ only in letter case, or in the `.0` that pandas adds to numbers."""
+    spelt: dict[str, str] = {}
+    for name in sorted(names):
+        alike = spelt.setdefault(re.sub(r"^(\d+)\.0$", r"\1", name.casefold()), name)
+        if alike != name:
+            raise UserError(
+                f"{path}: {what} {alike} and {what} {name} differ in their spelling alone, and "
+                f"would count as two; write every {what} in one way."
             )
 
 
