@@ -11,6 +11,7 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 # What records, and so digests, call keys of `privacy`, and what they are called now.
 RENAMED = {"max_records": "max_examples"}
+RETIRED = ("range_test_steps",)  # of `privacy`; records have it, null or 0
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -53,7 +54,8 @@ def _rename(config: Mapping[str, Any], keys: Mapping[str, str], unit: str) -> di
     privacy = config.get("privacy")
     if not isinstance(privacy, dict):
         return dict(config)
-    named = {keys.get(key, key): value for key, value in privacy.items()}
+    still = ((key, value) for key, value in privacy.items() if value or key not in RETIRED)
+    named = {keys.get(key, key): value for key, value in still}
     if named.get("unit") in ("record", "example"):
         named["unit"] = unit
     return {**config, "privacy": named}

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from zdp_bench.config.types import (
     Count,
-    CountOrZero,
     Positive,
     Rule,
     Threads,
@@ -77,8 +76,6 @@ class Privacy:
             null: as configured.
         total_budget: refuse a run that would take the tight ε of all runs on its data set, in its
             results folder, past this; see `training/spending.py`. null: none.
-        range_test_steps: steps of a learning-rate range test on the same examples, which every ε
-            counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
             of the seed.
         unit: whose ε is stated. example: an example's. patient: that of who owns examples, or of
@@ -93,7 +90,6 @@ class Privacy:
     target_epsilon: Positive | None
     claimed_epsilon: Positive | None
     total_budget: Positive | None
-    range_test_steps: CountOrZero | None
     secure: bool
     unit: Literal["example", "patient"]
     max_examples: Count | None
