@@ -11,7 +11,7 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 # What records, and so digests, call keys of `privacy`, and what they are called now.
 RENAMED = {"max_records": "max_examples"}
-RETIRED = ("range_test_steps",)  # of `privacy`; records have it, null or 0
+RETIRED = ("privacy.range_test_steps", "trainer.lr_batch")  # off in the records that have them
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -42,7 +42,13 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
 
 def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with today's names in the place of those that records have."""
-    return _rename(config, RENAMED, "example")
+    still = {
+        section: {k: v for k, v in node.items() if v or f"{section}.{k}" not in RETIRED}
+        if isinstance(node, dict)
+        else node
+        for section, node in config.items()
+    }
+    return _rename(still, RENAMED, "example")
 
 
 def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -54,8 +60,7 @@ def _rename(config: Mapping[str, Any], keys: Mapping[str, str], unit: str) -> di
     privacy = config.get("privacy")
     if not isinstance(privacy, dict):
         return dict(config)
-    still = ((key, value) for key, value in privacy.items() if value or key not in RETIRED)
-    named = {keys.get(key, key): value for key, value in still}
+    named = {keys.get(key, key): value for key, value in privacy.items()}
     if named.get("unit") in ("record", "example"):
         named["unit"] = unit
     return {**config, "privacy": named}

@@ -47,8 +47,6 @@ class Trainer:
             their place; it is made of releases, so it costs no ε. null: the last weights.
         augmentations: how many augmented views of an example make its share: their mean gradient is
             clipped. null: one.
-        lr_batch: the batch size that `optimizer.lr` is meant for: the rate is lr · expected batch /
-            lr_batch. null: lr itself.
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
@@ -59,7 +57,6 @@ class Trainer:
     checkpoint_epochs: Count
     ema: Annotated[float, DECAY] | None
     augmentations: Annotated[int, VIEWS] | None
-    lr_batch: Count | None
 
 
 @dataclass(frozen=True)

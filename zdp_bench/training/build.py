@@ -262,16 +262,6 @@ def _try_one_step(
         make(numbers, **options).step()
 
 
-def scale_rate(config: Run, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """Set the rate in proportion to the expected batch, where `trainer.lr_batch` asks for it.
-
-    Call it once, before `build_scheduler`.
-    """
-    if config.trainer.lr_batch is not None:
-        for group in optimizer.param_groups:
-            group["lr"] *= plan.sampling.expected_batch_size / config.trainer.lr_batch
-
-
 def build_scheduler(
     config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:

@@ -36,7 +36,7 @@ from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.batches import Size
-from zdp_bench.training.build import build_scheduler, count_real, scale_rate
+from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.evaluation import (
     WATCHED,
@@ -139,7 +139,6 @@ def _train(
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
-    scale_rate(config, setup.optimizer, plan)
     scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
     fixed_state = setup.check_model()
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
