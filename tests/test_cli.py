@@ -95,12 +95,6 @@ MISTAKES = [
     ),
     ("results --sort", "--sort: expected one argument; see `zdp-bench results --help`."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
-    ("find-lr recipe=quickstart --steps 0", "--steps=0: must be at least 3."),
-    ("find-lr recipe=quickstart --lowest x", "--lowest=x: must be a number above 0."),
-    (
-        "find-lr recipe=quickstart --lowest 0",
-        "--lowest=0.0: must be positive and below --highest=1.",
-    ),
     ("run", "You must specify 'recipe'"),
     (
         "validate recipe=quickstart paths.results=pyproject.toml/x",

@@ -201,7 +201,7 @@ def test_earlier_names_of_keys_are_read_and_change_no_digest(tmp_path: Path) -> 
     assert digest(*now) == digest(now[0], "privacy.max_records=5")
     assert digest("recipe=quickstart", "privacy.unit=record") == digest("recipe=quickstart")
     own = tmp_path / "earlier.yaml"
-    own.write_text("privacy: {unit: patient, max_records: 3}\n")
+    own.write_text("privacy: {unit: patient, max_records: 3}\ntrainer: {lr_batch: null}\n")
     assert configured([f"recipe={own}"]).privacy.max_examples == 3
     kept = configured(now).resolved["privacy"]
     assert (kept["unit"], kept["max_records"]) == ("patient", 5), "records keep their names"

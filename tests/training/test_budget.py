@@ -121,10 +121,6 @@ def test_a_budget_for_the_whole_run_or_for_an_epoch_is_spent_to_its_end(tmp_path
             r"^privacy\.max_epsilon=1e-09: one step costs a tight ε of \d",
         ),
         (
-            ["privacy.max_epsilon=0.6", "privacy.range_test_steps=25"],
-            r"=0\.6: one step after privacy\.range_test_steps=25 costs",
-        ),
-        (
             ["privacy.max_epsilon=0.4", "federated.nodes=2", "federated.local_steps=9"],
             r"one round of federated\.local_steps=9",
         ),

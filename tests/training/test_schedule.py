@@ -48,11 +48,6 @@ def test_the_rate_follows_torchs_schedule(tmp_path: Path, rates: list[float]) ->
     own = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "optimizer.lr=0.8"]
     carry_out(tmp_path / "torchs", *own, "trainer.epochs=4")
     assert rates == [0.8] * 10 + [0.4] * 10 + [0.2] * 10 + [0.1] * 10
-    rates.clear()
-    scaled = carry_out(tmp_path / "scaled", *own, "trainer.lr_batch=36", "trainer.epochs=1")
-    expected = scaled.record["privacy"]["sampling"]["expected_batch_size"]
-    assert expected > 100
-    assert rates == pytest.approx([0.8 * expected / 36] * 10)
 
 
 def test_warmup_cosine_takes_a_step_every_step(tmp_path: Path, rates: list[float]) -> None:
@@ -263,11 +258,11 @@ def test_any_network_can_be_averaged(name: str) -> None:
 def test_off_leaves_the_digest_and_on_changes_it(tmp_path: Path) -> None:
     plain = configured(tmp_path)
     assert plain.scheduler is None
-    trainer = {k: v for k, v in plain.resolved["trainer"].items() if k not in ("ema", "lr_batch")}
+    trainer = {k: v for k, v in plain.resolved["trainer"].items() if k != "ema"}
     older = {k: v for k, v in plain.resolved.items() if k != "scheduler"} | {"trainer": trainer}
     before = type(plain)(**{**vars(plain), "resolved": older})
     assert experiment_digest(before) == experiment_digest(plain)
-    for override in ("trainer.ema=0.9", "trainer.lr_batch=256", "scheduler=step_lr"):
+    for override in ("trainer.ema=0.9", "scheduler=step_lr"):
         assert experiment_digest(configured(tmp_path, override)) != experiment_digest(plain)
 
 

@@ -73,7 +73,7 @@ def _check_one_release(run: Run) -> None:
     is_whole = trainer.sampling == "poisson" and trainer.sample_rate == 1 and trainer.epochs == 1
     options = dict(optimizer.options)
     arrives = optimizer.name == "sgd" and options.pop("lr") == 1 and not any(options.values())
-    beside = run.scheduler, trainer.ema, trainer.augmentations, trainer.lr_batch
+    beside = run.scheduler, trainer.ema, trainer.augmentations
     if not (is_whole and arrives) or any(beside) or run.federated.nodes is not None:
         raise UserError(
             f"algorithm={run.algorithm.name}: solves for the weights after one release of all "

@@ -11,6 +11,7 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 # What records, and so digests, call keys of `privacy`, and what they are called now.
 RENAMED = {"max_records": "max_examples"}
+RETIRED = ("privacy.range_test_steps", "trainer.lr_batch")  # off in the records that have them
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -41,7 +42,13 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
 
 def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with today's names in the place of those that records have."""
-    return _rename(config, RENAMED, "example")
+    still = {
+        section: {k: v for k, v in node.items() if v or f"{section}.{k}" not in RETIRED}
+        if isinstance(node, dict)
+        else node
+        for section, node in config.items()
+    }
+    return _rename(still, RENAMED, "example")
 
 
 def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -9,7 +9,6 @@ from typing import Annotated, Any, Literal
 
 from zdp_bench.config.types import (
     Count,
-    CountOrZero,
     Positive,
     Rule,
     Threads,
@@ -48,8 +47,6 @@ class Trainer:
             their place; it is made of releases, so it costs no ε. null: the last weights.
         augmentations: how many augmented views of an example make its share: their mean gradient is
             clipped. null: one.
-        lr_batch: the batch size that `optimizer.lr` is meant for: the rate is lr · expected batch /
-            lr_batch. null: lr itself.
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
@@ -60,7 +57,6 @@ class Trainer:
     checkpoint_epochs: Count
     ema: Annotated[float, DECAY] | None
     augmentations: Annotated[int, VIEWS] | None
-    lr_batch: Count | None
 
 
 @dataclass(frozen=True)
@@ -77,8 +73,6 @@ class Privacy:
             null: as configured.
         total_budget: refuse a run that would take the tight ε of all runs on its data set, in its
             results folder, past this; see `training/spending.py`. null: none.
-        range_test_steps: steps of a learning-rate range test on the same examples, which every ε
-            counts. null: none.
         secure: sample and draw noise from the operating system's cryptographic randomness instead
             of the seed.
         unit: whose ε is stated. example: an example's. patient: that of who owns examples, or of
@@ -93,7 +87,6 @@ class Privacy:
     target_epsilon: Positive | None
     claimed_epsilon: Positive | None
     total_budget: Positive | None
-    range_test_steps: CountOrZero | None
     secure: bool
     unit: Literal["example", "patient"]
     max_examples: Count | None

@@ -54,7 +54,6 @@ NOISE = Rule(
 # Beyond, norms in single precision lose all digits.
 NORM = Rule(lambda x: 1e-12 <= x <= 1e12, "must lie in 1e-12 to 1e+12")
 Count = Annotated[int, at_least(1), at_most(MOST)]
-CountOrZero = Annotated[int, at_least(0), at_most(MOST)]
 Positive = Annotated[float, POSITIVE]
 MOST_THREADS = max(256, 4 * (os.cpu_count() or 1))  # more than help, fewer than do harm
 Threads = Annotated[int, at_least(1), at_most(MOST_THREADS, " on this machine")]

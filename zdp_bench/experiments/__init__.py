@@ -1,1 +1,1 @@
-"""Commands built on many runs: sweeps, reproduce, validate, cost, learning-rate finder."""
+"""Commands built on many runs: sweeps, reproduce, validate, cost."""

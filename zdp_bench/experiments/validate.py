@@ -168,7 +168,7 @@ def list_layers(setup: Setup) -> list[LayerUse]:
 def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     """Return every ε of the whole run, of an example and of a patient; a budget may end it."""
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
-    delta, steps = config.privacy.delta, plan.range_test_steps + plan.steps
+    delta, steps = config.privacy.delta, plan.steps
     by_patient = config.privacy.by_patient
     together = 1 if by_patient else min(data.examples_per_patient, data.train)
     return {

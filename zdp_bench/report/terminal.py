@@ -1,4 +1,4 @@
-"""What verbs show: a validated recipe, a range test, a finished run, the data root, an audit."""
+"""What verbs show: a validated recipe, a finished run, the data root, an audit."""
 
 from __future__ import annotations
 
@@ -95,32 +95,6 @@ def size(count: int) -> str:
     if count < 2**20:
         return "under 1 MiB"
     return f"{count / 2**20:.0f} MiB" if count < 2**30 else f"{count / 2**30:.1f} GiB"
-
-
-# ------------------------------------------------------------------------------------- a range test
-
-SHOWN = 12  # rows
-
-
-def show_range_test(found: dict[str, Any]) -> Sheet:
-    """Return the table of a `lr_finder.RangeTest`, given as plain values."""
-    rates, losses, suggested = found["rates"], found["losses"], found["suggested"]
-    advice = f"optimizer.lr={suggested:.2g}" if suggested else "none: the loss never fell"
-    notes = [
-        f"take {advice}",
-        f"{found['steps']} steps, tight ε {epsilon(found['epsilon'])}; with the recipe's run after "
-        f"them {epsilon(found['epsilon_with_run'])} (δ = {found['delta']:g})",
-        f"count them: privacy.range_test_steps={found['to_count']}",
-    ]
-    if found["budget"]:
-        notes.insert(0, f"stopped before a tight ε of {found['budget']:g}")
-    rows = []
-    every = max(1, len(rates) // SHOWN)
-    for index in range(0, len(rates), every):
-        end = rates[min(index + every, len(rates) - 1)]
-        mark = "  <" if suggested and rates[index] <= suggested < end else ""
-        rows.append([f"{rates[index]:.3g}", f"{losses[index]:.4f}{mark}"])
-    return Sheet("range test", ("learning rate", "validation loss"), rows, notes)
 
 
 # ----------------------------------------------------------------------------------- a finished run

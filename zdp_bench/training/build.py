@@ -171,8 +171,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     try:
         if privacy.target_epsilon:
             unit = make(problem, **(options | {"noise_multiplier": 1.0})).mechanism()
-            steps = plan.range_test_steps + plan.steps
-            found = calibrate_mechanism(privacy.target_epsilon, unit, steps, privacy.delta)
+            found = calibrate_mechanism(privacy.target_epsilon, unit, plan.steps, privacy.delta)
             config = _with_noise(config, found)
         elif privacy.claimed_epsilon:
             claim = claim_of(config, plan, 1.0, plan.steps)
@@ -186,7 +185,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
         ) from None
     algorithm: Algorithm = make(problem, **config.algorithm.options)
     if privacy.max_epsilon:
-        _check_budget(config, algorithm.mechanism(), plan.range_test_steps)
+        _check_budget(config, algorithm.mechanism())
     return config, algorithm
 
 
@@ -207,7 +206,7 @@ def _with_noise(config: Run, noise_multiplier: float) -> Run:
     )
 
 
-def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
+def _check_budget(config: Run, mechanism: Mechanism) -> None:
     """Refuse a budget that would end the run before its first step."""
     budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
     if mechanism.z == 0:
@@ -217,12 +216,11 @@ def _check_budget(config: Run, mechanism: Mechanism, earlier: int) -> None:
             "the first step and there would be none. Choose other noise, or leave the budget out."
         )
     least = config.federated.local_steps if config.federated.nodes else 1  # of a round, all or none
-    cost = tight_epsilon(mechanism, earlier + least, config.privacy.delta)
+    cost = tight_epsilon(mechanism, least, config.privacy.delta)
     if cost > budget:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
-        beside = f" after privacy.range_test_steps={earlier}" if earlier else ""
         raise UserError(
-            f"privacy.max_epsilon={budget:g}: {first}{beside} costs a tight ε of "
+            f"privacy.max_epsilon={budget:g}: {first} costs a tight ε of "
             f"{write_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
             "the budget out."
         )
@@ -262,16 +260,6 @@ def _try_one_step(
         number.grad = torch.ones_like(number)
     if numbers:  # of a model without parameters torch itself says what is wrong
         make(numbers, **options).step()
-
-
-def scale_rate(config: Run, optimizer: torch.optim.Optimizer, plan: Plan) -> None:
-    """Set the rate in proportion to the expected batch, where `trainer.lr_batch` asks for it.
-
-    Call it once, before `build_scheduler`.
-    """
-    if config.trainer.lr_batch is not None:
-        for group in optimizer.param_groups:
-            group["lr"] *= plan.sampling.expected_batch_size / config.trainer.lr_batch
 
 
 def build_scheduler(

@@ -21,17 +21,11 @@ UNIT = "privacy.unit=patient"
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a run, and how each of them draws its batch.
-
-    Attributes:
-        range_test_steps: steps that a learning-rate range test took on the same examples with the
-            same mechanism; every ε counts them.
-    """
+    """The steps of a run, and how each of them draws its batch."""
 
     sampling: Sampling
     epochs: int
     steps: int
-    range_test_steps: int = 0
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
@@ -40,7 +34,7 @@ class Plan:
         Raises:
             UserError: a batch is larger than the training set.
         """
-        trainer, test_steps = config.trainer, config.privacy.range_test_steps or 0
+        trainer = config.trainer
         least = trainer.batch_size or 1
         drawn = "patients" if config.privacy.by_patient else "records"
         too_large = f"the training set has only {size:,} {drawn}"
@@ -49,16 +43,16 @@ class Plan:
         scheme: Any = trainer.sampling
         if scheme == "poisson":
             rate = trainer.sample_rate or batch / size
-            return Plan.poisson(size, rate, trainer.epochs, test_steps)
+            return Plan.poisson(size, rate, trainer.epochs)
         steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
         own = Sampling(scheme, batch / size, batch, size)
-        return Plan(own, trainer.epochs, steps, test_steps)
+        return Plan(own, trainer.epochs, steps)
 
     @staticmethod
-    def poisson(size: int, rate: float, epochs: int, range_test_steps: int = 0) -> Plan:
+    def poisson(size: int, rate: float, epochs: int) -> Plan:
         """Return the plan that draws each of `size` examples with probability `rate` a step."""
         own = Sampling("poisson", rate, rate * size, size)
-        return Plan(own, epochs, max(1, round(epochs / rate)), range_test_steps)
+        return Plan(own, epochs, max(1, round(epochs / rate)))
 
     @property
     def most_drawn(self) -> int:
@@ -118,9 +112,7 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
     a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs
     union = Sampling(own[0].scheme, expected / records, expected, records)
-    return Plan(
-        union, epochs, max(1, round(epochs / a_round)), config.privacy.range_test_steps or 0
-    )
+    return Plan(union, epochs, max(1, round(epochs / a_round)))
 
 
 def evenly(config: Run, records: int) -> Plan:

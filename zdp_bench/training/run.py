@@ -36,7 +36,7 @@ from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.batches import Size
-from zdp_bench.training.build import build_scheduler, count_real, scale_rate
+from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.evaluation import (
     WATCHED,
@@ -139,7 +139,6 @@ def _train(
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
-    scale_rate(config, setup.optimizer, plan)
     scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
     fixed_state = setup.check_model()
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
@@ -171,7 +170,7 @@ def _train(
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
         loop.guard = setup.guard()  # here, where the hooks of bf16 are the model's
         if ranks.is_first:
-            reserve(config, data, mechanism, plan.range_test_steps + planned, home)
+            reserve(config, data, mechanism, planned, home)
         stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
         if not ranks.is_first:
             return {}
@@ -499,20 +498,19 @@ def privacy_report(
     setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
     """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
-    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
-    releases, delta = plan.range_test_steps + ledger.releases, config.privacy.delta
+    config, mechanism = setup.config, setup.mechanism
+    releases, delta = ledger.releases, config.privacy.delta
     by_patient, most = config.privacy.by_patient, config.privacy.max_examples
     together = 1 if by_patient else examples_per_patient  # shares of one patient
     patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
     return {
-        "epsilon_claimed": setup.claimed_epsilon(ledger.releases),
+        "epsilon_claimed": setup.claimed_epsilon(releases),
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
         "records_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
-        "range_test_steps": plan.range_test_steps,
         "noise_multiplier": setup.algorithm.noise_multiplier,
         **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
         **clipping_report(setup.algorithm, releases, delta),

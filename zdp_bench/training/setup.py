@@ -1,6 +1,6 @@
 """Everything a run trains with, built from its configuration in one place.
 
-`Setup.of(config)` is what a run, its cost estimate, its validation, a learning-rate range test and
+`Setup.of(config)` is what a run, its cost estimate, its validation and
 an audit all start from. A federation builds the part that needs no plan (`ModelSetup`) first: how
 many steps a node takes is known once all nodes have said how many examples they have.
 """
@@ -228,26 +228,19 @@ class Setup(ModelSetup):
         return self.algorithm.mechanism()
 
     def affordable(self, most: int) -> int | None:
-        """Return how many of `most` releases the budget pays for; None without a budget.
-
-        Releases of an earlier range test are paid for first.
-        """
+        """Return how many of `most` releases the budget pays for; None without a budget."""
         privacy = self.config.privacy
         if privacy.max_epsilon is None:
             return None
-        earlier = privacy.range_test_steps or 0
-        steps = affordable_steps(self.mechanism, privacy.delta, privacy.max_epsilon, earlier + most)
-        return max(0, steps - earlier)
+        return affordable_steps(self.mechanism, privacy.delta, privacy.max_epsilon, most)
 
     def epsilon(self, releases: int) -> float:
-        """Return the tight ε of so many releases and those of an earlier range test."""
-        steps = self.plan.range_test_steps + releases
-        return tight_epsilon(self.mechanism, steps, self.config.privacy.delta)
+        """Return the tight ε of so many releases."""
+        return tight_epsilon(self.mechanism, releases, self.config.privacy.delta)
 
     def claimed_epsilon(self, releases: int) -> float:
         """Return the ε that the configured accountant claims for as many releases."""
-        steps = self.plan.range_test_steps + releases
-        claim = claim_of(self.config, self.plan, self.algorithm.noise_multiplier, steps)
+        claim = claim_of(self.config, self.plan, self.algorithm.noise_multiplier, releases)
         return claimed_epsilon(self.config.accountant, claim)
 
     def noise(self, key: str) -> NoiseSource:

@@ -35,7 +35,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     One process at a time does this in a results folder, so two runs cannot both take what is left.
 
     Args:
-        steps: all that the run may take, with those it has taken and those of a range test.
+        steps: all that the run may take, with those it has taken.
         home: the run's folder.
 
     Formal guarantees: no run with a total budget starts unless the tight ε of all runs in the

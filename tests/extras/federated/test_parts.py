@@ -213,11 +213,9 @@ def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
 
 def test_what_takes_one_training_set_says_so(configured: Make) -> None:
     from zdp_bench.audit import Subject
-    from zdp_bench.experiments.lr_finder import range_test
 
-    for work in (Subject.prepare, range_test):
-        with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
-            work(configured("federated.nodes=2"))
+    with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
+        Subject.prepare(configured("federated.nodes=2"))
 
 
 def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:

@@ -56,6 +56,16 @@ def test_an_export_passes_and_says_what_was_not_checked(
     assert any("the training data" in c["what"] for c in checks if c["state"] == "not checked")
 
 
+def test_a_record_of_a_version_with_keys_that_are_gone_passes(folder: Path) -> None:
+    def earlier(record: dict) -> None:
+        record["config"]["privacy"]["range_test_steps"] = None
+        record["config"]["trainer"]["lr_batch"] = None
+        record["privacy"]["range_test_steps"] = 0
+
+    edit_record(folder, earlier)
+    assert wrong(folder).keys() == {"text of recipe.yaml"}, "of the record before"
+
+
 @pytest.mark.parametrize("name", ["model.safetensors", "ledger.jsonl", "README.md", "recipe.yaml"])
 def test_a_flipped_byte_is_found_in_every_file(folder: Path, name: str) -> None:
     body = bytearray((folder / name).read_bytes())

@@ -16,7 +16,6 @@ from zdp_bench.cli.commands import (
     data,
     epsilon,
     figure,
-    find_lr,
     list,
     new,
     reproduce,
@@ -40,7 +39,6 @@ ORDER = (
     "run",
     "search",
     "federate",
-    "find-lr",
     "list",
     "new",
     "data",
@@ -61,7 +59,7 @@ ORDER = (
     "verify",
 )
 
-_CORE = [run, find_lr, list, new, data, validate, epsilon, audit, results, compare, budget]
+_CORE = [run, list, new, data, validate, epsilon, audit, results, compare, budget]
 _CORE += [reproduce, table, coverage, figure]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}

@@ -45,7 +45,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.build import build_scheduler, scale_rate
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.plan import rounds_of, steps_of
@@ -154,7 +154,6 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         )
     sizes = {n: roster.standings[n].records for n in range(nodes)}
     plan = rounds_of(config, [*sizes.values()])
-    scale_rate(config, setup.optimizer, plan)
     scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
 
     @cache

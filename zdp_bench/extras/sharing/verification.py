@@ -210,7 +210,7 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
     for node in nodes:
         with torch.device("meta"):
             own = own_of(node["sampling"]["records"])
-        ledger = Copy((), Position(node["steps"] - own.plan.range_test_steps, ""), True)
+        ledger = Copy((), Position(node["steps"], ""), True)
         again = privacy_report(own, ledger, 1, privacy["unit"])
         stated = {key: value for key, value in node.items() if key not in OF_NODES}
         yield from _compare_privacy(record, again, stated, f"node {node['node']}")
@@ -230,6 +230,8 @@ def _compare_privacy(
 ) -> Iterator[Check]:
     """Compare what is stated with what was computed again, but for what nothing else says."""
     for key, value in stated.items():
+        if key == "range_test_steps" and value == 0:
+            continue  # earlier versions could count further steps
         if key in unsaid:
             yield Check(f"{where}.{key}", "not checked", "it is nowhere else")
             continue
