@@ -94,6 +94,7 @@ MISTAKES = [
         "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
     ),
     ("results --sort", "--sort: expected one argument; see `zdp-bench results --help`."),
+    ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
     ("run", "You must specify 'recipe'"),
     (

@@ -11,7 +11,7 @@ from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
 # What records, and so digests, call keys of `privacy`, and what they are called now.
 RENAMED = {"max_records": "max_examples"}
-RETIRED = ("privacy.range_test_steps", "trainer.lr_batch")  # off in the records that have them
+RETIRED = ("privacy.range_test_steps", "trainer.lr_batch")  # null in the records that have them
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
@@ -42,13 +42,16 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
 
 def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a configuration with today's names in the place of those that records have."""
-    still = {
-        section: {k: v for k, v in node.items() if v or f"{section}.{k}" not in RETIRED}
-        if isinstance(node, dict)
-        else node
-        for section, node in config.items()
-    }
-    return _rename(still, RENAMED, "example")
+    return _rename(config, RENAMED, "example")
+
+
+def drop_retired(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a record's or a recipe file's keys without those that are null and no longer exist."""
+    kept = dict(config)
+    for section, _, name in (key.partition(".") for key in RETIRED):
+        if isinstance(node := kept.get(section), dict) and node.get(name) is None:
+            kept[section] = {key: value for key, value in node.items() if key != name}
+    return kept
 
 
 def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -23,7 +23,7 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
-from zdp_bench.config.digests import RENAMED, name_as_now
+from zdp_bench.config.digests import RENAMED, drop_retired, name_as_now
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, SECTIONS, Scalars
 from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -239,7 +239,7 @@ def _adopt(value: str) -> str:
         check_recipe(body)
     except UserError as error:
         raise UserError(f"{said}: {error}") from None
-    node = {**name_as_now(body), "recipe": path.stem}
+    node = {**name_as_now(drop_retired(body)), "recipe": path.stem}
     if params := ((body.get("hydra") or {}).get("sweeper") or {}).get("params"):
         named = {EARLIER.get(key, key): values for key, values in params.items()}
         node["hydra"] = {"sweeper": {"params": named}}

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
+from zdp_bench.config.digests import drop_retired
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
@@ -171,7 +172,7 @@ def config_of(record: Record) -> Run:
     default = to_plain(compose(["recipe=quickstart"]))
     own = {
         key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
-        for key, value in record["config"].items()
+        for key, value in drop_retired(record["config"]).items()
     }
     return check({**default, **own})
 
