@@ -85,6 +85,78 @@ def test_a_regulariser_that_gives_no_number_is_refused(make: Make, wrong: Any) -
         train(make(regulariser=wrong))
 
 
+def overwrite(model: nn.Module) -> Tensor:
+    model[0].weight.data.mul_(0.5)  # type: ignore[index,union-attr,operator]
+    return penalty(model)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "sentence"),
+    [
+        (lambda m: penalty(m) * float("nan"), "its gradient is not finite"),
+        (lambda m: penalty(m) * 1j, "one real number"),
+        (lambda m: m[0].weight.grad.sum(), "regulariser: it says: 'NoneType'.* no .grad"),
+        (overwrite, "writes the model's weights"),
+    ],
+)
+def test_a_regulariser_that_would_spoil_the_weights_is_refused(
+    make: Make, wrong: Any, sentence: str
+) -> None:
+    with pytest.raises(UserError, match=sentence):
+        train(make(regulariser=wrong))
+
+
+def test_an_optimizer_holds_each_parameter_of_the_model_once(make: Make) -> None:
+    model = network()
+    sgd = torch.optim.SGD(model.parameters(), lr=0.5)
+    part = torch.optim.SGD([model[0].weight], lr=0.5)  # type: ignore[index]
+    for twice in ([sgd, sgd], [sgd, part]):
+        with pytest.raises(UserError, match=r"parameter '0\.weight' is held 2 times"):
+            make(model, optimizer=twice)
+    sgd.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
+    with pytest.raises(UserError, match="a parameter that is none of the model's"):
+        make(model, optimizer=sgd)
+    with pytest.raises(UserError, match=r"^optimizer: dict is none of torch\.optim's"):
+        make(model, optimizer={"lr": 0.5})
+
+
+ROWS, CLASS = torch.randn(2, 4), torch.tensor([0, 1])
+
+
+@pytest.mark.parametrize(
+    ("probe", "sentence"),
+    [
+        ((), r"probe: give \(inputs, targets\)"),
+        ((ROWS[:1], CLASS[:1]), "two or more examples whose inputs differ"),
+        ((0 * ROWS, CLASS), "two or more examples whose inputs differ"),
+        ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
+        ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
+        ((ROWS * float("nan"), CLASS), "the model gives NaN"),
+    ],
+)
+def test_a_wrong_probe_is_refused_for_its_reason(make: Make, probe: Any, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        make(probe=probe)
+
+
+class RunningMean(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(()))
+
+    def forward(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = F.cross_entropy(outputs, targets, reduction="none")
+        self.seen = 0.9 * self.seen + losses.mean().detach()
+        return losses / (1 + self.seen)
+
+
+def test_a_loss_that_remembers_or_draws_is_told_apart(make: Make, caplog: Any) -> None:
+    with pytest.raises(UserError, match="the loss (keeps what it saw|changes 'seen')"):
+        make(loss=RunningMean())
+    make(loss=lambda o, t: F.cross_entropy(o, t, reduction="none") * torch.rand(len(o)))
+    assert "depends on the batch" not in caplog.text
+
+
 def test_the_number_of_examples_does_not_reach_what_a_regulariser_draws(make: Make) -> None:
     drawn = []
 
@@ -244,15 +316,6 @@ def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
     private.step(train_one)
     torch.testing.assert_close(weights_of(model), before - 0.5 * alone / 20, rtol=1e-4, atol=1e-6)
     assert len(examples) == 20
-
-
-@pytest.mark.parametrize(
-    "probe",
-    [(torch.zeros(3, 4), torch.zeros(3, dtype=torch.int64)), (torch.rand(3, 5), torch.zeros(3))],
-)
-def test_a_probe_of_another_kind_is_refused(make: Make, probe: Any) -> None:
-    with pytest.raises(UserError, match=r"probe: .* the dataset has float32 inputs of shape"):
-        make(probe=probe)
 
 
 def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:

@@ -107,7 +107,7 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
     assert report["fixed_state"] == []
 
 
-def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make) -> None:
+def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog: Any) -> None:
     private = make(target_epsilon=2.0, per_layer=True)
     assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
     train(private, most=4)
@@ -116,7 +116,9 @@ def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make) -> None
     resumed = make(target_epsilon=2.0, per_layer=True)
     assert resumed.resume()
     assert resumed.done == 4
+    assert "ended at" not in caplog.text
     train(resumed)
+    assert "ended at 7 of 10 steps, for target_epsilon is spent: 3 more in the" in caplog.text
     assert resumed.report()["steps"] == 10
     assert resumed.done == 7
     assert 1.9 < resumed.epsilon <= 2.0
@@ -182,6 +184,10 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     assert stages[1].epsilon_with() == stages[1].epsilon
     with pytest.raises(UserError, match="need one delta, and the same unit"):
         stages[0].epsilon_with(make(delta=1e-4, ledger=tmp_path / "other.jsonl"))
+    with pytest.raises(UserError, match="each ledger's training once"):
+        stages[0].epsilon_with(stages[0])
+    with pytest.raises(UserError, match="takes trainings that make_private made"):
+        stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(

@@ -209,6 +209,11 @@ class PerExample:
         except Exception as error:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
+            if "escaped from inside" in str(error):  # a tensor of vmap's, kept since its pass
+                raise UserError(
+                    "the loss keeps what it saw of one record for the next, which nothing bounds: "
+                    "compute it from outputs and targets alone."
+                ) from None
             asked = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "

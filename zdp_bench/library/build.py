@@ -10,6 +10,7 @@ import inspect
 import logging
 import os
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
@@ -154,6 +155,8 @@ def make_private(
     )
     optimizer = check_optimizer(model, optimizer)
     check_loss(loss)
+    if probe is not None and not (isinstance(probe, tuple | list) and len(probe) == 2):
+        raise UserError("probe: give (inputs, targets), each a batch of two or more examples.")
     check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
@@ -428,17 +431,27 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
     for one in each_of(optimizer):
         if not isinstance(one, torch.optim.Optimizer):
             raise UserError(
-                f"optimizer: {one!r} is none of torch.optim's, made from the model's parameters; a "
-                "schedule is yours to step, after private.step."
+                f"optimizer: {type(one).__name__} is none of torch.optim's, made from the model's "
+                "parameters; a schedule is yours to step, after private.step."
             )
         require_step(one)
-    held = {id(parameter) for group in optimizer.param_groups for parameter in group["params"]}
+    held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     for name, parameter in trainable(model).items():
         if id(parameter) not in held:
             raise UserError(
                 f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
                 "the optimizer from this model's parameters, or set requires_grad=False on it."
             )
+        if held[id(parameter)] > 1:
+            raise UserError(
+                f"parameter '{name}' is held {held[id(parameter)]} times by the optimizer: give "
+                "each optimizer parameters of its own."
+            )
+    if held.keys() - set(map(id, model.parameters())):
+        raise UserError(
+            "optimizer: it holds a parameter that is none of the model's: make it from this "
+            "model's parameters, and step what else trains by itself."
+        )
     return optimizer
 
 

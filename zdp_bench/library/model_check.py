@@ -116,12 +116,18 @@ def find_examples(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None
     inputs, targets = (map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like)
     if probe is not None:
         given = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
-        for own, asked in zip(given, (inputs, targets), strict=True):
-            if _kinds(own) != _kinds(asked) or not _vary(given[0]):
-                raise UserError(
-                    f"probe: {describe(own)} are given, where the dataset has {describe(asked)}: "
-                    "give two or more examples that differ, in one batch, as the dataset has them."
+        for name, own, asked in zip(("inputs", "targets"), given, (inputs, targets), strict=True):
+            if _kinds(own) != _kinds(asked):
+                found, needed = (
+                    describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
+                    for part in (own, asked)
                 )
+                said = f"probe: {found} are given, where the dataset has {needed} an example: "
+                raise UserError(
+                    said.replace("inputs", name) + "give one batch of such as the dataset has."
+                )
+        if not _vary(given[0]):
+            raise UserError("probe: give two or more examples whose inputs differ, in one batch.")
         return given[0], given[1]
 
     def tame(leaf: Tensor) -> Tensor:

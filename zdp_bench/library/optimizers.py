@@ -89,9 +89,19 @@ def adds_gradient(
         yield
         return
     parameters = list(trainable(model).values())
+    before = [p.detach().clone() for p in parameters]
     with torch.enable_grad():
-        value = regulariser(model)
-        if not isinstance(value, Tensor) or value.numel() != 1 or not value.requires_grad:
+        try:
+            value = regulariser(model)
+        except Exception as error:
+            raise UserError(
+                f"regulariser: it says: {first_line(error)} It is given the model alone, whose "
+                "parameters have no .grad then."
+            ) from error
+        if not all(map(torch.equal, parameters, before)):
+            raise UserError("regulariser: it writes the model's weights: return a number alone.")
+        is_number = isinstance(value, Tensor) and value.numel() == 1 and not value.is_complex()
+        if not is_number or not value.requires_grad:
             raise UserError(
                 "regulariser: it must give one real number that depends on the model's weights, "
                 "lambda model: ..."
@@ -100,6 +110,8 @@ def adds_gradient(
     added = [
         torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
     ]
+    if not all(bool(torch.isfinite(g).all()) for g in added):
+        raise UserError("regulariser: its gradient is not finite, and would spoil the weights.")
     ranks.copy_from_first(added)  # it may draw numbers
 
     def add(*_: object) -> None:

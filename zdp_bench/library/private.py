@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import dataclass, field, replace
@@ -37,6 +38,7 @@ from zdp_bench.training.plan import Patients, Plan
 from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
 
+log = logging.getLogger(__name__)
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
 
 
@@ -173,6 +175,14 @@ class Private:
                     "are not private."
                 )
         self.setting.guard.require_unchanged()
+        if self.done < self.steps:
+            log.warning(
+                "ended at %d of %d steps, for target_epsilon is spent: %d more in the ledger, that "
+                "were reserved, lost or another model's, count too",
+                self.done,
+                self.steps,
+                self.ledger.releases - self.done,
+            )
 
     def _require_taken(self) -> None:
         """Refuse to train on from weights that are not those of the ledger's steps."""
@@ -272,8 +282,13 @@ class Private:
         Raises:
             UserError: another training has another δ, or hides other units.
         """
-        spent = []
-        for one in (self, *others):
+        spent: list[Spent] = []
+        trainings = (self, *others)
+        if not all(isinstance(one, Private) for one in trainings):
+            raise UserError("private.epsilon_with takes trainings that make_private made: (a, b).")
+        if len({one.setting.ledger_file.resolve() for one in trainings}) < len(trainings):
+            raise UserError("private.epsilon_with: name each ledger's training once.")
+        for one in trainings:
             setting = one.setting
             if (setting.delta, setting.whose) != (self.setting.delta, self.setting.whose):
                 raise UserError(

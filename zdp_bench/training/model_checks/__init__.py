@@ -166,6 +166,8 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         raise UserError(
             f"the model answers {len(inputs)} samples with {shape}: {rule if is_tensor else one}."
         )
+    if output.isnan().any():
+        raise DomainError(f"the model gives NaN for {describe(inputs)}.")
 
 
 def _check_large_batch(
@@ -204,6 +206,8 @@ def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batc
         except Exception:
             together = losses  # it is never given a batch
         mixes = not isinstance(together, Tensor) or differs(losses, together, ROUNDED)
+        with torch.no_grad():  # a loss that draws numbers differs from itself
+            mixes = mixes and not differs(losses, alone(output, targets), ROUNDED)
         if mixes and not _moves(alone, output, targets):
             raise UserError(
                 "the loss of one example alone has no gradient: it compares the examples of a "
