@@ -151,7 +151,7 @@ class RunningMean(nn.Module):
 
 
 def test_a_loss_that_remembers_or_draws_is_told_apart(make: Make, caplog: Any) -> None:
-    with pytest.raises(UserError, match="the loss (keeps what it saw|changes 'seen')"):
+    with pytest.raises(UserError, match=r"the loss (keeps what it saw|changes 'seen')"):
         make(loss=RunningMean())
     make(loss=lambda o, t: F.cross_entropy(o, t, reduction="none") * torch.rand(len(o)))
     assert "depends on the batch" not in caplog.text
