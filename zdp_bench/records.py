@@ -108,6 +108,15 @@ def folder(results: Path, recipe: str, run: str) -> Path:
     return results / "runs" / recipe / run[:16]
 
 
+def is_named(word: str, recipe: str, run: str) -> bool:
+    """True if a word names a run: RECIPE, RECIPE/RUN, or RUN, four or more digits of its digest."""
+    return (
+        word == recipe
+        or ("/" in word and f"{recipe}/{run}".startswith(word))
+        or (len(word) >= 4 and run.startswith(word))
+    )
+
+
 def write(path: Path, record: Record) -> None:
     """Write a record atomically."""
     write_text(path, json.dumps(to_json(record), indent=1, sort_keys=True) + "\n")

@@ -38,6 +38,7 @@ MISTAKES = [
     ("algorithm.noise_multiplyer=1", "'algorithm.noise_multiplyer'...'algorithm.noise_multiplier'"),
     ("sed=1", "key 'sed'...Did you mean 'seed'"),
     ("+trainer.epoch=1", "key 'trainer.epoch'...Did you mean 'trainer.epochs'"),
+    ("optimiser.lr=1", "key 'optimiser'...Did you mean 'optimizer'...algorithm, "),
     ("+sede=1", "key 'sede'...Did you mean 'seed'"),
     ("+model.widths=[3]", "key 'model.widths' is not known...model=complex_mlp has ...hidden"),
     ("+optimizer.momentun=1", "optimizer.momentun...Did you mean 'optimizer.momentum'"),

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
@@ -119,14 +120,35 @@ def test_a_folder_that_is_given_is_looked_at(
         with pytest.raises(SystemExit) as left:
             main(["data", "check", str(folder)])
         assert left.value.code == 0
-        assert capsys.readouterr().out.count("ok: ") == 24
+        assert capsys.readouterr().out == f"{folder}: 24 files checked, 0 refused\n"
         bad = folder / f"sick/s3/1{ending}"
         bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])
         with pytest.raises(SystemExit) as left:
             main(["data", "check", str(folder)])
         said = capsys.readouterr()
-        assert (left.value.code, said.out.count("ok: ")) == (2, 23)
+        assert (left.value.code, said.out) == (2, f"{folder}: 24 files checked, 1 refused\n")
         assert "s3/1" in said.err
+
+
+def test_a_check_goes_on_behind_bad_links_and_tells_of_a_missing_window(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "d", "picture")
+    (folder / "sick/out.png").symlink_to("/etc/hostname")
+    (folder / "sick/loop.png").symlink_to(folder / "sick/loop.png")
+    (folder / "sick/s0/folder").symlink_to(folder / "well")
+    for name in "01":  # of 16 bits that do not say how many are used
+        Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(folder / f"sick/s3/{name}.png")
+    with pytest.raises(SystemExit) as left:
+        main(["data", "check", str(folder)])
+    said = capsys.readouterr()
+    assert (left.value.code, said.out) == (2, f"{folder}: 27 files checked, 4 refused\n")
+    for line, says in zip(
+        sorted(said.err.splitlines()),
+        ("leads to itself", "leads out of", "is a link to a folder", "dataset.window, such as"),
+        strict=True,
+    ):
+        assert says in line
 
 
 def test_the_cache_says_what_it_takes_and_is_deleted(

@@ -182,6 +182,17 @@ def test_one_run_with_a_target_hides_no_noise_of_the_others(tmp_path: Path) -> N
     assert said == ["ε 8", "ε 3", "σ 1", "σ 2"]
 
 
+def test_whose_an_epsilon_is_stands_beside_it_where_units_differ(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1, 0.5), record("b", 1, 0.5))
+    assert "epsilon_of" not in select(tmp_path, [], None, None).frame
+    other = record("c", 1, 0.5)
+    other["privacy"]["epsilon_of"] = "patient"
+    save(tmp_path, other)
+    shown = sheet(select(tmp_path, [], None, None))
+    place = list(shown.columns).index("epsilon_of")
+    assert [row[place] for row in shown.rows] == ["record", "record", "patient"]
+
+
 def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
     long = "a_recipe_with_a_rather_long_name_of_its_own"
     for seed in (1, 2):

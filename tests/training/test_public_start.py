@@ -149,6 +149,10 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=r"no finished run.*zdp-bench run recipe=mnist"):
         setup_of(tmp_path, "model.init_from=mnist")
+    run = start.record["run"]
+    setup_of(tmp_path, f"model.init_from={run[:8]}")  # as `results` prints it
+    with pytest.raises(UserError, match="`zdp-bench results` lists the runs"):
+        setup_of(tmp_path, "model.init_from=0123456789")
     with pytest.raises(UserError, match="of another model or other shapes"):
         setup_of(tmp_path, "model.init_from=quickstart", "model.hidden=[9]")
     with pytest.raises(UserError, match="a federation starts from new weights"):

@@ -28,8 +28,8 @@ from zdp_bench.config.schema import (
     Scalars,
 )
 from zdp_bench.config.types import check_section, check_types
-from zdp_bench.config.words import parse_words, read_words, readable_errors
-from zdp_bench.errors import UserError
+from zdp_bench.config.words import KEYS, parse_words, read_words, readable_errors
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
 
 
@@ -77,6 +77,8 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
         for name, schema in SECTIONS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
+    if strange := {*rest} - KEYS:
+        raise unknown("key", min(strange), KEYS)
     scalars = check_section(Scalars, rest, "")
     typed = {str(override.key_or_group) for override in parse_words(overrides)}
     for kind in (*PLUGINS, "accountant"):

@@ -79,7 +79,7 @@ class Record:
     segments: tuple[Record, ...] = ()
 
 
-def open_record(path: Path, rate: float, longest: int) -> Record:
+def open_record(path: Path, rate: float, longest: int, is_segment: bool = False) -> Record:
     """Read a header and hold its signal files to it; no file outside its folder is touched.
 
     Args:
@@ -97,6 +97,7 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
         has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
         expect(rate in (0, header.fs), has)
         if isinstance(header, wfdb.MultiRecord):
+            expect(not is_segment, "is a segment of segments, or of itself; a plain one is read")
             return _join(path, header, rate, longest)
         expect(bool(header.file_name), "names no signal")
         usual = len(header.file_name) == header.n_sig and all(header.sig_name)
@@ -145,10 +146,10 @@ def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
     parts = [path.with_name(f"{name}.hea") for name in header.seg_name]
     for part in parts:
         require_inside(part, path.parent)
-    segments = [open_record(part, rate, longest) for part in parts]
+    segments = [open_record(part, rate, longest, is_segment=True) for part in parts]
     first = segments[0]
     for segment, length in zip(segments, header.seg_len, strict=True):
-        fits = segment.leads == first.leads and segment.length == length and not segment.segments
+        fits = segment.leads == first.leads and segment.length == length
         rule = f"has another length or other leads in its segment {segment.path.name} than it says"
         expect(fits, rule)
     total, files = sum(segment.length for segment in segments), [path]

@@ -8,7 +8,7 @@ from statistics import mean
 from typing import Any
 
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record
+from zdp_bench.records import Record, is_named
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, read_frame, tell_differences
@@ -33,13 +33,7 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     if path.name == "record.json" or (path / "record.json").is_file():
         home = path.parent if path.name == "record.json" else path
         word = f"{home.parent.name}/{home.name}"
-    found = [
-        run
-        for run in every
-        if word == run["recipe"]
-        or ("/" in word and f"{run['recipe']}/{run['run']}".startswith(word))
-        or (len(word) >= 4 and run["run"].startswith(word))
-    ]
+    found = [run for run in every if is_named(word, run["recipe"], run["run"])]
     if not found:
         raise UserError(
             f"{word}: names no run here. Write a recipe, or the first digits of a run; "

@@ -44,7 +44,7 @@ DATA = {
     "cpsc2018_synthetic": "synthetic CPSC 2018 ECG",
     "fashion_mnist": "Fashion-MNIST",
     "fastmri": "fastMRI knee",
-    "folder": "own pictures",
+    "folder": "own data",
     "kspace_from_volumes": "MRI from volumes",
     "kspace_phantom": "MRI phantoms",
     "mitbih": "MIT-BIH ECG",

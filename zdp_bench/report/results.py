@@ -96,6 +96,8 @@ def select(
         shown = list(frame.columns)
     else:
         frame, shown, left = _telling(frame, keys)
+        if _differs(frame["epsilon_of"]):
+            shown.insert(shown.index("epsilon_tight") + 1, "epsilon_of")
         if not columns and len(frame) > 1:
             same = tuple(c for c in shown if c not in STAY and not _differs(frame[c]))
             aside = tuple(c for c in ASIDE if c not in same)

@@ -20,12 +20,13 @@ from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.errors import UserError, suggestion
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record, hold_lock
+from zdp_bench.records import Record, hold_lock, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 from zdp_bench.training.machine import plugin_digests
 
 log = logging.getLogger(__name__)
+LISTED = 10  # runs in a sentence
 
 
 @dataclass(frozen=True)
@@ -147,40 +148,56 @@ def open_ledger(
     return ledger
 
 
-def find_weights(results: Path, asked: str, key: str = "") -> Path:
+def find_weights(
+    results: Path,
+    asked: str,
+    key: str = "",
+    tell: Callable[[list[Record]], list[str]] | None = None,
+) -> Path:
     """Return the folder of the one finished run that still has its weights.
 
     Args:
-        asked: RECIPE, RECIPE/RUN with the first letters of a run, or the path of a run's folder or
-            record.
+        asked: a word as `is_named` takes it, or the path of a run's folder or record.
         key: what the user gave it to, such as "model.init_from=", for messages.
+        tell: says of each of several runs what differs.
 
     Raises:
         UserError: no such run, several, or one whose record alone is there; says how to get it.
     """
-    recipe, _, run = asked.partition("/")
-    here = results / "runs" / recipe
-    finished = [path.parent for path in sorted(here.glob("*/record.json"))]
-    folders = [folder for folder in finished if folder.name.startswith(run)]
+    recipe, here = asked.partition("/")[0], results / "runs"
+    finished = [path.parent for path in sorted(here.glob("*/*/record.json"))]
+    word = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", asked)  # as its folder is called
+    folders = [path for path in finished if is_named(word, path.parent.name, path.name)]
     place = Path(asked).parent if asked.endswith("record.json") else Path(asked)
-    if not finished and (place / "record.json").is_file():
+    if not folders and (place / "record.json").is_file():
         folders, here = [place], place
     found = [folder for folder in folders if (folder / "checkpoint.pt").is_file()]
     if len(found) == 1:
         return found[0]
     if not folders:
-        near = suggestion(recipe, [path.name for path in here.parent.glob("*")])
+        near = suggestion(recipe, {path.parent.name for path in finished})
+        first = f"Carry it out first: zdp-bench run recipe={recipe}."
+        first = first if recipe_body(recipe) else "`zdp-bench results` lists the runs."
         raise UserError(
-            f"{key}{asked}: no finished run with its weights is under {here}.{near} Carry it out "
-            f"first: zdp-bench run recipe={recipe}."
+            f"{key}{asked}: no finished run with its weights is under {here}.{near} {first}"
         )
     if not found and (record := records.read(folders[0] / "record.json")):
         raise UserError(
             f"{key}{asked}: no finished run with its weights is under {here}, only its record, as "
             f"in a clone. This makes the weights again: {command_of(record)}."
         )
-    names = ", ".join(f"{path.parent.name}/{path.name}" for path in found[:4])
-    raise UserError(f"{key}{asked}: {len(found)} runs are meant. Name one of them: {names}.")
+    names = [f"{path.parent.name}/{path.name[:8]}" for path in found]
+    if tell:
+        runs = [records.read(path / "record.json") or {} for path in found]
+        each = zip(names, runs, tell(runs), strict=True)
+        names = [
+            f"{name} ({what}{', ' * bool(what)}seed {run['seed']})" for name, run, what in each
+        ]
+    more = ", …" if len(names) > LISTED else ""
+    raise UserError(
+        f"{key}{asked}: {len(found)} runs are meant. Name one of them: "
+        f"{', '.join(names[:LISTED])}{more}."
+    )
 
 
 def command_of(record: Record) -> str:

@@ -462,6 +462,23 @@ def test_a_segment_is_no_recording_of_its_own(tmp_path: Path) -> None:
     assert info.train + info.test == 8
 
 
+def test_a_recording_that_names_itself_is_a_named_loop(tmp_path: Path) -> None:
+    write_classes(tmp_path / "d", "recording")
+    write_wfdb(tmp_path / "d" / CLASSES[0] / "a.hea", 3)
+    (tmp_path / "d" / CLASSES[0] / "a.hea").write_text(f"a/1 2 {RATE} 40\na 40\n")
+    load = lambda: of_kind(tmp_path / "d", "recording").info(tmp_path)  # noqa: E731
+    assert_refused(load, "a.hea", "is a segment of segments, or of itself")
+
+
+def test_a_model_of_recordings_says_that_a_picture_is_none(tmp_path: Path) -> None:
+    says = "is a picture, and the model takes recordings"
+    path = write_picture(tmp_path / "0.png", 9)
+    assert_refused(lambda: folder(tmp_path, length=32, rate=RATE).prepare(path), "0.png", says)
+    clip = write_wfdb(tmp_path / "0.hea", 9)
+    says = "is a recording, and the model takes images"
+    assert_refused(lambda: folder(tmp_path).prepare(clip), "0.hea", says)
+
+
 def test_a_set_of_black_pictures_is_told(
     scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -82,6 +82,17 @@ def test_a_run_without_noise_says_so(tmp_path: Path) -> None:
     assert head_of(tmp_path / "plain/README.md")["differential_privacy"]["epsilon_tight"] == "inf"
 
 
+def test_several_runs_are_told_apart_and_each_is_named_as_tables_name_it(tmp_path: Path) -> None:
+    words = [(), ("seed=2",), ("algorithm=sgd",)]
+    runs = [carry_out_real(tmp_path, *own).record["run"] for own in words]
+    with pytest.raises(UserError, match="3 runs are meant") as caught:
+        export(tmp_path, "quickstart", tmp_path / "a")
+    assert f"{runs[1][:8]} (dp_sgd, " in str(caught.value)
+    assert "seed 2)" in str(caught.value)
+    assert f"{runs[2][:8]} (sgd" in str(caught.value)
+    assert export(tmp_path, runs[2][:8], tmp_path / "a")["run"] == runs[2]
+
+
 def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     numbers = torch.randn(3, 4, dtype=torch.complex128)
     weights = {
@@ -124,6 +135,8 @@ def test_what_cannot_be_exported_is_refused(
     results = finished.path.parents[3]
     with pytest.raises(UserError, match="no finished run with its weights is under"):
         export(results, "mnist", tmp_path / "a")
+    with pytest.raises(UserError, match=r"0123: no finished run.*`zdp-bench results` lists the"):
+        export(results, "0123", tmp_path / "a")
     with pytest.raises(UserError, match="Did you mean 'quickstart'"):
         export(results, "quickstrat", tmp_path / "a")
     (tmp_path / "full").mkdir()

@@ -45,7 +45,8 @@ def run(options: argparse.Namespace) -> int:
         return _show_cache(options.delete)
     root, named = data_root(options), Path(options.dataset or "")
     if options.action == "check" and options.dataset and named.exists():
-        return _say_each(lookup("dataset", "folder")(path=str(named)).check_files(root))
+        own = lookup("dataset", "folder")(path=str(named))
+        return _say_each(str(named), own.check_files(root))
     chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     if options.action == "show":
         print_sheet(show_data_root(root, chosen), options.format)
@@ -64,20 +65,21 @@ def run(options: argparse.Namespace) -> int:
     for card in chosen:
         if not (card.files or card.holds):
             print(f"{card.name}: {say_state(root, card)}; it needs no files here")
-        code = max(code, _say_each(files.check_files(root, card)))
+        code = max(code, _say_each(card.name, files.check_files(root, card)))
     return code
 
 
-def _say_each(checked: Iterable[tuple[Path, str]]) -> int:
-    """Print what is wrong with each file; return 2 if anything is."""
-    code = 0
-    for path, problem in checked:
+def _say_each(name: str, checked: Iterable[tuple[Path, str]]) -> int:
+    """Print what is wrong, and how many files were read; return 2 if anything is wrong."""
+    total = wrong = 0
+    for _, problem in checked:
+        total += 1
+        wrong += bool(problem)
         if problem:
-            code = 2
             print(f"zdp-bench: {problem}", file=sys.stderr)
-        else:
-            print(f"ok: {path}")
-    return code
+    if total:
+        print(f"{name}: {total:,} files checked, {wrong:,} refused")
+    return 2 if wrong else 0
 
 
 def _show_cache(delete: bool) -> int:

@@ -40,7 +40,17 @@ from zdp_bench.extras.own_data.listing import (
     list_examples,
     split_items,
 )
-from zdp_bench.extras.own_data.readers import Facts, Fit, Form, Kind, check, inspect, kind_of
+from zdp_bench.extras.own_data.readers import (
+    PICTURE,
+    Facts,
+    Fit,
+    Form,
+    Kind,
+    check,
+    fits,
+    inspect,
+    kind_of,
+)
 from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
@@ -229,10 +239,17 @@ class Folder(Dataset):
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every file that is listed, with its mask or reference."""
         if self.path is None:
-            return iter(())
-        items = find_items(Path(self.path), self.patient, self.columns, self.values)
-        paths = [path for item in items for path in (item.path, item.partner) if path]
-        return try_each(paths, check)
+            return
+        bad_links: dict[Path, str] = {}
+        items = find_items(Path(self.path), self.patient, self.columns, self.values, bad_links)
+        yield from bad_links.items()
+        told = False  # of files that no option is given for, once
+        for item in items:
+            for path, problem in try_each([p for p in (item.path, item.partner) if p], check):
+                if path == item.path and not (problem or told) and fits(path, PICTURE):
+                    ((_, problem),) = try_each([path], lambda p: PICTURE.inspect(p, self.form))
+                    told = bool(problem)
+                yield path, problem
 
     def find(self) -> Listing:
         """List the files, without the damaged ones if they are skipped, and split them."""
@@ -269,6 +286,9 @@ class Folder(Dataset):
     def prepare(self, path: Path) -> Tensor:
         """Return a file as the model gets it [n, *shape], for predictions."""
         kind = kind_of(path)
+        if kind.is_recording != bool(self.length):
+            takes = "recordings" if self.length else "images"
+            raise UserError(f"{path}: is a {kind.name}, and the model takes {takes}.")
         self._require_options(kind, path)
         kind.inspect(path, self.form)
         inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only

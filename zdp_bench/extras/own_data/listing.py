@@ -24,7 +24,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.data.files import require_inside, visible_files
+from zdp_bench.data.files import require_inside, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Kind
@@ -76,7 +76,11 @@ class Item:
 
 
 def find_items(
-    path: Path, patient: str | None, columns: Columns | None = None, values: Values | None = None
+    path: Path,
+    patient: str | None,
+    columns: Columns | None = None,
+    values: Values | None = None,
+    bad_links: dict[Path, str] | None = None,
 ) -> list[Item]:
     """List every file, sorted by name.
 
@@ -85,6 +89,7 @@ def find_items(
             in its path below the folder.
         columns, values: what a CSV's columns and cells mean. Paths begin at the CSV's folder, or as
             far above it as the template of `path` says by '../'.
+        bad_links: takes up the links out of the data, and what is wrong; None: they are refused.
     """
     home = path
     try:
@@ -102,6 +107,11 @@ def find_items(
     require(bool(found), "dataset.path", path, "holds no file in a class folder")
     if patient is not None:
         found = [_with_patient(item, patient) for item in found]
+    if bad_links is not None:
+        paths = [file for item in found for file in (item.path, item.partner) if file]
+        tried = try_each(paths, lambda file: _real(file, home.resolve()))
+        bad_links |= {file: problem for file, problem in tried if problem}
+        found = [item for item in found if not {item.path, item.partner} & {*bad_links}]
     _require_consistent(path, home, found)
     return sorted(found, key=lambda item: item.name)
 
@@ -167,9 +177,7 @@ def _files_below(folder: Path) -> Iterator[Path]:
     here = visible_files(folder)
     headers = {path.stem for path in here if path.suffix == HEADER}
     for path in here:
-        if path.is_dir() and path.is_symlink():
-            raise UserError(f"{path}: is a link to a folder; put the folder itself there.")
-        if path.is_dir():
+        if path.is_dir() and not path.is_symlink():
             yield from _files_below(path)
         elif path.suffix == HEADER or path.stem not in headers:
             yield path
@@ -327,9 +335,11 @@ def _real(path: Path, home: Path) -> Path:
     """Return where a file lies; `require_inside`, which is slower, says what is wrong."""
     try:
         real = path.resolve()
-        return real if real.is_relative_to(home) else require_inside(path, home)
     except (OSError, RuntimeError):
         return require_inside(path, home)
+    if real.is_dir():
+        raise UserError(f"{path}: is a link to a folder; put the folder itself there.")
+    return real if real.is_relative_to(home) else require_inside(path, home)
 
 
 @dataclass(frozen=True)

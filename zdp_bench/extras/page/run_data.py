@@ -59,6 +59,7 @@ COLUMNS = (
     Column("value", "test", "value", wide=True, narrow=True),
     Column("epsilon_tight", "ε tight", "epsilon", wide=True, narrow=True),
     Column("epsilon_claimed", "ε claimed", "epsilon", wide=True),
+    Column("epsilon_of", "ε of"),  # shown unasked where it differs
     Column("epsilon_patient", "ε per unit", "epsilon"),
     Column("provenance", "data", "mark", wide=True, any="any provenance"),
     Column("recipe", "recipe", any="any recipe"),
@@ -103,6 +104,7 @@ def build(
     frame, keys = read_frame(every)
     frame[DIFFERS] = tell_differences(frame, keys)
     lines: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    several = frame["epsilon_of"].nunique() > 1
     pairs, words = _Pool(), _Pool()
     parser = markdown_parser()
     varied = [key for key in keys if len({str(value) for value in frame[key]}) > 1]
@@ -123,7 +125,10 @@ def build(
     ]
     metrics = dict.fromkeys([*names.METRICS, *(key for run in every for key in run["metrics"])])
     return {
-        "columns": [asdict(column) for column in COLUMNS],
+        "columns": [
+            asdict(column) | ({"wide": True} if column.key == "epsilon_of" and several else {})
+            for column in COLUMNS
+        ],
         "settings": varied,
         "metrics": {key: [names.metric(key), names.unit(key)] for key in metrics},
         "pairs": pairs.entries,

@@ -19,6 +19,7 @@ from zdp_bench.extras.sharing.folder import Report
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import spread
 from zdp_bench.records import Record
+from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import count_real
 from zdp_bench.training.machine import environment
@@ -35,7 +36,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
         UserError: there is no such run, its weights are missing or not those of its record, or the
             folder holds something.
     """
-    home = find_weights(results, asked)
+    home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read(home / "record.json")
     assert record is not None
     files.require_empty(to, "--to ")

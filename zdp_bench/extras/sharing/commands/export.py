@@ -16,7 +16,7 @@ HELP = "a run's trained model as a folder to hand on, with its model card"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "model_of", metavar="RUN", help="RECIPE, RECIPE/RUN, or the path of a run's folder"
+        "model_of", metavar="RUN", help="RECIPE, RECIPE/RUN, RUN, or a run's folder"
     )
     parser.add_argument(
         "--to", type=Path, required=True, metavar="FOLDER", help="a new or empty folder"
