@@ -10,6 +10,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 from torch import Tensor, nn
@@ -102,14 +103,16 @@ def _structures(inputs: Tensor, public: bool) -> Iterator[tuple[Tensor, Tensor, 
     changes += [_round(1 if public else 3), *risky]
     leaves = leaves_of(inputs)
     for change in changes:
-        changed = map_leaves(
-            lambda leaf, change=change: leaf if _may_be_lengths(leaf) else change(leaf), inputs
-        )
+        changed = map_leaves(partial(_change_but_lengths, change), inputs)
         if not all(map(torch.equal, leaves, leaves_of(changed))):
             yield inputs, changed, change in risky
     if any(map(_may_be_lengths, leaves)):
         for most in {leaf.shape[at] for leaf in leaves if leaf.dim() > 1 for at in (1, -1)} - {1}:
             yield _with_lengths(inputs, most), _with_lengths(inputs, 1), True
+
+
+def _change_but_lengths(change: Callable[[Tensor], Tensor], leaf: Tensor) -> Tensor:
+    return leaf if _may_be_lengths(leaf) else change(leaf)
 
 
 def _may_be_lengths(leaf: Tensor) -> bool:
