@@ -53,6 +53,7 @@ def small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     others = lambda kind, name: None if name == "measure" else find(kind, name)  # noqa: E731
     monkeypatch.setattr("zdp_bench.experiments.reproduce.find", others)
     monkeypatch.setattr("os.cpu_count", lambda: 1)
+    monkeypatch.setenv("COLUMNS", "200")  # no sentence is folded
     return tmp_path / "results"
 
 

@@ -188,6 +188,7 @@ def test_a_foreign_set_becomes_a_private_record_in_one_command(
 ) -> None:
     typed, printed = rows()[name]
     monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("COLUMNS", "300")  # no sentence is folded
     SETS[name](tmp_path)
     recipes = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
     for recipe, file in zip(recipes, ("ball", "films_private"), strict=True):
