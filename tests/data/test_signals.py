@@ -103,7 +103,7 @@ REFUSED: list[tuple[Callable[[Path], Any], str]] = [
     (edit("a 40", "~ 40"), "variable layout|a gap between"),
     (edit("a 40", "a 0"), "variable layout"),
     (edit("b 30", "b 29"), "another length or other leads"),
-    (edit("a 40", "m 40"), "cannot be read"),
+    (edit("a 40", "m 40"), "or of itself"),
     (lambda path: edit("V5", "V6")(path.with_name("b.hea")), "another length or other leads"),
     (lambda path: path.with_name("b.hea").unlink(), "b.hea: is missing"),
 ]
