@@ -31,10 +31,10 @@ from zdp_bench.gradients.losses import DomainError, require_outputs_alone
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.training.batches import initial_size
 from zdp_bench.training.model_checks.mixing import (
-    REPLACE_BATCHNORM,
     SAMPLES,
     check_growing_batches,
     check_samples_stay_apart,
+    mixing_error,
     next_size,
 )
 from zdp_bench.training.model_checks.probes import (
@@ -153,10 +153,10 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     except Exception as error:
         if any(word in str(error) for word in CHECKPOINT_WORDS):
             raise _no_gradient(inside.name, error) from None
-        advice = f" To train privately, {REPLACE_BATCHNORM}." if "BatchNorm" in inside.name else ""
+        if "BatchNorm" in inside.name and "more than 1 value" in str(error):
+            raise mixing_error(inside.name) from None
         raise DomainError(
-            f"the model cannot take {describe(inputs)}: {inside.name} says: "
-            f"{first_line(error)}{advice}"
+            f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
         ) from None
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         is_tensor = isinstance(output, Tensor)
