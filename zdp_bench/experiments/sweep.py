@@ -57,13 +57,9 @@ class Place:
     def name(self, number: int, words: Sequence[str]) -> str:
         """Return '#2/4 lr=1 σ=1' for a job of a launcher's list with these overrides."""
         number = self.numbers[number] if self.numbers else number
-        short, values = (
-            dict(zip(self.keys, names.short(self.keys), strict=True)),
-            self.values(words),
-        )
-        return " ".join(
-            [f"#{number + 1}/{self.count}", *(f"{short[k]}={values[k]}" for k in values)]
-        )
+        short = dict(zip(self.keys, names.short(self.keys), strict=True))
+        settings = [f"{short[key]}={value}" for key, value in self.values(words).items()]
+        return " ".join([f"#{number + 1}/{self.count}", *settings])
 
     def values(self, words: Sequence[str]) -> dict[str, str]:
         """Return the values that overrides give to the keys in which jobs differ."""
