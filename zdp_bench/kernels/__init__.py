@@ -8,10 +8,6 @@ No result depends on a kernel. Each has a twin of torch or numpy, which GPUs, ot
     chacha_normal    seeded noise; twin: `privacy.normal_stream`
 
 What each saves is measured in docs/performance.md.
-
-To delete the package, remove this folder and tests/kernels; the branches on `kernels` in
-nn/convolution.py, gradients/rules/convolution.py, gradients/cross_check.py and privacy/noise.py;
-and the key `execution.kernels` in config/schema.py, conf/config.yaml and training/machine.py.
 """
 
 from __future__ import annotations

@@ -114,8 +114,14 @@ def pld(claim: Claim) -> float:
 
 
 @register("accountant", "rdp")
+@register("accountant", "zeta_dp_2024")
+@register("accountant", "gredp_2024")
 def rdp(claim: Claim) -> float:
-    """Rényi-DP of Poisson sampling."""
+    """Rényi-DP of Poisson sampling, as in Opacus.
+
+    Riess et al. 2024, who built on Opacus, and Wang et al. 2024, for whom z = σ, state targets and
+    no σ, which is calibrated to them.
+    """
     return accounting.rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
@@ -147,15 +153,6 @@ def zeta_dp_2021(claim: Claim) -> float:
         claim.epochs * (claim.records // lot),
         claim.delta,
     )
-
-
-@register("accountant", "zeta_dp_2024")
-def zeta_dp_2024(claim: Claim) -> float:
-    """Poisson RDP, as in Opacus, which Riess et al. 2024 built on; they state targets, no σ.
-
-    σ is calibrated to the target.
-    """
-    return accounting.rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
 @register("accountant", "dp_dfa_2020")
@@ -195,12 +192,3 @@ def deepee_2021_rdp(claim: Claim) -> float:
         claim.noise_multiplier, claim.batch / claim.records, orders
     )
     return accounting.rdp_classic(orders, [steps * r for r in divergences], claim.delta)
-
-
-@register("accountant", "gredp_2024")
-def gredp_2024(claim: Claim) -> float:
-    """Poisson RDP of σ, which assumes z = σ; Wang et al. 2024 state targets, no σ.
-
-    σ is calibrated to the target.
-    """
-    return accounting.rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)

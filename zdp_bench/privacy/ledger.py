@@ -213,14 +213,15 @@ class Ledger:
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
             self._file = open(path, "ab", buffering=0)  # noqa: SIM115
-            self._write(self._head)
+            self._put(self._head)
+            self._digest = chain(self._digest, self._head)
             _fsync_folder(path.parent)
 
     def begin(self, made: str, step: int, state: str) -> None:
         """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
 
         Args:
-            made: `environment.execution_digest` of code, libraries, machine and micro-batch;
+            made: `training.machine.execution_digest` of code, libraries, machine and micro-batch;
                 empty if no step can be repeated bit for bit.
             state: the digest of weights, optimiser and schedule.
         """
@@ -382,11 +383,6 @@ class Ledger:
         self.settle()
         self._file.close()
 
-    def _write(self, body: dict[str, Any]) -> None:
-        """Write a line that the chain continues from."""
-        self._put(body)
-        self._digest = chain(self._digest, body)
-
     def _put(self, body: dict[str, Any]) -> None:
         self.require_own_process()
         left = make_line(self._digest, body) + b"\n"
@@ -468,8 +464,7 @@ class Ledger:
             raise LedgerError(
                 f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
             )
-        else:
-            self.facts = body.get("facts", {})
+        self.facts = body.get("facts", {})
         self._digest = claimed
         yield claimed
 

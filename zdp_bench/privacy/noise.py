@@ -37,7 +37,7 @@ def run_key(run: str, mechanism: Mechanism, code: str) -> str:
         run: the digest of configuration, seed and data.
         mechanism: the mechanism with its true noise, which another library version may calibrate
             differently.
-        code: the code that no other digest covers (`environment.foreign_code`).
+        code: the code that no other digest covers (`training.machine.foreign_code`).
     """
     return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
 

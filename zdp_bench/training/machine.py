@@ -298,12 +298,9 @@ def _digest_of(packages: tuple[str, ...]) -> str:
         if not files and getattr(module, "__file__", None):
             files = [(Path(str(module.__file__)), Path(str(module.__file__)).parent)]
         for file, folder in files:
-            chain.update(f"{name}/{file.relative_to(folder).as_posix()}:{_sha256(file)};".encode())
+            content = hashlib.sha256(file.read_bytes()).hexdigest()
+            chain.update(f"{name}/{file.relative_to(folder).as_posix()}:{content};".encode())
     return chain.hexdigest()
-
-
-def _sha256(path: Path) -> str:
-    return hashlib.sha256(path.read_bytes()).hexdigest()
 
 
 def peak_memory(device: torch.device) -> int:

@@ -91,7 +91,7 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
         - `epsilon_all` is the tight ε of everything the search made, in any adaptive order, and
           `epsilon_all_unit` that of who owns several examples;
         - `epsilon_best` is that of the best trial's output alone, if nothing else leaves: see
-          `privacy/selection.py`; None where their number was fixed or not all are done.
+          `privacy/composition.py`; None where their number was fixed or not all are done.
     """
     every = study.trials()
     lines = [_line(trials, trial) for trial in every]
