@@ -19,7 +19,7 @@ from tests.test_cli import leave
 from zdp_bench import make_private
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.statement import question, warn_of, format_epsilon
+from zdp_bench.privacy.statement import question, show_epsilon, warn_of
 from zdp_bench.report.number_format import interval
 from zdp_bench.training.setup import Setup
 
@@ -91,13 +91,13 @@ WRITTEN += [(0.0, "0")]
 
 @pytest.mark.parametrize(("value", "written"), WRITTEN)
 def test_three_digits_rounded_up(value: float, written: str) -> None:
-    assert format_epsilon(value) == written
+    assert show_epsilon(value) == written
 
 
 @given(st.floats(1e-9, 1e12))
 def test_no_epsilon_is_written_below_what_it_is(value: float) -> None:
     high, low = (
-        float(format_epsilon(value, at_least).replace(",", "")) for at_least in (False, True)
+        float(show_epsilon(value, at_least).replace(",", "")) for at_least in (False, True)
     )
     assert low <= value * (1 + 1e-8)
     assert value * (1 - 1e-8) <= high <= max(value * 1.0101, value + 1)
@@ -105,7 +105,7 @@ def test_no_epsilon_is_written_below_what_it_is(value: float) -> None:
 
 
 def test_what_is_no_number() -> None:
-    words = [format_epsilon(value) for value in (None, math.nan, math.inf)]
+    words = [show_epsilon(value) for value in (None, math.nan, math.inf)]
     assert words == ["", "", "∞"]
     assert interval(1.3031, 1.3039) == "1.31"
     assert interval(1.2931, 1.3039) == "1.29 to 1.31"

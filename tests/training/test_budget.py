@@ -23,7 +23,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.privacy.statement import format_epsilon
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.report.budget import group_by_data, sheet
 from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
@@ -275,7 +275,7 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(tmp_path: Pat
     spent, delta = spent_by(first), first["privacy"]["delta"]
     twice = together([spent, spent], delta)
     assert first["privacy"]["epsilon_tight"] < 1.7 < twice < 2 * first["privacy"]["epsilon_tight"]
-    with pytest.raises(UserError, match=rf"spent a tight ε of .* would be {format_epsilon(twice)}"):
+    with pytest.raises(UserError, match=rf"spent a tight ε of .* would be {show_epsilon(twice)}"):
         carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
     assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
     assert [len(steps_in(path)) for path in tmp_path.glob("runs/*/*/ledger.jsonl")].count(0) == 1
@@ -291,9 +291,7 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(tmp_path
     two, _, _ = carry_out(tmp_path, "privacy.secure=true")
     delta = one["privacy"]["delta"]
     both = together([spent_by(one), spent_by(two)], delta)
-    with pytest.raises(
-        UserError, match=f"2 runs .* have spent a tight ε of {format_epsilon(both)}"
-    ):
+    with pytest.raises(UserError, match=f"2 runs .* have spent a tight ε of {show_epsilon(both)}"):
         carry_out(tmp_path, "seed=1", f"privacy.total_budget={both}")
     other = [*OTHER_DATA, f"privacy.total_budget={both}"]
     assert carry_out(tmp_path, *other)[0]["stopped_by"] == "epochs"

@@ -44,7 +44,7 @@ def warn_of(delta: float, units: int) -> None:
         log.warning(asked)
 
 
-def format_epsilon(value: float | None, at_least: bool = False) -> str:
+def show_epsilon(value: float | None, at_least: bool = False) -> str:
     """Format ε to three digits, rounded up: 1.3039 -> '1.31'; whole above 1000.
 
     ∞ where nothing protects, empty where none is. Beyond nine digits is rounding of the machine's.

@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
-from zdp_bench.privacy.statement import format_epsilon as epsilon
+from zdp_bench.privacy.statement import show_epsilon as epsilon
 
 
 def name_one(unit: str) -> str:

@@ -26,7 +26,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate, calibrate_mechanism
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
-from zdp_bench.privacy.statement import format_epsilon
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.interrupts import explain_memory_error
@@ -221,7 +221,7 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
         raise UserError(
             f"privacy.max_epsilon={budget:g}: {first} costs a tight ε of "
-            f"{format_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
+            f"{show_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
             "the budget out."
         )
 

@@ -32,7 +32,7 @@ from rich.table import Column
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.errors import UserError, printable, unknown
-from zdp_bench.privacy.statement import format_epsilon
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import flatten
 from zdp_bench.registry import lookup, names
 
@@ -131,7 +131,7 @@ class Live:
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
         state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
-        spent = f"ε {format_epsilon(epsilon)}"
+        spent = f"ε {show_epsilon(epsilon)}"
         now, left = time.monotonic(), ""
         if self._since is not None and step > self._first:
             seconds = (now - self._since) / (step - self._first) * (self._steps - step)

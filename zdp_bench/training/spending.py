@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.composition import Spending, Spent, together
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.statement import format_epsilon
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.training.run_folder import only_one_process
 
 FILE = "spending.json"
@@ -94,8 +94,8 @@ def _require_within(config: Run, own: Spending) -> None:
     if after > budget:
         raise UserError(
             f"privacy.total_budget={budget:g}: {len(others)} runs in {config.results} on files of "
-            f"this {config.dataset.name} have spent a tight ε of {format_epsilon(before)}, and with "
-            f"this run it would be {format_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
+            f"this {config.dataset.name} have spent a tight ε of {show_epsilon(before)}, and with "
+            f"this run it would be {show_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
             "steps, or stop here; `zdp-bench budget` lists what was spent."
         )
 

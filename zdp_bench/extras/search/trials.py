@@ -40,7 +40,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
 from zdp_bench.privacy.composition import Spent, draw_number, selected_epsilon, together
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.statement import format_epsilon
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import hold_lock
 from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.training import checkpoint
@@ -335,7 +335,7 @@ def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None
     if total > search.epsilon:
         raise UserError(
             f"--epsilon {search.epsilon:g}: with trial {len(spent)} the search would have a "
-            f"tight ε of {format_epsilon(total)}, since its trials differ in sampling or steps. It "
+            f"tight ε of {show_epsilon(total)}, since its trials differ in sampling or steps. It "
             "ends here; search keys that change neither, or ask for fewer trials."
         )
 
