@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import re
 import shlex
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
@@ -190,9 +191,8 @@ def test_a_foreign_set_becomes_a_private_record_in_one_command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")  # no sentence is folded
     SETS[name](tmp_path)
-    recipes = re.findall(r"^```yaml\n(.*?)^```", PAGE, re.M | re.S)
-    for recipe, file in zip(recipes, ("ball", "films_private"), strict=True):
-        (tmp_path / f"{file}.yaml").write_text(recipe)
+    for recipe in ("ball.yaml", "films_private.yaml"):
+        shutil.copy(DOCS / "example" / recipe, tmp_path)
     assert exit_code_of(*shlex.split(typed)) == 0, capsys.readouterr().err
     out = " ".join(capsys.readouterr().out.split())
     for words in printed:
