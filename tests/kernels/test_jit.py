@@ -25,12 +25,10 @@ from zdp_bench.kernels.jit import (
     first_chunk,
     float32_at,
     fused,
-    load,
     next_chunk,
     offset,
     repeat,
     store,
-    sum_lanes,
 )
 
 
@@ -137,30 +135,6 @@ def test_a_file_that_was_cut_short_is_not_used(kept: Path) -> None:
     for file in (*kept.rglob("*.nbc"), *kept.rglob("*.nbi")):
         file.write_bytes(file.read_bytes()[:50])
     assert doubles(compile_loop(double))
-
-
-@pytest.mark.parametrize("count", [1, 5, 16])
-def test_sums_of_lanes_are_in_the_order_of_their_vectors(count: int) -> None:
-    def code(builder: Any, source: Any, target: Any) -> None:
-        store(
-            builder,
-            sum_lanes(
-                builder, [load(builder, offset(builder, source, LANES * i)) for i in range(count)]
-            ),
-            target,
-        )
-
-    summed = as_function([FLOATS, FLOATS], code)
-
-    @njit
-    def run(source: Any, target: Any) -> None:
-        summed(float32_at(source), float32_at(target))
-
-    numbers = np.random.default_rng(0).integers(-99, 99, (count, LANES)).astype(np.float32)
-    found = np.full(LANES, 7, np.float32)
-    run(numbers.ctypes.data, found.ctypes.data)
-    assert (found[:count] == numbers.sum(axis=1)).all()
-    assert (found[count:] == 7).all()  # nothing behind them is written
 
 
 def test_a_loop_carries_its_values_and_rounds_products_once() -> None:

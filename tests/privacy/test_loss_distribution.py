@@ -167,7 +167,7 @@ def test_several_examples_agree_with_dp_accountings_mixture() -> None:
 
 @pytest.mark.parametrize("z", [0.05, 0.5, 1e3, 1e6])
 @pytest.mark.parametrize("q", [1e-6, 0.01, 0.999])
-@pytest.mark.parametrize("steps", [1, 1000, 100_000])
+@pytest.mark.parametrize("steps", [1, 100_000])
 def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
     for bound in (pld, pld_uniform):
         # sampling does not hurt
@@ -177,7 +177,7 @@ def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
 
 
 def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
-    for delta in (1e-8, 1e-10, 1e-12, 1e-15):
+    for delta in (1e-10, 1e-15):
         value = pld(5.0, 0.1, 1_000_000, delta)
         assert value <= rdp(5.0, 0.1, 1_000_000, delta) * 1.01
         assert value > pld(5.0, 0.1, 1_000_000, 100 * delta)
@@ -211,7 +211,7 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
 # ------------------------------------------------------------------------------------- lower bounds
 
 
-@pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 1000), (2.0, 0.1, 300)])
+@pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 300), (2.0, 0.1, 300)])
 def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(
     z: float, q: float, steps: int
 ) -> None:

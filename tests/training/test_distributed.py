@@ -17,7 +17,6 @@ from tests.drivers import Child, start
 from tests.ports import free_port
 from zdp_bench import cli
 from zdp_bench.config import compose, parse
-from zdp_bench.privacy.ledger import Copy, Position, Span
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, join, leave, rank
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -157,11 +156,3 @@ def test_a_sweep_is_no_work_for_torchrun(
 def test_every_example_is_in_one_share() -> None:
     shares = [Ranks(r, 3).take_share(np.arange(8)) for r in range(3)]
     assert sorted(np.concatenate(shares)) == list(range(8))
-
-
-def test_a_copy_of_the_ledger_counts_along_and_writes_nothing() -> None:
-    copy = Copy((Span(0, 3, ""),), Position(3, "d"), repeatable=True)
-    copy.append(1)  # taken again after a crash
-    copy.append(3)
-    assert (copy.releases, copy.holds(3), copy.holds(4)) == (4, True, False)
-    copy.close()
