@@ -16,6 +16,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
+from tests.algorithms.test_properties import norm
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_dfa import DPDFA
 from zdp_bench.errors import UserError
@@ -89,10 +90,6 @@ def summed(algorithm: DPDFA, inputs: Tensor, targets: Tensor) -> dict[str, Tenso
     total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
     algorithm.accumulate(total, (inputs, targets))
     return total
-
-
-def norm(shares: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float(share.abs().square().sum()) for share in shares.values()))
 
 
 # ------------------------------------------------------------------------- one example, written out

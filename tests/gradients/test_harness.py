@@ -57,7 +57,10 @@ def test_fast_is_the_reference(
     inputs, targets = case.batch(4, dtype)
     whole = reference.clipped_sum(module, loss, (inputs, targets), 1e30, complex_scale=0.5)
     bound = float(whole.norms.median())  # some examples are clipped, some are not
-    for count, per_layer in ((4, False), (4, True), (1, False), (0, True)):
+    counts = (
+        [(4, False), (1, False)] if dtype == torch.float32 else [(4, False), (4, True), (0, True)]
+    )
+    for count, per_layer in counts:
         batch = inputs[:count], targets[:count]
         theirs = reference.clipped_sum(
             module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
@@ -71,7 +74,7 @@ def test_fast_is_the_reference(
             assert_same(ours, theirs, TOLERANCE[dtype])
 
 
-@every_case
+@of_cases([case for case in (*CASES, *MODELS) if case in MODELS or case.kind == "index"])
 def test_hostile_scales_stay_within_the_bound(case: Case) -> None:
     module = case.module(torch.float32)
     with torch.no_grad():
