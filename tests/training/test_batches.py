@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.training.test_run import carry_out, configured, repeatable
+from tests.training.test_run import carry_out, configured, repeatable, weights_of
 from zdp_bench import gradients
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
@@ -34,6 +34,7 @@ from zdp_bench.training.batches import (
 )
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.run import Outcome
 from zdp_bench.training.step import sum_contributions
 
 
@@ -300,31 +301,19 @@ def test_every_record_is_in_one_piece(records: int) -> None:
     )
 
 
-def test_micro_batches_change_no_result_and_no_digest(tmp_path: Path) -> None:
-    choices = {"whole": "null", "auto": "auto", "pieces": "7"}
-    made = {
-        name: carry_out(tmp_path / name, f"trainer.micro_batch={value}").record
-        for name, value in choices.items()
-    }
-    assert made["pieces"]["measured"]["micro_batch"] == 7
-    assert (
-        made["auto"]["measured"]["micro_batch"] >= 2 * 0.1 * made["auto"]["data"]["train"]
-    )  # all of it fits
-    for name in ("auto", "pieces"):
-        assert made[name]["run"] == made["whole"]["run"]
-        assert made[name]["experiment"] == made["whole"]["experiment"]
-        assert made[name]["privacy"] == made["whole"]["privacy"]
-        assert made[name]["headline"]["value"] == pytest.approx(
-            made["whole"]["headline"]["value"], abs=0.01
-        )
-    said = {name: {**repeatable(record), "config": None} for name, record in made.items()}
-    assert said["auto"] == said["whole"]
-    weights = [
-        torch.load(next((tmp_path / name).rglob("checkpoint.pt")), weights_only=True)["model"]
-        for name in ("whole", "pieces")
-    ]
-    for name in weights[0]:
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
+def test_micro_batches_change_no_result_and_no_digest(finished: Outcome, tmp_path: Path) -> None:
+    whole = finished.record
+    auto, pieces = (
+        carry_out(tmp_path / size, f"trainer.micro_batch={size}") for size in ("auto", "7")
+    )
+    assert pieces.record["measured"]["micro_batch"] == 7
+    all_of_it = 2 * 0.1 * whole["data"]["train"]
+    assert auto.record["measured"]["micro_batch"] >= all_of_it
+    for record in (auto.record, pieces.record):
+        assert all(record[key] == whole[key] for key in ("run", "experiment", "privacy"))
+        assert record["headline"]["value"] == pytest.approx(whole["headline"]["value"], abs=0.01)
+    assert repeatable(auto.record) | {"config": None} == repeatable(whole) | {"config": None}
+    torch.testing.assert_close(weights_of(pieces), weights_of(finished), rtol=1e-4, atol=1e-5)
 
 
 def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -80,26 +80,25 @@ REAL = ["algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
 def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every record summed by itself: what is added to the total is then one contribution."""
+    """What one of five records in turn adds to the total is one contribution."""
     from zdp_bench.algorithms.dp_sgd import DPSGD
 
     norms = []
 
     def accumulate(self: DPSGD, total: dict, batch: tuple) -> None:
-        for i in range(len(batch[0])):
-            own = {name: torch.zeros_like(value) for name, value in total.items()}
+        for i in range(0, len(batch[0]), 5):
+            own: dict[str, torch.Tensor] = {}
             plain(self, own, (batch[0][i : i + 1], batch[1][i : i + 1]))
             norms.append(
                 float(torch.cat([value.double().flatten() for value in own.values()]).norm())
             )
-            for name in total:
-                total[name] += own[name]
+        plain(self, total, batch)
 
     plain = DPSGD.accumulate
     monkeypatch.setattr(DPSGD, "accumulate", accumulate)
     sizes = [
         "dataset=phase_digits",
-        "trainer.sample_rate=0.01",
+        "trainer.sample_rate=0.1",
         "trainer.epochs=1",
         "algorithm.max_grad_norm=0.05",
     ]
@@ -107,7 +106,7 @@ def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
         carry_out(tmp_path / "complex", "precision=bf16")
     monkeypatch.setattr("zdp_bench.training.setup.build_model", lambda *_: _Magnitude())
     carry_out(tmp_path / "real", *REAL, *sizes, "precision=bf16")
-    assert len(norms) > 500
+    assert len(norms) > 200
     assert max(norms) <= 0.05
     assert max(norms) > 0.04999
 
