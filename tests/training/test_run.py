@@ -182,16 +182,13 @@ def test_nothing_computed_from_training_records_is_told_or_recorded(
     ]
 
 
-def test_two_runs_of_one_seed_are_identical_but_for_times(
+def test_another_seed_is_another_run_of_the_same_experiment(
     finished: Outcome, tmp_path: Path
 ) -> None:
-    first, second = finished, carry_out(tmp_path / "b")
-    other = carry_out(tmp_path / "c", "seed=1")
-    assert repeatable(first.record) == repeatable(second.record)
-    assert same(weights_of(first), weights_of(second))
-    assert not same(weights_of(first), weights_of(other))
-    assert other.record["experiment"] == first.record["experiment"]
-    assert other.record["run"] != first.record["run"]
+    other = carry_out(tmp_path, "seed=1")
+    assert not same(weights_of(finished), weights_of(other))
+    assert other.record["experiment"] == finished.record["experiment"]
+    assert other.record["run"] != finished.record["run"]
 
 
 def test_the_same_run_again_is_found_and_force_repeats_it(
@@ -200,9 +197,11 @@ def test_the_same_run_again_is_found_and_force_repeats_it(
     first, again = finished, carry_out(tmp_path)
     assert again.found
     assert again.record == first.record
+    before = weights_of(first)
     forced = carry_out(tmp_path, "force=true")
     assert not forced.found
     assert repeatable(forced.record) == repeatable(first.record)
+    assert same(weights_of(forced), before)
     assert (first.path.parent / "ledger.jsonl.1").exists()
 
 

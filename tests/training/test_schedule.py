@@ -68,57 +68,36 @@ def test_warmup_cosine_without_a_warm_up_starts_at_the_rate() -> None:
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Losses 3, 2, 2, 2, 1: the second epoch in a row without a better one is the fourth; torch
     lowers the rate after it."""
-    losses = iter([3.0, 2.0, 2.0, 2.0, 1.0])
-    watched: list[Examples] = []
-
-    def evaluated(model: Any, task: Any, records: Examples, device: Any) -> dict[str, float]:
-        if records is VALIDATION:
-            watched.append(records)
-            return {"loss": next(losses)}
-        return {"loss": 0.0, "accuracy": 1.0}
-
-    monkeypatch.setattr(evaluation, "evaluate", evaluated)
+    losses = {id(VALIDATION): iter([3.0, 2.0, 2.0, 2.0, 1.0])}  # of no other examples
+    monkeypatch.setattr(evaluation, "evaluate", lambda *given: {"loss": next(losses[id(given[2])])})
     optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
+    data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
     scheduler = build.build_scheduler(config, optimizer, data, 1)
     assert scheduler is not None
     rates = []
     for _ in range(5):
-        evaluation.step_schedule(
-            scheduler,
-            torch.nn.Identity(),
-            None,
-            data.validation,
-            torch.device("cpu"),  # type: ignore[arg-type]
-        )
+        watched: Any = (torch.nn.Identity(), None, data.validation, torch.device("cpu"))
+        evaluation.step_schedule(scheduler, *watched)
         rates.append(optimizer.param_groups[0]["lr"])
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
-    assert len(watched) == 5
 
 
 def test_a_plateau_needs_validation_records() -> None:
     config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    with pytest.raises(
-        UserError, match=r"dataset=phase_digits has none: .*or more dataset\.validation_share"
-    ) as run:
+    with pytest.raises(UserError, match="dataset=phase_digits has none") as run:
         build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED, 1)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words
         validate(config)
     assert str(told.value) == str(run.value)
-    films = [
-        "recipe=chest_xray_small_strict",
-        "dataset=chest_xray_synthetic",
-        "scheduler=reduce_on_plateau",
-    ]
+    films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic"]
+    films += ["scheduler=reduce_on_plateau"]
     validate(parse(compose(films)), trial=False)
-    with pytest.raises(
-        UserError, match=r"has none: use another scheduler, or more dataset\.validation_share\."
-    ):
+    with pytest.raises(UserError, match=r"or more dataset\.validation_share\."):
         validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)
 
 

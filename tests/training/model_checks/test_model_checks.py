@@ -61,6 +61,7 @@ def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     """Instance norms of few pixels: gradients by torch.func and by our own loops differ by 3 %,
     each as near to the truth."""
