@@ -29,7 +29,6 @@ from zdp_bench.privacy.accounting import (
     tight_epsilon,
     tight_interval,
 )
-from zdp_bench.privacy.loss_distribution import one_example, poisson_laws, uniform_laws
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
 
@@ -79,34 +78,6 @@ def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, del
         assert tight_epsilon(mechanism(z, 1.0, scheme), steps, delta) == pytest.approx(
             closed, rel=1e-9, abs=1e-12
         )
-
-
-@random
-@given(zs, rates, st.integers(1, 1000), st.integers(1, 1000), schemes)
-def test_resumed_composition_equals_unbroken(
-    z: float, q: float, before: int, after: int, scheme: Scheme
-) -> None:
-    """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both
-    is.
-    """
-    from dp_accounting.pld.common import self_convolve
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-    laws = (poisson_laws if scheme == "poisson" else uniform_laws)(
-        z, one_example(q), before + after, DELTA
-    )
-
-    def stretch(law: object, steps: int) -> DensePLDPmf:
-        offset, mass = self_convolve(law.mass, steps, 1e-15)  # type: ignore[attr-defined]
-        infinite = 1e-15 + steps * law.infinite  # type: ignore[attr-defined]
-        return DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True)  # type: ignore[attr-defined]
-
-    resumed = max(
-        stretch(law, before).compose(stretch(law, after)).get_epsilon_for_delta(DELTA)
-        for law in laws
-    )
-    unbroken = tight_epsilon(mechanism(z, q, scheme), before + after, DELTA)
-    assert unbroken == pytest.approx(resumed, rel=2e-3, abs=1e-4)
 
 
 @pytest.mark.parametrize(

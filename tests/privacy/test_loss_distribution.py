@@ -9,7 +9,6 @@ import math
 
 import numpy as np
 import pytest
-from dp_accounting import NeighboringRelation
 from dp_accounting.pld import privacy_loss_distribution as peer
 from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
@@ -248,25 +247,6 @@ def grid_of_a_gaussian(z: float, width: float) -> Law:
     theirs = peer.from_gaussian_mechanism(z, value_discretization_interval=width)
     pmf = theirs._pmf_remove.to_dense_pmf()
     return Law(width, pmf._lower_loss, np.asarray(pmf._probs), pmf._infinity_mass)
-
-
-@pytest.mark.parametrize(("z", "q", "steps"), [(0.55, 0.01, 1000), (2.0, 0.1, 300), (5.0, 0.7, 30)])
-def test_no_other_pair_that_was_tried_is_told_apart_better(z: float, q: float, steps: int) -> None:
-    """The example comes instead of goes; the others are at 0 and the example is +C or −C (by dp-
-    accounting).
-    """
-    best = epsilon_at_least(attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
-    _, comes = poisson_laws(z, one_example(q), steps, 1e-5)
-    symmetric = peer.from_gaussian_mechanism(
-        z,
-        sensitivity=0.5,
-        sampling_prob=q,
-        neighboring_relation=NeighboringRelation.REPLACE_ONE,
-        value_discretization_interval=1e-3,
-        use_connect_dots=False,
-    )
-    assert best > epsilon((comes,), steps, 1e-5)
-    assert best > symmetric.self_compose(steps).get_epsilon_for_delta(1e-5)
 
 
 @pytest.mark.parametrize(("replaced", "size", "z", "steps"), [(1, 3, 1.0, 3), (3, 4, 2.0, 2)])

@@ -464,18 +464,6 @@ def test_secure_noise_takes_four_draws_from_the_operating_system(
     assert sum(taken) == 4 * 8 * 1000
 
 
-def test_secure_noise_needs_no_generator_of_torch_or_numpy(monkeypatch: pytest.MonkeyPatch) -> None:
-    def forbidden(*_: object, **__: object) -> None:
-        raise AssertionError("not a cryptographic source")
-
-    for name in ("randn", "normal"):
-        monkeypatch.setattr(torch, name, forbidden)
-    monkeypatch.setattr(np.random, "Generator", forbidden)
-    monkeypatch.setattr(np.random, "default_rng", forbidden)
-    white(SecureNoise(), 10)
-    SecureRandom().random(10)
-
-
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
 def test_the_extreme_random_words_stay_inside_the_open_interval(
     monkeypatch: pytest.MonkeyPatch, fill: bytes

@@ -143,15 +143,6 @@ def test_any_number_of_threads_draws_the_same(
     assert torch.equal(alone, shared)
 
 
-@pytest.mark.usefixtures("either")
-def test_a_sum_is_scaled_after_noise_is_added() -> None:
-    numbers, noise = torch.arange(751) * (2 - 1j), torch.zeros(751, dtype=torch.complex64)
-    expected = numbers.clone()
-    add_normals(hash_key(NAME), noise, 3.0)
-    add_normals(hash_key(NAME), numbers, 3.0, times=0.25)
-    torch.testing.assert_close(numbers, (expected + noise) * 0.25)
-
-
 @pytest.mark.parametrize(
     "numbers",
     [torch.zeros(4, dtype=torch.float64), torch.zeros(4, 4).T[:, 1:], torch.zeros(8)[::2]],
