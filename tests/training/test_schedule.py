@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from tests.gradients.zoo import ZOO
 from tests.training.test_run import carry_out
 from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Plugin
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
@@ -65,6 +66,18 @@ def test_warmup_cosine_without_a_warm_up_starts_at_the_rate() -> None:
     assert optimizer.param_groups[0]["lr"] == 2.0
     with pytest.raises(UserError, match=r"scheduler\.warmup=1.*in \[0, 1\)"):
         parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=1"]))
+
+
+def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
+    config = parse(compose(["recipe=quickstart"]))
+    steep = Plugin("linear_lr", {"start_factor": 7})  # what the key's range would refuse
+    with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
+        build.build_scheduler(
+            dataclasses.replace(config, scheduler=steep),
+            torch.optim.SGD([torch.zeros(1)], lr=1.0),
+            UNVALIDATED,
+            1,
+        )
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
