@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
-import signal
 from pathlib import Path
 
 import dp_accounting
@@ -12,11 +10,9 @@ import pytest
 import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
-from torch import Tensor
 
 from tests.algorithms.test_properties import examples, make
-from tests.training.test_interrupts import after_step
-from tests.training.test_run import carry_out, repeatable
+from tests.training.test_interrupts import stop_and_go_on
 from zdp_bench.algorithms import adaptive_bound
 from zdp_bench.algorithms.adaptive_bound import COUNT, COUNT_SHARE, SCALE
 from zdp_bench.algorithms.dp_sgd import DPSGD
@@ -24,8 +20,6 @@ from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.privacy.noise import SecureNoise, SeededNoise, add_noise
-from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.step import Total
 
 CASE = ("dp_sgd", {"clip_quantile": 0.5}, "real")
@@ -88,19 +82,6 @@ def test_a_share_more_or_less_moves_the_count_by_half_and_all_by_the_joint_bound
     assert {0.5, -0.5, 0.0} <= moves
 
 
-@pytest.mark.parametrize("source", [SeededNoise(3), SecureNoise()], ids=["seeded", "secure"])
-def test_the_noise_on_the_count_is_what_the_block_says(source: SeededNoise | SecureNoise) -> None:
-    mechanism = algorithm_with().mechanism()
-    drawn = []
-    for step in range(4000):
-        total = {block.name: torch.zeros(block.shape).double() for block in mechanism.blocks[-1:]}
-        count = Mechanism(mechanism.blocks[-1:], mechanism.sampling)
-        drawn.append(float(add_noise(total, count, source, step)[COUNT]))
-    found = torch.tensor(drawn)
-    assert float(found.std()) / SCALE == pytest.approx(1.3 / (2 * math.sqrt(COUNT_SHARE)), rel=0.05)
-    assert abs(float(found.mean())) < 4 * float(found.std()) / math.sqrt(4000)
-
-
 def test_the_bound_moves_geometrically_and_by_the_release_alone() -> None:
     algorithm = algorithm_with(clip_quantile=0.3)
     zeros = Total(algorithm.mechanism(), CPU).whole()
@@ -125,24 +106,10 @@ def test_the_bound_comes_to_the_quantile_of_the_norms() -> None:
     assert bound == pytest.approx(3.0, rel=0.02)
 
 
-def weights_of(outcome: object) -> dict[str, Tensor]:
-    saved = torch.load(outcome.path.parent / "checkpoint.pt", weights_only=True)  # type: ignore[attr-defined]
-    return saved["model"]
-
-
 def test_a_run_that_was_stopped_goes_on_with_its_bound_and_the_record_says_what_it_cost(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    words = ["algorithm.clip_quantile=0.4", "execution.checkpoint_steps=3"]
-    whole = carry_out(tmp_path / "whole", *words)
-    undo = after_step(monkeypatch, 7, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped):
-        carry_out(tmp_path / "stopped", *words)
-    undo()
-    resumed = carry_out(tmp_path / "stopped", *words)
-    assert repeatable(resumed.record) == repeatable(whole.record)
-    both = weights_of(whole), weights_of(resumed)
-    assert all(torch.equal(both[0][name], both[1][name]) for name in both[0])
+    whole, _ = stop_and_go_on(monkeypatch, tmp_path, 7, "algorithm.clip_quantile=0.4")
     privacy = whole.record["privacy"]
     clipping = privacy["clipping"]
     assert clipping["quantile"] == 0.4

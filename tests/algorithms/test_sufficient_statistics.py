@@ -55,18 +55,6 @@ def test_epsilon_is_that_of_one_gaussian_release(tmp_path: Path) -> None:
     assert record["stopped_by"] == "epochs"
 
 
-def test_the_noise_on_every_number_of_both_statistics_has_the_stated_deviation() -> None:
-    algorithm = SufficientStatistics(
-        Problem(lookup("model", "real_linear")((60,), 50), Classification().loss, ONCE),
-        noise_multiplier=2.0,
-    )
-    for block in algorithm.mechanism().blocks:
-        noise = draw(block, SeededNoise(1), 0, torch.device("cpu"))
-        assert float(noise.std()) == pytest.approx(2 * math.sqrt(2), rel=0.03)
-        if block.name == MOMENTS:  # its entries and their mirror images are independent
-            assert abs(float((noise * noise.T).triu(1).sum()) / (60 * 59 / 2)) < 0.6
-
-
 def test_the_step_arrives_at_the_ridge_solution() -> None:
     algorithm, model, kind = make((CASE[0], {"noise_multiplier": 0.0}, CASE[2]))
     inputs, targets = examples(200, kind)

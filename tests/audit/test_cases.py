@@ -20,6 +20,7 @@ from zdp_bench.privacy.accounting import gdp_epsilon
 
 # trials; the others get 20,000
 QUICK = {"opacus": 14_000, "opacus_secure": 2_000, "opacus_ghost": 2_000}
+QUICK |= {f"two_runs_{of}": 4_000 for of in ("sigma", "rate", "record")}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
@@ -117,15 +118,16 @@ def test_the_exit_code_is_1_when_a_verdict_is_not_the_expected_one(
         assert zdp_bench(capsys, "recipe=quickstart", "--results", str(tmp_path))[0] == code
 
 
-@pytest.mark.parametrize("form", ["rich", "md", "csv", "json"])
+@pytest.mark.parametrize("form", ["rich", "csv", "json"])
 def test_every_format_holds_every_finding(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path, form: str
 ) -> None:
     monkeypatch.setattr(
         module, "audit", lambda *_: iter([found("passes"), found("flagged", "flagged")])
     )
+    recipe = "quickstart" if form == "rich" else "mnist"  # whose table has a name of its own
     code, out, err = zdp_bench(
-        capsys, "recipe=quickstart", "--format", form, "--results", str(tmp_path)
+        capsys, f"recipe={recipe}", "--format", form, "--results", str(tmp_path)
     )
     assert code == 0
     if form == "csv":
@@ -135,21 +137,10 @@ def test_every_format_holds_every_finding(
     else:
         assert out.count("passes") >= 2
         assert "∞" in out
-    tables = tmp_path / "tables"
-    assert f"written: {tables / 'audit.md'}" in err
-    assert "claim \\|x\\|" in (tables / "audit.md").read_text()
-    assert (tables / "audit.csv").read_text().count("\n") == 3
-
-
-def test_another_recipes_table_has_its_own_name(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setattr(module, "audit", lambda *_: iter([found("passes")]))
-    zdp_bench(capsys, "recipe=mnist", "--results", str(tmp_path))
-    assert {path.name for path in (tmp_path / "tables").iterdir()} == {
-        "audit_mnist.md",
-        "audit_mnist.csv",
-    }
+    table = tmp_path / "tables" / ("audit.md" if form == "rich" else "audit_mnist.md")
+    assert f"written: {table}" in err
+    assert "claim \\|x\\|" in table.read_text()
+    assert table.with_suffix(".csv").read_text().count("\n") == 3
 
 
 def test_chosen_cases_alone_are_attacked_and_nothing_is_written(

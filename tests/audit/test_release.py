@@ -93,24 +93,6 @@ def test_no_mechanism_that_is_private_beats_the_p_value(epsilon: float, delta: f
         assert delta + (1 - delta) * binom.sf(right - 1, m, q) <= bound + 1e-12 or delta * m > 1
 
 
-def test_randomised_response_is_bounded_below_its_epsilon() -> None:
-    rng, epsilon = np.random.default_rng(0), 1.0
-    accuracy = math.exp(epsilon) / (1 + math.exp(epsilon))
-    bounds = [run_bound(400, 400, int(rng.binomial(400, accuracy)), 1e-5, 0.95) for _ in range(120)]
-    assert np.mean([bound > epsilon for bound in bounds]) <= 0.09
-    assert np.median(bounds) > 0.6 * epsilon
-
-
-def test_the_run_bound_grows_with_right_guesses_and_falls_with_delta() -> None:
-    bounds = [run_bound(200, 100, right, 1e-5, 0.95) for right in range(40, 101, 6)]
-    assert bounds == sorted(bounds)
-    assert bounds[0] == 0.0
-    assert run_bound(200, 100, 90, 1e-3, 0.95) < run_bound(200, 100, 90, 0.0, 0.95)
-    assert run_bound(50, 50, 50, 0.0, 0.99) == pytest.approx(
-        math.log(0.01 ** (1 / 50) / (1 - 0.01 ** (1 / 50))), rel=1e-6
-    )
-
-
 def test_the_release_bound_is_the_definition() -> None:
     hits, alarms, trials = np.array(9_000), np.array(1_000), 10_000
     lower, upper = (
@@ -133,8 +115,7 @@ def gaussian(shift: float, seed: int, dimensions: int = 3) -> Callable[[bool, in
     return release
 
 
-@pytest.mark.parametrize("atoms", [False, True])
-@pytest.mark.parametrize("shift", [0.0, 1.0])
+@pytest.mark.parametrize(("shift", "atoms"), [(0.0, True), (1.0, False)])
 def test_the_release_bound_holds_as_often_as_it_says(shift: float, atoms: bool) -> None:
     truth = gdp_epsilon(shift, 0.01) if shift else 0.0
 
@@ -145,7 +126,7 @@ def test_the_release_bound_holds_as_often_as_it_says(shift: float, atoms: bool) 
             release(there, count).round() if atoms else release(there, count)
         )
 
-    bounds = [attack_release(made(seed), 800, 0.01, 0.9)[0] for seed in range(50)]
+    bounds = [attack_release(made(seed), 400, 0.01, 0.9)[0] for seed in range(50)]
     assert np.mean([bound > truth for bound in bounds]) <= 0.1
 
 

@@ -11,8 +11,8 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import LAYERS, Case, loss
+from tests.gradients.test_harness import norm
 from tests.gradients.zoo import MODELS
-from zdp_bench.algorithms import Problem
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, fast, reference
@@ -27,9 +27,6 @@ from zdp_bench.gradients.clipping import (
 )
 from zdp_bench.gradients.layer_gradient import ParameterGradient, weigh
 from zdp_bench.gradients.rules import convolution, linear
-from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d
-from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.registry import lookup
 
 
 def exact(rows: Tensor) -> Tensor:
@@ -37,7 +34,7 @@ def exact(rows: Tensor) -> Tensor:
     return (wide.real.square() + wide.imag.square()).flatten(1).sum(dim=1)
 
 
-@pytest.mark.parametrize("length", [1, 7, 1023, 2**15 + 1, 3_000_001])
+@pytest.mark.parametrize("length", [1, 1023, 3_000_001])
 def test_long_rows_are_not_too_small(length: int) -> None:
     rows = torch.full((2, length), 0.1)
     expected = length * float(rows[0, 0].double()) ** 2
@@ -54,7 +51,7 @@ def test_nothing_overflows_or_is_lost(value: float) -> None:
     )
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.complex64, torch.complex128])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.complex128])
 @pytest.mark.parametrize(
     "rows",
     [
@@ -111,14 +108,10 @@ STYLES: list[dict[str, Any]] = [
 ]
 CASES = {
     name: case
-    for name in ("real_cnn", "complex_cnn", "resnet20")
+    for name in ("real_cnn", "complex_cnn")
     for case in MODELS
     if case.name == f"model {name}"
 }
-
-
-def norm(share: dict[str, Tensor]) -> float:
-    return math.sqrt(sum(float(part.abs().double().square().sum()) for part in share.values()))
 
 
 @pytest.mark.parametrize("style", STYLES, ids=str)
@@ -149,47 +142,13 @@ def test_no_example_adds_more_than_the_bound(name: str, engine: Any, style: dict
     assert norm(moved) <= BOUND * (1 + 1e-5)
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_automatic_clipping_is_its_formula(name: str) -> None:
-    model = CASES[name].module(torch.float64)
-    batch = CASES[name].batch(4, torch.float64)
-    each = reference.per_sample_gradients(model, loss, batch)
-    lengths = [norm({k: v[i] for k, v in each.items()}) for i in range(4)]
-    for engine in ("fast", "reference"):
-        found = clipped_sum(model, loss, batch, BOUND, gamma=0.3, engine=engine).sums  # type: ignore[arg-type]
-        for key, value in found.items():
-            expected = sum(g * BOUND / (n + 0.3) for g, n in zip(each[key], lengths, strict=True))
-            assert torch.allclose(value, expected, rtol=1e-4, atol=1e-9)
-
-
-@pytest.mark.parametrize("style", STYLES, ids=str)
-@pytest.mark.parametrize("name", ["dp_sgd", "zeta_dp_sgd"])
-def test_every_style_is_as_private_as_its_noise(name: str, style: dict[str, Any]) -> None:
-    """z = σ: the noise over the most that one example moves the sum."""
-    case = CASES["real_cnn" if name == "dp_sgd" else "complex_cnn"]
-    model = case.module(torch.float32)
-    problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
-    algorithm = lookup("algorithm", name)(
-        problem, noise_multiplier=1.3, max_grad_norm=BOUND, **style
-    )
-    assert algorithm.mechanism().z == pytest.approx(1.3)
-    batch = case.batch(3, torch.float32)
-    total: dict[str, Tensor] = {}
-    algorithm.accumulate(total, batch)
-    shares = algorithm.contributions(batch)
-    for i in range(3):
-        assert norm({key: value[i] for key, value in shares.items()}) <= BOUND
-    for key, value in shares.items():
-        assert torch.allclose(value.sum(dim=0), total[key], atol=1e-4)
-
-
-@pytest.mark.parametrize("gamma", ["0.0", "-0.1", "1e13"])
+@pytest.mark.parametrize("gamma", ["0.0", "1e13"])
 def test_other_gammas_are_refused(gamma: str) -> None:
     with pytest.raises(UserError, match=r"algorithm\.gamma=.*must lie in 1e-12 to 1e\+12"):
         configured(["recipe=quickstart", f"algorithm.gamma={gamma}"])
 
 
-@pytest.fixture(params=["as it comes", "formed", "ghost"])
+@pytest.fixture(params=["formed", "ghost"])
 def way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
     """How the fast engine takes norms: `ParameterGradient.measure`."""
     if request.param == "ghost":
@@ -245,9 +204,11 @@ def hostile_examples(case: Case, scale: float, outputs: int) -> list[tuple[Tenso
     return made
 
 
-every_layer = pytest.mark.parametrize(
-    "case", [case for case in LAYERS if case.kind != "index"], ids=lambda case: case.name
-)
+ARITHMETIC = [case for case in LAYERS if case.kind != "index"]
+
+
+def of_layers(cases: list[Case]) -> pytest.MarkDecorator:
+    return pytest.mark.parametrize("case", cases, ids=lambda case: case.name)
 
 
 def assert_bounded(case: Case, engine: Any) -> None:
@@ -263,42 +224,19 @@ def assert_bounded(case: Case, engine: Any) -> None:
             assert distance(example) <= BOUND * (1 + 1e-3)
 
 
-@every_layer
-def test_what_cancels_stays_within_the_bound(case: Case, way: str) -> None:
+@of_layers(ARITHMETIC)
+def test_what_cancels_stays_within_the_bound(case: Case) -> None:
     assert_bounded(case, fast)
 
 
-@every_layer
+@of_layers(ARITHMETIC[::3])
+def test_what_cancels_stays_within_the_bound_however_norms_are_taken(case: Case, way: str) -> None:
+    assert_bounded(case, fast)
+
+
+@of_layers(ARITHMETIC[::3])
 def test_what_cancels_stays_within_the_bound_of_the_reference(case: Case) -> None:
     assert_bounded(case, reference)
-
-
-CANCELLING = {
-    "Linear over 4 positions": (nn.Linear(1, 1, bias=False), (4, 1)),
-    "Conv1d of one tap": (nn.Conv1d(1, 1, 1, bias=False), (1, 4)),
-    "Conv2d": (nn.Conv2d(2, 3, 3, bias=False), (2, 12, 12)),
-    "complex Conv1d": (ComplexConv1d(1, 1, 1, bias=False), (1, 4)),
-    "complex Conv2d": (ComplexConv2d(16, 16, 3, bias=False), (16, 10, 10)),
-    "complex Linear": (nn.Linear(2, 2, bias=False, dtype=torch.complex64), (8, 2)),
-}
-
-
-@pytest.mark.parametrize("name", CANCELLING)
-def test_an_example_of_norm_zero_leaves_no_more_than_its_bound(name: str, way: str) -> None:
-    """Found by an attack: at 1e10 one example moved the sum by 200 bounds, at 1e20 by 2·10¹²."""
-    module, shape = CANCELLING[name]
-    torch.manual_seed(3)
-    dtype = torch.complex64 if next(module.parameters()).is_complex() else torch.float32
-    x = torch.randn(1, *shape, dtype=dtype)
-    outputs = module(x).numel()
-    others = torch.randn(8, *shape, dtype=dtype), torch.randn(8, outputs)
-    distance = distance_moved(fast, module, others)
-    flat = torch.ones_like(x) * torch.randn((), dtype=dtype)
-    weights = torch.randn(1) * signs(outputs, half=True).view(1, -1)
-    for scale in (1e3, 1e6, 1e10, 1e14, 1e20, 1e25, 1e30):
-        for in_input in (0.5, 1.0, 0.0):
-            hostile = flat * scale**in_input, weights * scale ** (1 - in_input)
-            assert distance(hostile) <= BOUND * (1 + 1e-3)
 
 
 def test_natural_examples_lose_next_to_nothing(way: str) -> None:

@@ -16,7 +16,6 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
 from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.memory_format import channels_last
 
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
@@ -74,18 +73,6 @@ class TimeFirst(nn.Module):
         return self.layer(x.transpose(0, 1)).transpose(0, 1)
 
 
-class MixesExamples(nn.Module):
-    """Subtracts the batch's mean between its layers."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        y = self.first(x)
-        return self.second(torch.tanh(y - y.mean(dim=0)))
-
-
 class OfTwo(nn.Module):
     """Its layer takes more than one tensor."""
 
@@ -124,14 +111,6 @@ def test_time_first_with_as_many_steps_as_examples_is_noticed() -> None:
     unchecked = fast.clipped_sum(model, loss, batch, 0.1)
     assert not torch.allclose(unchecked.norms, theirs.norms, rtol=0.05)  # the trap is real
     torch.testing.assert_close(clipped_sum(model, loss, batch, 0.1).norms, theirs.norms)
-
-
-def test_examples_that_are_mixed_between_layers_are_noticed() -> None:
-    torch.manual_seed(0)
-    model = MixesExamples()
-    ours = clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
-    alone = reference.clipped_sum(model, loss, (INPUTS, TARGETS), 0.1)
-    torch.testing.assert_close(ours.norms, alone.norms)
 
 
 def test_a_model_with_dropout_is_served_and_its_random_numbers_are_left_alone() -> None:
@@ -250,12 +229,6 @@ def test_a_layer_keeps_a_forward_function_of_its_own() -> None:
     assert "forward" not in vars(model[1])
 
 
-def test_ordinary_gradients_are_left_alone() -> None:
-    model = nn.Sequential(nn.Linear(3, 3))
-    fast.clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
-    assert all(parameter.grad is None for parameter in model.parameters())
-
-
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("per_layer", [False, True], ids=["flat", "per layer"])
 @pytest.mark.parametrize("broken", [False, True], ids=["finite", "one example is not"])
@@ -312,9 +285,7 @@ def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine
         assert not sums["idle.bias"].any()
 
 
-@pytest.mark.parametrize(
-    ("slope", "value"), [(1e20, 1.34e25), (1e19, 1.34e26), (1e15, 9e24), (1e3, 1e30)]
-)
+@pytest.mark.parametrize(("slope", "value"), [(1e20, 1.34e25), (1e3, 1e30)])
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 def test_an_example_stays_bounded_where_float32_cannot_hold_its_factor(
     engine: Engine, slope: float, value: float
@@ -328,18 +299,7 @@ def test_an_example_stays_bounded_where_float32_cannot_hold_its_factor(
     assert float(found.sums["0.weight"].double().norm()) <= 1.0
 
 
-def test_one_example_in_groups_of_one_pixel_channels_last() -> None:
-    """torch misreads a channels-last weight of one pixel there, without an error."""
-    torch.manual_seed(0)
-    layer, targets = ComplexConv2d(4, 4, 1, groups=2), torch.zeros(1)
-    batch = channels_last(torch.randn(1, 4, 8, 8, dtype=torch.complex64)), targets
-    ours, theirs = (
-        engine.clipped_sum(layer, loss, batch, 0.5).sums["weight"] for engine in (fast, reference)
-    )
-    torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-6)
-
-
-@pytest.mark.parametrize("bound", [1.0, 1e-1, 1e-2, 1e-3, 2.3e-4])
+@pytest.mark.parametrize("bound", [1.0, 1e-2, 2.3e-4])
 def test_an_example_at_the_edge_of_float32_keeps_its_bound(bound: float) -> None:
     """Its scaled gradient is denormal and could be rounded upwards, then multiplied by 10³⁸."""
     model = nn.Linear(1000, 1000)

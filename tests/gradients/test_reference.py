@@ -14,18 +14,6 @@ from zdp_bench.gradients import clipped_sum, reference
 WIDTH = 4
 
 
-class TwoNames(nn.Module):
-    """One layer under two names."""
-
-    def __init__(self, dtype: torch.dtype) -> None:
-        super().__init__()
-        self.first = nn.Linear(WIDTH, WIDTH, dtype=dtype)
-        self.again = self.first
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.again(torch.tanh(self.first(x)))
-
-
 class TwiceInAList(nn.Module):
     """One block, which holds a layer and a buffer, three times in a list."""
 
@@ -82,7 +70,7 @@ class _Scaled(nn.Module):
         return torch.tanh(x * self.scale + self.shift)
 
 
-SHARING: list[Callable[[torch.dtype], nn.Module]] = [TwoNames, TwiceInAList, TiedHead, OwnLayerTied]
+SHARING: list[Callable[[torch.dtype], nn.Module]] = [TwiceInAList, TiedHead, OwnLayerTied]
 every_model = pytest.mark.parametrize("build", SHARING, ids=lambda build: build.__name__)
 real_and_complex = pytest.mark.parametrize(
     "dtype", [torch.float64, torch.complex128], ids=["real", "complex"]

@@ -12,7 +12,6 @@ from tests.gradients.harness import CASES, LAYERS, Case, loss
 from tests.gradients.test_clipping import signs, way, weighted_outputs
 from tests.gradients.test_harness import TOLERANCE, assert_same, norm
 from tests.gradients.zoo import MODELS
-from zdp_bench import gradients
 from zdp_bench.gradients import ClippedSum, fast, reference
 from zdp_bench.gradients.clipping import SAFETY, groups, trainable
 
@@ -104,15 +103,6 @@ def test_chunks_and_parts_add_up(engine: Any, monkeypatch: pytest.MonkeyPatch) -
 
 
 @ENGINES
-def test_single_examples_are_what_they_are_without_shares(engine: Any) -> None:
-    for case in LAYERS[::5]:
-        module, batch = case.module(torch.float64), case.batch(4, torch.float64)
-        alone = engine.clipped_sum(module, loss, batch, 0.1)
-        ours = engine.clipped_sum(module, loss, batch, 0.1, shares=(1, 1, 1, 1))
-        assert_same(ours, alone, 1e-10)
-
-
-@ENGINES
 def test_a_share_with_a_broken_example_contributes_nothing(engine: Any) -> None:
     module, (inputs, targets) = LAYERS[0].module(torch.float64), LAYERS[0].batch(6, torch.float64)
     broken = inputs.clone()
@@ -158,11 +148,3 @@ def test_numbers_too_small_to_hold_stay_within_the_bound() -> None:
     x, w = torch.full((3, 4), 1e38), torch.full((3, 3), 1e-39)
     found = fast.clipped_sum(module, weighted_outputs, (x, w), 1.0, gamma=1e-4, shares=(3,))
     assert norm(found.sums) <= 1.0
-
-
-def test_the_public_function_takes_shares() -> None:
-    module, batch = LAYERS[0].module(torch.float64), LAYERS[0].batch(6, torch.float64)
-    right = reference.clipped_sum(module, loss, batch, 0.1, shares=SHARES)
-    for engine in ("auto", "fast", "reference"):
-        ours = gradients.clipped_sum(module, loss, batch, 0.1, engine=engine, shares=SHARES)
-        assert_same(ours, right, 1e-10)

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from tests.kernels.exact_convolution import close, convolve, needs_avx512, needs_kernels
 from zdp_bench.kernels import winograd
@@ -82,20 +82,7 @@ def test_any_layout_is_read_rightly(layout: str) -> None:
 
 
 @needs_avx512
-def test_maps_are_channels_last_and_gradients_contiguous() -> None:
-    """So that neither the next layer nor noise and optimizer need a copy."""
-    shape, x, w, bias, g = _problem(*PROBLEMS[0])
-    for found in (
-        winograd.convolve(shape, x, winograd.transform_weight(w), bias),
-        winograd.input_gradient(shape, g, winograd.transform_weight(w)),
-    ):
-        assert found.movedim(1, -1).is_contiguous()
-    assert winograd.weight_gradient(shape, x, g).is_contiguous()
-    assert winograd.per_sample_gradients(shape, x, g)[0].is_contiguous()
-
-
-@needs_avx512
-@pytest.mark.parametrize("numbers", [PROBLEMS[0], PROBLEMS[5], *PROBLEMS[-2:]], ids=str)
+@pytest.mark.parametrize("numbers", [PROBLEMS[0], PROBLEMS[5], PROBLEMS[-1]], ids=str)
 def test_any_number_of_threads_gives_the_same_bits(
     numbers, set_threads: Callable[[int], None]
 ) -> None:
@@ -116,8 +103,8 @@ def test_any_number_of_threads_gives_the_same_bits(
         assert all(torch.equal(a, b) for a, b in zip(found[0], other, strict=True))
 
 
-@pytest.mark.parametrize("tiles", [1, 6, 7, 100, 400, 1601, 25_600])
-@pytest.mark.parametrize("threads", [1, 2, 3, 16])
+@pytest.mark.parametrize("tiles", [1, 7, 400, 25_600])
+@pytest.mark.parametrize("threads", [1, 3, 16])
 @pytest.mark.parametrize(("outputs", "channels"), [(16, 16), (128, 64), (128, 128), (48, 1024)])
 def test_threads_get_equally_many_chunks_that_fit_their_memory(
     tiles: int, threads: int, outputs: int, channels: int
@@ -154,64 +141,16 @@ def test_no_example_sees_another() -> None:
 
 @needs_avx512
 @needs_kernels
-def test_errors_are_no_larger_than_those_of_the_real_convolution(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    torch.manual_seed(0)
-    layer, x = (
-        ComplexConv2d(64, 64, 3, padding=1),
-        torch.randn(2, 64, 24, 24, dtype=torch.complex64),
-    )
-    exact = ComplexConv2d(64, 64, 3, padding=1, dtype=torch.complex128)
-    exact.load_state_dict(layer.state_dict())
-
-    def answers(layer: nn.Module, x: Tensor) -> list[Tensor]:
-        x = x.clone().requires_grad_()
-        y = layer(x)
-        return [
-            y.detach(),
-            *torch.autograd.grad(y.real.square().sum() + y.imag.sum(), [x, layer.weight]),
-        ]
-
-    def errors() -> list[float]:
-        pairs = zip(answers(layer, x), answers(exact, x.to(torch.complex128)), strict=True)
-        return [float((found - true).norm() / true.norm()) for found, true in pairs]
-
-    ours = errors()
-    monkeypatch.setattr(winograd, "MIN_TILES", 10**9)
-    assert all(mine <= 1.2 * oneDNNs for mine, oneDNNs in zip(ours, errors(), strict=True))
-
-
-@needs_avx512
-@needs_kernels
-def test_a_layer_uses_them_forward_and_backward_and_keeps_its_transformed_weight(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    called: list[str] = []
-    for name in (
-        "convolve",
-        "weight_gradient",
-        "input_gradient",
-        "transform_weight",
-        "transform_weight_backward",
-    ):
+def test_a_layer_uses_them_forward_and_backward(monkeypatch: pytest.MonkeyPatch) -> None:
+    called: set[str] = set()
+    for name in ("convolve", "weight_gradient", "input_gradient"):
         its = getattr(winograd, name)
         monkeypatch.setattr(
-            winograd, name, lambda *given, name=name, its=its: called.append(name) or its(*given)
+            winograd, name, lambda *given, name=name, its=its: called.add(name) or its(*given)
         )
-    layer = ComplexConv2d(16, 16, 3)
-    x = torch.randn(2, 16, 9, 15, dtype=torch.complex64)
-    layer(x).abs().sum().backward()
-    # A network's first layer does not need its input's gradient.
-    assert called == ["transform_weight", "convolve", "weight_gradient"]
-    called.clear()
-    layer(x.requires_grad_()).abs().sum().backward()
-    backward = ["transform_weight_backward", "transform_weight", "convolve", "input_gradient"]
-    assert [name for name in called if name != "transform_weight_backward"][:2] == [
-        "transform_weight",
-        "convolve",
-    ]
-    assert set(backward) <= set(called)
+    x = torch.randn(2, 16, 9, 15, dtype=torch.complex64, requires_grad=True)
+    ComplexConv2d(16, 16, 3)(x).abs().sum().backward()
+    assert called == {"convolve", "weight_gradient", "input_gradient"}
 
 
 @pytest.mark.parametrize(
@@ -229,15 +168,3 @@ def test_a_layer_uses_them_forward_and_backward_and_keeps_its_transformed_weight
 )
 def test_other_convolutions_are_not_theirs(weight, numbers) -> None:
     assert winograd.shape_of(weight, *numbers) is None
-
-
-@needs_avx512
-@needs_kernels
-def test_small_maps_are_not_theirs() -> None:
-    shape, x, w, *_ = _problem(*PROBLEMS[0])
-    with torch.no_grad():
-        assert not shape.serves(x, w)  # 12 tiles of one example's outputs
-        x = channels_last(torch.cat([x, x], dim=2))
-        assert shape.serves(x, w)
-        assert shape.serves(x[:1], w)  # as one example of many
-        assert not winograd.Shape(16, 16, (0, 0)).serves(x[..., :2], w)  # nothing comes out

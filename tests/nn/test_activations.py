@@ -74,17 +74,6 @@ def test_the_formula(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", COMPLEX)
-def test_the_wirtinger_gradient_by_finite_differences(name: str) -> None:
-    """In both parts, away from the kinks: PyTorch's .grad is ∂L/∂x + i·∂L/∂y."""
-    layer = activation(name, 4).to(torch.float64)
-    generator = torch.Generator().manual_seed(0)
-    points = torch.randn(3, 4, 2, generator=generator, dtype=torch.float64)
-    points = torch.where(points.abs() < 0.15, 0.15 * points.sign(), points)
-    z = torch.view_as_complex(points).requires_grad_()
-    assert torch.autograd.gradcheck(layer, (z,), eps=1e-6, atol=1e-5)
-
-
-@pytest.mark.parametrize("name", COMPLEX)
 def test_nothing_is_nan_at_the_origin_on_the_axes_or_far_away(name: str) -> None:
     edges = [0.0, 1e-30, -1e-30, 1.0, -1.0, 1e3, -1e3, 1e15, -1e15]
     z = torch.tensor(
@@ -171,7 +160,7 @@ def test_the_gradient_at_the_origin(name: str, factor: float) -> None:
     assert z.grad.item() == pytest.approx(factor * (3 - 4j))
 
 
-@pytest.mark.parametrize("sigma", [0.4, 1.0, 3.0])
+@pytest.mark.parametrize("sigma", [0.4, 3.0])
 def test_the_inverted_gaussian_has_a_width(sigma: float) -> None:
     z = torch.tensor(POINTS, dtype=torch.complex128).view(1, -1)
     expected = [(1 - math.exp(-(abs(p) ** 2) / (2 * sigma**2))) * p / abs(p) for p in POINTS]

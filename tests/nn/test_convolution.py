@@ -14,7 +14,6 @@ from zdp_bench.nn.convolution import (
     ComplexConv3d,
     ComplexConvTranspose2d,
 )
-from zdp_bench.nn.memory_format import as_complex_channels, as_real_channels, channels_last
 
 PAIRS = {
     ComplexConv1d: (nn.Conv1d, (4, 9)),
@@ -82,17 +81,6 @@ def test_initialisation_is_torchs_own() -> None:
     torch.testing.assert_close(parts.std(), torch.tensor(bound / 3**0.5), rtol=0.02, atol=0)
 
 
-def test_interleaving_is_a_view_where_memory_is_channels_last() -> None:
-    x = channels_last(torch.randn(2, 3, 4, 5, dtype=torch.complex64))
-    real = as_real_channels(x)
-    assert real.shape == (2, 6, 4, 5)
-    assert real.data_ptr() == x.data_ptr()
-    assert real.is_contiguous(memory_format=torch.channels_last)
-    assert as_complex_channels(real).data_ptr() == x.data_ptr()
-    torch.testing.assert_close(as_complex_channels(real), x)
-    torch.testing.assert_close(real[:, 1::2], x.imag)
-
-
 def test_real_dtypes_and_uneven_groups_are_refused() -> None:
     with pytest.raises(ValueError, match="is complex"):
         ComplexConv2d(4, 4, 3, dtype=torch.float32)
@@ -120,12 +108,8 @@ def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
 )  # torch's compiler does so itself
 @pytest.mark.parametrize(
     "layer",
-    [
-        ComplexConv2d(3, 32, 3),
-        ComplexConv2d(16, 16, 3, padding=1),
-        ComplexConvTranspose2d(4, 4, 2, stride=2),
-    ],
-    ids=["loops of few channels", "loops of many", "transposed"],
+    [ComplexConv2d(16, 16, 3, padding=1), ComplexConvTranspose2d(4, 4, 2, stride=2)],
+    ids=["loops", "transposed"],
 )
 def test_torch_compiles_it_in_one_piece(layer) -> None:
     torch._dynamo.reset()

@@ -10,7 +10,6 @@ from torch import nn
 
 from tests.training.model_checks.models import IMAGES, check, convolutional, mlp
 from zdp_bench.config import configured
-from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.nn import surgery
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -42,9 +41,7 @@ def test_a_frozen_batchnorm_is_batchnorm_in_evaluation() -> None:
     torch.testing.assert_close(frozen(x), norm.eval()(x))
 
 
-@pytest.mark.parametrize(
-    ("channels", "groups"), [(1, 1), (3, 1), (8, 2), (12, 3), (64, 16), (256, 32), (514, 2)]
-)
+@pytest.mark.parametrize(("channels", "groups"), [(3, 1), (12, 3), (256, 32), (514, 2)])
 def test_a_group_keeps_four_channels_where_it_can(channels: int, groups: int) -> None:
     model = surgery.replace_batchnorm(nn.Sequential(nn.BatchNorm1d(channels)), "group")
     assert model[0].num_groups == groups
@@ -114,17 +111,10 @@ def test_what_it_does_not_go_with_is_one_sentence(more: list[str], sentence: str
         configured(["recipe=quickstart", "model.weight_standardisation=true", *more])
 
 
-def test_off_leaves_the_digest_as_it_was() -> None:
-    plain = configured(["recipe=quickstart"])
-    node = {k: v for k, v in plain.resolved["model"].items() if k != "weight_standardisation"}
-    before = type(plain)(**{**vars(plain), "resolved": plain.resolved | {"model": node}})
-    assert experiment_digest(before) == experiment_digest(plain)
-
-
 # An example's shape [1, 16, 16], and networks with real weights that take it.
 COMPLEX = ["recipe=quickstart", "algorithm=dp_sgd", "dataset=synthetic_images"]
 COMPLEX += ["dataset.complex_valued=true", "dataset.shape=[1,16,16]", "dataset.train=60"]
-REAL = ["real_mlp", "real_cnn", "real_conv_linear", "real_dfa_cnn", "lenet5"]
+REAL = ["real_mlp", "real_cnn", "lenet5"]
 
 
 @pytest.mark.parametrize("model", REAL)
@@ -151,14 +141,6 @@ def test_the_mapping_is_what_it_says() -> None:
         assert torch.equal(channels.flatten()[:4], z.real.flatten()[:4])
     with pytest.raises(TypeError, match="real already"):
         RealInput("magnitude")(torch.ones(1, 2))
-
-
-def test_the_key_is_part_of_a_run_only_where_it_is_set() -> None:
-    plain, null, mapped = (
-        experiment_digest(configured([*COMPLEX, "model=real_mlp", *words]))
-        for words in ([], ["model.complex_as=null"], ["model.complex_as=magnitude"])
-    )
-    assert plain == null != mapped
 
 
 def test_a_mapped_model_trains_and_is_exported(tmp_path: Path) -> None:

@@ -12,8 +12,8 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from scipy.stats import norm
 
-from tests.privacy import gaussian_formulas as formulas
 from zdp_bench import assets
 from zdp_bench.privacy import accounting as acc
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
@@ -24,13 +24,11 @@ from zdp_bench.privacy.accounting import (
     patient_interval,
     pld,
     pld_uniform,
-    pld_uniform_at_least,
     rdp,
     rdp_epsilon,
     tight_epsilon,
     tight_interval,
 )
-from zdp_bench.privacy.loss_distribution import one_example, poisson_laws, uniform_laws
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
 
@@ -43,7 +41,7 @@ def mechanism(z: float, q: float, scheme: Scheme = "poisson", records: int = 10_
     return Mechanism((Block("b", (2,), "float32", 1.0, z * sampling.shift, "real"),), sampling)
 
 
-random = settings(derandomize=True, deadline=None, max_examples=12)
+random = settings(derandomize=True, deadline=None, max_examples=8)
 zs = st.floats(0.4, 20.0)
 rates = st.floats(1e-4, 0.5)
 counts = st.integers(1, 3000)
@@ -82,34 +80,6 @@ def test_poisson_at_rate_one_is_the_gaussian_mechanism(z: float, steps: int, del
         )
 
 
-@random
-@given(zs, rates, st.integers(1, 1000), st.integers(1, 1000), schemes)
-def test_resumed_composition_equals_unbroken(
-    z: float, q: float, before: int, after: int, scheme: Scheme
-) -> None:
-    """Two stretches composed one onto the other by dp-accounting are worth what one stretch of both
-    is.
-    """
-    from dp_accounting.pld.common import self_convolve
-    from dp_accounting.pld.pld_pmf import DensePLDPmf
-
-    laws = (poisson_laws if scheme == "poisson" else uniform_laws)(
-        z, one_example(q), before + after, DELTA
-    )
-
-    def stretch(law: object, steps: int) -> DensePLDPmf:
-        offset, mass = self_convolve(law.mass, steps, 1e-15)  # type: ignore[attr-defined]
-        infinite = 1e-15 + steps * law.infinite  # type: ignore[attr-defined]
-        return DensePLDPmf(law.width, law.first * steps + offset, np.array(mass), infinite, True)  # type: ignore[attr-defined]
-
-    resumed = max(
-        stretch(law, before).compose(stretch(law, after)).get_epsilon_for_delta(DELTA)
-        for law in laws
-    )
-    unbroken = tight_epsilon(mechanism(z, q, scheme), before + after, DELTA)
-    assert unbroken == pytest.approx(resumed, rel=2e-3, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("z", "q", "steps", "finer"),  # measured on a grid of 8 times as many cells, good to 0.01 %
     [
@@ -136,19 +106,6 @@ def test_the_lower_bound_is_below_the_upper(z: float, q: float, steps: int, coun
     assert 0 <= low <= high
     assert high == patient_epsilon(mechanism(z, q, "uniform"), count, steps, DELTA)
     assert low > 0.4 * high or high < 1e-3
-
-
-@settings(random, max_examples=4)
-@given(zs, rates, counts, st.floats(1.1, 3.0))
-def test_the_lower_bound_grows_with_steps_and_rate_and_falls_with_noise(
-    z: float, q: float, steps: int, by: float
-) -> None:
-    here = pld_uniform_at_least(z, q, steps, DELTA)
-    slack = 0.998 * here  # its charge for rounding moves with the grid
-    assert pld_uniform_at_least(z, q, math.ceil(steps * by), DELTA) >= slack
-    assert pld_uniform_at_least(z, min(1.0, q * by), steps, DELTA) >= slack
-    assert pld_uniform_at_least(z / by, q, steps, DELTA) >= slack
-    assert pld_uniform_at_least(z, q, steps, DELTA / 10) >= slack
 
 
 @pytest.mark.parametrize("scheme", ["poisson", "full"])
@@ -239,7 +196,7 @@ def test_uniform_batches_use_their_own_law() -> None:
     """Not the Poisson law with a doubled shift, which is no bound."""
     release = mechanism(1.1, 0.01, "uniform")
     assert tight_epsilon(release, 1000, DELTA) == pld_uniform(release.z, 0.01, 1000, DELTA)
-    assert tight_epsilon(release, 1000, DELTA) > 1.15 * pld(release.z, 0.01, 1000, DELTA)
+    assert tight_epsilon(release, 1000, DELTA) > 1.2 * pld(release.z, 0.01, 1000, DELTA)
 
 
 def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> None:
@@ -270,12 +227,6 @@ def test_theorem_27_against_its_own_formula() -> None:
     assert (
         acc.rdp_wor(z, q, 10, DELTA) <= 10 * acc._wor_rdp(z, q, (3,))[0] + math.log(1 / DELTA) / 2
     )
-
-
-def test_the_clt_can_fall_below_the_truth() -> None:
-    """Why it is only ever shown as claimed."""
-    assert gdp_clt(0.7, 0.01, 100, DELTA) < 0.9 * pld(0.7, 0.01, 100, DELTA)
-    assert gdp_clt(0.7, 0.01, 100, DELTA, "poisson") < 0.9 * pld(0.7, 0.01, 100, DELTA)
 
 
 def test_dp_accountings_warnings_are_not_shown(caplog: pytest.LogCaptureFixture) -> None:
@@ -402,71 +353,28 @@ def test_the_central_limit_is_that_of_its_papers() -> None:
     assert claimed_epsilon("zeta_dp_2021", claim) == gdp_clt(1.1, 0.01, 1000, DELTA)
 
 
-def privacy_losses(covariance: np.ndarray, shift: np.ndarray, draws: int = 400_000) -> np.ndarray:
-    """log density ratio of neighbours at outputs of the first, for noise on (re, im) of one complex
-    number; from densities.
-    """
-    rng = np.random.default_rng(7)
-    noise = rng.standard_normal((draws, 2)) @ np.linalg.cholesky(covariance).T
-    inverse = np.linalg.inv(covariance)
-
-    def log_density(at: np.ndarray) -> np.ndarray:
-        return -0.5 * np.einsum("ni,ij,nj->n", at, inverse, at)
-
-    return log_density(noise) - log_density(noise + shift)
-
-
-@pytest.mark.parametrize(("sigma", "sensitivity"), [(1.0, 1.0), (2.0, 0.5), (0.8, 1.2)])
-def test_circular_loss_is_twice_what_the_2021_paper_says(sigma: float, sensitivity: float) -> None:
-    angle = 0.9
+def test_circular_loss_is_twice_what_the_2021_paper_says() -> None:
+    """The log density ratio of neighbours under N_C(0, σ²), σ²/2 on each part, from densities."""
+    sigma, sensitivity, angle, draws = 2.0, 0.5, 0.9, 400_000
+    std = sigma / math.sqrt(2)
+    noise = std * np.random.default_rng(7).standard_normal((draws, 2))
     shift = sensitivity * np.array([math.cos(angle), math.sin(angle)])
-    losses = privacy_losses(np.eye(2) * sigma**2 / 2, shift)  # N_C(0, σ²): σ²/2 on each part
+    losses = (np.square(noise + shift) - np.square(noise)).sum(axis=1) / (2 * std**2)
     published_mean = sensitivity**2 / (2 * sigma**2)  # eq. 7
     assert losses.mean() == pytest.approx(2 * published_mean, rel=0.02)
     assert losses.var() == pytest.approx(2 * (2 * published_mean), rel=0.02)
-    mu = formulas.circular_mu(sigma, sensitivity)
-    assert losses.mean() == pytest.approx(mu**2 / 2, rel=0.02)
-    assert losses.var() == pytest.approx(mu**2, rel=0.02)
+    circular = Block("b", (1,), "complex64", sensitivity, std, "circular")
+    z = Mechanism((circular,), Sampling("poisson", 1.0, 1.0, 1)).z
+    assert losses.mean() == pytest.approx(z**-2 / 2, rel=0.02)
 
 
-def test_circular_delta_and_rdp_are_measured() -> None:
-    sigma, epsilon, alpha = 1.5, 0.7, 3.0
-    losses = privacy_losses(np.eye(2) * sigma**2 / 2, np.array([0.6, 0.8]))
-    measured = np.mean(np.maximum(0.0, 1 - np.exp(epsilon - losses)))
-    assert formulas.gdp_delta(formulas.circular_mu(sigma), epsilon) == pytest.approx(
-        measured, rel=0.02
-    )
-    assert (
-        formulas.published_2021_delta(sigma, epsilon) < 0.6 * measured
-    )  # Theorem 1 promises too much
-    divergence = math.log(np.mean(np.exp((alpha - 1) * losses))) / (alpha - 1)
-    assert formulas.gdp_rdp(formulas.circular_mu(sigma), alpha) == pytest.approx(
-        divergence, rel=0.05
-    )
-    # Theorem 2 is half of it
-    assert formulas.published_2021_rdp(sigma, alpha) == pytest.approx(divergence / 2, rel=0.05)
+def gdp_delta(mu: float, epsilon: float) -> float:
+    """Return the exact δ(ε) of a μ-GDP mechanism, μ > 0.
 
-
-@pytest.mark.parametrize("rho", [0.0, 0.3, -0.6, 0.95])
-def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
-    sigma, sensitivity = 1.3, 0.8
-    covariance = sigma**2 * np.array([[1, rho], [rho, 1]])
-    inverse = np.linalg.inv(covariance)
-    angles = np.linspace(0, np.pi, 2001)
-    shifts = sensitivity * np.stack([np.cos(angles), np.sin(angles)], axis=1)
-    lengths = np.sqrt(np.einsum("ni,ij,nj->n", shifts, inverse, shifts))
-    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(lengths.max(), rel=1e-6)
-    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
-        sensitivity / (sigma * math.sqrt(1 - abs(rho)))
-    )
-    block = Block("b", (1,), "complex64", sensitivity, sigma, "correlated", rho=rho)
-    assert formulas.correlated_mu(sigma, rho, sensitivity) == pytest.approx(
-        sensitivity / block.weakest_std
-    )
-    worst = shifts[lengths.argmax()]
-    assert privacy_losses(covariance, worst).mean() == pytest.approx(
-        lengths.max() ** 2 / 2, rel=0.02
-    )
+    Dong, Roth & Su 2019, Corollary 2.13; Balle & Wang 2018, Theorem 8.
+    """
+    first = norm.cdf(-epsilon / mu + mu / 2)
+    return max(0.0, float(first - math.exp(epsilon + norm.logcdf(-epsilon / mu - mu / 2))))
 
 
 @pytest.mark.parametrize("mu", [1e-3, 0.1, 1.0, 15.0, 900.0])
@@ -474,9 +382,9 @@ def test_correlated_mu_is_attained_by_the_worst_shift(rho: float) -> None:
 def test_epsilon_inverts_delta(mu: float, delta: float) -> None:
     epsilon = gdp_epsilon(mu, delta)
     if epsilon == 0:
-        assert formulas.gdp_delta(mu, 0.0) <= delta
+        assert gdp_delta(mu, 0.0) <= delta
     elif epsilon < 600:  # beyond, e^ε is no double
-        assert formulas.gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
+        assert gdp_delta(mu, epsilon) == pytest.approx(delta, rel=1e-6)
 
 
 def test_epsilon_at_the_edges() -> None:

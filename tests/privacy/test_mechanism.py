@@ -219,17 +219,6 @@ def test_blocks_are_bounded_together_unless_it_is_said() -> None:
     assert Mechanism((REAL, CIRCULAR), POISSON) == Mechanism((REAL, CIRCULAR), POISSON, joint=True)
 
 
-def test_a_mechanism_is_plain_json_that_holds_every_number() -> None:
-    unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")
-    written = json.loads(
-        json.dumps(Mechanism((REAL, unbounded), UNIFORM, joint=False).as_dict(), allow_nan=False)
-    )
-    assert [block["bound"] for block in written["blocks"]] == [1.5, "inf"]
-    assert [block["std"] for block in written["blocks"]] == [0.7, 0.0]
-    assert written["sampling"]["sample_rate"] == 0.1
-    assert written["joint"] is False
-
-
 def test_a_mechanism_comes_back_from_its_description() -> None:
     whole = Block("whole", (2,), "float32", 1, 1, "real")  # 1 and 1.0 have other digests
     unbounded = Block("free", (2,), "float32", math.inf, 0.0, "none")

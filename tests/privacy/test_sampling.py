@@ -12,30 +12,6 @@ def rng(seed: int = 0) -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def test_poisson_draws_each_example_independently_at_the_rate() -> None:
-    rate, records, draws = 0.03, 400, 2000
-    taken = np.zeros((draws, records), dtype=bool)
-    generator = rng()
-    for draw in range(draws):
-        taken[draw, sampling.poisson(records, rate, generator)] = True
-    sigma = np.sqrt(rate * (1 - rate) / draws)
-    assert (np.abs(taken.mean(axis=0) - rate) < 5 * sigma).all()  # every example at the rate
-    sizes = taken.sum(axis=1)
-    assert abs(sizes.mean() - rate * records) < 5 * sigma * np.sqrt(records)
-    assert abs(sizes.var() / (records * rate * (1 - rate)) - 1) < 0.15  # binomial, not fixed
-    both = (taken[:, 0] & taken[:, 1]).mean()
-    assert abs(both - rate**2) < 5 * np.sqrt(rate**2 / draws)  # independent of one another
-
-
-def test_uniform_has_its_size_no_repeats_and_no_favourites() -> None:
-    generator, counts = rng(), np.zeros(50)
-    for _ in range(2000):
-        batch = sampling.uniform(50, 10, generator)
-        assert len(set(batch.tolist())) == 10
-        counts[batch] += 1
-    assert (np.abs(counts - 400) < 5 * np.sqrt(2000 * 0.2 * 0.8)).all()
-
-
 def test_a_shuffled_epoch_sees_every_example_once() -> None:
     batches = [sampling.shuffled(23, 5, position, rng(7)) for position in range(5)]
     assert sorted(np.concatenate(batches).tolist()) == list(range(23))

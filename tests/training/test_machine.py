@@ -8,16 +8,13 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from tests.training.test_run import carry_out, repeatable
-from zdp_bench.config import compose, parse
-from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
-from zdp_bench.training.batches import micro_batches, read_ahead
+from zdp_bench.training.batches import read_ahead
 from zdp_bench.training.machine import arithmetic, pick_device, reserve_gpu
 
 CPU = torch.device("cpu")
@@ -83,26 +80,25 @@ REAL = ["algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
 def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Every record summed by itself: what is added to the total is then one contribution."""
+    """What one of five records in turn adds to the total is one contribution."""
     from zdp_bench.algorithms.dp_sgd import DPSGD
 
     norms = []
 
     def accumulate(self: DPSGD, total: dict, batch: tuple) -> None:
-        for i in range(len(batch[0])):
-            own = {name: torch.zeros_like(value) for name, value in total.items()}
+        for i in range(0, len(batch[0]), 5):
+            own: dict[str, torch.Tensor] = {}
             plain(self, own, (batch[0][i : i + 1], batch[1][i : i + 1]))
             norms.append(
                 float(torch.cat([value.double().flatten() for value in own.values()]).norm())
             )
-            for name in total:
-                total[name] += own[name]
+        plain(self, total, batch)
 
     plain = DPSGD.accumulate
     monkeypatch.setattr(DPSGD, "accumulate", accumulate)
     sizes = [
         "dataset=phase_digits",
-        "trainer.sample_rate=0.01",
+        "trainer.sample_rate=0.1",
         "trainer.epochs=1",
         "algorithm.max_grad_norm=0.05",
     ]
@@ -110,7 +106,7 @@ def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
         carry_out(tmp_path / "complex", "precision=bf16")
     monkeypatch.setattr("zdp_bench.training.setup.build_model", lambda *_: _Magnitude())
     carry_out(tmp_path / "real", *REAL, *sizes, "precision=bf16")
-    assert len(norms) > 500
+    assert len(norms) > 200
     assert max(norms) <= 0.05
     assert max(norms) > 0.04999
 
@@ -153,12 +149,18 @@ def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
         next(values)
 
 
-def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.fixture
+def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This machine has two, as far as torch tells."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+
+
+@pytest.mark.usefixtures("two_gpus")
+def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     with (
         reserve_gpu("auto", tmp_path) as first,
         reserve_gpu("auto", tmp_path) as second,
@@ -189,12 +191,11 @@ def open_to_all(folder: Path) -> None:
     folder.chmod(0o777)
 
 
+@pytest.mark.usefixtures("two_gpus")
 @pytest.mark.parametrize("plant", [link, open_to_all, "another user's"])
 def test_a_folder_of_locks_that_somebody_planted_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any
 ) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     folder = tmp_path / "locks"
     if plant == "another user's":
         folder.mkdir(mode=0o700)
@@ -209,12 +210,8 @@ def test_a_folder_of_locks_that_somebody_planted_is_refused(
         pass
 
 
-def test_a_lock_neither_follows_a_link_nor_cuts_a_file_off(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
+@pytest.mark.usefixtures("two_gpus")
+def test_a_lock_neither_follows_a_link_nor_cuts_a_file_off(tmp_path: Path) -> None:
     victim = tmp_path / "victim"
     victim.write_text("kept")
     (tmp_path / "gpu-0.lock").symlink_to(victim)
@@ -227,10 +224,9 @@ def test_a_lock_neither_follows_a_link_nor_cuts_a_file_off(
     assert victim.read_text() == (tmp_path / "gpu-0.lock").read_text() == "kept"
 
 
+@pytest.mark.usefixtures("two_gpus")
 def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu") == CPU
-    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
-    monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda", 1)
     with reserve_gpu("auto") as name:
@@ -259,15 +255,3 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> Non
     ]
     for name in weights[0]:
         torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
-
-
-@pytest.mark.gpu
-def test_input_arrives_on_the_gpu_as_it_left() -> None:
-    if not torch.cuda.is_available():
-        pytest.skip("no CUDA device")
-    source = Examples(torch.arange(3.0).unsqueeze(1), torch.arange(3))
-    config = parse(compose(["recipe=quickstart"]))
-    ((inputs, targets),) = micro_batches(source, np.arange(3), config, torch.device("cuda"), "key")
-    assert inputs.device.type == targets.device.type == "cuda"
-    assert torch.equal(inputs.cpu(), source.inputs)
-    assert torch.equal(targets.cpu(), source.targets)

@@ -7,11 +7,11 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records import Record, read
 from zdp_bench.report import figures
 from zdp_bench.training.plan import Plan
@@ -88,39 +88,12 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
     )
 
 
-def test_a_slices_gradient_in_a_volume_is_the_mean_over_its_slices() -> None:
-    from zdp_bench.gradients import clipped_sum
-    from zdp_bench.models.unet import complex_unet
-    from zdp_bench.tasks.reconstruction import Reconstruction
-
-    torch.manual_seed(0)
-    model = complex_unet((3, 1, 9, 11), 1, width=2, depth=2, normalisation="instance")
-    inputs = torch.randn(2, 3, 1, 9, 11, dtype=torch.complex64)
-    targets = torch.rand(2, 3, 2, 9, 11)
-    loss = Reconstruction().loss
-    whole = clipped_sum(model, loss, (inputs, targets), 1e6).sums
-    slices = clipped_sum(model, loss, (inputs.flatten(0, 1), targets.flatten(0, 1)), 1e6).sums
-    for name, gradient in whole.items():
-        assert torch.allclose(3 * gradient, slices[name], atol=1e-4), name
-
-
 def test_poissons_rate_follows_the_expected_batch() -> None:
-    config = parse(
-        compose(
-            [
-                "recipe=quickstart",
-                "trainer.sample_rate=null",
-                "trainer.batch_size=4",
-                "trainer.epochs=2",
-            ]
-        )
-    )
+    words = ["trainer.sample_rate=null", "trainer.batch_size=4", "trainer.epochs=2"]
+    config = parse(compose(["recipe=quickstart", *words]))
     plan = Plan.of(config, 100)
-    assert (plan.sampling.sample_rate, plan.sampling.expected_batch_size, plan.steps) == (
-        0.04,
-        4.0,
-        50,
-    )
+    assert plan.sampling == Sampling("poisson", 0.04, 4.0, 100)
+    assert plan.steps == 50
     with pytest.raises(UserError, match=r"trainer\.batch_size=4: the training set has only 3"):
         Plan.of(config, 3)
     with pytest.raises(UserError, match="not both"):

@@ -3,6 +3,8 @@ there."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SecureNoise, SeededNoise
-from zdp_bench.training import step as engine
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
 from zdp_bench.training.batches import MicroBatches, Size
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.step import Total, Training, private_step
@@ -25,18 +26,34 @@ from zdp_bench.training.step import Total, Training, private_step
 CPU = torch.device("cpu")
 
 
-def problem() -> tuple[nn.Module, ZetaDPSGD]:
+def problem(kind: type[ZetaDPSGD] = ZetaDPSGD) -> tuple[nn.Module, ZetaDPSGD]:
     torch.manual_seed(0)
     model = nn.Sequential(
         nn.Linear(3, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
     )
     loss = lambda outputs, targets: outputs.abs().square().sum(dim=1)  # noqa: E731
-    algorithm = ZetaDPSGD(
-        Problem(model, loss, Sampling("poisson", 0.1, 2, 20)),
-        noise_multiplier=1.0,
-        max_grad_norm=1.0,
-    )
-    return model, algorithm
+    of = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
+    return model, kind(of, noise_multiplier=1.0, max_grad_norm=1.0)
+
+
+@contextmanager
+def training(
+    path: Path,
+    noise: NoiseSource | None = None,
+    ranks: Ranks = ALONE,
+    kind: type[ZetaDPSGD] = ZetaDPSGD,
+) -> Iterator[Training]:
+    """A new problem and what a step of it takes, with a ledger at `path`."""
+    noise = noise or SeededNoise("key")
+    model, algorithm = problem(kind)
+    ledger = Ledger(path, algorithm.mechanism(), noise.repeatable)
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    yield Training(algorithm, model, optimizer, noise, ledger, None, ranks)
+    ledger.close()
+
+
+def weights(of: Training) -> list[torch.Tensor]:
+    return [parameter.detach().clone() for parameter in of.model.parameters()]
 
 
 class _Ranks(Ranks):
@@ -51,48 +68,13 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
     batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
     moved = []
     for ranks in (ALONE, _Ranks(size=2)):
-        torch.manual_seed(0)
-        model, algorithm = problem()
-        ledger = Ledger(tmp_path / f"{len(moved)}.jsonl", algorithm.mechanism(), repeatable=True)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        training = Training(algorithm, model, optimizer, SeededNoise(0), ledger, None, ranks)
-        private_step(training, 0, iter([batch]), 7.0)
-        ledger.close()
-        moved.append([parameter.detach() for parameter in model.parameters()])
+        with training(tmp_path / f"{len(moved)}.jsonl", ranks=ranks) as of:
+            private_step(of, 0, iter([batch]), 7.0)
+            moved.append(weights(of))
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
 
 
-def test_what_other_ranks_bring_is_divided_as_well(tmp_path: Path) -> None:
-    inputs, targets = torch.randn(6, 3, dtype=torch.complex64), torch.zeros(6)
-    moved = []
-    for here in (6, 2):  # all examples on one rank, or some of them on another
-        torch.manual_seed(0)
-        model, algorithm = problem()
-        mechanism = algorithm.mechanism()
-        brought = engine.sum_contributions(
-            algorithm, mechanism, [(inputs[here:], targets[here:])], CPU
-        )
-
-        class WithAnother(Ranks):
-            def all_reduce(
-                self, total: dict[str, torch.Tensor], brought: Any = brought
-            ) -> dict[str, torch.Tensor]:
-                return {name: value + brought[name] for name, value in total.items()}
-
-        ledger = Ledger(tmp_path / f"{here}.jsonl", mechanism, repeatable=True)
-        ranks = ALONE if here == 6 else WithAnother(size=2)
-        optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
-        training = Training(algorithm, model, optimizer, SeededNoise(0), ledger, None, ranks)
-        private_step(training, 0, iter([(inputs[:here], targets[:here])]), 7.0)
-        ledger.close()
-        moved.append([parameter.detach() for parameter in model.parameters()])
-    for one, other in zip(*moved, strict=True):
-        torch.testing.assert_close(one, other)
-
-
 def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_path: Path) -> None:
-    model, _ = problem()
-
     class Negated(ZetaDPSGD):
         def postprocess(
             self, noisy: dict[str, torch.Tensor], expected_batch_size: float
@@ -101,36 +83,22 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
 
     moved = []
     for kind in (ZetaDPSGD, Negated):
-        torch.manual_seed(0)
-        model, _ = problem()
-        before = [parameter.detach().clone() for parameter in model.parameters()]
-        algorithm = kind(
-            Problem(model, lambda o, t: o.abs().sum(dim=1), Sampling("poisson", 0.1, 2, 20)),
-            noise_multiplier=1.0,
-            max_grad_norm=1.0,
-        )
-        ledger = Ledger(tmp_path / f"{kind.__name__}.jsonl", algorithm.mechanism(), repeatable=True)
-        training = Training(
-            algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger
-        )
-        private_step(training, 0, iter([]), 7.0)
-        ledger.close()
-        moved.append([p.detach() - old for p, old in zip(model.parameters(), before, strict=True)])
+        with training(tmp_path / f"{kind.__name__}.jsonl", kind=kind) as of:
+            before = weights(of)
+            private_step(of, 0, iter([]), 7.0)
+            moved.append([now - old for now, old in zip(weights(of), before, strict=True)])
     for one, other in zip(*moved, strict=True):
         torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
 def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
     """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
-    model, algorithm = problem()
-    for parameter in model.parameters():
-        parameter.detach().zero_()
-    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=False)
-    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
     batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)
-    private_step(Training(algorithm, model, optimizer, SecureNoise(), ledger), 0, [batch], 8.0)
-    ledger.close()
-    moved = torch.cat([torch.view_as_real(p.detach()).flatten() for p in model.parameters()])
+    with training(tmp_path / "ledger.jsonl", SecureNoise()) as of:
+        for parameter in of.model.parameters():
+            parameter.detach().zero_()
+        private_step(of, 0, [batch], 8.0)
+        moved = torch.cat([torch.view_as_real(value).flatten() for value in weights(of)])
     assert moved.abs().min() > 0
     sums = moved.double() * 8 * 2.0**16  # in units of the grid of std 1; both are powers of two
     assert torch.equal(sums, sums.round())
@@ -138,19 +106,15 @@ def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
 
 
 def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: Path) -> None:
-    model, algorithm = problem()
-    ledger = Ledger(tmp_path / "ledger.jsonl", algorithm.mechanism(), repeatable=True)
-    training = Training(
-        algorithm, model, torch.optim.SGD(model.parameters(), lr=1.0), SeededNoise(0), ledger
-    )
-    for trains in (True, False, True):
-        model[0].weight.requires_grad_(trains)
-        assert training.mechanism() == algorithm.mechanism()
-        assert ("0.weight" in [block.name for block in training.mechanism().blocks]) == trains
-        before = model[0].weight.detach().clone()
-        private_step(training, 0, iter([]), 2.0)
-        assert torch.equal(model[0].weight, before) != trains
-    ledger.close()
+    with training(tmp_path / "ledger.jsonl") as of:
+        weight = of.model[0].weight  # type: ignore[index]
+        for trains in (True, False, True):
+            weight.requires_grad_(trains)
+            assert of.mechanism() == of.algorithm.mechanism()
+            assert ("0.weight" in [block.name for block in of.mechanism().blocks]) == trains
+            before = weight.detach().clone()
+            private_step(of, 0, iter([]), 2.0)
+            assert torch.equal(weight, before) != trains
 
 
 def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:
@@ -188,37 +152,21 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     would be no noise at all."""
     path = tmp_path / "ledger.jsonl"
     inputs = torch.randn(8, 3, dtype=torch.complex64)
-    whole = lambda cut: (inputs[cut], torch.zeros(len(inputs[cut])))  # noqa: E731
-    for process in range(2):
-        model, algorithm = problem()
-        ledger = Ledger(path, algorithm.mechanism(), repeatable=True)
-        ledger.begin("code", 0, "new")
-        assert ledger.counted_again == 0
-        training = Training(
-            algorithm,
-            model,
-            torch.optim.SGD(model.parameters(), lr=1.0),
-            SeededNoise("key"),
-            ledger,
-        )
-        if process:
-            monkeypatch.setattr(algorithm, "accumulate", once_out_of_memory(algorithm.accumulate))
-            before = [parameter.detach().clone() for parameter in model.parameters()]
-            with pytest.raises(
-                UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"
-            ):
-                private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
-            assert all(
-                torch.equal(one, other)
-                for one, other in zip(before, model.parameters(), strict=True)
-            )
-        else:
-            private_step(training, 0, MicroBatches(8, whole, Size(8)), 7.0)
-        ledger.close()
-    again = Ledger(path, algorithm.mechanism(), repeatable=True)
-    again.begin("code", 0, "new")
-    assert again.counted_again == 1
-    again.close()
+    whole = MicroBatches(8, lambda cut: (inputs[cut], torch.zeros(len(inputs[cut]))), Size(8))
+    with training(path) as of:
+        of.ledger.begin("code", 0, "new")
+        private_step(of, 0, whole, 7.0)
+    with training(path) as of:
+        of.ledger.begin("code", 0, "new")
+        assert of.ledger.counted_again == 0
+        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory(of.algorithm.accumulate))
+        before = weights(of)
+        with pytest.raises(UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"):
+            private_step(of, 0, whole, 7.0)
+        assert all(torch.equal(a, b) for a, b in zip(before, weights(of), strict=True))
+    with training(path) as of:
+        of.ledger.begin("code", 0, "new")
+        assert of.ledger.counted_again == 1
 
 
 def once_out_of_memory(accumulate: Any) -> Any:

@@ -232,22 +232,6 @@ def test_a_slow_model_is_compared_in_three_samples_alone(
     assert f"in batches of {SAMPLES}, not of 40" in caplog.text
 
 
-@pytest.mark.parametrize(
-    ("took", "sizes"),
-    [
-        (0.1, [(3, 12), (12, 40), (40, None)]),
-        (0.8, [(3, 7), (7, 17)]),
-        (1.1, [(3, None), (30, 40)]),
-        (9.0, [(3, None)]),
-    ],
-)
-def test_batches_grow_as_far_as_two_seconds_go(
-    took: float, sizes: list[Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(mixing, "SECONDS", 2.0)
-    assert [(size, mixing.next_size(size, took, 40)) for size, _ in sizes] == sizes
-
-
 def test_no_more_are_compared_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("zdp_bench.training.batches.available_memory", lambda: 2**13)
     assert 3 < max(compared(monkeypatch, 2048)) < 200

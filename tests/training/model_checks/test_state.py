@@ -69,6 +69,23 @@ def test_an_embedding_that_shortens_its_rows_is_refused_and_left_as_it_was() -> 
 # ------------------------------------------------------------------------- what is found at once
 
 
+class Average(nn.Module):
+    """Of all that it has seen: in a buffer, or in a plain tensor."""
+
+    average: Tensor
+
+    def __init__(self, plain: bool) -> None:
+        super().__init__()
+        if plain:
+            self.average = torch.zeros(8)
+        else:
+            self.register_buffer("average", torch.zeros(8))
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.average = 0.9 * self.average + 0.1 * x.detach().mean(dim=0)
+        return x
+
+
 class Size(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         self.examples = len(x)
@@ -98,6 +115,8 @@ def hooked(kind: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("make_model", "sentence"),
     [
+        (lambda: mlp(Average(plain=True)), r"layer '1' \(Average\) keeps.*'average'"),
+        (lambda: mlp(Average(plain=False)), r"layer '1' \(Average\) keeps.*'average'"),
         (lambda: mlp(Size()), r"layer '1' \(Size\) keeps.*'examples'"),
         (lambda: mlp(Cache()), r"layer '1' \(Cache\) keeps.*'seen\['last'\]\[0\]'"),
         (lambda: hooked("forward"), r"layer '1' \(ReLU\) keeps.*'_forward_hooks.*kept"),
@@ -107,8 +126,10 @@ def hooked(kind: str) -> nn.Module:
 def test_what_keeps_examples_is_found_wherever_it_keeps_them(
     make_model: Callable[[], nn.Module], sentence: str
 ) -> None:
+    model = make_model()
     with pytest.raises(UserError, match=sentence):
-        check(make_model())
+        check(model)
+    assert not torch.as_tensor(getattr(model[1], "average", 0)).any()  # and put back
 
 
 # ---------------------------------------------------------------------------- what changes later
