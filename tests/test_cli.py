@@ -25,6 +25,7 @@ from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import SCRIPTS, build_parser, complete
+from zdp_bench.config import configured
 from zdp_bench.config.plugins import every_key
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
@@ -63,13 +64,15 @@ def command(*words):
 command("--help")
 assert not {"torch", "hydra", "pandas", "rich", "numpy", "yaml"} & set(sys.modules)
 command("epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3")
-command("table", "zeta_dp_2021/1", "--format", "csv", "--results", "none")
+command("table", "zeta_dp_2021/1", "--format", "csv")
 assert not {"torch", "sklearn"} & set(sys.modules)
 """
 
 
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all else of a command."""
+    moved = configured(["recipe=mnist", "dataset=fashion_mnist"]).resolved["dataset"]
+    save(tmp_path / "results", record("mnist", 1, config={"dataset": moved}))
     done = subprocess.run(
         [sys.executable, "-c", LIGHT],
         cwd=tmp_path,
@@ -131,6 +134,15 @@ MISTAKES = [
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data check mnsit", "Did you mean 'mnist'?"),
+    ("data fetch", "needs a data set"),
+    ("data fetch mnist --mirror https://[::1", "mirror 'https://[::1' is no address."),
+    ("budget mnits", "data set with runs 'mnits' is not known."),
+    ("list recipes chset", "word of recipes 'chset' is not known."),
+    ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
+    ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
+    ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
+    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
+    ("run recipe=quickstart claims.row=foo", "claims.row=foo: of no table; add claims.table="),
     ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system", "names a program to"),
     ("run recipe=quickstart -m seed=range(0,1000000000)", "this sweep has 1,000,000,000 jobs"),
     ("run recipe=quickstart paths.results=", "paths.results=: must name a folder."),
@@ -179,6 +191,7 @@ EMPTY = [
     ("results", "/results: holds no run. `zdp-bench run recipe=quickstart` makes one here"),
     ("results recipe=quickstart metric=accuracy --by seed --sort seed", "holds no run"),
     ("budget", "holds no run"),
+    ("budget --results nowhere", "nowhere: there is no such folder"),
     ("report", "holds no run"),
     ("figure --runs --x seed --y accuracy", "holds no run"),
     ("figure cost", "Make it with `zdp-bench table cost"),
@@ -277,6 +290,34 @@ def test_every_table_has_every_form(
         assert out.startswith({"md": ("|", "#"), "html": "<!doctype"}[form])
 
 
+def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "list")
+    assert code == 0
+    for name in (
+        "zeta_dp_sgd",
+        "complex_mlp",
+        "phasemnist",
+        "classification",
+        "nadam",
+        "gdp_clt",
+        "quickstart",
+        "zeta_dp_2021/1",
+    ):
+        assert name in out
+
+
+def test_the_data_root_is_shown_and_damaged_files_are_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write_mini_mnist(tmp_path)
+    code, out, _ = run(capsys, "data", "--root", str(tmp_path))
+    assert (code, "missing" in out, "bundled" in out) == (0, True, True)
+    code, _, err = run(capsys, "data", "check", "mnist", "--root", str(tmp_path))
+    assert (code, err.count("were expected")) == (2, 4)
+    code, out, _ = run(capsys, "data", "fetch", "mnist", "--root", str(tmp_path))
+    assert (code, "nothing is missing" in out) == (0, True)
+
+
 @pytest.mark.real_data
 def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "data", "check", "phasemnist", "--root", str(data_root))
@@ -326,6 +367,15 @@ def test_a_missing_file_without_a_network_is_one_sentence(
     assert code == 2
     assert "lacks t10k-labels-idx1-ubyte.gz" in err
     assert "zdp-bench data fetch mnist" in err
+
+
+def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def broken(_: object) -> int:
+        raise RuntimeError("a bug")
+
+    monkeypatch.setattr(cli.COMMANDS["list"], "run", broken)
+    with pytest.raises(RuntimeError, match="a bug"):
+        cli.main(["list"])
 
 
 RUN = ["run", "recipe=quickstart"]

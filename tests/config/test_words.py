@@ -132,6 +132,7 @@ def test_what_is_quoted_stays_on_one_line_and_is_cut(
     assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is no override")
     said = sentence_of("trainer.epochs=" + "9" * 400)
     assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
+    assert "nested too deep" in sentence_of("seed=" + "sort(" * 3000 + "1" + ")" * 3000)
     monkeypatch.chdir(tmp_path)
     (tmp_path / "my_films.yaml").write_text("seed: 1\n")
     assert sentence_of("recipe=my_films").endswith("is here: write recipe=./my_films.yaml.")

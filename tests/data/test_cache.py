@@ -12,6 +12,7 @@ import pytest
 
 from zdp_bench.data import cache
 from zdp_bench.data.cache import A_DAY, load_or_make
+from zdp_bench.errors import UserError
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
 
@@ -31,6 +32,10 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
     found = load_or_make("rows", "d" * 64, (10, 4), np.float32, iter([]))
     np.testing.assert_array_equal(found, ROWS)
     assert {path.name for path in folder.iterdir()} == {young.name, f"{'d' * 32}.npy"}
+    (folder / f"{'d' * 32}.npy").unlink()
+    (folder / f"{'d' * 32}.npy").mkdir()
+    with pytest.raises(UserError, match="is a folder in the place"):
+        make()
 
 
 def test_without_fallocate_every_byte_is_written(

@@ -220,7 +220,8 @@ def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
             differ += found != whole
             if found and found[0] == whole[0] and found[1] != whole[1]:
                 pairs = enumerate(zip(raw, changed, strict=False))
-                start = next(place for place, (old, new) in pairs if old != new)
+                differing = (place for place, (old, new) in pairs if old != new)
+                start = next(differing, min(len(raw), len(changed)))
                 wrong.append(f"{path.relative_to(root)}, from byte {start} on")
         path.write_bytes(raw)
     assert not wrong, "\n".join(wrong)

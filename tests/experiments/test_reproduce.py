@@ -9,6 +9,7 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from tests.test_cli import run
+from tests.test_records import record, save
 from zdp_bench import assets
 from zdp_bench.config import configured
 from zdp_bench.data import files
@@ -83,6 +84,7 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
     assert plan.merged == 1
+    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest))
     (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]

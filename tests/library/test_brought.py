@@ -363,6 +363,7 @@ def linear() -> nn.Module:
     [
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 record"),
+        ({"loss": "cross_entropy"}, "give a function of"),
         (
             {"model": lambda: Checkpointed(network())},
             r"Checkpointed\): torch\.utils\.checkpoint is called",

@@ -264,6 +264,8 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
     [
         (None, "must be map-style"),
         ([], "must be map-style and hold examples"),
+        ([torch.ones(9, 9)] * 3, "must be pairs"),
+        ([("cat", 1)], "inputs must be"),
         (pairs(torch.ones(9, 9), torch.ones(9, 8)), "of one shape"),
         (pairs(torch.ones(9, 9), *[torch.ones(9, 9)] * 199, torch.ones(9, 8)), "of one shape"),
         (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "make them float32"),

@@ -187,6 +187,8 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
     [
         ("scattering", (4, 28), {}, "representation.J=2: 2.J must be below the 4 samples"),
         ("scattering", (100,), {}, "takes examples of 2 dimensions"),
+        ("network", (100,), {}, "takes pictures"),
+        ("network", (3, 8, 8), {"network": "efficientlite"}, "timm has no network"),
         ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
         ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
         ("network", (3, 8, 8), VIT, "Set representation.resize=224"),
