@@ -91,8 +91,11 @@ def test_a_clients_word_raises_the_count_and_takes_nothing_back(
         return answer
 
     lying(monkeypatch, once)
-    nodes = carried_out(configured("federated.nodes=3"))["privacy"]["nodes"]
+    privacy = carried_out(configured("federated.nodes=3"))["privacy"]
+    nodes = privacy["nodes"]
     assert [node["steps"] for node in nodes] == [8, 8 + 10, 8]
+    assert privacy["steps"] == 18
+    assert privacy["epsilon_tight"] == nodes[1]["epsilon_tight"] > nodes[0]["epsilon_tight"]
 
 
 def test_a_budget_is_the_servers_count_too(

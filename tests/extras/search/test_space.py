@@ -57,6 +57,8 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("optimizer.lr=interval(1,1)", "goes from a number to a larger one"),
         ("optimizer.lr=tag(log,interval(0,1))", "needs numbers above 0"),
         ("optimizer.lr=tag(cubic,interval(0,1))", "the tag 'cubic' means nothing here"),
+        ("optimizer.lr=tag(log,choice(1,2))", "is of intervals"),
+        ("optimizer.lr=range(2,2)", "is an empty range"),
         ("optimizer.lr=glob(a*)", "list the values"),
         ("optimizer.lr=1", "no key has several values"),
         ("optimizer.lr=choice(1", "its value cannot be read"),
