@@ -25,9 +25,11 @@ from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import SCRIPTS, build_parser, complete
+from zdp_bench.config import configured
 from zdp_bench.config.plugins import every_key
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
+TINY += ["accountant=gdp_clt"]  # the quickest
 
 
 def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -49,13 +51,37 @@ def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
-def test_help_imports_nothing_heavy(tmp_path: Path) -> None:
-    code = "import sys, zdp_bench.cli as c\ntry: c.main(['--help'])\nexcept SystemExit: pass\n"
-    code += "print({'torch', 'hydra', 'pandas', 'rich', 'numpy', 'yaml'} & set(sys.modules))"
+LIGHT = """
+import sys
+import zdp_bench, zdp_bench.cli
+
+def command(*words):
+    try:
+        zdp_bench.cli.main(list(words))
+    except SystemExit as left:
+        assert not left.code
+
+command("--help")
+assert not {"torch", "hydra", "pandas", "rich", "numpy", "yaml"} & set(sys.modules)
+command("epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3")
+command("table", "zeta_dp_2021/1", "--format", "csv")
+assert not {"torch", "sklearn"} & set(sys.modules)
+"""
+
+
+def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
+    """Importing torch takes longer than all else of a command."""
+    moved = configured(["recipe=mnist", "dataset=fashion_mnist"]).resolved["dataset"]
+    save(tmp_path / "results", record("mnist", 1, config={"dataset": moved}))
     done = subprocess.run(
-        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True, check=True
+        [sys.executable, "-c", LIGHT],
+        cwd=tmp_path,
+        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert done.stdout.splitlines()[-1] == "set()"
+    assert done.returncode == 0, done.stderr
     assert "reproduce" in done.stdout
 
 
@@ -76,85 +102,51 @@ def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
 # (command line, part of the sentence)
 MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
-    ("list algoritms", "Did you mean 'algorithms'?"),
-    ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
     ("", "arguments are required: VERB; see `zdp-bench --help`."),
     ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
-    (
-        "federate server recipe=quickstart",
-        "federated.nodes is not set: say how many nodes the federation has, such as",
-    ),
-    (
-        "results --format xml",
-        "--format 'xml' is not known. Did you mean 'html'? Allowed: csv, html, json, md, rich.",
-    ),
-    (
-        "results --colums seed",
-        "`zdp-bench results`: option '--colums' is not known. Did you mean '--columns'?",
-    ),
-    ("results --sort", "--sort: expected one argument; see `zdp-bench results --help`."),
+    ("federate server recipe=quickstart", "federated.nodes is not set: say how many nodes the"),
+    ("results --format xml", "--format 'xml' is not known. Did you mean 'html'? Allowed: csv"),
+    ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
     ("run", "You must specify 'recipe'"),
-    (
-        "validate recipe=quickstart paths.results=pyproject.toml/x",
-        "pyproject.toml/x: Not a directory, so nothing can",
-    ),
+    ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
-    ("run recipe=phasemnits", "Did you mean 'phasemnist'?"),
-    (
-        "validate recipe=quickstart launcher=joblib",
-        "launcher=joblib: only a sweep reads it; say `zdp-bench run -m`",
-    ),
-    ("run recipe=quickstart algorithm.nois=circular", "Did you mean 'algorithm.noise'?"),
-    (
-        "reproduce zeta_dp_2021/1 trainer.epochs=1",
-        "trainer.epochs: `zdp-bench reproduce` runs recipes as they stand",
-    ),
-    (
-        "reproduce zeta_dp_2021/1 recipe=quickstart",
-        "recipe: not in `zdp-bench reproduce`; a table has its own recipes",
-    ),
+    ("validate recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; say"),
+    ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
+    ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
     ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
     ("reproduce --results A paths.results=B", "the results folder is given twice"),
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
-    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
     ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
     ("run recipe=quickstart.yaml", "there is no such file; the recipe that ships is recipe=quick"),
     ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "`zdp-bench search` chooses them"),
-    ("table zeta_dp_2024", "Did you mean 'zeta_dp_2024/1'? Allowed: zeta_dp_2024/1."),
-    ("list recipes chset", "word of recipes 'chset' is not known."),
-    ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
     ("new dataset mine --from mri_recon", "copies a recipe"),
-    (
-        "validate recipe=quickstart claims.table=zeta_dp_2021/99",
-        "claims.table 'zeta_dp_2021/99' is not known.",
-    ),
-    (
-        "validate recipe=phasemnist claims.row=phasemnst_private",
-        "Did you mean 'phasemnist_private'?",
-    ),
+    ("validate recipe=quickstart claims.table=zeta_dp_2021/99", "claims.table 'zeta_dp_2021/99'"),
     (
         "validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3",
         "A run of your own fills no row: claims.table=null.",
     ),
-    ("run recipe=quickstart claims.table=foo", "claims.table 'foo' is not known."),
-    (
-        "run recipe=quickstart claims.row=foo",
-        "claims.row=foo: of no table; add claims.table=PAPER/N",
-    ),
     ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
-    ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
-    ("run recipe=quickstart --show-config sed=1", "Did you mean 'seed'?"),
     ("compare nothing nothing", "nothing: names no run here."),
-    ("budget mnits", "data set with runs 'mnits' is not known."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
-    ("data fetch", "needs a data set"),
     ("data check mnsit", "Did you mean 'mnist'?"),
-    ("results recip=a", "Did you mean 'recipe'?"),
+    ("data fetch", "needs a data set"),
+    ("data fetch mnist --mirror https://[::1", "mirror 'https://[::1' is no address."),
+    ("budget mnits", "data set with runs 'mnits' is not known."),
+    ("list recipes chset", "word of recipes 'chset' is not known."),
+    ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
+    ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
+    ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
+    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
+    ("run recipe=quickstart claims.row=foo", "claims.row=foo: of no table; add claims.table="),
+    ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system", "names a program to"),
+    ("run recipe=quickstart -m seed=range(0,1000000000)", "this sweep has 1,000,000,000 jobs"),
+    ("run recipe=quickstart paths.results=", "paths.results=: must name a folder."),
+    ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none reads no key"),
 ]
 
 
@@ -198,21 +190,15 @@ def test_a_missing_argument_is_one_sentence(
 EMPTY = [
     ("results", "/results: holds no run. `zdp-bench run recipe=quickstart` makes one here"),
     ("results recipe=quickstart metric=accuracy --by seed --sort seed", "holds no run"),
-    ("results paths.results=nowhere", "nowhere: there is no such folder"),
     ("budget", "holds no run"),
-    ("budget mnist --results nowhere", "nowhere: there is no such folder"),
-    ("compare quickstart mnist", "holds no run"),
+    ("budget --results nowhere", "nowhere: there is no such folder"),
     ("report", "holds no run"),
-    ("report paths.results=nowhere", "nowhere: there is no such folder"),
     ("figure --runs --x seed --y accuracy", "holds no run"),
     ("figure cost", "Make it with `zdp-bench table cost"),
-    ("figure gredp_2024/fig3", "Make it with `zdp-bench table gredp_2024/fig3"),
     ("table faceoff", "`zdp-bench reproduce faceoff` makes them"),
     ("coverage", "holds none of the papers' tables"),
     ("export quickstart --to out", "no finished run with its weights"),
     ("predict out in.npy --out o.npy", "out"),
-    ("verify out", "out"),
-    ("search recipe=quickstart", "no key has several values"),
 ]
 
 
@@ -227,19 +213,6 @@ def test_nothing_to_show_is_no_success(
     monkeypatch.chdir(tmp_path)
     assert message in leave(line.split(), capsys)
     assert not list(tmp_path.rglob("*"))
-
-
-def test_of_two_filters_the_one_that_nothing_passes_is_named(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    save(tmp_path, record("a", 1), record("a", 2))
-    words = ["results", f"paths.results={tmp_path}", "seed=7", "metric=x"]
-    assert "seed=7: none of 2 records has it. There is " in leave(words, capsys)
-
-
-def test_a_list_is_searched_by_word(capsys: pytest.CaptureFixture[str]) -> None:
-    _, out, _ = run(capsys, "list", "recipes", "chest", "--format", "csv")
-    assert all("chest" in line.lower() for line in out.splitlines()[1:])
 
 
 @pytest.mark.parametrize("place", ["--results={}", "paths.results={}"])
@@ -333,23 +306,16 @@ def test_every_kind_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
         assert name in out
 
 
-def test_the_data_root_is_shown_checked_and_fetched(
+def test_the_data_root_is_shown_and_damaged_files_are_told(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, out, _ = run(capsys, "data", "--root", str(tmp_path))
-    assert code == 0
-    assert "missing" in out
-    assert "bundled" in out
-    code, _, err = run(capsys, "data", "check", "phasemnist", "--root", str(tmp_path))
-    assert code == 2
-    assert err.count("is missing") == 4
     write_mini_mnist(tmp_path)
+    code, out, _ = run(capsys, "data", "--root", str(tmp_path))
+    assert (code, "missing" in out, "bundled" in out) == (0, True, True)
     code, _, err = run(capsys, "data", "check", "mnist", "--root", str(tmp_path))
-    assert code == 2
-    assert err.count("were expected") == 4
+    assert (code, err.count("were expected")) == (2, 4)
     code, out, _ = run(capsys, "data", "fetch", "mnist", "--root", str(tmp_path))
-    assert code == 0
-    assert "nothing is missing" in out
+    assert (code, "nothing is missing" in out) == (0, True)
 
 
 @pytest.mark.real_data
@@ -412,57 +378,7 @@ def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch
         cli.main(["list"])
 
 
-# words that nobody means
-
-MANY = "9" * 400
 RUN = ["run", "recipe=quickstart"]
-WORDS: dict[str, tuple[list[str], str]] = {
-    "400 digits": (
-        [*RUN, f"trainer.sample_rate={MANY}"],
-        "trainer.sample_rate: its value is too large for a number.",
-    ),
-    "400 digits for a plug-in": (
-        [*RUN, f"algorithm.noise_multiplier={MANY}"],
-        "algorithm.noise_multiplier: its value is too large for a number.",
-    ),
-    "a GPU's number": ([*RUN, f"device=cuda:{MANY}"], "Allowed: auto, cpu, cuda, cuda:0."),
-    "a mirror": (
-        ["data", "fetch", "mnist", "--mirror", "https://[::1"],
-        "mirror 'https://[::1' is no address.",
-    ),
-    "a program": (
-        [*RUN, "-m", "seed=1,2", "hydra.launcher._target_=os.system"],
-        "names a program to run",
-    ),
-    "more jobs than anybody waits for": (
-        [*RUN, "-m", "seed=range(0,1000000000)"],
-        "this sweep has 1,000,000,000 jobs",
-    ),
-    "a deep value": (
-        [*RUN, "-m", "seed=" + "sort(" * 3000 + "1" + ")" * 3000],
-        "nested too deep",
-    ),
-    "no results folder": ([*RUN, "paths.results="], "paths.results=: must name a folder."),
-    "no data root": ([*RUN, "paths.data="], "paths.data=: must name a folder."),
-    "a key of no scheduler": (
-        ["run", "recipe=mri_recon", "scheduler=none", "+scheduler.eta_min=0.3"],
-        "scheduler.eta_min: scheduler=none reads no key",
-    ),
-}
-
-
-@pytest.mark.parametrize("what", WORDS)
-def test_words_that_nobody_means_are_one_sentence(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    what: str,
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZDP_DATA", str(tmp_path))
-    words, says = WORDS[what]
-    assert says in leave(words, capsys)
-    assert not list(tmp_path.rglob("*.json*"))
 
 
 @pytest.mark.parametrize("key", ["seed", "device", "algorithm", "paths.results"])
@@ -481,7 +397,6 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
     "error",
     [
         MemoryError(),
-        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to"),
         ImportError("libtorch_cpu.so: failed to map segment from shared object"),
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
@@ -523,21 +438,6 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
     assert "model=complex_mlp: needs more memory than there is (" in said
 
 
-def test_a_library_that_memory_does_not_hold_is_one_sentence(tmp_path: Path) -> None:
-    few = 800 * 2**20  # bytes; torch's libraries need more
-    done = subprocess.run(
-        [sys.executable, "-m", "zdp_bench", *RUN, f"paths.results={tmp_path}"],
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-        preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_AS, (few, few)),
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 2
-    assert done.stderr.startswith("zdp-bench: the memory is not enough.")
-    assert done.stderr.count("\n") == 1
-
-
 # completion
 
 
@@ -574,6 +474,7 @@ def shell_path(tmp_path: Path) -> dict[str, str]:
     return {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}"}
 
 
+@pytest.mark.slow
 def test_bash_completes_behind_an_equals_sign(shell_path: dict[str, str]) -> None:
     def replies(line: str) -> list[str]:
         asked = (

@@ -67,13 +67,6 @@ def compare(job: dict[str, Any], seed: int) -> None:
 
 
 @pytest.mark.slow
-def test_a_command_that_is_killed_a_few_times_ends_as_the_whole_one(tmp_path: Path) -> None:
-    (job,) = carried_out(tmp_path, {"sweep": 2}, seed=0)
-    assert job["kills"] == 2
-    compare(job, seed=0)
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(6 * 3600)
 @pytest.mark.parametrize("name", COMMANDS)
 def test_a_command_that_is_killed_over_and_over_ends_as_the_whole_one(

@@ -1,9 +1,8 @@
-"""What is installed: the wheel, the extras, a clean checkout, the pins."""
+"""What is installed: the wheel, the extras, what is missing, and the tables that pages show."""
 
 from __future__ import annotations
 
 import os
-import re
 import shutil
 import subprocess
 import sys
@@ -66,16 +65,6 @@ def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> N
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
 
 
-@pytest.mark.slow
-def test_the_wheel_makes_a_model_of_timm_private(unpacked: Path, tmp_path: Path) -> None:
-    """The script of the library's page, copied into an empty folder."""
-    pytest.importorskip("timm")
-    shutil.copy(ROOT / "docs" / "example" / "timm_model.py", tmp_path)
-    printed = run_from_the_wheel(unpacked, tmp_path, "timm_model.py")
-    assert printed.splitlines()[-1] == "ε = 8.00"
-    assert (tmp_path / "timm-run" / "ledger.jsonl").is_file()
-
-
 def run_from_the_wheel(unpacked: Path, folder: Path, *words: str) -> str:
     """Carry out Python with the wheel's packages in a folder, and return what it printed."""
     done = subprocess.run(
@@ -89,21 +78,6 @@ def run_from_the_wheel(unpacked: Path, folder: Path, *words: str) -> str:
     )
     assert done.returncode == 0, done.stderr
     return done.stdout
-
-
-def test_constraints_are_pins_without_addresses() -> None:
-    for line in (ROOT / "constraints.txt").read_text().splitlines():
-        assert re.fullmatch(r"[A-Za-z0-9_.\-]+==[A-Za-z0-9_.+\-]+", line), line
-
-
-def test_make_help_lists_every_target() -> None:
-    makefile = (ROOT / "Makefile").read_text()
-    targets = re.findall(r"^([a-z-]+):", makefile, flags=re.MULTILINE)
-    done = subprocess.run(
-        ["make", "-s", "help"], cwd=ROOT, capture_output=True, text=True, check=True
-    )
-    for target in targets:
-        assert re.search(rf"make {target}\s+\S", done.stdout), target
 
 
 def rows_of(page: str, table: str) -> list[dict[str, str]]:
@@ -148,7 +122,7 @@ PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["
 NEEDED = {
     "nibabel": ["recipe=msd_hippocampus_private", "dataset=msd_synthetic"],
     "h5py": ["recipe=mri_recon", "dataset=kspace_phantom", "dataset.patients=4"],
-    "wfdb": ["recipe=ecg", "dataset=cpsc2018_synthetic"],
+    "wfdb": ["-m", "recipe=ecg", "dataset=cpsc2018_synthetic", "seed=1"],
     "soundfile": ["recipe=speech", "dataset=speech_commands_synthetic"],
 }
 
@@ -162,12 +136,11 @@ def test_a_missing_package_is_one_sentence(
 ) -> None:
     monkeypatch.setitem(sys.modules, package, None)
     folders = [f"paths.data={tmp_path}", f"paths.results={tmp_path}"]
-    for multirun in ([], ["-m", "seed=1"]):
-        code, _, err = run(capsys, "run", *NEEDED[package], *folders, *multirun)
-        said = f"this needs {package}, which is not installed: "
-        command = f"`pip install 'zdp-bench[{EXTRAS[package]}]'`."
-        assert (code, said + command in err) == (2, True), err
-        assert "Traceback" not in err
+    code, _, err = run(capsys, "run", *NEEDED[package], *folders)
+    said = f"this needs {package}, which is not installed: "
+    command = f"`pip install 'zdp-bench[{EXTRAS[package]}]'`."
+    assert (code, said + command in err) == (2, True), err
+    assert "Traceback" not in err
 
 
 def test_windows_without_locks_is_one_sentence(
@@ -259,34 +232,3 @@ def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
         text=True,
         check=False,
     )
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(600)
-def test_the_commands_of_the_readme_leave_a_clone_clean(tmp_path: Path) -> None:
-    if not (ROOT / ".git").exists():
-        pytest.skip("no git repository")
-    clone = tmp_path / "clone"
-    subprocess.run(["git", "clone", "-q", "--no-hardlinks", str(ROOT), str(clone)], check=True)
-    environment = {**os.environ, "PYTHONPATH": str(clone), "ZDP_DATA": str(tmp_path / "no-data")}
-    environment["PYTHONDONTWRITEBYTECODE"] = "1"
-    for words in (
-        ["run", "recipe=quickstart", *TINY],
-        ["run", "-m", "recipe=quickstart", "seed=1", "optimizer.lr=0.3", *TINY],
-        ["results", "recipe=quickstart"],
-        ["budget", "phase_digits"],
-        ["coverage"],
-        ["table", "zeta_dp_2021/1"],
-    ):
-        done = subprocess.run(
-            [sys.executable, "-m", "zdp_bench", *words],
-            cwd=clone,
-            env=environment,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
-        assert done.returncode == 0, done.stderr
-    status = ["git", "status", "--porcelain"]
-    left = subprocess.run(status, cwd=clone, capture_output=True, text=True, check=True)
-    assert left.stdout == ""

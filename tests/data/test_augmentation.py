@@ -8,7 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from zdp_bench.data import N_UNIFORMS
+from zdp_bench.data import N_UNIFORMS, Augment, chest_xray, msd
 from zdp_bench.data.augmentation import PADDING, augmentation, crop, flip
 from zdp_bench.data.mnist import FashionMnist, Mnist
 
@@ -19,21 +19,36 @@ def uniforms(count: int) -> Tensor:
     )
 
 
-@pytest.mark.parametrize("shape", [(7, 6), (3, 7, 6)])
-@pytest.mark.parametrize("name", ["flip", "crop_flip"])
+CHANGES: list[tuple[Augment | None, tuple[int, ...]]] = [
+    (augmentation("flip", -0.4), (7, 6)),
+    (augmentation("crop_flip", -0.4), (7, 6)),
+    (augmentation("crop_flip", -0.4), (3, 7, 6)),
+    (chest_xray.AUGMENT.images, (1, 24, 24)),
+    (msd.AUGMENT.images, (1, 24, 24)),  # with noise
+]
+
+
+@pytest.mark.parametrize(("change", "shape"), CHANGES)
 def test_an_examples_change_depends_on_nothing_but_itself(
-    name: str, shape: tuple[int, ...]
+    change: Augment | None, shape: tuple[int, ...]
 ) -> None:
-    change = augmentation(name, -0.4)
     assert change is not None
     images, rows = torch.randn(50, *shape), uniforms(50)
     changed = change(images, rows)
     assert changed.shape == images.shape
-    assert torch.equal(
+    torch.testing.assert_close(
         torch.cat([change(images[:17], rows[:17]), change(images[17:], rows[17:])]), changed
     )
-    assert not torch.equal(changed, images)
+    assert not torch.allclose(changed, images)
     assert change(images[:0], rows[:0]).shape == (0, *shape)
+
+
+def test_in_the_middle_of_every_range_nothing_moves_and_no_seam_comes_in() -> None:
+    images, change = torch.randn(4, 1, 24, 24), chest_xray.AUGMENT.images
+    still = torch.full((4, N_UNIFORMS), 0.5, dtype=torch.float64)
+    torch.testing.assert_close(change(images, still), images)
+    dark = torch.full((1, 1, 24, 24), -2.0)
+    torch.testing.assert_close(change(dark, uniforms(1)), dark)
 
 
 def test_flip_mirrors_half_of_them_left_to_right() -> None:

@@ -1,4 +1,4 @@
-"""Chest films: splits by patient, dropped copies, augmentation, and broken films."""
+"""Chest films: splits by patient, dropped copies, and resizing."""
 
 from __future__ import annotations
 
@@ -6,25 +6,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-import torch
 from PIL import Image
 
-from tests.data.helpers import copy_folder
-from zdp_bench.data import Part
 from zdp_bench.data.chest_xray import (
-    AUGMENT,
-    FOLDER,
     ChestXray,
     Film,
     patient_of,
     read_film,
 )
-
-
-@pytest.fixture
-def root(small_root: Path, tmp_path: Path) -> Path:
-    """A data root with 60 drawn films in Kermany's folders."""
-    return copy_folder(small_root, tmp_path, FOLDER)
 
 
 def film(name: str, part: str = "train") -> Film:
@@ -69,31 +58,6 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
     assert not (people[0] | people[1]) & people[2]
 
 
-def test_the_set_is_bytes_until_drawn_and_repeatable(root: Path) -> None:
-    splits = ChestXray(size=32).load(root)
-    assert isinstance(splits.train, Part)
-    assert splits.train.whole.inputs.dtype == torch.uint8
-    inputs, targets = splits.train.batch(torch.arange(3))
-    assert (inputs.dtype, inputs.shape, targets.shape) == (torch.float32, (3, 1, 32, 32), (3,))
-    assert inputs.min() >= -2
-    assert inputs.max() <= 2
-    assert splits.provenance == "derived"
-    assert splits.validation is not None
-    assert "patients stood in both parts" in splits.notes
-    assert "not the release's parts" in splits.notes
-    assert "where it has 5,216 + 624" in splits.notes
-    groups = [set(part.groups.tolist()) for part in (splits.train, splits.validation, splits.test)]
-    assert sum(map(len, groups)) == len(set.union(*groups))
-    assert max(np.bincount(splits.train.groups)) == splits.examples_per_patient
-    again = ChestXray(size=32).load(root)
-    assert again.digest == splits.digest
-    assert torch.equal(again.train.batch(torch.arange(3))[0], inputs)
-    bounded = ChestXray(size=32, max_per_patient=1).load(root)
-    assert bounded.examples_per_patient == 1
-    assert len(bounded.train) == len(groups[0])
-    assert bounded.digest != splits.digest
-
-
 def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
     """A grid finer than the new pixels comes out grey, not as the pixels that happen to be hit."""
     pixels = np.indices((64, 64)).sum(axis=0) % 2 * 255
@@ -106,25 +70,7 @@ def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
     assert read_film(tmp_path / "rgb.jpeg", 16).shape == (16, 16)
 
 
-def test_augmentation_moves_each_example_by_its_own_uniforms_alone() -> None:
-    images = torch.randn(4, 1, 24, 24)
-    uniforms = torch.rand(4, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(0))
-    changed = AUGMENT.images(images, uniforms)
-    assert not torch.allclose(changed, images)
-    for index in range(4):  # whatever stands beside it
-        torch.testing.assert_close(
-            AUGMENT.images(images[index : index + 1], uniforms[index : index + 1])[0],
-            changed[index],
-        )
-    still = torch.full((4, 8), 0.5, dtype=torch.float64)  # the middle of every range: nothing moves
-    torch.testing.assert_close(AUGMENT.images(images, still), images)
-    assert AUGMENT.images(images[:0], uniforms[:0]).shape == (0, 1, 24, 24)
-    dark = AUGMENT.images(torch.full((1, 1, 24, 24), -2.0), uniforms[:1])
-    torch.testing.assert_close(
-        dark, torch.full((1, 1, 24, 24), -2.0)
-    )  # no seam where black comes in
-
-
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_real_films(data_root: Path) -> None:
     splits, info = ChestXray(size=16).load(data_root), ChestXray(size=16).info(data_root)

@@ -79,6 +79,8 @@ def test_both_layouts_hold_the_same_examples(
     binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from_binary = Cifar10(check=False).load(binary.parent)
+    assert from_binary.provenance == "derived"
+    assert "no known release" in from_binary.notes
     _known(monkeypatch, "python", python)
     from_python = Cifar10(layout="python").load(python.parent)
     assert torch.equal(from_binary.train.inputs, from_python.train.inputs)
@@ -102,12 +104,6 @@ def test_provenance_follows_the_checksums(
     assert splits.provenance == provenance
     assert splits.notes.startswith(notes)
     assert bool(splits.notes) == (provenance == "derived")
-
-
-def test_an_unknown_copy_is_derived_and_says_so(binary: Path) -> None:
-    splits = Cifar10(check=False).load(binary.parent)
-    assert splits.provenance == "derived"
-    assert "no known release" in splits.notes
 
 
 def test_files_of_no_known_release_are_refused(binary: Path) -> None:

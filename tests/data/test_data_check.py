@@ -10,7 +10,7 @@ from PIL import Image
 
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
-from zdp_bench.cli import main
+from tests.test_cli import run
 from zdp_bench.data import cache, chest_xray, files, mitbih, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
@@ -18,14 +18,6 @@ from zdp_bench.report.terminal import say_state
 
 OWN = [of for of in files.cards() if not of.uses]
 BY_HAND = [of.name for of in OWN if of.holds]
-
-
-def run_refused(verb: str, name: str, root: Path, capsys: pytest.CaptureFixture[str]) -> str:
-    """What the command says on stderr as it leaves with 2."""
-    with pytest.raises(SystemExit) as left:
-        main(["data", verb, name, "--root", str(root)])
-    assert left.value.code == 2
-    return capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -36,11 +28,11 @@ def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
 ) -> None:
     of = files.card(name)
     assert say_state(tmp_path, of).startswith("missing: ")
-    err = run_refused("check", name, tmp_path, capsys)
-    assert "is missing" in err
+    code, _, err = run(capsys, "data", "check", name, "--root", str(tmp_path))
+    assert (code, "is missing" in err) == (2, True)
     if of.holds:
         assert len(err.splitlines()) == 1
-        for said in (err, run_refused("fetch", name, tmp_path, capsys)):
+        for said in (err, run(capsys, "data", "fetch", name, "--root", str(tmp_path))[2]):
             assert of.source in said
             assert of.access in said
             assert "above" not in said
@@ -60,12 +52,10 @@ def test_every_set_that_is_got_by_hand_has_a_check_and_every_other_is_made() -> 
 def test_a_set_that_needs_no_files_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["data", "check", name, "--root", str(tmp_path)])
-    assert not left.value.code
+    code, out, _ = run(capsys, "data", "check", name, "--root", str(tmp_path))
     others = {"phase_digits": "bundled", "folder": "yours, where dataset.path says"}
     what = others.get(name, "made when needed")
-    assert capsys.readouterr().out == f"{name}: {what}; it needs no files here\n"
+    assert (code, out) == (0, f"{name}: {what}; it needs no files here\n")
 
 
 def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:
@@ -117,17 +107,13 @@ def test_a_folder_that_is_given_is_looked_at(
     """Whatever its kind, rate and size: each file is read whole."""
     for kind, (ending, _, _) in KINDS.items():
         folder = write_classes(tmp_path / kind, kind)
-        with pytest.raises(SystemExit) as left:
-            main(["data", "check", str(folder)])
-        assert left.value.code == 0
-        assert capsys.readouterr().out == f"{folder}: 24 files checked, 0 refused\n"
+        code, out, _ = run(capsys, "data", "check", str(folder))
+        assert (code, out) == (0, f"{folder}: 24 files checked, 0 refused\n")
         bad = folder / f"sick/s3/1{ending}"
         bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])
-        with pytest.raises(SystemExit) as left:
-            main(["data", "check", str(folder)])
-        said = capsys.readouterr()
-        assert (left.value.code, said.out) == (2, f"{folder}: 24 files checked, 1 refused\n")
-        assert "s3/1" in said.err
+        code, out, err = run(capsys, "data", "check", str(folder))
+        assert (code, out) == (2, f"{folder}: 24 files checked, 1 refused\n")
+        assert "s3/1" in err
 
 
 def test_a_check_goes_on_behind_bad_links_and_tells_of_a_missing_window(
@@ -139,12 +125,10 @@ def test_a_check_goes_on_behind_bad_links_and_tells_of_a_missing_window(
     (folder / "sick/s0/folder").symlink_to(folder / "well")
     for name in "01":  # of 16 bits that do not say how many are used
         Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(folder / f"sick/s3/{name}.png")
-    with pytest.raises(SystemExit) as left:
-        main(["data", "check", str(folder)])
-    said = capsys.readouterr()
-    assert (left.value.code, said.out) == (2, f"{folder}: 27 files checked, 4 refused\n")
+    code, out, err = run(capsys, "data", "check", str(folder))
+    assert (code, out) == (2, f"{folder}: 27 files checked, 4 refused\n")
     for line, says in zip(
-        sorted(said.err.splitlines()),
+        sorted(err.splitlines()),
         ("leads to itself", "leads out of", "is a link to a folder", "dataset.window, such as"),
         strict=True,
     ):
@@ -160,10 +144,8 @@ def test_the_cache_says_what_it_takes_and_is_deleted(
         cache.load_or_make(kind, "d" * 64, (10, 40), np.uint8, iter([np.zeros((10, 40))]))
     assert "will take 0.0 GB, once; `zdp-bench data cache --delete`" in caplog.text
     for words, says in ((["data", "cache"], "in all"), (["data", "cache", "--delete"], "deleted")):
-        with pytest.raises(SystemExit) as left:
-            main(words)
-        assert left.value.code == 0
-        out = capsys.readouterr().out
+        code, out, _ = run(capsys, *words)
+        assert code == 0
         assert "folder: 1 arrays" in out
         assert out.strip().endswith(says)
     assert not list((tmp_path / "cache").rglob("*.npy"))

@@ -103,6 +103,8 @@ def test_a_picture_is_an_example_of_its_own_part(pictures: Path) -> None:
     assert (len(splits.train), len(test), splits.provenance) == (150, 30, "derived")
     assert splits.examples_per_patient == 1
     assert splits.unit == "image"
+    assert card("public_kspace").public
+    assert card("public_kspace").uses == "cifar10"  # a start that private CIFAR-10 runs refuse
     inputs, targets = test.batch(torch.arange(30))
     assert inputs.shape == (30, 1, 32, 40)
     stored = cifar10.read_binary(pictures / "cifar-10-batches-bin" / "test_batch.bin").images
@@ -117,8 +119,3 @@ def test_its_info_is_what_it_loads(pictures: Path) -> None:
     assert (info.train, info.test, info.found) == (len(splits.train), len(splits.test), True)
     assert (info.input_shape, info.examples_per_patient) == (splits.input_shape, 1)
     assert not PublicKSpace(**SMALL).info(pictures / "nothing").found
-
-
-def test_its_card_says_that_it_is_public_and_made_of_cifar() -> None:
-    assert card("public_kspace").public
-    assert card("public_kspace").uses == "cifar10"  # a start that private CIFAR-10 runs refuse

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +12,7 @@ import torch
 from tests.conftest import write_mini_mnist
 from tests.data.helpers import dataset
 from zdp_bench import assets
-from zdp_bench.data import Dataset, DatasetInfo, Splits, chest_xray
+from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.errors import UserError
 
 # What owns examples where no patient is known.
@@ -46,8 +45,6 @@ def test_every_data_set_is_described_without_its_files(name: str, tmp_path: Path
 RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
     ("phasemnist", {}, (58_142, 10_000, 2)),
     ("cpsc2018", {}, (1012, 113, 1)),
-    ("cpsc2018", {"positive": "AF"}, (1814, 202, 1)),
-    ("mri_sequences", {"validation_patients": 0}, (38_720, 21_280, 80)),
     ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
     ("fastmri", {}, (34_742, 7_135, 50)),
     ("msd", {"test_per_patient": 64}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
@@ -95,17 +92,14 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("msd_volumes_synthetic", {"volumes": 5, "shape": [8, 9, 5], "test_share": 0.4}),
     ("msd_volumes", {"task": "liver", "shape": [8, 9, 5], "test_share": 0.4}),
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
-    ("kspace_phantom", {"patients": 4, "height": 8, "width": 10, "unit": "slice"}),
     ("cpsc2018", {"test_share": 0.3}),
     ("mitbih_synthetic", {"fold": 3, "patients": 5, "beats": 6}),
-    ("mitbih", {"fold": 2, "normal_per_patient": 5}),
     ("mitbih", {"test_share": 0.5, "split_seed": 1, "blocked_per_patient": 6}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "random"}),
     ("chest_xray", {"size": 16, "max_per_patient": 2, "split_seed": 1}),
     ("msd", {"size": 16, "max_per_patient": 5, "test_per_patient": 7, "validation_share": 0.2}),
     ("mri_sequences", {"size": 16, "slices": 3, "validation_patients": 1}),
-    ("mri_sequences", {"size": 16, "slices": 20, "validation_patients": 0}),
     ("mri_sequences_from_volumes", {"size": 16, "slices": 3}),
     ("fastmri", {**K_SPACE, "unit": "slice"}),
     ("fastmri", {**K_SPACE, "unit": "volume"}),
@@ -140,15 +134,6 @@ def test_an_excerpt_is_counted_and_not_the_release(root: Path) -> None:
     assert assert_described(few, root)[0].train == 4
 
 
-def test_copies_of_films_are_not_counted(root: Path) -> None:
-    films = dataset("chest_xray", size=16)
-    before, _ = assert_described(films, root)
-    one = next((root / chest_xray.FOLDER / "train" / "PNEUMONIA").iterdir())
-    shutil.copy(one, one.with_name("person999_virus_1.jpeg"))
-    after, _ = assert_described(films, root)
-    assert after.train + after.validation == before.train + before.validation
-
-
 @pytest.mark.parametrize("name", ["mnist", "phasemnist"])
 def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
     write_mini_mnist(tmp_path)
@@ -159,10 +144,10 @@ REAL: dict[str, dict[str, Any]] = {
     "mitbih": {"fold": 3},
     "cpsc2018": {"positive": "RBBB", "negative": "AF", "test_share": 0.3},
     "msd": {"task": "hippocampus", "size": 16},
-    "kspace_from_volumes": {},
 }
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 @pytest.mark.parametrize("name", REAL)
 def test_the_real_files_are_what_their_info_says(name: str, data_root: Path) -> None:

@@ -1,4 +1,4 @@
-"""MIT-BIH: which beats are used, how patients are split, and every damaged file named."""
+"""MIT-BIH: which beats are used, how patients are split, and that each fold holds others out."""
 
 from __future__ import annotations
 
@@ -9,17 +9,11 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.helpers import assert_refused, copy_folder
+from tests.data.helpers import assert_refused
 from zdp_bench.data import Examples, Splits
 from zdp_bench.data.mitbih import BINS, FOLDER, MitBih, group_by_patient, list_recordings, transform
 
 SMALL: dict[str, Any] = {"test_share": 0.4, "normal_per_patient": 5, "blocked_per_patient": 4}
-
-
-@pytest.fixture
-def root(small_root: Path, tmp_path: Path) -> Path:
-    """A data root of which this test may damage the beats."""
-    return copy_folder(small_root, tmp_path, FOLDER)
 
 
 def parts_of(splits: Splits) -> tuple[Examples, Examples]:
@@ -93,6 +87,7 @@ def test_too_few_patients_with_blocked_beats_are_refused(root: Path) -> None:
     assert_refused(lambda: MitBih(fold=3, **SMALL).info(root), FOLDER, "of 2 patients.*fold=3")
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
     if not list_recordings(data_root / FOLDER):

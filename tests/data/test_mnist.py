@@ -32,30 +32,12 @@ def test_official_mnist_is_what_was_released(data_root: Path) -> None:
     assert torch.bincount(splits.train.targets).tolist() == list(RELEASED)
 
 
-def test_unchecked_files_are_not_official(mini_mnist: Path) -> None:
-    assert Mnist(check=False).load(mini_mnist).provenance == "derived"
-
-
 def test_a_file_with_another_checksum_is_refused_before_a_byte_is_unpacked(
     mini_mnist: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mnist, "read_idx", lambda *_, **__: pytest.fail("unpacked"))
     with pytest.raises(UserError, match="bytes where"):
         Mnist().load(mini_mnist)
-
-
-@pytest.mark.real_data
-def test_a_flipped_byte_is_refused(data_root: Path, tmp_path: Path) -> None:
-    target = tmp_path / RAW
-    target.mkdir(parents=True)
-    for path in (data_root / RAW).glob("*.gz"):
-        (target / path.name).write_bytes(path.read_bytes())
-    labels = target / "t10k-labels-idx1-ubyte.gz"
-    whole = bytearray(labels.read_bytes())
-    whole[9] ^= 1  # the gzip header's operating-system byte: the content still unpacks
-    labels.write_bytes(bytes(whole))
-    with pytest.raises(UserError, match=r"t10k-labels.*MD5 .* was expected"):
-        Mnist().load(tmp_path)
 
 
 # ------------------------------------------------------------------------------------ downloading
@@ -104,6 +86,18 @@ def test_a_damaged_download_is_refused_and_leaves_nothing(
     with pytest.raises(UserError, match="does not match its MD5"):
         fetch(tmp_path / "root", of, address)
     assert not (tmp_path / "root" / RAW / "train-images-idx3-ubyte.gz").exists()
+
+
+def test_a_flipped_byte_is_refused(mirror: tuple[str, Path]) -> None:
+    _, folder = mirror
+    of, labels = _card(folder).files[1], folder / "t10k-labels-idx1-ubyte.gz"
+    assert of.path.endswith(labels.name)
+    files.verify(labels, of, "mnist")
+    whole = bytearray(labels.read_bytes())
+    whole[9] ^= 1  # the gzip header's operating-system byte: the content still unpacks
+    labels.write_bytes(bytes(whole))
+    with pytest.raises(UserError, match=r"t10k-labels.*MD5 .* was expected"):
+        files.verify(labels, of, "mnist")
 
 
 def test_no_network_is_one_sentence(tmp_path: Path, mirror: tuple[str, Path]) -> None:

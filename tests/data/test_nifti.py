@@ -1,4 +1,4 @@
-"""NIfTI: axes and spacing are turned to RAS+, and broken files are named."""
+"""NIfTI: axes and spacing are turned to RAS+."""
 
 from __future__ import annotations
 
@@ -65,13 +65,3 @@ def test_a_stream_is_unpacked_once(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(gzip._GzipReader, "_rewind", lambda self: (seen.append(1), rewind(self)))  # type: ignore[attr-defined]
     np.testing.assert_array_equal(nifti.read(path), expected)
     assert not seen
-
-
-@pytest.mark.real_data
-def test_a_real_volume(data_root: Path) -> None:
-    folder = data_root / "Task04_Hippocampus"
-    images, labels = nifti.paths_of(folder / "imagesTr"), nifti.paths_of(folder / "labelsTr")
-    assert len(images) == len(labels) == 260
-    image, label = nifti.read(images[0]), nifti.read_labels(labels[0])
-    assert image.shape == label.shape
-    assert set(np.unique(label)) == {0, 1, 2}

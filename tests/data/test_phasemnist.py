@@ -128,6 +128,7 @@ def test_pairing_is_deterministic_and_follows_its_seed(mini_mnist: Path) -> None
     assert first.digest != other.digest
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> None:
     splits = PhaseMnist(normalise="unit").load(data_root)
@@ -140,9 +141,3 @@ def test_phasemnist_pairs_every_image_with_the_complement(data_root: Path) -> No
     assert "1,858 of 60,000 are in none" in splits.notes
     assert set(count_by_pixels(splits).values()) == {2}
     assert torch.equal(splits.test.inputs.real, plain.test.inputs)
-
-
-@pytest.mark.parametrize("share", [-1.0, 0.0, 0.004, 0.999, 1.5, math.nan])
-def test_a_share_of_the_digits_that_leaves_none_is_refused(tmp_path: Path, share: float) -> None:
-    with pytest.raises(UserError, match=r"dataset.test_share=.*10 digits or more"):
-        PhaseDigits(test_share=share).load(tmp_path)

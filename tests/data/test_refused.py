@@ -91,7 +91,6 @@ def loop(path: Path) -> None:
 
 
 EMPTY, WEB_PAGE = put(b""), put(b"<html>not found</html>" * 50)
-RANDOM = put(bytes(range(256)) * 4)
 
 
 def film(size: tuple[int, int], kind: str = "JPEG") -> Spoil:
@@ -128,6 +127,11 @@ def struct_of(data: np.ndarray) -> Spoil:
     return lambda path: savemat(path, {"ECG": {"data": data}})
 
 
+def again(header: Path) -> None:
+    (header.parent / "again").mkdir()
+    shutil.copy(header, header.parent / "again")
+
+
 def many_zeros(path: Path) -> None:
     """20 kB that unpack to 20 MB."""
     savemat(path, {"ECG": {"data": np.zeros((12, 210_000))}}, do_compression=True)
@@ -140,13 +144,6 @@ def many_cells(path: Path) -> None:
     sides = struct.pack("<2I", 2, 3)
     assert body.count(sides) == 1
     path.write_bytes(body.replace(sides, struct.pack("<2I", 2**20, 2**10)))
-
-
-def longer_element(whole: bytes) -> bytes:
-    """The element of 12 × 1000 float64 samples, of type 9, announces 2 GB."""
-    old, new = struct.pack("<II", 9, 96_000), struct.pack("<II", 9, 2**31 - 8)
-    assert old in whole
-    return whole.replace(old, new)
 
 
 def h5(**changed: Any) -> Spoil:
@@ -176,12 +173,6 @@ def store_externally(file: Any, outside: Path) -> None:
     raw.write_bytes(KSPACE.tobytes())
     place = [(str(raw), 0, h5py.h5f.UNLIMITED)]
     file.create_dataset("kspace", KSPACE.shape, KSPACE.dtype, external=place)
-
-
-def make_virtual(file: Any, outside: Path) -> None:
-    layout = h5py.VirtualLayout(KSPACE.shape, KSPACE.dtype)
-    layout[:] = h5py.VirtualSource(outside, "kspace", KSPACE.shape)
-    file.create_virtual_dataset("kspace", layout)
 
 
 def announce_h5(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Spoil:
@@ -216,13 +207,6 @@ def announce(*shape: int) -> Spoil:
         overwrite(16, struct.pack("<4q", 3, *shape))(path)
 
     return write
-
-
-def huge_header(path: Path) -> None:
-    header = nibabel.Nifti1Header()
-    header.set_data_shape((32767, 32767, 32767))
-    header.set_data_dtype(np.int16)
-    path.write_bytes(header.binaryblock + b"\0" * 4)
 
 
 def stored_gzip(spoil: Callable[[bytearray], object]) -> Spoil:
@@ -310,7 +294,7 @@ BATCH, PICKLE = "cifar-10-batches-bin/data_batch_4.bin", "cifar-10-batches-py/da
 CUT = "cannot be read"
 
 CASES: list[tuple[str, str, Spoil, str]] = [
-    *(("chest_xray", FILM, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(300))),
+    *(("chest_xray", FILM, how, CUT) for how in (EMPTY, keep(300))),
     ("chest_xray", FILM, film((20, 20), "PNG"), CUT),
     ("chest_xray", FILM, film((16_400, 8)), "has 16400×8 pixels"),
     ("chest_xray", FILM, bomb, "DecompressionBombError"),
@@ -326,7 +310,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cpsc2018", f"{WFDB}.mat", WEB_PAGE, "1,076 bytes where its header announces"),
     ("cpsc2018", f"{WFDB}.mat", mark_missing, "no numbers"),
     ("cpsc2018", f"{WFDB}.hea", EMPTY, CUT),
-    ("cpsc2018", f"{WFDB}.hea", RANDOM, CUT),
     ("cpsc2018", f"{WFDB}.hea", Path.unlink, "S0002.mat: has no header"),
     ("cpsc2018", f"{WFDB}.hea", edit("S0002 12 500", "S0002 12 250"), "250 Hz where 500 Hz"),
     ("cpsc2018", f"{WFDB}.hea", edit("500 1000", "500 99999999999"), "s 99,999,999,999 samples"),
@@ -340,11 +323,11 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cpsc2018", f"{WFDB}.hea", lead_out, "a link that leads out"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "55827005"), "'55827005'.* none of Normal"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "426783006"), "sinus rhythm, which means Normal in"),
+    ("cpsc2018", f"{WFDB}.hea", again, "a recording named S0002 is there twice"),
     # the challenge's form
-    *(("cpsc2018 matlab", MAT, how, "no MATLAB 5 file") for how in (EMPTY, WEB_PAGE, RANDOM)),
+    *(("cpsc2018 matlab", MAT, how, "no MATLAB 5 file") for how in (EMPTY, WEB_PAGE)),
     ("cpsc2018 matlab", MAT, put(struct.pack("<5i", 0, 2**30, 9, 0, 4)), "no MATLAB 5 file"),
     ("cpsc2018 matlab", MAT, change(lambda whole: whole[: len(whole) // 2]), CUT),
-    ("cpsc2018 matlab", MAT, change(longer_element), CUT),
     ("cpsc2018 matlab", MAT, many_zeros, "unpacks to 19,200,000 bytes or more"),
     ("cpsc2018 matlab", MAT, many_cells, "announces a larger array than it holds"),
     ("cpsc2018 matlab", MAT, lambda path: os.truncate(path, 2**30), "has 1,073,741,824 bytes"),
@@ -369,18 +352,11 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("mitbih", f"{BEATS}.dat", flip(300), "MLII does not have its header's checksum"),
     ("mitbih", f"{BEATS}.hea", EMPTY, "109.hea: cannot be"),
     ("mitbih", f"{BEATS}.hea", edit(" 360 ", " 250 "), "250 Hz where 360 Hz"),
-    (
-        "mitbih",
-        f"{BEATS}.hea",
-        edit(" 212 ", " 16 "),
-        "9,000 bytes .* announces 12,000",
-    ),
     ("mitbih", f"{BEATS}.hea", edit("109.dat", "100.dat"), "names 100.dat, not 109.dat"),
     ("mitbih", f"{BEATS}.hea", beside("RECORDS", b"100\n234\n"), "234.hea: is missing"),
     # SpeechCommands
-    *(("speech_commands", CLIP, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(20))),
+    *(("speech_commands", CLIP, how, CUT) for how in (EMPTY, keep(20))),
     ("speech_commands", CLIP, keep(9044), "32000 bytes of samples, but 9000 are there"),
-    ("speech_commands", CLIP, keep(-1), "31999 are there"),
     ("speech_commands", CLIP, wav(np.zeros(0)), "announces 0 samples"),
     ("speech_commands", CLIP, wav(np.zeros((16_000, 2))), "has 2 channels at 16000 Hz"),
     ("speech_commands", CLIP, wav(rate=8000), "1 channels at 8000 Hz"),
@@ -392,7 +368,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ),
     ("speech_commands", CLIP, wav(np.zeros(176_000)), "announces 176,000 samples"),
     ("speech_commands", CLIP, overwrite(40, b"\xfe\xff\xff\xff"), "announces 4294967294 bytes"),
-    ("speech_commands", CLIP, overwrite(16, b"\xff" * 4), CUT),
     ("speech_commands", CLIP, loop, "a link that leads to itself"),
     ("speech_commands", CLIP, lead_out, "a link that leads out"),
     ("speech_commands", CLIP, make_folder, "is no file"),
@@ -404,7 +379,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         "is the same clip as",
     ),
     # fastMRI
-    *(("fastmri", H5, how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM, keep(-300))),
+    *(("fastmri", H5, how, CUT) for how in (EMPTY, keep(-300))),
     ("fastmri", H5, h5(kspace=KSPACE.real), "of float32 and .*, which should be complex"),
     ("fastmri", H5, h5(kspace=KSPACE[None]), "has no data set .reconstruction_rss"),
     ("fastmri", H5, h5(kspace=NO_NUMBER), "no numbers, in slice 2"),
@@ -418,8 +393,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         "'kspace' that is a link",
     ),
     ("fastmri", H5, in_h5(store_externally), "virtual or stored externally"),
-    ("fastmri", H5, in_h5(make_virtual), "virtual or stored externally"),
-    ("fastmri", H5, announce_h5((10**6,) * 3, (1, 64, 64)), "sides lie in 1 to 4,096"),
     ("fastmri", H5, announce_h5((64, 4096, 4096), (16, 4096, 4096)), "2,147,483,648 bytes"),
     ("fastmri", H5, rename(".hdf"), "is no .h5 file"),
     (
@@ -432,17 +405,13 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     # a NIfTI file, by its reader
     ("nifti", "v.nii", Path.unlink, "is missing"),
     ("nifti", "v.nii", make_folder, "is no file"),
-    *(("nifti", "v.nii", how, CUT) for how in (EMPTY, WEB_PAGE, RANDOM)),
+    *(("nifti", "v.nii", how, CUT) for how in (EMPTY, WEB_PAGE)),
     ("nifti", "v.nii", keep(370), "it is cut off"),
     ("nifti", "v.nii", volume(np.zeros((4, 4))), "three dimensions"),
-    ("nifti", "v.nii", volume(np.zeros((4, 0, 4))), f"three dimensions|{CUT}"),
     ("nifti", "v.nii", volume(np.full((2, 2, 2), np.nan)), "no numbers"),
     ("nifti", "v.nii", flat, "affine"),
     ("nifti", "v.nii", volume(VOXELS.astype(np.complex64)), "complex64, not real numbers"),
-    ("nifti", "v.nii", huge_header, "more than any volume"),
     ("nifti", "v.nii", announce(2**32, 2**32, 1), "more than any volume"),  # wraps to 0
-    ("nifti", "v.nii", announce(2**62 + 4, 4, 4), "more than any volume"),  # wraps to 64
-    ("nifti", "v.nii", announce(-4, -4, 4), "three dimensions"),
     ("nifti", "v.nii", announce(1290, 1290, 1290), "announces 4,293,378,000 bytes"),
     ("nifti", "v.nii.gz", change(lambda whole: whole[: len(whole) // 2]), CUT),
     ("nifti", "v.nii.gz", stored_gzip(flip_last_voxel), "BadGzipFile"),
@@ -457,12 +426,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("mri_sequences", HEADS, keep(-200), CUT),
     ("mri_sequences", HEADS, revolume(lambda v: v.astype(np.complex64)), "not real numbers"),
     ("mri_sequences", HEADS, revolume(lambda v: v[..., :3]), "three dimensions and 4 channels"),
-    (
-        "mri_sequences",
-        HEADS,
-        revolume(lambda v: v[..., None, :2].repeat(2, -2)),
-        "where three dimensions",
-    ),
     ("mri_sequences", HEADS, revolume(lambda v: np.where(v > 400, np.nan, v)), "no numbers"),
     ("mri_sequences", HEADS, rename(".mgz"), "is no .nii or .nii.gz"),
     (
@@ -528,12 +491,9 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("idx", "a.gz", put(idx(1, 1, 1, data=10**6)), "announces 1 bytes .* but more are there"),
     ("idx", "a.gz", put(idx(2**16, 2**14, 2, data=10**6)), "at most 1,073,741,824 are read"),
     ("idx", "a", EMPTY, "starts with 0x where"),
-    ("idx", "a", put(idx_bytes(IMAGES[0, 0])), "starts with 0x00000801 where 0x00000803"),
     ("idx", "a", put(b"\0\0\x0d\x03" + IDX[4:]), "starts with 0x00000d03"),
     ("idx", "a", put(IDX[:10]), "ends inside its header"),
-    ("idx", "a", put(IDX[:-5]), "announces 24 bytes .* but 19 are there"),
     ("idx", "a", put(IDX + b"x"), "announces 24 bytes .* but more are there"),
-    ("idx", "a", put(b"\0\0\x08\x03" + b"\xff" * 12), "announces"),
     ("idx", "a", make_folder, "is no file"),
     ("mnist", TRAIN, keep(-100), "EOFError"),
     ("mnist", TRAIN_LABELS, labels(np.zeros(7)), "7 labels, and .* 200 images"),
@@ -551,7 +511,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cifar10 python", PICKLE, images_of_cifar(labels=[0] * 19), "20 images, but 19 labels"),
     ("cifar10 python", PICKLE, keep(-50), CUT),
     ("cifar10 python", PICKLE, put(b"\x80\x05\x96" + (2**62).to_bytes(8, "little")), CUT),
-    ("cifar10 python", PICKLE, put(b"\x80\x05\x96" + (2**64 - 1).to_bytes(8, "little")), CUT),
 ]
 MAKE: dict[str, Spoil] = {
     "cifar10": write_binary,
@@ -614,5 +573,9 @@ def test_what_is_broken_is_refused_by_name(
         problems = [said for _, said in files.check_files(root, files.card(name)) if said]
         assert len(problems) == 1
         assert re.search(says, problems[0])
-    if name.startswith("cpsc2018") and path.suffix != ".csv" and "leads out" not in says:
+    if (
+        name.startswith("cpsc2018")
+        and path.suffix != ".csv"
+        and not re.search("leads out|twice", says)
+    ):
         assert load(bad_records="skip").endswith("1 unusable skipped")

@@ -2,19 +2,17 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 import textwrap
 from pathlib import Path
 
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets, cli, records
+from zdp_bench import assets, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.experiments import claims, sweep
+from zdp_bench.experiments import claims
 from zdp_bench.report import cells, papers
 
 TABLE = "zeta_dp_2021/1"
@@ -48,16 +46,6 @@ def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(
         if one.digest in done and one.variant and not rules.is_aside(one.variant):
             variants.setdefault(one.row, set()).add(one.variant)
     assert [row for row, of in variants.items() if len(of) > 1] == []
-
-
-def test_a_table_needs_no_torch(tmp_path: Path) -> None:
-    """Importing it takes longer than all else of the command."""
-    moved = parse(compose(["recipe=mnist", "dataset=fashion_mnist"]))
-    save(tmp_path, record("mnist", 1, config={"dataset": moved.resolved["dataset"]}))
-    code = "import sys; from pathlib import Path; from zdp_bench.cli.commands import table\n"
-    code += "table.print_table(sys.argv[1], Path(sys.argv[2]), 'csv')\n"
-    code += "assert not {'torch', 'sklearn', 'dp_accounting'} & set(sys.modules)"
-    subprocess.run([sys.executable, "-c", code, TABLE, str(tmp_path)], check=True)
 
 
 def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:
@@ -104,21 +92,6 @@ def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
         UserError, match=r"row of zeta_dp_2021/1 in recipe 'sweeping', 'wirtinger' is not known"
     ):
         claims.fillings(TABLE, Path("none"))
-
-
-def test_the_sweep_is_hydras_own(
-    sweeping: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    called: list[str] = []
-    monkeypatch.setattr(
-        sweep.SweepJob,
-        "__call__",
-        lambda self, config: called.append(f"{config.algorithm.gradient} {config.seed}"),
-    )
-    with pytest.raises(SystemExit) as stop:
-        cli.main(["run", "-m", f"recipe={sweeping}", f"paths.results={tmp_path}"])
-    assert stop.value.code == 0
-    assert sorted(called) == ["autograd 1", "autograd 2", "wirtinger 1", "wirtinger 2"]
 
 
 def test_the_folds_of_a_recipe_are_not_other_data_to_each_other() -> None:

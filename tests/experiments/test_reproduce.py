@@ -9,6 +9,7 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from tests.test_cli import run
+from tests.test_records import record, save
 from zdp_bench import assets
 from zdp_bench.config import configured
 from zdp_bench.data import files
@@ -73,9 +74,7 @@ def test_a_table_runs_what_it_lacks(
     assert out.count("done before") == 4
 
 
-def test_one_of_several_equal_runs_is_made(
-    small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     """Two recipes with one configuration: the record of either fills the rows of both."""
     write_mini_mnist(tmp_path / "root")
     mnist = assets.RECIPES / "mnist.yaml"
@@ -84,13 +83,8 @@ def test_one_of_several_equal_runs_is_made(
     where = [f"paths.data={tmp_path / 'root'}", "threads=1"]
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
-    words = ["zeta_dp_2021/1", "--results", str(small), *where]
-    code, out, err = run(capsys, "reproduce", *words)
-    assert (code, err) == (0, "")
-    assert "recipe=zcopy" not in out
     assert plan.merged == 1
-    assert not (small / "runs" / "zcopy").exists()
-    assert "Not run" not in (small / "tables" / "zeta_dp_2021_table1_runs.md").read_text()
+    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest))
     (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
@@ -127,7 +121,7 @@ def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     assert out.count("(done before)") == 2
 
 
-def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
+def test_here_says_what_the_data_root_lacks(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = [
@@ -142,11 +136,6 @@ def test_here_runs_what_the_data_root_holds_and_says_what_it_lacks(
     assert (code, err) == (0, "")
     assert "4 cells: 0 as published, 0 with other settings or data, 4 empty" in out
     assert "the data root lacks train-images-idx3-ubyte.gz and 3 more" in out
-    write_mini_mnist(tmp_path / "root")
-    code, out, err = run(capsys, "reproduce", *words)
-    assert code == 0, err
-    assert "4 cells: 0 as published, 2 with other settings or data (2 other data), 2 empty" in out
-    assert "[2/2]" in out
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(
@@ -163,32 +152,12 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
     assert "diverged at epoch" in out.split("Every cell")[1]
 
 
-def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    for name in TINY:
-        (assets.RECIPES / f"{name}.yaml").unlink()
-    body = TINY["mnist"].replace(
-        "{table: zeta_dp_2021/1, row: mnist_private}",
-        "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_1.28}",
-    )
-    (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
-    code, out, err = run(
-        capsys, "reproduce", "--profile", "smoke", "--results", str(small), "threads=1"
-    )
-    assert (code, err) == (0, "")
-    assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
-    assert "10 cells: 0 as published, 1 with other settings or data (1 other data), 9 empty" in out
-    assert run(capsys, "report", "--results", str(small / "smoke"))[0] == 0
-
-
 @pytest.mark.parametrize(
     ("words", "message"),
     [
         ([], "needs a table"),
         (["zeta_dp_2021/1", "--profile", "smoke"], "not both"),
-        (["--profile", "smok"], "Did you mean 'smoke'?"),
         (["zeta_dp_2021/1", "--budget", "2 days"], "must be a time such as 40h, 90m or 2h30m"),
-        (["zeta_dp_2021/1", "--only", "published"], "Did you mean 'as-published'?"),
-        (["zeta_dp_2021/1", "--launcher", "slum"], "Did you mean 'slurm'?"),
         (["--profile", "smoke", "--plan"], "a run of each recipe"),
     ],
 )
@@ -213,6 +182,7 @@ def test_what_takes_over_an_hour_waits_for_a_yes(
     assert not (small / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_launcher_carries_the_runs_out(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -236,7 +206,7 @@ def test_a_launcher_carries_the_runs_out(
 
 @pytest.mark.parametrize(
     "recipe",
-    ["chest_xray_strict", "mri_recon", "msd_liver_private", "ecg", "mri_sequence_cl", "speech"],
+    ["chest_xray_strict", "mri_recon"],
 )
 def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
     config = configured([f"recipe={recipe}", f"paths.data={tmp_path}"])

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -44,63 +42,6 @@ def start(*words: str, at: Path) -> subprocess.Popen[str]:
 
 def records(at: Path) -> dict[Path, bytes]:
     return {path: path.read_bytes() for path in at.glob("results/runs/quickstart/*/record.json")}
-
-
-def wait_for(at: Path, count: int, *at_it: subprocess.Popen[str]) -> None:
-    """Wait for `count` records; kill the processes if the test's own time is up first."""
-    try:
-        while len(records(at)) < count:
-            assert any(process.poll() is None for process in at_it), (
-                "all processes ended before their work was done"
-            )
-            time.sleep(0.02)
-    except BaseException:
-        for process in at_it:
-            process.kill()
-            process.communicate()
-        raise
-
-
-def finished(out: str) -> list[str]:
-    """Return the seeds of the runs that a process carried out itself."""
-    return re.findall(r"^#\S+ .*quickstart, seed (\d+)$", out, flags=re.MULTILINE)
-
-
-@pytest.mark.timeout(900)
-@pytest.mark.slow
-@pytest.mark.parametrize("jobs", [9, pytest.param(24, marks=pytest.mark.timeout(3000))])
-def test_two_processes_share_a_sweep_and_a_second_call_finishes_exactly_what_they_left(
-    tmp_path: Path, jobs: int
-) -> None:
-    """Three of the jobs fail; one process is killed, the other is asked to stop."""
-    good = range(1, jobs - 2)
-    words = [*TINY, "seed=" + ",".join(map(str, [*good, -1, -2, -3]))]
-    first, second = start(*words, at=tmp_path), start(*words, at=tmp_path)
-    wait_for(tmp_path, 2, first, second)
-    first.kill()
-    wait_for(tmp_path, jobs // 3, second)
-    second.send_signal(signal.SIGTERM)
-    outputs = [first.communicate()[0], *second.communicate()]
-    assert (first.returncode, second.returncode) == (-signal.SIGKILL, 75), outputs[2]
-    assert "all is saved" in outputs[2]
-    assert not set(finished(outputs[0])) & set(finished(outputs[1])), "a job was done twice"
-    left = records(tmp_path)
-    assert jobs // 3 <= len(left) < len(good)
-
-    again = start(*words, at=tmp_path)
-    out, err = again.communicate()
-    assert again.returncode == 2, err
-    assert f"sweep: {jobs} jobs, 3 failed" in out
-    failed = re.findall(
-        r"^zdp-bench: .*seed=(-\d).*: seed=-\d: must be 0 or more\.$", err, flags=re.MULTILINE
-    )
-    assert failed == ["-1", "-2", "-3"]
-    assert len(err.splitlines()) == 3
-    everything = records(tmp_path)
-    assert sorted(json.loads(body)["seed"] for body in everything.values()) == list(good)
-    assert {path: everything[path] for path in left} == left, "a finished job was done again"
-    assert len(finished(out)) == len(good) - len(left)
-    assert out.count("done before") == len(left)
 
 
 def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_end(

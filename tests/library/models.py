@@ -32,13 +32,6 @@ def vit() -> tuple[nn.Module, Any]:
     return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **sizes), images()
 
 
-def resnet() -> tuple[nn.Module, Any]:
-    """torchvision's ResNet-18 with GroupNorm, as its own argument allows."""
-    torchvision = pytest.importorskip("torchvision")
-    norm = {"norm_layer": lambda channels: nn.GroupNorm(8, channels)}
-    return torchvision.models.resnet18(num_classes=CLASSES, **norm), images()
-
-
 class Logits(nn.Module):
     """The output that counts of a Hugging Face model, which returns an object.
 
@@ -176,30 +169,6 @@ def complex_vit() -> tuple[nn.Module, Any]:
     return ComplexViT(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
 
 
-class ComplexCNN(nn.Module):
-    """A network of torchcvnn's layers with complex weights."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = pytest.importorskip("torchcvnn.nn")
-        self.layers = nn.Sequential(
-            nn.Conv2d(1, 4, 3, dtype=torch.complex64),
-            layers.CReLU(),
-            layers.AvgPool2d(2, 2),
-            layers.Cardioid(),
-            nn.Flatten(),
-            nn.Linear(4 * 9, CLASSES, dtype=torch.complex64),
-            layers.Mod(),
-        )
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.layers(z)
-
-
-def complex_cnn() -> tuple[nn.Module, Any]:
-    return ComplexCNN(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
-
-
 def lora() -> tuple[nn.Module, Any]:
     """BERT, frozen, with the adapters of peft on its attention and a head that trains."""
     peft = pytest.importorskip("peft")
@@ -222,19 +191,8 @@ def targets_of(model: nn.Module, inputs: Any) -> Tensor:
     return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
 
 
-MODELS = [
-    convnext,
-    vit,
-    resnet,
-    bert,
-    lstm,
-    siamese,
-    unet,
-    complex_net,
-    complex_cnn,
-    complex_vit,
-    lora,
-]
+QUICK = [vit, lstm, siamese, complex_net, complex_vit, lora]
+HEAVY = [convnext, bert, unet]  # seconds each
 
 
 def cut(inputs: Any, at: slice | int) -> Any:

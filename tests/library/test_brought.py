@@ -10,7 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations, spectral_norm, weight_norm
+from torch.nn.utils import parametrizations, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
 from torch.utils.checkpoint import checkpoint
 
@@ -79,12 +79,6 @@ def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
     torch.testing.assert_close(weights_of(model), weights_of(plain) - 0.5 * 0.6 * before)
 
 
-@pytest.mark.parametrize("wrong", [lambda m: 0.0, lambda m: m[0].weight, lambda m: torch.ones(())])
-def test_a_regulariser_that_gives_no_number_is_refused(make: Make, wrong: Any) -> None:
-    with pytest.raises(UserError, match="one real number that depends on the model's weights"):
-        train(make(regulariser=wrong))
-
-
 def overwrite(model: nn.Module) -> Tensor:
     model[0].weight.data.mul_(0.5)  # type: ignore[index,union-attr,operator]
     return penalty(model)
@@ -93,6 +87,8 @@ def overwrite(model: nn.Module) -> Tensor:
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
+        (lambda m: 0.0, "one real number that depends on the model's weights"),
+        (lambda m: m[0].weight, "one real number that depends on the model's weights"),
         (lambda m: penalty(m) * float("nan"), "its gradient is not finite"),
         (lambda m: penalty(m) * 1j, "one real number"),
         (lambda m: m[0].weight.grad.sum(), "regulariser: it says: 'NoneType'.* no .grad"),
@@ -127,7 +123,6 @@ ROWS, CLASS = torch.randn(2, 4), torch.tensor([0, 1])
     ("probe", "sentence"),
     [
         ((), r"probe: give \(inputs, targets\)"),
-        ((ROWS[:1], CLASS[:1]), "two or more examples whose inputs differ"),
         ((0 * ROWS, CLASS), "two or more examples whose inputs differ"),
         ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
         ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
@@ -173,30 +168,6 @@ def test_the_number_of_examples_does_not_reach_what_a_regulariser_draws(make: Ma
         train(private)
         private.ledger.path.unlink()
     assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[2:]))
-
-
-def test_a_gan_learns_with_two_optimisers(make: Make) -> None:
-    """As docs/library.md shows it: the discriminator alone sees examples."""
-    torch.manual_seed(0)
-    judge = nn.Sequential(nn.Linear(2, 16), nn.LeakyReLU(0.2), nn.Linear(16, 1))
-    generator = nn.Linear(2, 2)
-    its_optimizer = torch.optim.Adam(generator.parameters(), lr=0.05)
-    private = make(
-        judge,
-        optimizer=torch.optim.Adam(judge.parameters(), lr=0.05),
-        dataset=[(torch.randn(2) * 0.1 + 2.0, 0) for _ in range(64)],
-        loss=lambda outputs, _: F.softplus(-outputs[:, 0]),
-        regulariser=lambda model: F.softplus(model(generator(torch.randn(32, 2)).detach())).mean(),
-        epochs=12,
-        noise_multiplier=0.05,
-    )
-    for batch in private.batches():
-        private.step(batch)
-        F.softplus(-judge(generator(torch.randn(32, 2)))).mean().backward()
-        its_optimizer.step()
-        its_optimizer.zero_grad()
-    made = generator(torch.randn(200, 2)).mean().item()
-    assert 0.5 < made < 3.0
 
 
 def test_several_optimisers_are_saved_and_go_on(make: Make) -> None:
@@ -268,10 +239,6 @@ def transposed(outputs: Tensor, targets: Tensor) -> Tensor:
     return loss(outputs.transpose(1, 2), targets).mean(dim=1)
 
 
-def of_probabilities(outputs: Tensor, targets: Tensor) -> Tensor:
-    return F.binary_cross_entropy(outputs, targets, reduction="none").mean(dim=1)
-
-
 def brought() -> dict[str, tuple[nn.Module, list[Any], Any]]:
     """Models, 20 examples of theirs, and losses."""
     torch.manual_seed(0)
@@ -279,15 +246,11 @@ def brought() -> dict[str, tuple[nn.Module, list[Any], Any]]:
     texts = [(torch.randint(5, (12,)), torch.randint(5, (12,))) for _ in many]
     films = [(torch.randn(9, 4), (torch.randint(1, 6, (3,)), 9, 3)) for _ in many]
     series = [((torch.randn(7, 4), 1 + i % 7), i % CLASSES) for i in many]
-    shares = [(torch.randn(4), torch.rand(CLASSES).round()) for _ in many]
     counts = [(5 + torch.rand(4), i % CLASSES) for i in many]
-    probable = nn.Sequential(network(), nn.Sigmoid())
     return {
         "characters": (Characters(), texts, transposed),
-        "probabilities": (probable, shares, of_probabilities),
         "ctc": (Recognised(), films, ctc),
         "packed": (Packed(), series, loss),
-        "not negative": (NotNegative(0.0), counts, loss),
         "five or more": (NotNegative(5.0), counts, loss),
     }
 
@@ -330,9 +293,12 @@ def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:
             both = self.users(user) * self.films(film)
             return torch.sigmoid((both - both.mean(dim=0)).sum(dim=1, keepdim=True))
 
+    def of_ratings(outputs: Tensor, targets: Tensor) -> Tensor:
+        return F.binary_cross_entropy(outputs, targets, reduction="none").mean(dim=1)
+
     dataset = [((i % 9, i % 7), torch.rand(1).round()) for i in range(20)]
     with pytest.raises(UserError, match="lets one sample see another"):
-        make(Ranked(), dataset=dataset, loss=of_probabilities)
+        make(Ranked(), dataset=dataset, loss=of_ratings)
 
 
 def test_a_layer_that_mixes_is_found_among_the_probes_examples(make: Make) -> None:
@@ -351,11 +317,6 @@ def test_a_layer_that_mixes_is_found_among_the_probes_examples(make: Make) -> No
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     near = F.normalize(outputs, dim=1)
     return loss(near @ near.T / 0.1, torch.arange(len(near)))
-
-
-def within_classes(outputs: Tensor, targets: Tensor) -> Tensor:
-    apart, same = torch.cdist(outputs, outputs), targets[:, None] == targets[None]
-    return (apart * same).sum(1) / same.sum(1) - (apart * ~same).sum(1) / (~same).sum(1)
 
 
 class Checkpointed(nn.Module):
@@ -397,26 +358,16 @@ def linear() -> nn.Module:
     return nn.Linear(6, 6)
 
 
-def lazy() -> nn.Module:
-    return nn.Sequential(nn.LazyLinear(6), nn.Linear(6, CLASSES))
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
-        ({"loss": within_classes}, "compares the examples of a batch"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 record"),
         ({"loss": "cross_entropy"}, "give a function of"),
         (
             {"model": lambda: Checkpointed(network())},
             r"Checkpointed\): torch\.utils\.checkpoint is called",
         ),
-        (
-            {"model": lambda: nn.Sequential(Checkpointed(nn.Linear(4, 4)), network())},
-            r"^layer '0' \(Checkpointed\): .* and set micro_batch to save memory",
-        ),
-        ({"model": lambda: between(spectral_norm(linear()))}, r"layer '1' .*spectral_norm writes"),
         ({"model": lambda: between(weight_norm(linear()))}, r"layer '1' .*weight_norm writes"),
         (
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
@@ -426,9 +377,6 @@ def lazy() -> nn.Module:
         ({"model": Pair}, r"with tuple: put it into a module that returns one tensor"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "holds 'cat'.*give each class"),
-        ({"epochs": 2.5, "unit": [0] * 60, "max_examples": 2.5}, "max_examples=2.5: must be a w"),
-        ({"unit": lambda index: index}, "max_examples=None: with sample_rate"),
-        ({"gradients": "quick"}, "gradients"),
     ],
     ids=lambda changed: next(iter(changed)) if isinstance(changed, dict) else "",
 )
@@ -444,7 +392,7 @@ def test_the_true_reason_is_given_in_pythons_words(
 
 
 def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
-    model = lazy()
+    model = nn.Sequential(nn.LazyLinear(6), nn.Linear(6, CLASSES))
     optimizer = torch.optim.SGD([torch.zeros(1)])
     with pytest.raises(UserError, match="call the model once"):
         make(model, optimizer=optimizer)
@@ -456,7 +404,6 @@ def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
     ("make_optimizer", "sentence"),
     [
         (torch.optim.LBFGS, "LBFGS cannot take a private step.*closure"),
-        (torch.optim.SparseAdam, "SparseAdam cannot take a private step"),
         (lambda p: torch.optim.SGD, "is none of torch"),
         (lambda p: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(p), 1), "schedule is yours"),
     ],
@@ -472,7 +419,7 @@ def test_an_optimiser_that_cannot_step_is_refused_before_a_step_counts(
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "Adam", "Muon", "RAdam"])
+@pytest.mark.parametrize("name", ["Adafactor", "RAdam"])
 def test_an_optimiser_with_a_schedule_is_left_as_it_was(make: Make, name: str) -> None:
     model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, CLASSES, bias=False))
     optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)

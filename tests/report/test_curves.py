@@ -166,24 +166,6 @@ def test_other_data_is_another_curve(results: Path) -> None:
     assert column(results, "DP-DFA hybrid, %", moved)[0] == "60.00"
 
 
-def test_a_variant_is_named_by_what_differs(results: Path) -> None:
-    variant = "error_clip 0.5, 100 of 300 epochs"
-    other = filling("hybrid", "hybrid_10.24", digest="v" * 64, variant=variant)
-    save(results, make_run("hybrid", 5, 0.4) | {"experiment": "v" * 64, "run": "v" * 64})
-    head = "DP-DFA hybrid (errors clipped at 0.5, 100 of 300 epochs, ours), %"
-    assert column(results, head, other)[0] == "50.00"
-
-
-def test_a_curve_over_a_setting_takes_each_runs_last_metric(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    over_rates = papers.Axes("", "config.optimizer.lr", "learning rate")
-    monkeypatch.setattr(papers, "axes", lambda figure: over_rates)
-    points = curve_of(results, "DP-BP").points
-    assert [(p.x, round(p.values[0], 6)) for p in points] == [(0.1, 40.0), (0.2, 50.0)]
-    assert points[0].epsilon_tight == 1.5
-
-
 def test_numbers_of_the_text_stand_beside_ours(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -254,11 +236,3 @@ def test_training_without_protection_is_a_line_across_where_it_is_no_curve(sweep
     plain["config"] |= {"algorithm": {"name": "sgd"}}
     save(sweep, plain)
     assert drawn(sweep)["non-private"] == pytest.approx([95, 95])
-
-
-def test_equal_curves_are_told_apart_by_width_dash_and_mark() -> None:
-    styles = [figures.curve_style(place) for place in range(5)]
-    for key in ("color", "marker", "linewidth", "markersize", "zorder"):
-        assert len({style[key] for style in styles}) == 5, key
-    widths = [style["linewidth"] for style in styles]
-    assert widths == sorted(widths, reverse=True)

@@ -12,8 +12,7 @@ from rich.console import Console
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.records import read_all
-from zdp_bench.report.results import read_frame, select, sheet, tell_differences
+from zdp_bench.report.results import select, sheet
 from zdp_bench.report.sheet import Sheet
 
 
@@ -155,33 +154,6 @@ def told(tmp_path: Path, *runs: dict[str, Any]) -> Sheet:
     return sheet(select(tmp_path, [], None, None))
 
 
-def test_options_that_the_name_of_a_plug_in_settles_are_not_told(tmp_path: Path) -> None:
-    sgd, adam = {"name": "sgd", "momentum": 0.9}, {"name": "adam", "eps": 1e-8}
-    columns = told(tmp_path, {"optimizer": sgd}, {"optimizer": adam}).columns
-    assert "optimizer" in columns
-    assert not {"eps", "momentum"} & {*columns}
-
-
-def test_one_run_of_another_algorithm_hides_no_option_of_the_others(tmp_path: Path) -> None:
-    mine = [{"algorithm": {"name": "dp_sgd", "max_grad_norm": bound}} for bound in (0.5, 1.0)]
-    shown = told(tmp_path, *mine, {"algorithm": {"name": "sgd"}})
-    assert shown.columns[:2] == ["algorithm", "C"]
-    assert [row[1] for row in shown.rows] == ["0.5", "1", ""]
-
-
-def test_one_run_with_a_target_hides_no_noise_of_the_others(tmp_path: Path) -> None:
-    def noise(sigma: float, target: float | None) -> dict[str, Any]:
-        algorithm = {"name": "dp_sgd", "noise_multiplier": sigma}
-        return {"algorithm": algorithm, "privacy": {"target_epsilon": target}}
-
-    calibrated = [noise(0.7, 8.0), noise(1.3, 3.0)]
-    assert told(tmp_path / "1", *calibrated).columns[0] == "ε"
-    shown = told(tmp_path / "2", *calibrated, noise(1.0, None), noise(2.0, None))
-    assert shown.columns[:2] == ["σ", "ε"]
-    said = tell_differences(*read_frame(read_all(tmp_path / "2")))
-    assert said == ["ε 8", "ε 3", "σ 1", "σ 2"]
-
-
 def test_whose_an_epsilon_is_stands_beside_it_where_units_differ(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1, 0.5), record("b", 1, 0.5))
     assert "epsilon_of" not in select(tmp_path, [], None, None).frame
@@ -191,20 +163,6 @@ def test_whose_an_epsilon_is_stands_beside_it_where_units_differ(tmp_path: Path)
     shown = sheet(select(tmp_path, [], None, None))
     place = list(shown.columns).index("epsilon_of")
     assert [row[place] for row in shown.rows] == ["record", "record", "patient"]
-
-
-def test_at_80_columns_numbers_stay_and_names_are_cut(tmp_path: Path) -> None:
-    long = "a_recipe_with_a_rather_long_name_of_its_own"
-    for seed in (1, 2):
-        one = record(long, seed, 0.123412341 * seed)
-        one["privacy"] |= {"epsilon_tight": 3.3051 * seed, "epsilon_claimed": 1.9771 * seed}
-        save(tmp_path, one | {"run": f"{seed}" * 64, "claims": {"variant": f"{long}{seed}"}})
-    console = Console(width=80, file=StringIO())
-    console.print(sheet(select(tmp_path, [], None, None)).as_rich())
-    text = console.file.getvalue()  # type: ignore[attr-defined]
-    assert max(map(len, text.splitlines())) <= 80
-    for number in ("0.1234", "0.2468", "3.31", "6.62", "1.98", "3.96"):
-        assert number in text
 
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:

@@ -16,7 +16,7 @@ from zdp_bench import representations
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Plugin
-from zdp_bench.data import Examples, Splits, cache
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
@@ -166,11 +166,8 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
         ("chest_xray/train", "chest_xray", True),
         ("phasemnist", "mnist", True),
         ("mnist", "phasemnist", True),
-        ("msd", "msd_volumes", True),
-        ("the MNIST digits", "phasemnist", True),
         ("fashion_mnist", "mnist", False),
         ("imagenet", "cifar10", False),
-        ("nothing", "speech_commands", False),
     ],
 )
 def test_names_of_the_same_data_are_known(trained_on: str, private: str, shared: bool) -> None:
@@ -242,37 +239,12 @@ def test_validate_refuses_what_a_run_refuses(words: list[str], sentence: str) ->
         validate(configured(words), trial=False)
 
 
-def test_a_folder_in_the_place_of_a_cached_array_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(cache, "cache_folder", lambda kind: tmp_path)
-    (tmp_path / "abc.npy").mkdir()
-    with pytest.raises(UserError, match="is a folder in the place"):
-        cache.load_or_make("representations", "abc", (1,), np.float32, [])
-
-
-def test_a_dataset_of_one_s_own_is_represented(tmp_path: Path) -> None:
+def test_a_dataset_of_one_s_own_is_represented() -> None:
     torch.manual_seed(0)
     own = torch.utils.data.TensorDataset(torch.randn(120, 9, 9), torch.arange(120) % 3)
     made = represent(own, "scattering", L=2, normalise="layer")
     torch.testing.assert_close(made.tensors[0], scattering()(own.tensors[0]), rtol=0, atol=1e-5)
     assert torch.equal(made.tensors[1], own.tensors[1])
-    model = nn.Sequential(nn.Flatten(), nn.Linear(made.tensors[0][0].numel(), 3))
-    private = zdp_bench.make_private(
-        model,
-        torch.optim.SGD(model.parameters(), lr=0.1),
-        made,
-        loss=lambda outputs, targets: nn.functional.cross_entropy(
-            outputs, targets, reduction="none"
-        ),
-        epochs=1,
-        batch_size=12,
-        max_grad_norm=1.0,
-        delta=1e-3,
-        noise_multiplier=1.0,
-        ledger=tmp_path / "ledger.jsonl",
-    )
-    private.close()
 
 
 class Changing(torch.utils.data.Dataset):
@@ -291,15 +263,14 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
     ("dataset", "sentence"),
     [
         (None, "must be map-style"),
-        (iter([]), "must be map-style"),
         ([], "must be map-style and hold examples"),
         ([torch.ones(9, 9)] * 3, "must be pairs"),
+        ([("cat", 1)], "inputs must be"),
         (pairs(torch.ones(9, 9), torch.ones(9, 8)), "of one shape"),
         (pairs(torch.ones(9, 9), *[torch.ones(9, 9)] * 199, torch.ones(9, 8)), "of one shape"),
         (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "make them float32"),
         (pairs(torch.full((9, 9), torch.nan)), "not finite"),
         ([(torch.ones(9, 9), "cat")], "targets must be"),
-        ([("cat", 1)], "inputs must be"),
         (Changing(), "something else when it is read again"),
     ],
 )

@@ -13,7 +13,9 @@ pytest.importorskip("flwr")
 
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
-from zdp_bench.extras.federated.simulation import run_simulated
+from zdp_bench.extras.federated import simulation
+from zdp_bench.extras.federated.flower import Context, Message
+from zdp_bench.extras.federated.node import client_app
 from zdp_bench.records import Record
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -44,6 +46,24 @@ def configured(tmp_path: Path) -> Make:
         return tiny(tmp_path / results, *overrides)
 
     return make
+
+
+def change_answers(
+    monkeypatch: pytest.MonkeyPatch, change: Callable[[Message, Message], Message], who: int = 1
+) -> None:
+    """Pass what a node answers, whatever it wrote down before, through `change(asked, answer)`."""
+
+    def app(config: Run, key: str) -> Callable[[Message, Context], Message]:
+        sound = client_app(config, key)
+
+        def answer(message: Message, context: Context) -> Message:
+            reply = sound(message, context)
+            own = context.node_config["partition-id"] == who and not reply.has_error()
+            return change(message, reply) if own else reply
+
+        return answer
+
+    monkeypatch.setattr(simulation, "client_app", app)
 
 
 def node_keys(folder: Path, nodes: int = 3) -> str:
@@ -84,4 +104,6 @@ def repeatable(record: Record) -> Record:
 
 
 def carried_out(config: Run) -> Record:
-    return run(config, Silent(), runner=run_simulated if config.federated.nodes else None).record
+    return run(
+        config, Silent(), runner=simulation.run_simulated if config.federated.nodes else None
+    ).record

@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
 from tests.drivers import driven
-from tests.extras.federated.conftest import TINY, Make, carried_out, node_keys
+from tests.extras.federated.conftest import TINY, Make, carried_out, node_keys, repeatable
 from tests.ledgers import steps_in
 from tests.ports import free_port
 from zdp_bench import records
@@ -90,26 +90,14 @@ def over_tls(
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_three_clients_and_a_server_over_tls_come_to_what_one_process_comes_to(
-    tmp_path: Path, configured: Make
-) -> None:
-    found = over_tls(tmp_path, [{"name": "whole", "overrides": []}], patience=300)["whole"]
-    assert found["server"] == 0
-    assert found["clients"] == [0, 0, 0]
-    assert found["ledgers"] == [8, 8, 8]
-    alone = carried_out(configured("federated.nodes=3"))
-    assert {k: v for k, v in found["record"].items() if k not in ("environment", "measured")} == {
-        k: v for k, v in alone.items() if k not in ("environment", "measured")
-    }
-
-
-@pytest.mark.slow
 @pytest.mark.timeout(3600)
 def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
-    tmp_path: Path,
+    tmp_path: Path, configured: Make
 ) -> None:
-    """Ten runs of eight rounds, a kill -9 in each; in every other one the node comes back."""
+    """Ten runs of eight rounds, a kill -9 in each; in every other one the node comes back.
+
+    And one without a kill, which comes to what one process comes to.
+    """
     rng = random.Random(8)
     jobs: list[dict[str, Any]] = [
         {
@@ -120,7 +108,11 @@ def test_a_client_killed_at_a_random_moment_never_loses_or_under_counts_epsilon(
         for i in range(10)
     ]
     kills = {job["name"]: job["kill"] for job in jobs}
-    for name, run_ in over_tls(tmp_path, jobs, patience=45).items():
+    found = over_tls(tmp_path, [*jobs, {"name": "whole", "overrides": []}], patience=45)
+    whole = found.pop("whole")
+    assert (whole["clients"], whole["ledgers"]) == ([0, 0, 0], [8, 8, 8])
+    assert repeatable(whole["record"]) == repeatable(carried_out(configured("federated.nodes=3")))
+    for name, run_ in found.items():
         node, steps, *_ = kills[name]
         nodes = run_["record"]["privacy"]["nodes"]
         assert run_["killed"] == 9
@@ -151,17 +143,9 @@ def test_a_server_without_a_usable_certificate_says_so(configured: Make, tmp_pat
     _, other = certificate(tmp_path, "other")
     for overrides, sentence in (
         ([], "federated.certificate is not set"),
-        (
-            ["federated.certificate=/no/such.pem"],
-            "federated.certificate=/no/such.pem: there is no such file",
-        ),
         ([f"federated.certificate={chain}"], "federated.key is not set"),
         (
             [f"federated.certificate={chain}", f"federated.key={other}"],
-            "are no certificate with its key",
-        ),
-        (
-            [f"federated.certificate={key}", f"federated.key={key}"],
             "are no certificate with its key",
         ),
         (

@@ -52,6 +52,7 @@ def test_tensorboard_has_the_records_numbers(tmp_path: Path) -> None:
         assert shown == expected(record, name)
 
 
+@pytest.mark.slow
 def test_mlflow_has_the_records_numbers_and_configuration(tmp_path: Path) -> None:
     pytest.importorskip("mlflow.tracking")
     from mlflow.tracking import MlflowClient
@@ -85,6 +86,7 @@ def read_wandb(path: Path) -> Iterator[Any]:
         at += 7 + length
 
 
+@pytest.mark.slow
 def test_wandb_writes_offline_the_records_numbers_and_configuration(tmp_path: Path) -> None:
     pytest.importorskip("wandb")
     record = carry_out(tmp_path, "wandb")

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import gzip
 import re
 import struct
 import sys
@@ -24,7 +23,6 @@ from tests.extras.own_data.own_data import (
     write_png,
 )
 from tests.test_cli import run
-from tests.test_docs import exit_code_of
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
 
@@ -44,23 +42,6 @@ def put(data: bytes, at: int) -> Callable[[Path], object]:
     return spoil
 
 
-def text(old: str, new: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
-def in_gzip(spoil: Callable[[bytearray], object]) -> Callable[[Path], object]:
-    def change(path: Path) -> None:
-        whole = bytearray(gzip.decompress(path.read_bytes()))
-        spoil(whole)
-        path.write_bytes(gzip.compress(bytes(whole)))
-
-    return change
-
-
-def announce_voxels(whole: bytearray) -> None:
-    whole[42:48] = struct.pack("<3h", 20_000, 20_000, 20_000)
-
-
 def bad_png(path: Path, wide: int) -> None:
     """A PNG whose header announces wide × wide pixels."""
 
@@ -72,10 +53,6 @@ def bad_png(path: Path, wide: int) -> None:
     header = struct.pack(">IIBBBBB", wide, wide, 8, 0, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
     path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
-
-
-def coloured(path: Path) -> None:
-    write_dicom(path, 9, PhotometricInterpretation="RGB")
 
 
 def dicom(**changes: Any) -> Callable[[Path], object]:
@@ -92,30 +69,16 @@ def deflate(path: Path) -> None:
 WEB_PAGE = b"<html>not found</html>"
 # kind -> what is done to a file, and what the sentence says
 DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
-    *[(kind, lambda path: path.write_bytes(b""), "") for kind in KINDS],
-    *[(kind, lambda path: path.write_bytes(WEB_PAGE), "") for kind in KINDS],
-    *[(kind, lambda path: path.write_bytes(path.read_bytes()[:60]), "") for kind in KINDS],
-    *[(kind, lambda path: path.write_bytes(bytes(range(256)) * 9), "") for kind in KINDS],
+    ("picture", lambda path: path.write_bytes(WEB_PAGE), "holds no PNG, JPEG, DICOM"),
     ("picture", lambda path: bad_png(path, 20_000), "too many|DecompressionBomb"),
-    ("picture", lambda path: bad_png(path, 15_000), "DecompressionBomb"),
     ("picture", lambda path: bad_png(path, 100), "cannot be read"),
-    ("volume", in_gzip(announce_voxels), r"announces \[20000, 20000, 20000\] voxels"),
-    ("volume", in_gzip(lambda whole: whole.__delitem__(slice(400, None))), "cannot be read"),
-    ("volume", put(b"\0\0\0\0", -8), "cannot be read"),
     ("clip", put(b"\xff" * 4, 40), "announces 4294967295 bytes of samples, but 80"),
-    ("clip", put(b"\xff" * 4, 16), "cannot be read"),
     ("clip", put(b"\2", 22), "has 2 channels"),
-    ("recording", text("40", "999999999"), "announces 999,999,999 samples"),
-    ("recording", text("40", "41"), "announces 164; it is cut off"),
-    ("recording", text(".dat", "../1.dat"), "is not beside it|cannot be read"),
-    ("recording", text("0.dat", "http://a.b/c"), "names the file http|cannot be read"),
-    ("recording", text(" 16 ", " 516 "), "is not a FLAC file"),
-    ("recording", text("100 40", "100 0"), "announces 0 samples"),
     ("recording", lambda path: path.with_suffix(".dat").unlink(), "0.dat: is missing"),
     ("recording", put(b"\0\x80", 0), ""),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
     ("image", dicom(Rows=9_000), "cannot be read"),
-    ("image", coloured, "of RGB; one grey image a file"),
+    ("image", dicom(PhotometricInterpretation="RGB"), "of RGB; one grey image a file"),
     ("image", dicom(NumberOfFrames=3), "has 3 frames"),
     ("image", deflate, "deflated|pydicom does not read"),
     ("image", dicom(RescaleSlope="inf"), "pixels"),
@@ -167,37 +130,22 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
 CSVS: list[tuple[bytes, str]] = [
     (b"path,label\n\xff\xfe.png,x\n", r"cannot be read \(UnicodeDecodeError"),
     (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
-    (b"path,label\na\0.png,x\n", "cannot be read|is no file's name|there is no file"),
     (b"path;label\na.png;x\n", "one class only"),
-    (b"PATH\tLabel\na.png\tx\n", "one class only"),
     (b"path,classes\na.png,x\n", "path and label are needed"),
     (b"path,label,mask\na.png,x,a.png\n", "path and label are needed, or path and mask"),
-    (
-        b"path,label,Patients\na.png,x,1\n",
-        "'Patients', which is not known. Is it patient",
-    ),
-    (
-        b"path,label,splits\na.png,x,train\n",
-        "'splits', which is not known. Is it split",
-    ),
+    (b"path,label,Patients\na.png,x,1\n", "'Patients', which is not known. Is it patient"),
     (b"path,label\n../secret.png,x\n", "leads out of"),
     (b"path,label\n/etc/passwd,x\n", "leads out of"),
     (b"path,label\nlink.png,x\n", "is a link that leads out of"),
     (b"path,label\na.png,x\n./a.png,y\n", "names ./a.png twice, also as a.png"),
     (b"path,label\na.png,x\ntwin.png,y\n", "names twin.png twice, also as a.png"),
     (b"path,label\na.png\n", "line 2: columns path and label must both be there"),
-    (b"path,mask\na.png,\n", "line 2: columns path and mask must both be there"),
     (b"path,mask\na.png,../secret.png\n", "leads out of"),
-    (b"path,label\na.png,\n", "line 2: columns path and label"),
     (b"path,label\nnone.png,x\n", "line 2: there is no file"),
     (b"path,label,split\na.png,x,dev\n", "line 2: split must be train, test or validation"),
     (b"path,label,patient\na.png,x,\n", "line 2: .* patient must be filled"),
-    (b"path,label\na.png,x\na.png,y\n", "names a.png twice"),
     (b"path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n", "patient 7 is in train and"),
-    (
-        b"path,label,patient,split\na.png,x,P7,train\nb.png,y,p7,test\n",
-        "patient P7 and patient p7 differ in their spelling alone",
-    ),
+    (b"path,label,patient,split\na.png,x,P7,train\nb.png,y,p7,test\n", "patient P7 and patient"),
     (b"path,label,patient\na.png,x,7\nb.png,y,7.0\n", "patient 7 and patient 7.0 differ"),
     (b"path,label\na.png,Ill\nb.png,ill\n", "class Ill and class ill differ"),
     (b"path,label\nlist.csv,x\n", "holds no PNG, JPEG, DICOM"),
@@ -223,8 +171,6 @@ def test_a_crafted_csv_is_refused(tmp_path: Path, body: bytes, says: str) -> Non
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("clip", {"window": [0, 1]}, r"dataset.window=\[0, 1\]: changes nothing here: .* a clip"),
     ("picture", {"rate": 5}, "dataset.rate=5: changes nothing here"),
-    ("volume", {"length": 5}, "dataset.length=5: changes nothing here"),
-    ("clip", {"leads": ["I"]}, r"dataset.leads=\['I'\]: changes nothing here"),
     ("clip", {"rate": None}, "dataset.rate=null: give the Hz of every file"),
     ("recording", {"length": None}, "dataset.length=null: give the samples of an example"),
     ("clip", {"augment": "flip"}, "dataset.augment=flip: is for images"),
@@ -233,21 +179,15 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("clip", {"spectrum": 33}, "dataset.spectrum=33: must lie between 2 and"),
     ("recording", {"leads": ["I", "V5"]}, "must name as many leads as dataset.channels=1"),
     ("recording", {"leads": ["II"]}, "has the leads I, V5, and 'II' was expected"),
-    ("recording", {"channels": 3}, "has 2 leads where dataset.channels=3"),
-    ("volume", {"channels": 2}, "has 1 channels where dataset.channels=2"),
-    ("clip", {"rate": 8000}, "1 channels at 100 Hz; one channel at 8000 Hz"),
-    ("recording", {"rate": 500}, "has a rate of 100 Hz where 500 Hz was expected"),
     ("volume", {"window": [5, 5]}, "must be .low, high. with low < high"),
     ("volume", {"depth": 0}, "dataset.depth=0: must lie between"),
     ("clip", {"scale": 0.0}, "dataset.scale=0.0: must be positive"),
     ("picture", {"mean": "train"}, "dataset.mean=train: must be a number that is public"),
     ("picture", {"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
-    ("picture", {"channels": 0}, "dataset.channels=0: must lie"),
     ("picture", {"channels": 2}, r"dataset.channels=2: must be 1 \(grey\) or 3"),
     ("picture", {"test_share": 1.0}, "dataset.test_share=1.0: must lie"),
     ("picture", {"max_per_patient": 0}, "dataset.max_per_patient=0"),
     ("picture", {"augment": "spin"}, "dataset.augment 'spin' is not known"),
-    ("picture", {"patient": "(x)"}, "its name does not tell the patient by .* first group"),
     ("picture", {"path": None}, "dataset.path=null: name your data"),
     ("picture", {"path": "none"}, "there is no such folder or CSV"),
 ]
@@ -262,32 +202,6 @@ def test_options_that_mean_nothing_for_a_kind_are_refused(
         Folder(**{"path": str(tmp_path / "d"), "size": 8, **KINDS[kind][2], **options}).load(
             tmp_path
         )
-
-
-def test_what_does_not_belong_into_a_folder_is_refused(tmp_path: Path) -> None:
-    home = write_classes(tmp_path / "d", "picture")
-    for path, target, says in [
-        (home / "sick/loop", home / "sick", "loop: is a link to a folder"),
-        (home / "sick/out.png", Path("/etc/hostname"), "out.png: is a link that leads out of"),
-    ]:
-        path.symlink_to(target)
-        assert_refused(lambda: load(home, "picture"), path.name, says)
-        path.unlink()
-    (home / "note.txt").write_text("x")
-    assert_refused(lambda: load(home, "picture"), "note.txt", "is no class folder")
-
-
-def test_the_command_line_says_it_in_a_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = ["run", "recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
-    words += [f"dataset.path={tmp_path / 'd'}", f"paths.results={tmp_path}", "dataset.size=8"]
-    write_classes(tmp_path / "d", "picture")
-    (tmp_path / "d/sick/s4/0.png").write_bytes(WEB_PAGE)
-    assert exit_code_of(*words) == 2
-    said = capsys.readouterr().err.strip()
-    assert "s4/0.png: holds no PNG, JPEG, DICOM" in said
-    assert "Traceback" not in said
 
 
 def test_dicom_without_pydicom_is_one_sentence(
@@ -317,7 +231,6 @@ DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
     (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns says"),
     (TABLE, {"values": {"target": {"a": "0"}}}, "dataset.values 'target' is not known"),
     (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: does not fit the CSV"),
-    (TABLE, {"values": {"split": {"train": "0"}}}, "dataset.values.split: does not fit the CSV"),
     (TABLE, {"values": {"label": {"a": "7"}}}, "holds no file"),
 ]
 
@@ -339,3 +252,5 @@ def test_a_csv_of_other_columns_is_described(
         assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
     home = Folder(path=str(tmp_path), size=8, columns=MAPPED)
     assert_refused(lambda: home.info(tmp_path), "dataset.columns", "is for a CSV")
+    (write_classes(tmp_path / "d", "picture") / "note.txt").write_text("x")
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "note.txt", "is no class folder")

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import csv
 import json
-import re
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -150,37 +148,6 @@ def test_a_run_opens_by_click_and_by_address_and_columns_are_kept(
         assert sorted(column(page, "'setting:optimizer.lr'")) == ["", "0.1", "0.2", "0.3"]
 
 
-def test_the_filter_is_in_the_address_also_behind_a_run(browser: Browser, file: Path) -> None:
-    with see(browser, file, WIDE) as seen:
-        page = seen.page
-        page.fill("#search", "lr=0.2 & phase")
-        page.fill("#search", "optimizer.lr=0.2")
-        page.fill("#limit", "5")
-        page.click("#runs-table .tabulator-row a")
-        page.keyboard.press("Escape")
-        page.wait_for_selector("#run:not([open])", state="attached")
-        page.wait_for_timeout(100)
-        address = page.url
-        assert "limit=5" in address
-    with see(browser, file, WIDE) as seen:
-        seen.page.goto(address)
-        seen.page.wait_for_selector("#count:has-text('1 of 4 runs')")
-        assert seen.page.input_value("#search") == "optimizer.lr=0.2"
-        assert seen.said == []
-
-
-def test_the_csv_holds_what_is_shown(browser: Browser, file: Path) -> None:
-    with see(browser, file, WIDE) as seen:
-        page = seen.page
-        page.fill("#search", "phasemnist")
-        with page.expect_download() as saved:
-            page.click("#download")
-        rows = [*csv.DictReader(saved.value.path().read_text("utf-8-sig").splitlines())]
-        assert sorted(row["test"] for row in rows) == ["0.6", "0.7", "0.8"]
-        assert [*rows[0]][:2] == ["run", "algorithm"]
-        assert seen.said == []
-
-
 def test_runs_are_compared_by_curves_differences_and_the_test(
     browser: Browser, tmp_path: Path
 ) -> None:
@@ -205,79 +172,6 @@ def test_runs_are_compared_by_curves_differences_and_the_test(
         ]
         assert page.evaluate("document.querySelector('#run').scrollWidth") <= PHONE[0]
         assert seen.said == []
-
-
-def test_the_scatter_keeps_a_metric_that_the_filtered_runs_have(
-    browser: Browser, tmp_path: Path
-) -> None:
-    headline = {"name": "dice", "value": 0.7}
-    other = own("films", 1, 0.7, headline=headline, metrics={"dice": 0.7})
-    save(tmp_path, *(private("phasemnist", seed, 0.5) for seed in (1, 2)), other)
-    with see(browser, write_page(tmp_path), WIDE) as seen:
-        chosen = "document.getElementById('scatter-metric').value"
-        assert seen.page.evaluate(chosen) == "accuracy"
-        seen.page.fill("#search", "films")
-        assert seen.page.evaluate(chosen) == "dice"
-        assert seen.page.inner_text("#scatter-metric option:checked") == "Dice"
-        seen.page.fill("#search", "phasemnist")
-        assert seen.page.evaluate(chosen) == "accuracy"
-
-
-def test_the_scatter_shows_what_the_table_shows_and_says_what_a_point_is(
-    browser: Browser, file: Path
-) -> None:
-    points = "Chart.getChart('scatter').data.datasets.flatMap((set) => set.data.map((p) => p.x))"
-    hint = "Chart.getChart('scatter').tooltip.title"
-    with see(browser, file, WIDE) as seen:
-        page = seen.page
-        found: list[Any] = page.evaluate(points)
-        assert sorted(found) == [2, 2, 2, 10]  # 10 is the edge, marked ∞
-        page.fill("#limit", "5")
-        assert page.evaluate(points) == [2, 2, 2]
-        at = page.evaluate(
-            "Chart.getChart('scatter').getDatasetMeta(0).data[0].getProps(['x', 'y'])"
-        )
-        page.locator("#scatter").hover(position={"x": at["x"], "y": at["y"]})
-        page.wait_for_function(f"{hint}?.length")
-        assert re.fullmatch(r"phasemnist, lr 0\.\d, seed \d", page.evaluate(hint)[0])
-
-
-def test_curves_of_a_table_are_drawn_when_it_opens(browser: Browser, file: Path) -> None:
-    with see(browser, file, WIDE) as seen:
-        drawn = "Object.values(Chart.instances).length"
-        before = seen.page.evaluate(drawn)
-        seen.page.locator("#papers details.section > summary").first.click()
-        seen.page.wait_for_timeout(200)
-        assert seen.page.evaluate(drawn) == before + 1
-
-
-def test_paper_has_the_summary_and_the_filtered_rows(browser: Browser, file: Path) -> None:
-    with see(browser, file, WIDE) as seen:
-        page = seen.page
-        page.fill("#search", "phasemnist")
-        page.emulate_media(media="print")
-        page.evaluate("dispatchEvent(new Event('beforeprint'))")
-        assert page.locator(".tabulator-print-table tbody tr").count() == 3
-        assert page.is_visible("#standing")
-        for part in ("#papers", "#figures", "#measured", "#tools", "nav"):
-            assert page.is_hidden(part), part
-        assert len(re.findall(rb"/Type\s*/Page\b", page.pdf())) <= 2
-
-
-def test_drawings_of_lines_are_light_on_dark_and_photographs_stay(
-    browser: Browser, tmp_path: Path
-) -> None:
-    save(tmp_path, private("phasemnist", 1, 0.5))
-    (tmp_path / "figures").mkdir()
-    for name, inside in (("lines", "<path/>"), ("scan", "<image/>")):
-        drawing = f'<svg xmlns="http://www.w3.org/2000/svg">{inside}</svg>'
-        (tmp_path / "figures" / f"{name}.svg").write_text(drawing)
-    filters = (
-        "[...document.querySelectorAll('.drawing img')].map((i) => getComputedStyle(i).filter)"
-    )
-    for scheme, turned in (("dark", "invert(1) hue-rotate(180deg)"), ("light", "none")):
-        with see(browser, write_page(tmp_path), WIDE, scheme) as seen:
-            assert seen.page.evaluate(filters) == [turned, "none"]
 
 
 PICTURES = {"wide": ROOT / "docs" / "report_wide.png", "phone": ROOT / "docs" / "report_phone.png"}

@@ -18,7 +18,6 @@ EXAMPLES = [(torch.zeros(2), 0)]
 CLAIMED = {"noise_multiplier": 1.0}
 CANARY = (torch.ones(2), 0)
 INSTEAD = (-torch.ones(2), 0)
-NUMBER = 3
 
 def right(examples, seed, std=1.0):
     noise = std * torch.randn(2, generator=torch.Generator().manual_seed(seed))
@@ -73,11 +72,9 @@ def test_the_path_of_the_file_names_it_too(
         (["./none.py:right"], "./none.py: there is no such file"),
         (["own_training.right"], "write my_script:function for a function of your own"),
         (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
-        (["own_training:NUMBER"], "Allowed: right, wrong."),
         (["lacks_claim:right"], "lacks_claim: has no CLAIMED; define it"),
         (["lacks_package:right"], "lacks_package: needs the package 'no_such_package'"),
         (["own_training:right", "seed=1"], "own_training:right: a script's function is audited by"),
-        (["seed=1", "own_training:right"], "leave out seed=1."),
         (["own_training:right", "--steps", "5"], "leave out --steps."),
         (["recipe=quickstart", "--runs", "50"], "--runs: is for my_script:function"),
         (["own_training:right", "--runs", "3"], "runs=3: must be at least 40"),

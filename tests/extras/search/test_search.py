@@ -6,7 +6,6 @@ import json
 import math
 import os
 import signal
-import subprocess
 import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -205,27 +204,6 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
     )
     assert killed["privacy"]["epsilon_all"] == whole["privacy"]["epsilon_all"]
     assert killed["trials"] == whole["trials"]
-
-
-@pytest.mark.slow
-def test_two_processes_share_one_search(tmp_path: Path) -> None:
-    """Each trial is made once, counts once, and both processes state the same ε."""
-    words = [*TINY, RATES, f"paths.results={tmp_path}", "--trials", "4", "--format", "json"]
-    command = [sys.executable, "-m", "zdp_bench", "search", *words]
-    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
-    both = [subprocess.Popen(command, **pipes) for _ in range(2)]
-    said = [process.communicate() for process in both]
-    assert [process.returncode for process in both] == [0, 0], said
-    assert json.loads(said[0][0]) == json.loads(said[1][0])
-    found = json.loads(next(tmp_path.glob("searches/*/search.json")).read_text())
-    every = records.read_all(tmp_path)
-    assert [line["trial"] for line in found["trials"]] == [1, 2, 3, 4]
-    assert {line["state"] for line in found["trials"]} == {"done"}
-    assert {line["run"] for line in found["trials"]} == {record["run"] for record in every}
-    assert [record["privacy"]["steps"] for record in every] == [STEPS] * 4
-    spent = [(record["privacy"]["z"], STEPS) for record in every]
-    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
-    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
 
 
 @pytest.mark.parametrize("at_once", [1, 2])
