@@ -152,6 +152,23 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
     assert "diverged at epoch" in out.split("Every cell")[1]
 
 
+def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in TINY:
+        (assets.RECIPES / f"{name}.yaml").unlink()
+    body = TINY["mnist"].replace(
+        "{table: zeta_dp_2021/1, row: mnist_private}",
+        "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_1.28}",
+    )
+    (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
+    code, out, err = run(
+        capsys, "reproduce", "--profile", "smoke", "--results", str(small), "threads=1"
+    )
+    assert (code, err) == (0, "")
+    assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
+    assert "10 cells: 0 as published, 1 with other settings or data (1 other data), 9 empty" in out
+    assert run(capsys, "report", "--results", str(small / "smoke"))[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
