@@ -199,7 +199,6 @@ def test_what_takes_over_an_hour_waits_for_a_yes(
     assert not (small / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_launcher_carries_the_runs_out(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
