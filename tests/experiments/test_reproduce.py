@@ -84,7 +84,8 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
     assert plan.merged == 1
-    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest))
+    used = {"dataset": plan.jobs[0].row.resolved["dataset"]}
+    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest, config=used))
     (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
