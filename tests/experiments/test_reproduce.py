@@ -84,7 +84,8 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
     assert plan.merged == 1
-    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest))
+    used = {"dataset": plan.jobs[0].row.resolved["dataset"]}
+    save(small, record("mnist", 1, experiment=plan.jobs[0].filling.digest, config=used))
     (assets.RECIPES / "first.yaml").write_text(mnist.read_text())
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "paper", 1, small, where)
     assert [job.filling.recipe for job in plan.jobs] == ["mnist", "phasemnist"]
@@ -152,6 +153,23 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
     assert "diverged at epoch" in out.split("Every cell")[1]
 
 
+def test_a_papers_curves_are_tables_too(small: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in TINY:
+        (assets.RECIPES / f"{name}.yaml").unlink()
+    body = TINY["mnist"].replace(
+        "{table: zeta_dp_2021/1, row: mnist_private}",
+        "{table: dp_dfa_2020/fig4, row: fashion_mnist_dp_dfa_1.28}",
+    )
+    (assets.RECIPES / "drawn.yaml").write_text(f"# drawn\n{body}")
+    code, out, err = run(
+        capsys, "reproduce", "--profile", "smoke", "--results", str(small), "threads=1"
+    )
+    assert (code, err) == (0, "")
+    assert "- SMOKE: " in (small / "smoke" / "tables" / "dp_dfa_2020_fig4.md").read_text()
+    assert "10 cells: 0 as published, 1 with other settings or data (1 other data), 9 empty" in out
+    assert run(capsys, "report", "--results", str(small / "smoke"))[0] == 0
+
+
 @pytest.mark.parametrize(
     ("words", "message"),
     [
@@ -182,7 +200,6 @@ def test_what_takes_over_an_hour_waits_for_a_yes(
     assert not (small / "runs").exists()
 
 
-@pytest.mark.slow
 def test_a_launcher_carries_the_runs_out(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

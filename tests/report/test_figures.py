@@ -198,6 +198,18 @@ def test_a_series_of_many_points_has_no_line_and_far_values_a_logarithmic_axis(
     assert set(curves(every)) == {"60 runs"}
 
 
+def test_numbers_have_four_digits_unless_settings_would_read_alike(tmp_path: Path) -> None:
+    rates = (0.123456789, 0.3)
+    runs = [make("a", 0, lr, 1.0, optimizer={"lr": lr, "momentum": 0.0}) for lr in rates]
+    save(tmp_path, *runs)
+    assert set(curves(own.draw(tmp_path, [], "epsilon_tight", "accuracy"))) == {
+        "learning rate 0.1235",
+        "learning rate 0.3",
+    }
+    save(tmp_path, make("a", 0, 0.9, 1.0, optimizer={"lr": 0.123456788, "momentum": 0.0}))
+    assert len(curves(own.draw(tmp_path, [], "epsilon_tight", "accuracy"))) == 3
+
+
 def test_open_runs_of_several_settings_are_points_at_the_right(tmp_path: Path) -> None:
     runs = [make("a", 0, 0.9, math.inf, optimizer={"lr": n}) for n in range(1, 10)]
     save(tmp_path, *runs)
