@@ -15,7 +15,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -299,19 +299,8 @@ def _calibrate(search: Search, unit: Spent, delta: float) -> float:
     mechanism = Mechanism.of_z(unit.z, unit.sampling)
     if law is None:
         return calibrate_mechanism(epsilon, mechanism, unit.steps * mean, delta)
-    question = {
-        "accountant": "selection",
-        "sampling": asdict(unit.sampling),
-        "steps": unit.steps,
-        "law": law,
-        "mean": mean,
-        "delta": delta,
-    }
-
-    def epsilon_of(z: float) -> float:
-        return selected_epsilon(z, unit.sampling, unit.steps, law, mean, delta)
-
-    return solve(epsilon, epsilon_of, question) / unit.z * (1 + 1e-9)
+    of = unit.sampling, unit.steps, law, mean, delta
+    return solve(epsilon, selected_epsilon, *of) / unit.z * (1 + 1e-9)
 
 
 def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None:
