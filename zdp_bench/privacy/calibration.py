@@ -27,8 +27,9 @@ def calibrate(target: float, accountant: str, claim: Claim) -> float:
     """
     claim = dataclasses.replace(claim, noise_multiplier=0.0)
     of = lookup("accountant", accountant), claim
-    ours = package_of("accountant", accountant) == "zdp_bench"
-    return solve(target, _claimed, *of) if ours else _search(target, _claimed, *of)
+    if package_of("accountant", accountant) != "zdp_bench":  # nothing tells when its code changes
+        return solve(target, _claimed, *of)
+    return float(remember(solve, target, _claimed, *of))
 
 
 def _claimed(sigma: float, accountant: Callable[[Claim], float], claim: Claim) -> float:
@@ -47,7 +48,8 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
     if unit.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
     # z must not come out one rounding lower
-    return solve(target, _tight, unit.sampling, steps, delta) / unit.z * (1 + 1e-12)
+    found = remember(solve, target, _tight, unit.sampling, steps, delta)
+    return float(found / unit.z * (1 + 1e-12))
 
 
 def _tight(z: float, sampling: Sampling, steps: int, delta: float) -> float:
@@ -58,30 +60,23 @@ def solve(target: float, epsilon_of: Callable[..., float], *of: Any) -> float:
     """Return the smallest σ with epsilon_of(σ, *of) ≤ target, up to a relative 1e-4.
 
     Args:
-        epsilon_of: falls with σ; it and `of` are remembered as `memory.remember` says.
+        epsilon_of: falls with σ.
 
     Formal guarantees: epsilon_of(result, *of) ≤ target. A target of ∞ asks for no noise: σ is 0.
 
     Raises:
         ValueError: see `calibrate`.
     """
-    return float(remember(_search, target, epsilon_of, *of))
-
-
-def _search(target: float, epsilon_at: Callable[..., float], *of: Any) -> float:
-    def epsilon_of(sigma: float) -> float:
-        return epsilon_at(sigma, *of)
-
     if target == math.inf:
         return 0.0
     if not target > 0:
         raise ValueError(f"a target ε must be positive, not {target:g}")
     low = high = 1.0  # invariant once found: ε(low) > target ≥ ε(high)
-    while epsilon_of(high) > target:
+    while epsilon_of(high, *of) > target:
         low, high = high, high * 2
         if high > LARGEST:
             raise ValueError(f"no noise multiplier up to {LARGEST:,.0f} reaches ε = {target:g}")
-    while low == high or epsilon_of(low) <= target:
+    while low == high or epsilon_of(low, *of) <= target:
         low /= 2
         if low < SMALLEST:
             raise ValueError(
@@ -90,10 +85,10 @@ def _search(target: float, epsilon_at: Callable[..., float], *of: Any) -> float:
             )
 
     def distance(log_sigma: float) -> float:
-        epsilon = epsilon_of(math.exp(log_sigma))
+        epsilon = epsilon_of(math.exp(log_sigma), *of)
         return math.log(min(max(epsilon, 1e-12), 1e12) / target)
 
     root = math.exp(brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
-    while epsilon_of(root) > target:
+    while epsilon_of(root, *of) > target:
         root *= 1 + TOLERANCE / 2
     return root

@@ -47,7 +47,7 @@ def remember(function: Callable[..., Any], *arguments: Any) -> Any:
 
     if (folder := cache_folder("numbers")) is None:
         return compute()
-    question = json.dumps([_libraries(), function, *arguments], default=_describe, sort_keys=True)
+    question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
     path = folder / f"{_digest(question)}.json"
     if folder not in _distrusted:
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
@@ -83,14 +83,8 @@ def check_one(make: Callable[[], T]) -> T:
     return make()
 
 
-@cache
-def _libraries() -> list[str]:
-    """Return the versions of what computes."""
-    return [version(name) for name in ("dp-accounting", "numpy", "scipy")]
-
-
 def _describe(value: Any) -> Any:
-    """Return JSON of a dataclass, or of a function: its name, and its module's and our code."""
+    """Return JSON of a dataclass, or of a function: its name, and all that computes it."""
     if callable(value):
         return [value.__module__, value.__qualname__, _code(value.__module__)]
     return dataclasses.asdict(value)
@@ -98,9 +92,10 @@ def _describe(value: Any) -> Any:
 
 @cache
 def _code(module: str) -> str:
-    own = sys.modules[module].__file__
-    files = sorted({*Path(__file__).parent.glob("*.py"), *([Path(own)] if own else [])})
-    return _digest("".join(path.read_text(encoding="utf-8") for path in files))
+    """Return a digest of a module, of this package and of the libraries' versions."""
+    files = sorted({*Path(__file__).parent.glob("*.py"), Path(sys.modules[module].__file__ or "")})
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    return _digest("".join([*texts, *map(version, ("dp-accounting", "numpy", "scipy"))]))
 
 
 def _digest(text: str) -> str:

@@ -408,10 +408,11 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
             sigma = calibrate(target, name, _claim(given, 0.0))
             return [_claim_at(given, sigma, name)]
         bound = [bound for bound in _bounds(given) if bound[0] == name][-1]  # a patient's is last
-        return [
-            _answer(given, noise, solve(target, _at_sigma, given, noise, *bound), *bound)
+        found = {
+            noise: remember(solve, target, _epsilon_at, given, noise, *bound)
             for noise in CONVENTIONS
-        ]
+        }
+        return [_answer(given, noise, sigma, *bound) for noise, sigma in found.items()]
     except ValueError as error:
         raise UserError(f"--target-epsilon={target:g}: {error}.") from None
 
@@ -435,11 +436,12 @@ def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | 
     else:
         at_least = answer_for_mechanisms()[name].at_least
         low = at_least(mechanism, steps, delta) if at_least else None
-    high, remark = _epsilon_of(given, mechanism, name, many), _remark(given, name, many)
+    high, remark = _epsilon_at(sigma, given, noise, name, many), _remark(given, name, many)
     return Answer(noise, sigma, mechanism.z, name, high, remark, low)
 
 
-def _epsilon_of(given: OwnNumbers, mechanism: Mechanism, name: str, many: int | None) -> float:
+def _epsilon_at(sigma: float, given: OwnNumbers, noise: str, name: str, many: int | None) -> float:
+    mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
     if many:
         return patient_epsilon(mechanism, many, given.steps, given.delta)
     return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
@@ -451,12 +453,6 @@ def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
     kind = answer_for_mechanisms()[name].kind
     fixed_size = kind == "tight" and given.sampling.scheme == "uniform"
     return TIGHT_INTERVAL if fixed_size else REMARKS[kind]
-
-
-def _at_sigma(
-    sigma: float, given: OwnNumbers, noise: str, accountant: str, many: int | None
-) -> float:
-    return _epsilon_of(given, mechanism_of(noise, 1.0, sigma, given.sampling), accountant, many)
 
 
 def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
@@ -485,7 +481,7 @@ def _is_convention(given: OwnNumbers, accountant: str) -> bool:
 
 
 def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
-    """Return the answers as a table for the terminal."""
+    """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
     s = given.sampling
     title = (
         f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; "
@@ -505,17 +501,7 @@ def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     known = s.records != UNKNOWN_RECORDS
     notes = [asked] if known and (asked := question(given.delta, s.records)) else []
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
-    return Sheet(title.replace("_", " "), columns, rows, notes)
-
-
-def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
-    """Return the answers as plain numbers, six digits each, with their setting beside them."""
-    common = {
-        "sampling": given.sampling.scheme,
-        "sample_rate": given.sampling.sample_rate,
-        "steps": given.steps,
-        "delta": given.delta,
-    }
+    common = {"sampling": s.scheme, "sample_rate": s.sample_rate}
+    common |= {"steps": given.steps, "delta": given.delta}
     numbers = [common | rounded(vars(answer)) for answer in answers]
-    cells = [[str(value) for value in line.values()] for line in numbers]
-    return Sheet("", list(numbers[0]), cells, numbers=numbers)
+    return Sheet(title.replace("_", " "), columns, rows, notes, numbers=numbers)

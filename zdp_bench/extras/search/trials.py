@@ -40,6 +40,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
 from zdp_bench.privacy.composition import Spent, draw_number, selected_epsilon, together
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import write_epsilon
 from zdp_bench.records import hold_lock
 from zdp_bench.report.cells import LESS_IS_BETTER
@@ -300,7 +301,7 @@ def _calibrate(search: Search, unit: Spent, delta: float) -> float:
     if law is None:
         return calibrate_mechanism(epsilon, mechanism, unit.steps * mean, delta)
     of = unit.sampling, unit.steps, law, mean, delta
-    return solve(epsilon, selected_epsilon, *of) / unit.z * (1 + 1e-9)
+    return float(remember(solve, epsilon, selected_epsilon, *of) / unit.z * (1 + 1e-9))
 
 
 def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None:
