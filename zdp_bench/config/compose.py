@@ -42,7 +42,8 @@ def _register_yaml() -> None:
     store, repo = ConfigStore.instance().store, ConfigStore.instance().repo
     for group, package in (("recipe", "_global_"), ("dataset", "dataset")):
         for name, path in files(group).items():
-            node = ConfigNode(f"{name}.yaml", _OfFile(path, group), group, package, None)
+            later: Any = _OfFile(path, group)
+            node = ConfigNode(f"{name}.yaml", later, group, package, None)
             repo.setdefault(group, {})[node.name] = node
     for kind in PLUGIN_KINDS:
         for name in set(group_options(kind)) - set(files(kind)):
