@@ -18,6 +18,7 @@ CONF = _ROOT / "conf"
 DATASETS = _ROOT / "datasets"  # those of extras are in the extras' own folders
 PAPERS = _ROOT / "papers"
 RECIPES = _ROOT / "recipes"
+LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
 _OF_EXTRAS = sorted(_PACKAGE.glob("extras/*/datasets"))
 
 
@@ -45,4 +46,4 @@ def read_yaml(path: Path) -> dict:
 
 @cache
 def _parse(path: Path) -> dict:
-    return yaml.safe_load(path.read_text(encoding="utf-8")) or {}
+    return yaml.load(path.read_text(encoding="utf-8"), LOADER) or {}

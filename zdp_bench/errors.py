@@ -69,9 +69,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
         return UserError(
             f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}."
         )
-    alike = sorted(
-        options, key=lambda option: -difflib.SequenceMatcher(None, word, option).ratio()
-    )[:NEAREST]
+    alike = difflib.get_close_matches(word, options, NEAREST, cutoff=0)
     return UserError(
         f"{what} '{word}' is not known.{near} The nearest of {len(options)}: {', '.join(alike)}."
     )

@@ -113,13 +113,11 @@ def resolve(where: str) -> Any:
 
 @cache
 def _load(kind: str) -> None:
-    """Import every module of the kind's package, then the plug-ins of extras and other packages."""
+    """Import every module of the kind's package, then the plug-ins of other packages."""
     if kind in HOMES:
         package = importlib.import_module(HOMES[kind])
         for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{HOMES[kind]}."):
             importlib.import_module(module.name)
-        for where in of_extras(kind).values():
-            resolve(where)
     _load_others()
 
 
@@ -147,15 +145,15 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     _load(kind)
     if name in _builders[kind]:
         return _builders[kind][name]
+    if name in of_extras(kind):
+        found = resolve(of_extras(kind)[name])  # and no other of its kind
+        return _builders[kind].get(name, found)
     if kind not in OPTIONAL:
-        raise unknown(kind, name, _builders[kind])
-    if name not in of_extras(kind):
-        raise UserError(
-            f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
-            "zdp_bench/extras."
-        )
-    found: Callable[..., Any] = resolve(of_extras(kind)[name])  # and no other of its kind
-    return found
+        raise unknown(kind, name, names(kind))
+    raise UserError(
+        f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
+        "zdp_bench/extras."
+    )
 
 
 def find(kind: str, name: str) -> Callable[..., Any] | None:

@@ -34,8 +34,6 @@ from typing import Literal
 
 import numpy as np
 import torch
-from scipy.io import loadmat
-from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.files import (
@@ -138,6 +136,8 @@ def _first_diagnosis(name: str, line: str) -> str:
 
 def read_matlab(path: Path, channel: int, diagnosis: str) -> Recording:
     """Read one recording of the challenge's own form."""
+    from scipy.io import loadmat
+
     with reading(path, LARGEST_MAT):
         _require_modest(path.read_bytes())
         signals = np.asarray(loadmat(path, variable_names=["ECG"])["ECG"]["data"][0, 0])
@@ -382,6 +382,8 @@ class Cpsc2018(Dataset):
 
     def split(self, folder: Path, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the recordings to train and to test on, stratified and seeded."""
+        from sklearn.model_selection import train_test_split  # which takes half a second
+
         counts = [targets.count(0), targets.count(1)]
         if min(counts) < 2:
             raise UserError(

@@ -9,8 +9,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-from sklearn.datasets import load_digits
-from sklearn.model_selection import train_test_split
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.files import card, digest, note_source
@@ -179,6 +177,10 @@ class PhaseDigits(Dataset):
     validation_share: float | None = None
 
     def load(self, root: Path) -> Splits:
+        from sklearn.datasets import (
+            load_digits,
+        )  # half a second, not for whoever lists what there is
+
         bunch = load_digits()
         pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # in [0, 1]
         labels = bunch.target.astype(np.int64)
@@ -193,6 +195,8 @@ class PhaseDigits(Dataset):
         return replace(made, validation=pair_public(held, self.pairing_seed))
 
     def info(self, root: Path) -> DatasetInfo:
+        from sklearn.datasets import load_digits
+
         labels = load_digits().target
         train, test, held = map(len, parts := self.split(labels))
         digits = DatasetInfo(
@@ -207,6 +211,8 @@ class PhaseDigits(Dataset):
 
     def split(self, labels: np.ndarray) -> list[np.ndarray]:
         """Indices of the digits to train, test and validate on, in equal shares of every label."""
+        from sklearn.model_selection import train_test_split
+
         count = len(labels)
         held = math.ceil(self.test_share * count) if 0 < self.test_share < 1 else 0
         rule = (

@@ -22,7 +22,6 @@ from zdp_bench.report import names
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.training import distributed
 from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
 
 if TYPE_CHECKING:
@@ -324,6 +323,7 @@ def _carry_out(
 ) -> Record:
     """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
     from zdp_bench.report.terminal import show_run
+    from zdp_bench.training import distributed
     from zdp_bench.training.progress import Live, Reporter, Silent, console
     from zdp_bench.training.run import run
 

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.memory import check_one, remember
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
 
@@ -46,7 +47,7 @@ def sheet(
     groups = group_by_data(spendings)
     if dataset:
         groups = [group for group in groups if any(one.dataset == dataset for one in group)]
-    lines = [line for group in groups for line in _lines(group, delta)]
+    lines = check_one(lambda: [line for group in groups for line in _lines(group, delta)])
     cells = [
         [
             f"{line['dataset']}, {line['provenance']}",
@@ -121,8 +122,8 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
         "noise": noise,
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
-        "epsilon": together_if_known([run.spent for run in runs], delta),
-        "epsilon_unit": together_if_known(per_unit, delta) if told else None,
+        "epsilon": remember(together_if_known, [run.spent for run in runs], delta),
+        "epsilon_unit": remember(together_if_known, per_unit, delta) if told else None,
         "unit": one.unit if told else None,
         "records_per_unit": owned,
         "delta": delta,

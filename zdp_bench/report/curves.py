@@ -273,7 +273,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Curves:
                     label=cells.mark(
                         metric.label,
                         variant and rules.of_variant(variant),
-                        on and names.data_with_options(on),
+                        on and names.data(on),
                     ),
                     ours=ours,
                     points=tuple(_points(ours.runs, axes, metric)),

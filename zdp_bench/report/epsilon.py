@@ -15,7 +15,6 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any, Literal, get_args
 
 from zdp_bench import assets
@@ -38,6 +37,7 @@ from zdp_bench.privacy.mechanism import (
     Sampling,
     Scheme,
 )
+from zdp_bench.privacy.memory import check_one, remember
 from zdp_bench.privacy.statement import question, require_delta
 from zdp_bench.registry import lookup
 from zdp_bench.report import papers
@@ -135,8 +135,8 @@ def quoted() -> list[Quoted]:
 
 
 def rows() -> list[Reproduction]:
-    """Compute what became of every quoted ε."""
-    return [reproduce(line) for line in quoted()]
+    """Compute what became of every quoted ε, or remember it."""
+    return check_one(lambda: [reproduce(line) for line in quoted()])
 
 
 def reproduce(q: Quoted) -> Reproduction:
@@ -157,13 +157,16 @@ def reproduce(q: Quoted) -> Reproduction:
     if q.sigma is None:
         sigma = calibrate(float(q.printed), q.convention, claim)
         claim = dataclasses.replace(claim, noise_multiplier=sigma)
-    reproduced = claimed_epsilon(q.convention, claim)
+    reproduced = remember(claimed_epsilon, q.convention, claim)
     verdict: Agreement = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = _mechanism(q, claim.noise_multiplier, q.sampling, rate)
-    at_least, tight = tight_interval(mechanism, steps, q.delta)
+    at_least, tight = remember(tight_interval, mechanism, steps, q.delta)
     many = q.records_per_patient
-    patient = _patient_interval(mechanism, many, steps, q.delta) if many else (None, None)
-    poisson = _mechanism(q, claim.noise_multiplier, "poisson", rate)
+    low, high = remember(patient_interval, mechanism, many, steps, q.delta) if many else (None,) * 2
+    poisson = None
+    if q.sampling != "poisson":
+        other = _mechanism(q, claim.noise_multiplier, "poisson", rate)
+        poisson = remember(tight_epsilon, other, steps, q.delta)
     return Reproduction(
         quoted=q,
         sigma=claim.noise_multiplier,
@@ -175,13 +178,10 @@ def reproduce(q: Quoted) -> Reproduction:
         tight=tight,
         tight_at_least=at_least,
         factor=tight / float(q.printed.lstrip("<")),
-        tight_poisson=None if q.sampling == "poisson" else tight_epsilon(poisson, steps, q.delta),
-        tight_patient=patient[1],
-        tight_patient_at_least=patient[0],
+        tight_poisson=poisson,
+        tight_patient=high,
+        tight_patient_at_least=low,
     )
-
-
-_patient_interval = lru_cache(maxsize=None)(patient_interval)
 
 
 def _mechanism(q: Quoted, sigma: float, scheme: Scheme, sample_rate: float) -> Mechanism:
@@ -408,10 +408,11 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
             sigma = calibrate(target, name, _claim(given, 0.0))
             return [_claim_at(given, sigma, name)]
         bound = [bound for bound in _bounds(given) if bound[0] == name][-1]  # a patient's is last
-        return [
-            _answer(given, noise, _calibrate(given, noise, target, *bound), *bound)
+        found = {
+            noise: remember(solve, target, _epsilon_at, given, noise, *bound)
             for noise in CONVENTIONS
-        ]
+        }
+        return [_answer(given, noise, sigma, *bound) for noise, sigma in found.items()]
     except ValueError as error:
         raise UserError(f"--target-epsilon={target:g}: {error}.") from None
 
@@ -435,11 +436,12 @@ def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | 
     else:
         at_least = answer_for_mechanisms()[name].at_least
         low = at_least(mechanism, steps, delta) if at_least else None
-    high, remark = _epsilon_of(given, mechanism, name, many), _remark(given, name, many)
+    high, remark = _epsilon_at(sigma, given, noise, name, many), _remark(given, name, many)
     return Answer(noise, sigma, mechanism.z, name, high, remark, low)
 
 
-def _epsilon_of(given: OwnNumbers, mechanism: Mechanism, name: str, many: int | None) -> float:
+def _epsilon_at(sigma: float, given: OwnNumbers, noise: str, name: str, many: int | None) -> float:
+    mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
     if many:
         return patient_epsilon(mechanism, many, given.steps, given.delta)
     return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
@@ -451,22 +453,6 @@ def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
     kind = answer_for_mechanisms()[name].kind
     fixed_size = kind == "tight" and given.sampling.scheme == "uniform"
     return TIGHT_INTERVAL if fixed_size else REMARKS[kind]
-
-
-def _calibrate(given: OwnNumbers, noise: str, target: float, name: str, many: int | None) -> float:
-    """Return the σ at which an accountant says the target ε."""
-    question = {
-        "given": dataclasses.asdict(given),
-        "noise": noise,
-        "by": name,
-        "remark": _remark(given, name, many),
-    }
-
-    def epsilon_at(sigma: float) -> float:
-        mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-        return _epsilon_of(given, mechanism, name, many)
-
-    return solve(target, epsilon_at, question)
 
 
 def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
@@ -495,7 +481,7 @@ def _is_convention(given: OwnNumbers, accountant: str) -> bool:
 
 
 def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
-    """Return the answers as a table for the terminal."""
+    """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
     s = given.sampling
     title = (
         f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; "
@@ -515,17 +501,7 @@ def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     known = s.records != UNKNOWN_RECORDS
     notes = [asked] if known and (asked := question(given.delta, s.records)) else []
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
-    return Sheet(title.replace("_", " "), columns, rows, notes)
-
-
-def answers_numbers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
-    """Return the answers as plain numbers, six digits each, with their setting beside them."""
-    common = {
-        "sampling": given.sampling.scheme,
-        "sample_rate": given.sampling.sample_rate,
-        "steps": given.steps,
-        "delta": given.delta,
-    }
+    common = {"sampling": s.scheme, "sample_rate": s.sample_rate}
+    common |= {"steps": given.steps, "delta": given.delta}
     numbers = [common | rounded(vars(answer)) for answer in answers]
-    cells = [[str(value) for value in line.values()] for line in numbers]
-    return Sheet("", list(numbers[0]), cells, numbers=numbers)
+    return Sheet(title.replace("_", " "), columns, rows, notes, numbers=numbers)

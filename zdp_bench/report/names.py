@@ -90,27 +90,21 @@ UNITS = {"accuracy": "%", "psnr": "dB"}
 
 
 def model(name: str) -> str:
-    return MODELS.get(name, _spaced(name))
+    return _find(MODELS, name)
 
 
-def data(name: str) -> str:
-    return DATA.get(name, _spaced(name))
-
-
-def data_with_options(label: str) -> str:
+def data(label: str) -> str:
     """'mnist, size=16' -> 'MNIST, size=16'."""
-    name, comma, options = label.partition(", ")
-    return f"{data(name)}{comma}{options}"
+    return _find(DATA, label)
 
 
 def algorithm(label: str) -> str:
     """'dp_sgd, per_layer=True' -> 'DP-SGD, per_layer=True'."""
-    name, comma, options = label.partition(", ")
-    return f"{ALGORITHMS.get(name, _spaced(name))}{comma}{options}"
+    return _find(ALGORITHMS, label)
 
 
 def metric(name: str) -> str:
-    return METRICS.get(name, _spaced(name))
+    return _find(METRICS, name)
 
 
 def key(name: str) -> str:
@@ -137,7 +131,7 @@ def scale(metric: str) -> float:
 def axis(metric: str) -> str:
     """'test accuracy, %': the label of an axis that shows a metric."""
     after = f", {unit(metric)}" if unit(metric) else ""
-    return f"test {METRICS.get(metric, _spaced(metric))}{after}"
+    return f"test {_find(METRICS, metric)}{after}"
 
 
 def run(record: Record) -> str:
@@ -147,5 +141,6 @@ def run(record: Record) -> str:
     return f"{model(network)} on {on}" if network else on
 
 
-def _spaced(name: str) -> str:
-    return name.replace("_", " ")
+def _find(names: dict[str, str], label: str) -> str:
+    name, comma, options = label.partition(", ")
+    return f"{names.get(name, name.replace('_', ' '))}{comma}{options}"

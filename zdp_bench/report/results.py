@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
-from difflib import SequenceMatcher
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -223,7 +223,7 @@ def _group(
 def _none_has(column: str, value: str, cells: pd.Series) -> UserError:
     """Return the error for a filter that no record passes, with the nearest values there are."""
     there = sorted({_cell(column, cell) or "null" for cell in cells})
-    near = sorted(there, key=lambda one: -SequenceMatcher(None, value, one).ratio())[:NEAREST]
+    near = get_close_matches(value, there, NEAREST, cutoff=0)
     return UserError(
         f"{column}={value}: none of {_count(len(cells), 'record')} has it."
         f"{suggestion(value, there)} There is {', '.join(near)}{', ...' * (len(there) > NEAREST)}."

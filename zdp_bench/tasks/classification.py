@@ -7,7 +7,6 @@ import math
 import numpy as np
 import torch
 import torch.nn.functional as F
-from sklearn.metrics import accuracy_score, roc_auc_score
 from torch import Tensor
 
 from zdp_bench.errors import require, unknown
@@ -39,6 +38,8 @@ class Classification:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
+        from sklearn.metrics import accuracy_score, roc_auc_score  # which take half a second
+
         truth, classes = targets.cpu().numpy(), outputs.shape[1]
         scores = outputs.double().softmax(dim=1).cpu().numpy()
         area = math.nan
@@ -86,6 +87,8 @@ class BinaryClassification:
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
+        from sklearn.metrics import accuracy_score, roc_auc_score
+
         scores, truth = self.scores(outputs), targets.cpu().numpy()
         both = len(set(truth.tolist())) == 2
         return {

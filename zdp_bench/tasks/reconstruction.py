@@ -11,7 +11,6 @@ from collections.abc import Iterator
 
 import numpy as np
 import torch
-from skimage.metrics import peak_signal_noise_ratio, structural_similarity
 from torch import Tensor
 
 from zdp_bench.registry import register
@@ -84,6 +83,8 @@ def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
 
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
     """Return NMSE, PSNR and SSIM of one volume, float [slices, H, W]."""
+    from skimage.metrics import peak_signal_noise_ratio, structural_similarity  # takes a second
+
     largest = reference.max()
     ssim = [
         structural_similarity(a, b, data_range=largest)

@@ -29,14 +29,13 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.table import Column
 
-from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.errors import UserError, printable, unknown
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import flatten
 from zdp_bench.registry import lookup, names
 
-if TYPE_CHECKING:  # what prints a table needs no torch
+if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
+    from zdp_bench.config.schema import Run
     from zdp_bench.training.run import Watcher
 
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
@@ -181,6 +180,9 @@ class Reporter:
     """
 
     def __init__(self, beside: Watcher, config: Run) -> None:
+        from zdp_bench.config.digests import experiment_digest
+        from zdp_bench.config.schema import OPERATIONAL
+
         self._beside = beside
         name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
         kept = {key: value for key, value in config.resolved.items() if key not in OPERATIONAL}

@@ -12,17 +12,18 @@ import json
 import logging
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from zdp_bench import records
-from zdp_bench.config.schema import Run
-from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.composition import Spending, Spent, together
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.training.run_folder import only_one_process
+
+if TYPE_CHECKING:  # `budget` needs no torch
+    from zdp_bench.config.schema import Run
+    from zdp_bench.data import Splits
 
 FILE = "spending.json"
 
@@ -45,6 +46,8 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     Raises:
         UserError: the run would pass its total budget, or what another run spent is not known.
     """
+    from zdp_bench.training.run_folder import only_one_process
+
     plan = {
         "recipe": config.recipe,
         "data": {"name": config.dataset.name, "provenance": data.provenance, "digest": data.digest},

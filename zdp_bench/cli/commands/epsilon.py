@@ -55,7 +55,6 @@ def _print_papers(options: argparse.Namespace) -> None:
     """Print and write every ε of the five papers."""
     from zdp_bench.report import epsilon
     from zdp_bench.training.interrupts import require_writable
-    from zdp_bench.training.progress import console
 
     require_writable(options.results)
     for name in (*SETTING, "accountant"):
@@ -66,11 +65,9 @@ def _print_papers(options: argparse.Namespace) -> None:
             )
     sheet = epsilon.sheet(epsilon.rows())
     paths = sheet.write(options.results / "tables" / "epsilon")
+    print_sheet(sheet, options.format)
     if options.format == "rich":
-        console().print(sheet)
         print("\n".join(f"written: {path}" for path in paths))
-    else:
-        print(sheet.as_text(options.format))
 
 
 def _print_own(options: argparse.Namespace) -> None:
@@ -84,5 +81,4 @@ def _print_own(options: argparse.Namespace) -> None:
         answers = epsilon.for_sigma(own, options.sigma, options.accountant)
     else:
         answers = epsilon.for_target(own, options.target_epsilon, options.accountant)
-    of = epsilon.answers_sheet if options.format == "rich" else epsilon.answers_numbers
-    print_sheet(of(own, answers), options.format)
+    print_sheet(epsilon.answers_sheet(own, answers), options.format)

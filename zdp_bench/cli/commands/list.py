@@ -69,10 +69,9 @@ def _list(kind: str) -> list[tuple[str, str]]:
     from zdp_bench import assets
 
     if kind == "datasets":
-        from zdp_bench.data.files import cards
-
-        ours = [(card.name, f"{card.title}: {card.provenance}, {card.licence}") for card in cards()]
-        return ours + _list_others("dataset")
+        cards = {n: assets.read_yaml(p)["card"] for n, p in assets.group(assets.DATASETS).items()}
+        line = "{title}: {provenance}, {licence}"
+        return [(n, line.format(**card)) for n, card in cards.items()] + _list_others("dataset")
     if kind == "tables":
         from zdp_bench.report import papers
 
@@ -87,12 +86,12 @@ def _list(kind: str) -> list[tuple[str, str]]:
         from zdp_bench.config.plugins import every_key
 
         return every_key()
-    from zdp_bench.config.schema import PLUGIN_KINDS
+    from zdp_bench.registry import HOMES
 
     group = kind.removesuffix("s")
     folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
     ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
-    return ours + (_list_others(group) if group in PLUGIN_KINDS else [])
+    return ours + (_list_others(group) if group in HOMES else [])
 
 
 def _list_others(kind: str) -> list[tuple[str, str]]:

@@ -28,7 +28,6 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
     from zdp_bench.experiments.sweep import SweepJob, show_sweep, sweep
-    from zdp_bench.training import distributed
     from zdp_bench.training.progress import console
 
     if options.multirun and options.show_config:
@@ -36,11 +35,14 @@ def run(options: argparse.Namespace) -> int:
     words = [str(word.input_line) for word in read_words(options.overrides, options.multirun)]
     if options.show_config:
         return _show(words)
-    if options.multirun and distributed.is_distributed():
-        raise UserError(
-            "torchrun carries out one run: leave -m out, "
-            "or sweep with launcher=joblib or launcher=slurm."
-        )
+    if options.multirun:
+        from zdp_bench.training.distributed import is_distributed
+
+        if is_distributed():
+            raise UserError(
+                "torchrun carries out one run: leave -m out, "
+                "or sweep with launcher=joblib or launcher=slurm."
+            )
     with readable_errors(words), hydra_session() as driver:
         if not options.multirun:
             error = driver.run(

@@ -15,7 +15,7 @@ import secrets
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
 from typing import Literal
@@ -40,6 +40,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism, solve
 from zdp_bench.privacy.composition import Spent, draw_number, selected_epsilon, together
 from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import hold_lock
 from zdp_bench.report.cells import LESS_IS_BETTER
@@ -299,19 +300,8 @@ def _calibrate(search: Search, unit: Spent, delta: float) -> float:
     mechanism = Mechanism.of_z(unit.z, unit.sampling)
     if law is None:
         return calibrate_mechanism(epsilon, mechanism, unit.steps * mean, delta)
-    question = {
-        "accountant": "selection",
-        "sampling": asdict(unit.sampling),
-        "steps": unit.steps,
-        "law": law,
-        "mean": mean,
-        "delta": delta,
-    }
-
-    def epsilon_of(z: float) -> float:
-        return selected_epsilon(z, unit.sampling, unit.steps, law, mean, delta)
-
-    return solve(epsilon, epsilon_of, question) / unit.z * (1 + 1e-9)
+    of = unit.sampling, unit.steps, law, mean, delta
+    return float(remember(solve, epsilon, selected_epsilon, *of) / unit.z * (1 + 1e-9))
 
 
 def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None:

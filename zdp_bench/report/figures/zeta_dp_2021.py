@@ -6,13 +6,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.image import AxesImage
 
 from zdp_bench import records
-from zdp_bench.data import cpsc2018 as ecg
-from zdp_bench.data import speech_commands as speech
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.registry import register
@@ -37,6 +35,8 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
         UserError: the data root has neither CPSC 2018 nor its synthetic stand-in, or one of the two
             kinds is missing.
     """
+    from zdp_bench.data import cpsc2018 as ecg
+
     official, synthetic = data_root / "CPSC2018", data_root / "synthetic"
     folders = [official] if official.is_dir() else sorted(synthetic.glob("cpsc2018-*"))
     if not folders:
@@ -84,6 +84,10 @@ def example_word(results: Path, data_root: Path) -> Figure:
     Raises:
         UserError: the data root has neither Speech Commands nor its synthetic stand-in.
     """
+    import torch
+
+    from zdp_bench.data import speech_commands as speech
+
     folders = (data_root / speech.FOLDER, *sorted((data_root / "synthetic").glob("speech-*")))
     clips = next(
         (found for folder in folders if (found := sorted((folder / "stop").glob("*.wav")))), None
@@ -111,7 +115,7 @@ def example_word(results: Path, data_root: Path) -> Figure:
         (real, "B", "real part", spectrum.real),
         (imaginary, "C", "imaginary part", spectrum.imag),
     ):
-        shades = _spectrogram(axes, values, limits)
+        shades = _spectrogram(axes, values, limits, speech.RATE / 2000)
         axes.set_title(f"{letter}   {part}")
     real.set_ylabel("frequency in kHz")
     figure.colorbar(shades, ax=imaginary, label="log₁₀ of its modulus")
@@ -123,15 +127,14 @@ def log_magnitude(part: np.ndarray) -> np.ndarray:
     return np.log10(np.maximum(np.abs(part), 1e-4))
 
 
-def _spectrogram(axes: Axes, part: np.ndarray, limits: np.ndarray):  # type: ignore[no-untyped-def]
-    extent = (0, 1, 0, speech.RATE / 2000)
+def _spectrogram(axes: Axes, part: np.ndarray, limits: np.ndarray, highest: float) -> AxesImage:
     axes.grid(visible=False)
     axes.set_xlabel("time in s")
     return axes.imshow(
         log_magnitude(part).T,
         origin="lower",
         aspect="auto",
-        extent=extent,
+        extent=(0, 1, 0, highest),  # s, kHz
         vmin=limits[0],
         vmax=limits[1],
         cmap="cividis",

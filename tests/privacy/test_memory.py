@@ -1,0 +1,154 @@
+"""What was computed is remembered exactly, for its own question alone, and doubted at random."""
+
+from __future__ import annotations
+
+import json
+import math
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from zdp_bench import assets
+from zdp_bench.privacy import memory
+from zdp_bench.privacy.accounting import rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.memory import check_one, remember
+
+PACKAGE = Path(memory.__file__).parent.parent
+EVEN = Sampling("poisson", 0.01, 10, 1000)
+CALLS: list[Any] = []
+TRUTH = {"answer": 0.1 + 0.2}
+
+
+def slow(name: str, more: float = 0.0) -> float:
+    CALLS.append(name)
+    return TRUTH[name] + more
+
+
+def pair(low: float, high: float | None) -> tuple[float, float | None]:
+    CALLS.append(low)
+    return low, high
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setitem(TRUTH, "answer", 0.1 + 0.2)
+    CALLS.clear()
+    yield tmp_path / "zdp-bench" / "numbers"
+    memory._distrusted.clear()
+
+
+def test_whatever_a_number_depends_on_is_another_question(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked = (
+        (tight_epsilon, Mechanism.of_z(1.0, EVEN), 500, 1e-5),
+        (rdp_epsilon, Mechanism.of_z(1.0, EVEN), 500, 1e-5),
+        (tight_epsilon, Mechanism.of_z(1.1, EVEN), 500, 1e-5),
+        (tight_epsilon, Mechanism.of_z(1.0, replace(EVEN, scheme="uniform")), 500, 1e-5),
+        (tight_epsilon, Mechanism.of_z(1.0, replace(EVEN, sample_rate=0.02)), 500, 1e-5),
+        (tight_epsilon, Mechanism.of_z(1.0, EVEN), 501, 1e-5),
+        (tight_epsilon, Mechanism.of_z(1.0, EVEN), 500, 2e-5),
+    )
+    for _ in range(2):
+        for function, *arguments in asked:
+            assert remember(function, *arguments) == function(*arguments)
+    assert len(list(folder.iterdir())) == len(asked)
+    remember(slow, "answer")
+    for changed, other in (("version", str), ("sys", SimpleNamespace(modules={__name__: assets}))):
+        memory._code.cache_clear()  # another process
+        monkeypatch.setattr(memory, changed, other)
+        remember(slow, "answer")
+    memory._code.cache_clear()
+    assert len(CALLS) == 3
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda kept: json.dumps(kept)[:20],
+        lambda kept: "[1, 2]",
+        lambda kept: json.dumps(kept | {"number": kept["number"] - 1e-9}),
+        lambda kept: json.dumps({"number": 1.0, "seal": memory._seal("another question", 1.0)}),
+    ],
+    ids=["cut", "list", "another number", "another question's"],
+)
+def test_a_damaged_or_foreign_file_is_ignored_and_mended(damage: Any, folder: Path) -> None:
+    right = remember(slow, "answer")
+    (file,) = folder.iterdir()
+    whole = file.read_text()
+    file.write_text(damage(json.loads(whole)))
+    assert remember(slow, "answer") == right
+    assert file.read_text() == whole
+
+
+@pytest.mark.parametrize("deletable", [True, False])
+def test_a_wrong_number_is_found_and_everything_thrown_away(
+    deletable: bool,
+    folder: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    """Whichever of the two is drawn: both were computed when the truth was lower."""
+    for more in (1.0, 2.0):
+        remember(slow, "answer", more)
+    remember(pair, 1.0, 2.0)  # which nobody asks for now
+    monkeypatch.setitem(TRUTH, "answer", 0.4)
+    if not deletable:
+        monkeypatch.setattr(Path, "unlink", lambda *_, **__: (_ for _ in ()).throw(OSError()))
+    shown = check_one(lambda: [remember(slow, "answer", more) for more in (1.0, 2.0)])
+    assert shown == [1.4, 2.4]
+    (told,) = caplog.messages
+    assert "thrown away" in told
+    assert "\n" not in told
+    memory._distrusted.clear()  # another process
+    assert remember(slow, "answer", 1.0) == 1.4
+    assert len(list(folder.iterdir())) == (2 if deletable else 3)
+
+
+def test_a_right_number_is_read_to_its_last_bit_and_stays(
+    folder: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    asked = [(0.1 + 0.2, None), (math.inf, 1.0)]
+    for _ in range(2):
+        shown = check_one(lambda: [remember(pair, *one) for one in asked])
+        assert shown == [[0.1 + 0.2, None], [math.inf, 1.0]]
+    assert len(CALLS) == 3  # two, and one of them again
+    assert check_one(lambda: "nothing is remembered") == "nothing is remembered"
+    assert not caplog.messages
+    assert len(list(folder.iterdir())) == 2  # whole files only
+
+
+def test_a_folder_that_cannot_be_written_only_costs_time(folder: Path) -> None:
+    folder.parent.mkdir()
+    folder.write_text("")
+    for _ in range(2):
+        assert remember(slow, "answer") == 0.1 + 0.2
+    assert len(CALLS) == 2
+
+
+def test_two_processes_at_once_read_whole_numbers(folder: Path) -> None:
+    code = (
+        "from statistics import fmean\nfrom zdp_bench.privacy.memory import remember\n"
+        "assert all(remember(fmean, [i, 1]) == (i + 1) / 2 for i in range(200) for _ in range(3))"
+    )
+    several = [subprocess.Popen([sys.executable, "-c", code]) for _ in range(2)]
+    assert [one.wait() for one in several] == [0, 0]
+    assert len(list(folder.iterdir())) == len(list(folder.glob("*.json"))) == 200
+
+
+def test_what_a_run_audit_or_verify_states_is_never_remembered() -> None:
+    using = {
+        path.relative_to(PACKAGE).as_posix()
+        for path in PACKAGE.rglob("*.py")
+        if "privacy.memory" in path.read_text(encoding="utf-8")
+    }
+    noise = {"privacy/calibration.py", "extras/search/trials.py"}
+    assert using == noise | {"report/epsilon.py", "report/budget.py"}

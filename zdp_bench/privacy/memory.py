@@ -1,0 +1,118 @@
+"""Numbers that take seconds, kept on disk: the σ of a target ε, and every ε that a command shows.
+
+A number is one small file in `$XDG_CACHE_HOME/zdp-bench/numbers` (or `~/.cache/...`), named by the
+SHA-256 of its question: the function, its arguments, the code that computes it and the libraries
+below. It is written whole or not at all, under a seal over question and number; where that does not
+hold the number is computed again. The folder can be deleted at any time.
+
+No ε that a run, its record, `audit` or `verify` states is taken from here.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import hashlib
+import json
+import logging
+import os
+import secrets
+import sys
+from collections.abc import Callable
+from functools import cache
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+
+from zdp_bench.caches import cache_folder
+
+T = TypeVar("T")
+log = logging.getLogger(__name__)
+
+_recalled: list[tuple[Callable[[], Any], Any]] = []  # how to compute each number that was read
+_distrusted: set[Path] = set()
+
+
+def remember(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments): a number, None, or a list of numbers, not rounded.
+
+    Args:
+        function: one of ours, and of its arguments alone: JSON values, dataclasses, functions.
+    """
+
+    def compute() -> Any:
+        return function(*arguments)
+
+    if (folder := cache_folder("numbers")) is None:
+        return compute()
+    question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
+    path = folder / f"{_digest(question)}.json"
+    if folder not in _distrusted:
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            kept = json.loads(path.read_text(encoding="utf-8"))
+            if kept["seal"] == _seal(question, kept["number"]):
+                _recalled.append((compute, kept["number"]))
+                return kept["number"]
+    number = json.loads(json.dumps(compute()))  # a list also where it was no list
+    _write(path, json.dumps({"number": number, "seal": _seal(question, number)}))
+    return number
+
+
+def check_one(make: Callable[[], T]) -> T:
+    """Return make(), after one number it remembered, drawn at random, was computed again.
+
+    Where the two differ, everything that is kept is thrown away, and make() computes its numbers.
+    """
+    _recalled.clear()
+    made = make()
+    if not _recalled:
+        return made
+    compute, number = secrets.choice(_recalled)
+    now, then = (np.array(one, dtype=float) for one in (compute(), number))  # None becomes NaN
+    if np.allclose(now, then, rtol=1e-9, atol=0, equal_nan=True):
+        return made
+    folder = cache_folder("numbers")
+    assert folder
+    log.warning("%s: a number there is not what is computed now; all are thrown away", folder)
+    _distrusted.add(folder)
+    for path in folder.iterdir():
+        with contextlib.suppress(OSError):
+            path.unlink()
+    return make()
+
+
+def _describe(value: Any) -> Any:
+    """Return JSON of a dataclass, or of a function: its name, and all that computes it."""
+    if callable(value):
+        return [value.__module__, value.__qualname__, _code(value.__module__)]
+    return dataclasses.asdict(value)
+
+
+@cache
+def _code(module: str) -> str:
+    """Return a digest of a module, of this package and of the libraries' versions."""
+    files = sorted({*Path(__file__).parent.glob("*.py"), Path(sys.modules[module].__file__ or "")})
+    texts = [path.read_text(encoding="utf-8") for path in files]
+    return _digest("".join([*texts, *map(version, ("dp-accounting", "numpy", "scipy"))]))
+
+
+def _digest(text: str) -> str:
+    return hashlib.sha256(text.encode()).hexdigest()
+
+
+def _seal(question: str, number: Any) -> str:
+    return _digest(f"{question}\n{json.dumps(number)}")
+
+
+def _write(path: Path, text: str) -> None:
+    """Write a file whole. A folder that cannot be written only makes the next call slow."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    with contextlib.suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            part.write_text(text, encoding="utf-8")
+            os.replace(part, path)
+        finally:
+            part.unlink(missing_ok=True)
