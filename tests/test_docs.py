@@ -24,6 +24,7 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
+import zdp_bench
 from tests.test_package import ROOT
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
@@ -296,6 +297,41 @@ def test_the_scripts_of_the_library_page_train(
     timm_model = importlib.import_module("timm_model")
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0  # resumed at its end
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_lightning_takes_the_steps_of_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lightning = pytest.importorskip("lightning")
+    monkeypatch.syspath_prepend(DOCS / "example")
+    shown = importlib.import_module("lightning_module")
+    data = TensorDataset(torch.randn(120, 4), torch.arange(120) % 3)
+    given = {"batch_size": 40, "noise_multiplier": 1.0, "seed": 3}
+    model, plain = (nn.Linear(4, 3) for _ in range(2))
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):  # trained, and resumed at its end
+        model.load_state_dict(start)
+        module = shown.PrivateModule(model, data, ledger=tmp_path / "its.jsonl", **given)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", devices=1, **quiet)
+        trainer.fit(module)
+        module.private.close()
+    plain.load_state_dict(start)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    given |= {"loss": nn.CrossEntropyLoss(reduction="none"), "epochs": 4}
+    with zdp_bench.make_private(
+        plain, optimizer, data, ledger=tmp_path / "plain.jsonl", **given
+    ) as private:
+        for batch in private.batches():
+            private.step(batch)
+            if private.done % 3 == 0:
+                schedule.step()
+    assert torch.equal(model.weight, plain.weight)
+    assert module.private.done == private.done == 12
+    assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(private.epsilon)
 
 
 @pytest.mark.parametrize("again", ["script", "notebook"])
