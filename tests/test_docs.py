@@ -25,7 +25,7 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import zdp_bench
-from tests.test_package import ROOT
+from tests.test_package import ROOT, run_from_the_wheel, unpacked  # noqa: F401
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
@@ -334,24 +334,51 @@ def test_a_module_of_lightning_takes_the_steps_of_the_plain_loop(
     assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(private.epsilon)
 
 
+# What stands in a reader's script before the lines of the library's page.
+OF_THE_READER = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+dataset = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
+films = TensorDataset(torch.randn(200, 2), torch.zeros(200))
+model, network, judge, generator = (nn.Linear(*size) for size in ((4, 3), (4, 3), (2, 1), (2, 2)))
+its_optimizer = torch.optim.Adam(generator.parameters())
+"""
+
+
+def read_lines() -> list[str]:
+    """The library page's blocks of Python, in order."""
+    page = (DOCS / "library.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_library_page_run_twice_with_the_wheel(
+    unpacked: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    lines, gan, *of_export = read_lines()
+    parts = [OF_THE_READER, lines, "first = private", gan, "private = first", *of_export]
+    (tmp_path / "script.py").write_text("\n".join([*parts, "print(zdp_bench.__file__)"]))
+    for _ in range(2):
+        printed = run_from_the_wheel(unpacked, tmp_path, "script.py")
+        assert printed.splitlines()[-1].startswith(str(unpacked))
+        assert 7.9 < float(printed.splitlines()[0]) <= 8.0
+    run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", "verify", "my-model")
+
+
 @pytest.mark.parametrize("again", ["script", "notebook"])
 def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
 ) -> None:
     """The second time in another process, with new weights, or in the cells of the same one."""
     monkeypatch.chdir(tmp_path)
-    lines, gan, export, load = re.findall(
-        r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
-    )
-    data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
-    films = TensorDataset(torch.randn(200, 2), torch.zeros(200))
+    lines, gan, export, load = read_lines()
     mine: dict[str, Any] = {}
     for run in ("first", "second"):
         if run == "first" or again == "script":
-            mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
-            mine |= {"judge": nn.Linear(2, 1), "generator": nn.Linear(2, 2), "films": films}
-            made = torch.optim.Adam(mine["generator"].parameters())
-            mine["its_optimizer"] = made
+            exec(OF_THE_READER, mine)
         exec(lines, mine)
         private = mine["private"]
         assert 7.9 < private.epsilon <= 8.0

@@ -30,7 +30,13 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
-from zdp_bench.library.model_check import check, find_examples, guard, says_python
+from zdp_bench.library.model_check import (
+    check,
+    find_examples,
+    guard,
+    require_whole,
+    says_python,
+)
 from zdp_bench.library.optimizers import (
     Regulariser,
     Several,
@@ -372,6 +378,7 @@ def check_arguments(
         )
     if not isinstance(model, nn.Module):
         raise UserError(f"model: a module of torch.nn is needed, not {type(model).__name__}.")
+    require_whole(model)
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise UserError(
             "model: a lazy module has no weights before its first call: call the model once on a "
