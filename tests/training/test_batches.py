@@ -3,7 +3,9 @@ runs out change a result."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -349,6 +351,15 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
 def test_a_record_of_a_linear_layer_takes_its_inputs() -> None:
     like = torch.zeros(0, 1000), torch.zeros(0)
     assert 4000 <= bytes_per_example(nn.Linear(1000, 1), loss, like) <= 4000 * 2 + 100
+
+
+def test_counting_the_memory_of_a_forward_pass_keeps_none_of_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    weight = weakref.ref(model[0].weight)
+    bytes_per_example(model, lambda outputs, _: outputs.sum(1), (torch.zeros(0, 4),) * 2)
+    del model
+    gc.collect()
+    assert weight() is None
 
 
 def test_free_memory_is_no_more_than_the_machine_has() -> None:
