@@ -24,7 +24,8 @@ import torch
 from torch import nn
 from torch.utils.data import TensorDataset
 
-from tests.test_package import ROOT
+import zdp_bench
+from tests.test_package import ROOT, run_from_the_wheel, unpacked  # noqa: F401
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
@@ -290,29 +291,91 @@ def test_the_scripts_of_the_library_page_train(
     assert 7.9 < timm_model.train(tmp_path / "timm", epochs=1) <= 8.0  # resumed at its end
 
 
-@pytest.mark.parametrize("again", ["script", "notebook"])
-def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, again: str
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")
+def test_a_module_of_lightning_takes_the_steps_of_the_plain_loop(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time in another process, with new weights, or in the cells of the same one."""
+    lightning = pytest.importorskip("lightning")
+    monkeypatch.syspath_prepend(DOCS / "example")
+    shown = importlib.import_module("lightning_module")
+    data = TensorDataset(torch.randn(120, 4), torch.arange(120) % 3)
+    given = {"batch_size": 40, "noise_multiplier": 1.0, "seed": 3}
+    model, plain = (nn.Linear(4, 3) for _ in range(2))
+    start = {name: value.clone() for name, value in model.state_dict().items()}
+    for _ in range(2):  # trained, and resumed at its end
+        model.load_state_dict(start)
+        module = shown.PrivateModule(model, data, ledger=tmp_path / "its.jsonl", **given)
+        quiet = {"logger": False, "enable_progress_bar": False, "enable_model_summary": False}
+        trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", devices=1, **quiet)
+        trainer.fit(module)
+        module.private.close()
+    plain.load_state_dict(start)
+    optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
+    schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)
+    given |= {"loss": nn.CrossEntropyLoss(reduction="none"), "epochs": 4}
+    with zdp_bench.make_private(
+        plain, optimizer, data, ledger=tmp_path / "plain.jsonl", **given
+    ) as private:
+        for batch in private.batches():
+            private.step(batch)
+            if private.done % 3 == 0:
+                schedule.step()
+    assert torch.equal(model.weight, plain.weight)
+    assert module.private.done == private.done == 12
+    assert float(trainer.callback_metrics["epsilon"]) == pytest.approx(private.epsilon)
+
+
+# What stands in a reader's script before the lines of the library's page.
+OF_THE_READER = """
+import torch
+from torch import nn
+from torch.utils.data import TensorDataset
+
+dataset = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
+films = TensorDataset(torch.randn(200, 2), torch.zeros(200))
+model, network, judge, generator = (nn.Linear(*size) for size in ((4, 3), (4, 3), (2, 1), (2, 2)))
+"""
+
+
+def read_lines() -> list[str]:
+    """The library page's blocks of Python, in order."""
+    page = (DOCS / "library.md").read_text()
+    return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.slow
+def test_the_lines_of_the_library_page_run_twice_with_the_wheel(
+    unpacked: Path,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    of_gan = "import gan\nassert gan.train(judge, generator, films) <= 8.0"
+    parts = [OF_THE_READER, *read_lines(), of_gan, "print(zdp_bench.__file__)"]
+    (tmp_path / "script.py").write_text("\n".join(parts))
+    shutil.copy(DOCS / "example" / "gan.py", tmp_path)
+    for _ in range(2):
+        printed = run_from_the_wheel(unpacked, tmp_path, "script.py")
+        assert printed.splitlines()[-1].startswith(str(unpacked))
+        assert 7.9 < float(printed.splitlines()[0]) <= 8.0
+    run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", "verify", "my-model")
+
+
+def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The second time in the cells of the same process; the wheel's test takes another one."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(DOCS / "example")
     gan = importlib.import_module("gan")
-    lines, export, load = re.findall(
-        r"^```python\n(.*?)^```", (DOCS / "library.md").read_text(), flags=re.MULTILINE | re.DOTALL
-    )
-    data = TensorDataset(torch.randn(512, 4), torch.arange(512) % 3)
-    films = TensorDataset(torch.randn(200, 2), torch.zeros(200))
+    lines, export, load = read_lines()
     mine: dict[str, Any] = {}
-    for run in ("first", "second"):
-        if run == "first" or again == "script":
-            mine = {"model": nn.Linear(4, 3), "dataset": data, "network": nn.Linear(4, 3)}
-            judge, generator = nn.Linear(2, 1), nn.Linear(2, 2)
+    exec(OF_THE_READER, mine)
+    for _ in range(2):
         exec(lines, mine)
         private = mine["private"]
         assert 7.9 < private.epsilon <= 8.0
         assert private.done == private.steps == private.report()["steps"]
-        assert 7.9 < gan.train(judge, generator, films) <= 8.0
+        assert 7.9 < gan.train(*(mine[name] for name in ("judge", "generator", "films"))) <= 8.0
         exec(export, mine)
         exec(load, mine)
         assert torch.equal(mine["network"].weight, mine["model"].weight)

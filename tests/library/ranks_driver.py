@@ -11,9 +11,12 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 
 import zdp_bench
-from tests.library.small import data, defaults, network, train
+from tests.library.small import data, defaults, loss, network, train
 from zdp_bench import Private, UserError
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
@@ -129,6 +132,17 @@ def otherwise(rank: int) -> dict[str, dict[str, Any]]:
     }
 
 
+def split_models(folder: Path) -> list[str]:
+    """What is said of weights that torch has split, by the step and by the sum alone."""
+    mesh = init_device_mesh("cpu", (2,))
+    whole, by_layer = fully_shard(network(), mesh=mesh), network()
+    parallelize_module(by_layer, mesh, {"0": ColwiseParallel()})
+    said = refusal(folder, model=whole) + refusal(folder, model=by_layer)
+    with pytest.raises(UserError) as alone:
+        zdp_bench.clipped_sum(whole, loss, data().tensors, 1.0)  # type: ignore[arg-type]
+    return [*said, str(alone.value)]
+
+
 def main(folder: Path) -> None:
     ranks = join("cpu")
     found: dict[str, Any] = {"same": True}
@@ -147,5 +161,6 @@ def main(folder: Path) -> None:
     found["different"] = {k: refusal(folder, **v) for k, v in otherwise(ranks.rank).items()}
     found["shares"] = shares_of_secure_batches(folder)
     found["uneven"] = uneven_steps(folder)
+    found["split"] = split_models(folder)
     if ranks.is_first:
         torch.save(found, folder / "found.pt")

@@ -19,6 +19,7 @@ from tests.library.conftest import Make
 from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
 from zdp_bench.errors import UserError
 
+NOT_SERVED = {"LBFGS", "SparseAdam", "Optimizer", "lr_scheduler", "swa_utils"}
 WHOLE = {"sample_rate": 1.0, "expected_batch": EXAMPLES, "epochs": 1, "noise_multiplier": 0.0}
 
 
@@ -109,9 +110,11 @@ def test_an_optimizer_holds_each_parameter_of_the_model_once(make: Make) -> None
     for twice in ([sgd, sgd], [sgd, part]):
         with pytest.raises(UserError, match=r"parameter '0\.weight' is held 2 times"):
             make(model, optimizer=twice)
+    private = make(model, optimizer=sgd)
     sgd.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
-    with pytest.raises(UserError, match="a parameter that is none of the model's"):
-        make(model, optimizer=sgd)
+    for late in (lambda: train(private), lambda: make(model, optimizer=sgd)):
+        with pytest.raises(UserError, match="a parameter that is none of the model's"):
+            late()
     with pytest.raises(UserError, match=r"^optimizer: dict is none of torch\.optim's"):
         make(model, optimizer={"lr": 0.5})
 
@@ -419,15 +422,54 @@ def test_an_optimiser_that_cannot_step_is_refused_before_a_step_counts(
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
-@pytest.mark.parametrize("name", ["Adafactor", "RAdam"])
-def test_an_optimiser_with_a_schedule_is_left_as_it_was(make: Make, name: str) -> None:
-    model = nn.Sequential(nn.Linear(4, 6, bias=False), nn.Linear(6, CLASSES, bias=False))
-    optimizer = getattr(torch.optim, name)(model.parameters(), lr=0.01)
-    schedule = torch.optim.lr_scheduler.StepLR(optimizer, 1)
-    private = make(model, optimizer=optimizer)
-    assert not optimizer.state
+@pytest.mark.parametrize("name", sorted({*torch.optim.__all__} - NOT_SERVED))
+def test_groups_step_from_the_clipped_mean_at_their_own_rate_and_decay(
+    make: Make, name: str
+) -> None:
+    """One is frozen, and its gradient of earlier steps nothing; a schedule is left as it was."""
+    ends = []
+    for by_hand in (False, True):
+        torch.manual_seed(0)
+        sizes = (4, 6), (6, 6), (6, CLASSES)
+        model = nn.Sequential(*(nn.Linear(*size, bias=False) for size in sizes))
+        groups: list[dict[str, Any]] = [{"params": part.parameters(), "lr": 0.1} for part in model]
+        groups[0]["lr"], groups[2]["weight_decay"] = 0.01, 0.3
+        optimizer = getattr(torch.optim, name)(groups)
+        schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, [lambda t: 0.5**t] * 3)
+        frozen = model[1].weight.requires_grad_(False)
+        if by_hand:
+            for _ in range(3):
+                sums = zdp_bench.clipped_sum(model, loss, data().tensors, 0.1).sums  # type: ignore[arg-type]
+                for key, value in sums.items():
+                    model.get_parameter(key).grad = value / EXAMPLES
+                optimizer.step()
+                schedule.step()
+        else:
+            frozen.grad = torch.ones_like(frozen)
+            private = make(
+                model, optimizer=optimizer, **WHOLE | {"epochs": 3, "max_grad_norm": 0.1}
+            )
+            for batch in private.batches():
+                private.step(batch)
+                schedule.step()
+        ends.append(weights_of(model))
+    torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.parametrize("change", ["optimizer", "groups"])
+def test_a_state_that_fits_another_training_is_refused_in_one_sentence(
+    make: Make, change: str
+) -> None:
+    model = network()
+    private = make(model)
     train(private, most=1)
-    schedule.step()
+    private.save()
+    other = network()
+    optimizer: Any = torch.optim.Adam(other.parameters())
+    if change == "groups":
+        optimizer = torch.optim.SGD([{"params": [p]} for p in other.parameters()], lr=0.5)
+    with pytest.raises(UserError, match=r"ledger\.pt: does not fit this model, optimizer and sch"):
+        make(other, optimizer=optimizer).resume()
 
 
 # ------------------------------------------------------------------------ what the check leaves

@@ -76,6 +76,11 @@ def test_processes_that_are_not_at_the_same_step_say_so(joint: tuple[Path, Any])
         assert "rank 1 has another step than rank 0" in sentence
 
 
+def test_a_model_that_is_split_among_processes_is_refused(joint: tuple[Path, Any]) -> None:
+    for sentence in joint[1]["split"]:
+        assert "split among processes" in sentence
+
+
 def test_the_wrapper_of_torch_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DistributedDataParallel, "__init__", torch.nn.Module.__init__)
     from zdp_bench.errors import UserError

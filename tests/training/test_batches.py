@@ -3,7 +3,9 @@ runs out change a result."""
 
 from __future__ import annotations
 
+import gc
 import logging
+import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -11,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from tests.training.test_run import carry_out, configured, repeatable, weights_of
 from zdp_bench import gradients
@@ -328,6 +330,15 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
         free = int(fit * a_record * memory.PASSES / memory.SHARE) + 1
         monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
         assert initial_size(model, loss, like, 100.0, CPU).examples == expected
+
+
+def test_counting_the_memory_of_a_forward_pass_keeps_none_of_it() -> None:
+    model = nn.Sequential(nn.Linear(4, 3), nn.ReLU())
+    weight = weakref.ref(model[0].weight)
+    bytes_per_example(model, lambda outputs, _: outputs.sum(1), (torch.zeros(0, 4),) * 2)
+    del model
+    gc.collect()
+    assert weight() is None
 
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -10,7 +10,6 @@ import inspect
 import logging
 import os
 import re
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from numbers import Real
@@ -31,8 +30,20 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
-from zdp_bench.library.model_check import check, find_examples, guard, says_python
-from zdp_bench.library.optimizers import Regulariser, Several, each_of, require_step
+from zdp_bench.library.model_check import (
+    check,
+    find_examples,
+    guard,
+    require_whole,
+    says_python,
+)
+from zdp_bench.library.optimizers import (
+    Regulariser,
+    Several,
+    each_of,
+    require_held,
+    require_step,
+)
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
@@ -367,6 +378,7 @@ def check_arguments(
         )
     if not isinstance(model, nn.Module):
         raise UserError(f"model: a module of torch.nn is needed, not {type(model).__name__}.")
+    require_whole(model)
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise UserError(
             "model: a lazy module has no weights before its first call: call the model once on a "
@@ -427,31 +439,18 @@ def check_loss(loss: object) -> None:
 
 def check_optimizer(model: nn.Module, given: Any) -> Any:
     """Return the optimiser, or several as one; refuse what cannot step all that trains."""
-    optimizer = Several(tuple(given)) if isinstance(given, list | tuple) else given
-    for one in each_of(optimizer):
+    several = isinstance(given, list | tuple)
+    bare = []
+    for one in given if several else [given]:
         if not isinstance(one, torch.optim.Optimizer):
             raise UserError(
                 f"optimizer: {type(one).__name__} is none of torch.optim's, made from the model's "
                 "parameters; a schedule is yours to step, after private.step."
             )
-        require_step(one)
-    held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
-    for name, parameter in trainable(model).items():
-        if id(parameter) not in held:
-            raise UserError(
-                f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
-                "the optimizer from this model's parameters, or set requires_grad=False on it."
-            )
-        if held[id(parameter)] > 1:
-            raise UserError(
-                f"parameter '{name}' is held {held[id(parameter)]} times by the optimizer: give "
-                "each optimizer parameters of its own."
-            )
-    if held.keys() - set(map(id, model.parameters())):
-        raise UserError(
-            "optimizer: it holds a parameter that is none of the model's: make it from this "
-            "model's parameters, and step what else trains by itself."
-        )
+        bare.append(getattr(one, "optimizer", one))  # out of Lightning's or Accelerate's wrapper
+        require_step(bare[-1])
+    optimizer = Several(tuple(bare)) if several else bare[0]
+    require_held(model, optimizer)
     return optimizer
 
 

@@ -66,6 +66,17 @@ _VALUE = re.compile(r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm))
 _KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
 
+def require_whole(model: nn.Module) -> None:
+    """Refuse a model that torch has split among processes."""
+    parts = (*model.modules(), *model.parameters())
+    kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
+    if kinds & {"DTensor", "FullyShardedDataParallel"}:
+        raise UserError(
+            "model: its weights are split among processes (FSDP, or tensor parallel), and no "
+            "process has an example's whole gradient to clip: give the whole model to each."
+        )
+
+
 @contextmanager
 def says_python() -> Iterator[None]:
     """Have what is refused within said in a caller's words: `gradients="reference"`."""

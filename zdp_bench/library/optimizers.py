@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -72,6 +72,27 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
             f"optimizer: {type(optimizer).__name__} cannot take a private step, from gradients "
             f"alone: {first_line(error)} Use another one."
         ) from None
+
+
+def require_held(model: nn.Module, optimizer: Any) -> None:
+    """Refuse an optimiser that does not hold each parameter that trains once, or holds others."""
+    held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
+    for name, parameter in trainable(model).items():
+        if id(parameter) not in held:
+            raise UserError(
+                f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
+                "the optimizer from this model's parameters, or set requires_grad=False on it."
+            )
+        if held[id(parameter)] > 1:
+            raise UserError(
+                f"parameter '{name}' is held {held[id(parameter)]} times by the optimizer: give "
+                "each optimizer parameters of its own."
+            )
+    if held.keys() - set(map(id, model.parameters())):
+        raise UserError(
+            "optimizer: it holds a parameter that is none of the model's: make it from this "
+            "model's parameters, and step what else trains by itself."
+        )
 
 
 @contextmanager

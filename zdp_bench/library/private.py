@@ -16,13 +16,18 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import says_python
-from zdp_bench.library.optimizers import Regulariser, adds_gradient
+from zdp_bench.library.optimizers import (
+    Regulariser,
+    adds_gradient,
+    each_of,
+    require_held,
+)
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
@@ -262,6 +267,7 @@ class Private:
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
                 "checked the model: call make_private again, with another ledger."
             )
+        require_held(self.setting.model, self.setting.optimizer)
 
     def _what_trains(self) -> dict[str, tuple[int, torch.dtype]]:
         """Return the parameters that train, by name: which tensor each is, and its type."""
@@ -394,14 +400,24 @@ class Private:
         nothing tells whether foreign code would repeat them bit for bit.
 
         Raises:
-            UserError: steps were taken already.
+            UserError: steps were taken already, or another model or optimiser was saved.
         """
+        setting = self.setting
         if self.done:
             raise UserError("private.resume() comes before the first step.")
         if self.saved is None:
             return False
-        carried = getattr(self.setting.algorithm, "carried", {})
-        self.saved.restore(self.setting.model, self.setting.optimizer, scheduler, carried)
+        carried = getattr(setting.algorithm, "carried", {})
+        try:
+            self.saved.restore(setting.model, setting.optimizer, scheduler, carried)
+            for one in each_of(setting.optimizer):
+                if any(one.defaults.keys() - group.keys() for group in one.param_groups):
+                    raise ValueError(f"a {type(one).__name__} has other options")
+        except (RuntimeError, ValueError, KeyError) as error:
+            raise UserError(
+                f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
+                f"{first_line(error)} Build them as they were when it was saved."
+            ) from None
         self.done, self._not_taken = self.saved.step, 0
         return True
 

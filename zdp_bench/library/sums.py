@@ -9,6 +9,7 @@ from torch import nn
 from zdp_bench import gradients
 from zdp_bench.gradients import ClippedSum, Loss
 from zdp_bench.gradients.parts import pack, takes_parts
+from zdp_bench.library.model_check import require_whole
 
 
 def clipped_sum(
@@ -32,6 +33,7 @@ def clipped_sum(
             arguments, in order or by name.
         bound: C.
     """
+    require_whole(model)
     with takes_parts(model):
         return gradients.clipped_sum(
             model,

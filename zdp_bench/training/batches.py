@@ -255,7 +255,7 @@ def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             seen[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            return tensor.detach()  # a result that its own graph saves would never be freed
 
         def made(leaf: Tensor) -> Tensor:
             return leaf[:1].repeat_interleave(examples, 0) if len(leaf) else zeros(leaf)

@@ -197,7 +197,7 @@ def descend(
 ) -> None:
     """Take one optimiser step along the released gradient of the parameters that train."""
     for name, parameter in parameters.items():
-        if parameter.requires_grad:
-            parameter.grad = gradients[name]
+        # A gradient left from before it was frozen would move it: no noise is on that.
+        parameter.grad = gradients[name] if parameter.requires_grad else None
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)

@@ -288,8 +288,9 @@ CHECKPOINT_WORDS = ("use_reentrant", "utils.checkpoint", "_NoopSaveInputs", NO_I
 def _no_gradient(layer: str, error: Exception) -> UserError:
     if any(word in str(error) for word in CHECKPOINT_WORDS):
         return UserError(
-            f"{layer}: torch.utils.checkpoint is called there, which per-sample gradients cannot "
-            "pass: call what it wraps directly, and set trainer.micro_batch to save memory."
+            f"{layer}: torch.utils.checkpoint is called there or around it, and per-sample "
+            "gradients cannot pass that: call what it wraps directly, and set trainer.micro_batch "
+            "to save memory."
         )
     return UserError(
         f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer "
