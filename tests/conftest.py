@@ -56,7 +56,8 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
     names = {word.removeprefix("recipe=") for word in chosen if word.startswith("recipe=")}
     if not names <= set(files("recipe")):
         return compose_anew(config_name, overrides)
-    key = (*chosen, *map(str, _STORED.values()))
+    paths = [*files("recipe").values(), *files("dataset").values()]
+    key = (*chosen, *map(str, [*paths, *_STORED.values()]))
     try:
         if key not in composed:
             composed[key] = compose_anew(config_name, chosen)

@@ -16,7 +16,15 @@ import pytest
 from tests.ledgers import in_a_fork, steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, make_line, set_aside
+from zdp_bench.privacy.ledger import (
+    Copy,
+    Ledger,
+    LedgerError,
+    Position,
+    make_line,
+    set_aside,
+    those_aside,
+)
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 MECHANISM = Mechanism(
@@ -321,6 +329,20 @@ def test_a_ledger_that_is_set_aside_repeats_only_what_is_the_same(path: Path) ->
     other = begun(path, "other code", 0, "new", 5)[0]
     assert other.generation
     assert other.releases == 5
+
+
+@pytest.mark.parametrize("name", ["ledger.jsonl", "of [my] *.jsonl"])
+def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
+    path: Path, name: str
+) -> None:
+    path = path.with_name(name)
+    for _ in range(11):
+        begun(path, "code", 0, "new", 5, secure=True)
+        set_aside(path)
+    for copy in (f"{name}.bak", f"{name}.1.bak", f"{name}.bak.1", "1"):
+        path.with_name(copy).write_bytes(path.with_name(f"{name}.1").read_bytes())
+    found = [aside.name for aside in those_aside(path)]
+    assert found == [f"{name}.{number}" for number in range(1, 12)]
 
 
 def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:

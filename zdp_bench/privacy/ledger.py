@@ -32,6 +32,7 @@ import hashlib
 import json
 import math
 import os
+import re
 import shutil
 import time
 from collections.abc import Iterator, Mapping
@@ -189,7 +190,7 @@ class Ledger:
         self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
         self._digest = _START
         self.generation = ""
-        aside = sorted(path.parent.glob(f"{path.name}.*"))
+        aside = those_aside(path)
         counted = sum(self._read_starts(earlier) for earlier in aside)
         self.earlier = 0 if repeatable else counted
         self._head: dict[str, Any] = {
@@ -532,6 +533,16 @@ def set_aside(path: Path) -> None:
             number += 1
         os.replace(path, aside)
         _fsync_folder(path.parent)
+
+
+def those_aside(path: Path) -> list[Path]:
+    """Return the ledgers that were `set_aside` at `path`, the first one first."""
+    ours = re.compile(re.escape(path.name) + r"\.(\d+)")
+    names = os.listdir(path.parent) if path.parent.is_dir() else []
+    found = sorted(
+        (match for name in names if (match := ours.fullmatch(name))), key=lambda m: int(m[1])
+    )
+    return [path.with_name(match[0]) for match in found]
 
 
 def spread(path: Path) -> None:

@@ -27,6 +27,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from zdp_bench.caches import cache_folder
+from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import read_json
 
 T = TypeVar("T")
 log = logging.getLogger(__name__)
@@ -50,8 +52,8 @@ def remember(function: Callable[..., Any], *arguments: Any) -> Any:
     question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
     path = folder / f"{_digest(question)}.json"
     if folder not in _distrusted:
-        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
-            kept = json.loads(path.read_text(encoding="utf-8"))
+        with contextlib.suppress(UserError, KeyError, TypeError):
+            kept = read_json(path)
             if kept["seal"] == _seal(question, kept["number"]):
                 _recalled.append((compute, kept["number"]))
                 return kept["number"]

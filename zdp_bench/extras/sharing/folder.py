@@ -19,6 +19,7 @@ from zdp_bench import records
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, read_json, read_text
+from zdp_bench.privacy.ledger import those_aside
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.records import NUMBER, Record
 
@@ -190,7 +191,7 @@ def copy_ledger(ledger: Path, to: Path) -> None:
     Raises:
         UserError: one is larger than `MOST_LEDGER`.
     """
-    for path in [ledger, *sorted(ledger.parent.glob(f"{ledger.name}.*"))]:
+    for path in [ledger, *those_aside(ledger)]:
         if path.is_file():
             if path.stat().st_size > MOST_LEDGER:
                 raise UserError(f"{path}: is larger than the {MOST_LEDGER:,} bytes of a ledger.")
