@@ -113,7 +113,7 @@ MISTAKES = [
     ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
-    ("run", "You must specify 'recipe'"),
+    ("run receipe=quickstart", "has them). Did you mean that by receipe=quickstart?"),
     ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
     ("validate recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; say"),

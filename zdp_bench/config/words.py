@@ -25,7 +25,7 @@ from omegaconf.errors import OmegaConfBaseException
 from zdp_bench.config.compose import files, group_options
 from zdp_bench.config.digests import RENAMED, drop_retired, name_as_now
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, SECTIONS, Scalars
-from zdp_bench.errors import UserError, first_line, unknown
+from zdp_bench.errors import UserError, first_line, suggestion, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
 MOST_TEXT = 1 << 15
@@ -175,6 +175,10 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         error = error.__cause__  # Hydra wraps some of its errors in one without words
     if match := re.search(r"Could not override '([^']+)'", str(error)):
         return _explain_unknown(match[1], overrides)
+    if match := re.search(r"You must specify '(\w+)'", str(error)):
+        alike = [word for word in overrides if suggestion(word.partition("=")[0], [match[1]])]
+        meant = f" Did you mean that by {alike[0]}?" if alike else ""
+        return f"no {match[1]} is named: say {match[1]}=NAME (`zdp-bench list` has them).{meant}"
     sentence, key = first_line(error), getattr(error, "full_key", None)
     return f"{key}: {sentence}" if key and key not in sentence else sentence
 
