@@ -310,6 +310,9 @@ def test_a_module_of_lightning_takes_the_steps_of_the_plain_loop(
         trainer = lightning.Trainer(max_epochs=4, accelerator="cpu", devices=1, **quiet)
         trainer.fit(module)
         module.private.close()
+    trainer.save_checkpoint(tmp_path / "its.ckpt")
+    with pytest.raises(zdp_bench.UserError, match="leave ckpt_path out"):
+        trainer.fit(module, ckpt_path=tmp_path / "its.ckpt")
     plain.load_state_dict(start)
     optimizer = torch.optim.SGD(plain.parameters(), lr=0.5)
     schedule = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, 10)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -456,20 +457,124 @@ def test_groups_step_from_the_clipped_mean_at_their_own_rate_and_decay(
     torch.testing.assert_close(*ends, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("change", ["optimizer", "groups"])
+def of_layers(kind: Any, model: nn.Module, order: tuple[int, int], several: bool = False) -> Any:
+    """Optimisers, or groups of one, of the two linear layers."""
+    parts = [list(model[at].parameters()) for at in order]  # type: ignore[index]
+    if several:
+        return [kind(part, lr=0.5) for part in parts]
+    return kind([{"params": part} for part in parts], lr=0.5)
+
+
+def halves(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.StepLR(optimizer, 5, 0.5)
+
+
+def falls(optimizer: Any) -> Any:
+    return torch.optim.lr_scheduler.ExponentialLR(optimizer, 0.9)
+
+
+def in_turn(*schedules: Any) -> Any:
+    def build(optimizer: Any) -> Any:
+        parts = [schedule(optimizer) for schedule in schedules]
+        return torch.optim.lr_scheduler.SequentialLR(optimizer, parts, [3])
+
+    return build
+
+
+SGD, ADAM = torch.optim.SGD, torch.optim.Adam
+
+
+@pytest.mark.parametrize(
+    ("saved", "given", "reason"),
+    [
+        ((SGD, (0, 2)), (ADAM, (0, 2)), "class of the optimizer"),
+        ((ADAM, (0, 2)), (torch.optim.AdamW, (0, 2)), "class of the optimizer"),
+        ((SGD, (0, 2)), (SGD, (2, 0)), "order of the optimizer's parameters"),
+        ((SGD, (0, 2), True), (SGD, (2, 0), True), "order of the optimizer's parameters"),
+        (halves, falls, "class of the schedule"),
+        (halves, None, "class of the schedule"),
+        (None, halves, "class of the schedule"),
+        (in_turn(halves, falls), in_turn(falls, halves), "class of the schedule"),
+    ],
+)
 def test_a_state_that_fits_another_training_is_refused_in_one_sentence(
-    make: Make, change: str
+    make: Make, saved: Any, given: Any, reason: str
+) -> None:
+    def build(change: Any) -> tuple[nn.Module, Any, Any]:
+        model = network()
+        if isinstance(change, tuple):
+            return model, of_layers(change[0], model, *change[1:]), None
+        optimizer = SGD(model.parameters(), lr=0.5)
+        return model, optimizer, change and change(optimizer)
+
+    model, optimizer, schedule = build(saved)
+    private = make(model, optimizer=optimizer)
+    train(private, most=1)
+    private.save(schedule)
+    model, optimizer, schedule = build(given)
+    before = weights_of(model)
+    said = rf"ledger\.pt: does not fit this model, optimizer and schedule: the {reason}"
+    with pytest.raises(UserError, match=said):
+        make(model, optimizer=optimizer).resume(schedule)
+    assert torch.equal(weights_of(model), before)
+
+
+# ------------------------------------------------------------------- steps beside `private.step`
+
+
+def step_openly(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    inputs, targets = data().tensors
+    loss(model(inputs), targets).mean().backward()
+    optimizer.step()
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_step_outside_private_step_is_refused_until_the_training_is_closed(
+    make: Make, tmp_path: Path, several: bool
 ) -> None:
     model = network()
-    private = make(model)
-    train(private, most=1)
-    private.save()
+    given = of_layers(SGD, model, (0, 2), several)
+    last = given[1] if several else given
+    halves(last)  # wraps `step`
+    first = make(model, optimizer=given)
+    train(first, most=1)
+    copy.deepcopy(last).step()  # of other weights
+    second = make(model, optimizer=given, ledger=tmp_path / "second.jsonl")  # the next stage
+    first.close()
+    before = weights_of(model)
+    for step in (last.step, torch.compile(last.step, backend="eager")):
+        with pytest.raises(UserError, match=r"stepped outside private\.step: .* close\(\) the"):
+            step()
+    assert torch.equal(weights_of(model), before)
+    train(second, most=1)
+    second.close()
+    step_openly(model, last)
+
+
+def test_a_state_of_open_steps_is_said_and_one_of_private_steps_is_not(
+    make: Make, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    model = network()
+    optimizer = SGD(model.parameters(), lr=0.5, momentum=0.9)
+    for stage in range(2):
+        train(make(model, optimizer=optimizer, ledger=tmp_path / f"{stage}.jsonl"), most=1)
     other = network()
-    optimizer: Any = torch.optim.Adam(other.parameters())
-    if change == "groups":
-        optimizer = torch.optim.SGD([{"params": [p]} for p in other.parameters()], lr=0.5)
-    with pytest.raises(UserError, match=r"ledger\.pt: does not fit this model, optimizer and sch"):
-        make(other, optimizer=optimizer).resume()
+    make(other, optimizer=torch.optim.Adagrad(other.parameters()))  # has a state at step 0
+    assert "no ε covers" not in caplog.text
+    step_openly(model, optimizer)
+    make(model, optimizer=optimizer, ledger=tmp_path / "2.jsonl")
+    assert caplog.text.count("holds a state of earlier steps, which no ε covers") == 1
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
+    model = network()
+    private = make(model)
+    batch = next(private.batches())
+    for act in (lambda: private.step(batch), lambda: make(model)):
+        with mode(), pytest.raises(UserError, match=r"call it outside of torch\.no_grad\(\)"):
+            act()
+    assert private.ledger.releases == 0
 
 
 # ------------------------------------------------------------------------ what the check leaves

@@ -34,6 +34,7 @@ from zdp_bench.library.model_check import (
     check,
     find_examples,
     guard,
+    require_gradients,
     require_whole,
     says_python,
 )
@@ -150,6 +151,7 @@ def make_private(
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
+    require_gradients("make_private")
     noise = {"noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
     bounds = noise | {"max_grad_norm": max_grad_norm}
     check_arguments(

@@ -66,6 +66,15 @@ _VALUE = re.compile(r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm))
 _KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
 
+def require_gradients(caller: str) -> None:
+    """Refuse a call where torch keeps no graph."""
+    if not torch.is_grad_enabled():
+        raise UserError(
+            f"{caller} takes gradients: call it outside of torch.no_grad() and "
+            "torch.inference_mode()."
+        )
+
+
 def require_whole(model: nn.Module) -> None:
     """Refuse a model that torch has split among processes."""
     parts = (*model.modules(), *model.parameters())

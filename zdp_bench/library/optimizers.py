@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+import logging
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
 
@@ -16,7 +18,9 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.training.distributed import Ranks
 
+log = logging.getLogger(__name__)
 Regulariser = Callable[[nn.Module], Tensor]
+_IN_STEP = ContextVar("whether this thread takes a private step", default=False)
 
 
 @dataclass(frozen=True)
@@ -92,6 +96,65 @@ def require_held(model: nn.Module, optimizer: Any) -> None:
         raise UserError(
             "optimizer: it holds a parameter that is none of the model's: make it from this "
             "model's parameters, and step what else trains by itself."
+        )
+
+
+@contextmanager
+def in_private_step() -> Iterator[None]:
+    """Let watched optimisers step."""
+    before = _IN_STEP.set(True)
+    try:
+        yield
+    finally:
+        _IN_STEP.reset(before)
+
+
+@dataclass(eq=False)
+class Watch:
+    """A hook before every step of an optimiser, since the first private training it was given to.
+
+    Attributes:
+        training: what holds the last training's ledger, until it is closed: no other step is taken.
+        is_private: False if the optimiser's state is of other steps too.
+    """
+
+    training: ExitStack | None = None
+    is_private: bool = False
+
+    def __call__(self, *_: object) -> None:
+        if _IN_STEP.get():
+            return
+        if self.training is not None:
+            raise UserError(
+                "the optimizer was stepped outside private.step: its gradient is not private, and "
+                "no ε covers it. Leave that step out, or close() the training first to go on "
+                "without privacy."
+            )
+        self.is_private = False
+
+    def end(self, training: ExitStack) -> None:
+        if self.training is training:  # no later one has taken its place
+            self.training = None
+
+
+def watch_steps(optimizer: Any, training: ExitStack) -> None:
+    """Refuse steps outside `in_private_step` until the training is closed; warn of earlier ones."""
+    found = []
+    for one in each_of(optimizer):
+        hooks = one._optimizer_step_pre_hooks.values()
+        watch = next((hook for hook in hooks if isinstance(hook, Watch)), None)
+        if watch is None:
+            watch = Watch()
+            one.register_step_pre_hook(watch)
+        states = (own for own in one.state.values() if isinstance(own, dict) and own)
+        has_stepped = any(float(own.get("step", 1)) > 0 for own in states)  # Adagrad's begins at 0
+        watch.training, watch.is_private = training, watch.is_private or not has_stepped
+        training.callback(watch.end, training)
+        found.append(watch)
+    if not all(watch.is_private for watch in found):
+        log.warning(
+            "the optimizer holds a state of earlier steps, which no ε covers: make a new one, "
+            "unless no private data reached them"
         )
 
 

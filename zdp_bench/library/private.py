@@ -21,12 +21,14 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
-from zdp_bench.library.model_check import says_python
+from zdp_bench.library.model_check import require_gradients, says_python
 from zdp_bench.library.optimizers import (
     Regulariser,
     adds_gradient,
     each_of,
+    in_private_step,
     require_held,
+    watch_steps,
 )
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
@@ -157,6 +159,7 @@ class Private:
             self._limit,
             setting.ranks,
         )
+        watch_steps(setting.optimizer, self.resources)
 
     @property
     def steps(self) -> int:
@@ -224,6 +227,7 @@ class Private:
     def _step(self, batch: Batch) -> None:
         if batch is not self._next:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
+        require_gradients("private.step")
         self._check_trained()
         if self._taken % WATCHED == 0:
             self.setting.guard.require_unchanged()
@@ -256,7 +260,8 @@ class Private:
                 device,
                 shares=shares,
             )
-            private_step(training, batch.number, pieces, divisor)
+            with in_private_step():
+                private_step(training, batch.number, pieces, divisor)
         self.done += 1
         self._next = None
 
@@ -390,8 +395,26 @@ class Private:
             [],
             scheduler.state_dict() if scheduler else {},
             carried=dict(getattr(setting.algorithm, "carried", {})),
+            built=self._describe_built(scheduler),
         )
         checkpoint.save(self.checkpoint, state)
+
+    def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
+        """Return what torch does not compare when it loads a state."""
+
+        def kinds(schedule: Any) -> list[Any]:
+            inner = getattr(schedule, "_schedulers", ())
+            return [type(schedule).__name__, *map(kinds, inner)]
+
+        optimizer = self.setting.optimizer
+        names = {id(p): name for name, p in self.setting.model.named_parameters()}
+        return {
+            "class of the optimizer": [type(one).__name__ for one in each_of(optimizer)],
+            "order of the optimizer's parameters": [
+                [names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups
+            ],
+            "class of the schedule": kinds(scheduler),
+        }
 
     def resume(self, scheduler: LRScheduler | None = None) -> bool:
         """Go on from what `save` saved before this process; False if there is nothing.
@@ -408,11 +431,12 @@ class Private:
         if self.saved is None:
             return False
         carried = getattr(setting.algorithm, "carried", {})
+        built = self._describe_built(scheduler)
         try:
+            for what, saved in self.saved.built.items():
+                if saved != built[what]:
+                    raise ValueError(f"the {what} was another")
             self.saved.restore(setting.model, setting.optimizer, scheduler, carried)
-            for one in each_of(setting.optimizer):
-                if any(one.defaults.keys() - group.keys() for group in one.param_groups):
-                    raise ValueError(f"a {type(one).__name__} has other options")
         except (RuntimeError, ValueError, KeyError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "

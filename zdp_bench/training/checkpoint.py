@@ -34,6 +34,7 @@ class Checkpoint:
         scheduler: empty without a schedule.
         nodes: what a federation's server knows of each node.
         carried: what the algorithm hands from step to step.
+        built: of a loop of one's own: how optimiser and schedule were built.
     """
 
     run: str
@@ -46,6 +47,7 @@ class Checkpoint:
     nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
     last: dict[str, Any] = field(default_factory=dict)
     carried: dict[str, float] = field(default_factory=dict)
+    built: dict[str, Any] = field(default_factory=dict)
 
     def restore(
         self,
