@@ -177,9 +177,7 @@ class PhaseDigits(Dataset):
     validation_share: float | None = None
 
     def load(self, root: Path) -> Splits:
-        from sklearn.datasets import (
-            load_digits,
-        )  # half a second, not for whoever lists what there is
+        from sklearn.datasets import load_digits  # takes half a second
 
         bunch = load_digits()
         pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # in [0, 1]

@@ -1,8 +1,8 @@
 """Everything a run trains with, built from its configuration in one place.
 
-`Setup.of(config)` is what a run, its cost estimate, its validation and
-an audit all start from. A federation builds the part that needs no plan (`ModelSetup`) first: how
-many steps a node takes is known once all nodes have said how many examples they have.
+`Setup.of(config)` is what a run, its cost estimate, its validation and an audit all start from. A
+federation builds the part that needs no plan (`ModelSetup`) first: how many steps a node takes is
+known once all nodes have said how many examples they have.
 """
 
 from __future__ import annotations
