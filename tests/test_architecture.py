@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "algorithms": BASE | {"gradients", "privacy", "nn", "kernels"},
     "data": BASE,
     "tasks": BASE,
-    "representations": BASE | {"data", "config"},
+    "representations": BASE | {"data", "config", "nn"},
     "config": BASE | {"privacy"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,

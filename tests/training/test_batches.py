@@ -33,6 +33,7 @@ from zdp_bench.training.batches import (
     initial_size,
     is_out_of_memory,
     micro_batches,
+    read_in_pieces,
 )
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.plan import Plan
@@ -360,6 +361,12 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"trainer\.micro_batch={value}.*{sentence}"):
         configured(tmp_path, f"trainer.micro_batch={value}")
+
+
+def test_what_is_on_a_device_already_is_not_pinned() -> None:
+    there = torch.empty(4, 2, device="meta"), torch.empty(4, device="meta")
+    pieces = read_in_pieces(lambda cut: there, 4, Size(4), torch.device("cuda"))
+    assert pieces.piece(slice(0, 4))[0] is there[0]
 
 
 @pytest.mark.gpu

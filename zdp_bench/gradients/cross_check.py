@@ -67,15 +67,15 @@ def same_draws(model: nn.Module) -> Iterator[None]:
     Fused kernels that draw within (attention's, and cuDNN's of recurrent layers) give way to plain
     ones. torch's random state is left where it was.
     """
-    recurrent = any(isinstance(module, nn.RNNBase) for module in model.modules())
-    with (
-        torch.random.fork_rng(),
-        sdpa_kernel(SDPBackend.MATH),
-        torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled and not recurrent),
-        _SameDraws(),
-    ):
-        torch.manual_seed(SEED)
-        yield
+    cudnn, enabled = torch.backends.cudnn, torch.backends.cudnn.enabled
+    # Not by `cudnn.flags`, which turns TF32 on.
+    cudnn.enabled = enabled and not any(isinstance(each, nn.RNNBase) for each in model.modules())
+    try:
+        with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _SameDraws():
+            torch.manual_seed(SEED)
+            yield
+    finally:
+        cudnn.enabled = enabled
 
 
 class _SameDraws(TorchDispatchMode):

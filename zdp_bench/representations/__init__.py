@@ -26,6 +26,7 @@ from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import DatasetInfo, Examples, Part, Source, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError, in_one_line
+from zdp_bench.nn.precision import float32_products
 from zdp_bench.registry import lookup
 
 AT_ONCE = 8  # examples: their maps stay in a CPU's cache
@@ -214,8 +215,7 @@ def require_apart(
     inputs = inputs.to(device or torch.device("cpu"))
     module, before = representation.module, state_of(representation.module)
     # A GPU's TF32 rounds by 1e-3, and otherwise for another number of examples.
-    exact = torch.backends.cudnn.flags(enabled=torch.backends.cudnn.enabled, allow_tf32=False)
-    with torch.no_grad(), exact:
+    with torch.no_grad(), float32_products():
         alone = torch.cat([module(one) for one in inputs.split(1)])
         others = [
             module(inputs),

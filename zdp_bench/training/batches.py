@@ -101,16 +101,16 @@ def read_in_pieces(
     """Return the `count` examples of a step in pieces, on the device.
 
     Args:
-        read: returns the examples of a slice of them, in a CPU's memory.
+        read: returns the examples of a slice of them, on any device.
         prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
         shares: how many examples each share has, in order; None: an example is a share.
     """
     on_gpu = device.type == "cuda"
 
     def piece(cut: slice) -> Batch:
-        inputs, targets = read(cut)
         # A GPU fetches pinned memory by itself, while it computes.
-        return (inputs.pin_memory(), targets.pin_memory()) if on_gpu else (inputs, targets)
+        inputs, targets = (x.pin_memory() if on_gpu and x.is_cpu else x for x in read(cut))
+        return inputs, targets
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
         for inputs, targets in read_ahead(pieces, on_gpu if prefetch is None else prefetch):

@@ -33,6 +33,7 @@ from torch import nn
 from zdp_bench import __version__, kernels, registry
 from zdp_bench.assets import CONF
 from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.nn.precision import float32_products
 from zdp_bench.records import hold_lock
 
 PRECISIONS = ("tf32", "bf16")
@@ -127,26 +128,19 @@ def arithmetic(
         UserError: the precision does not suit the model or the algorithm.
     """
     check_precision(precision, model, algorithm)
-    before = (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        torch.are_deterministic_algorithms_enabled(),
-    )
+    before = torch.are_deterministic_algorithms_enabled()
     hooks = _autocast(model, device) if precision == "bf16" else []
-    torch.set_float32_matmul_precision("high" if precision == "tf32" else "highest")
-    torch.backends.cudnn.allow_tf32 = precision == "tf32"
     if deterministic:
         # Read when CUDA's context is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
         torch.use_deterministic_algorithms(True)
     try:
-        yield
+        with float32_products("tf32" if precision == "tf32" else "ieee"):
+            yield
     finally:
         for hook in hooks:
             hook.remove()
-        torch.set_float32_matmul_precision(before[0])
-        torch.backends.cudnn.allow_tf32 = before[1]
-        torch.use_deterministic_algorithms(before[2])
+        torch.use_deterministic_algorithms(before)
 
 
 def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:

@@ -39,6 +39,19 @@ from zdp_bench.training.run import run
 # ------------------------------------------------------------------------------------- what passes
 
 
+def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A GPU's convolutions take TF32, and deep networks of them failed the check."""
+    found, convolve = set(), F.conv2d
+
+    def noting(*arguments: Any) -> Tensor:
+        found.add(torch.backends.cudnn.conv.fp32_precision)
+        return convolve(*arguments)
+
+    monkeypatch.setattr(F, "conv2d", noting)
+    check(convolutional(nn.ReLU()), IMAGES)
+    assert found == {"ieee"}
+
+
 @pytest.mark.parametrize("records", [model_checks.SAMPLES, 50])
 @pytest.mark.parametrize("name", clean())
 def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(

@@ -29,6 +29,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
 from zdp_bench.gradients.parts import describe, unpack
+from zdp_bench.nn.precision import float32_products
 from zdp_bench.training.batches import initial_size
 from zdp_bench.training.model_checks.mixing import (
     SAMPLES,
@@ -102,7 +103,7 @@ def check(
     original = model
     model, algorithm = copy_apart(model, algorithm)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), kernels.disabled():
+    with torch.random.fork_rng(devices=devices), kernels.disabled(), float32_products():
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
         try:

@@ -1,0 +1,52 @@
+"""How a product of float32 numbers is computed: torch may round its factors to TF32 or bfloat16.
+
+A GPU's convolutions take TF32 unless they are told not to, which is off by 1e-3: a right sum then
+differs from its shares by more than rounding, and a clipped gradient passes its bound.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from typing import Any, Literal
+
+import torch
+
+
+@contextmanager
+def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
+    """Compute products of float32 numbers so within, on every device, whatever was set before.
+
+    torch has two interfaces for it, and reading one raises where they disagree: both are set, and
+    both set back.
+    """
+    backends: Any = torch.backends  # whose annotations lack the newer interface
+    settings = [
+        backends,
+        backends.cuda.matmul,
+        backends.cudnn,
+        backends.cudnn.conv,
+        backends.cudnn.rnn,
+        *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
+    ]
+
+    def put(kinds: list[str], matmul: str | None, convolutions: bool | None) -> None:
+        for last in (False, True):  # the older interface changes what the newer one set
+            for setting, one in zip(settings, kinds, strict=True):
+                setting.fp32_precision = one
+            if matmul is not None and not last:
+                torch.set_float32_matmul_precision(matmul)
+            if convolutions is not None and not last:
+                backends.cudnn.allow_tf32 = convolutions
+
+    before, matmul, convolutions = [each.fp32_precision for each in settings], None, None
+    with suppress(RuntimeError):
+        matmul = torch.get_float32_matmul_precision()
+    with suppress(RuntimeError):
+        convolutions = backends.cudnn.allow_tf32
+    exact = kind == "ieee"
+    put([kind] * len(settings), "highest" if exact else "high", not exact)
+    try:
+        yield
+    finally:
+        put(before, matmul, convolutions)
