@@ -78,7 +78,7 @@ def move(model: nn.Module, loss: Loss, inputs: Tensor, targets: Tensor, engine: 
     """How far the sum moves with the first example, in units of the bound; masks are the same."""
 
     def total(start: int) -> dict[str, Tensor]:
-        with same_draws(model):
+        with same_draws():
             batch = inputs[start:], targets[start:]
             return clipped_sum(model, loss, batch, BOUND, engine=engine).sums
 

@@ -6,6 +6,7 @@ differs from its shares by more than rounding, and a clipped gradient passes its
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
@@ -50,3 +51,20 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
         yield
     finally:
         put(before, matmul, convolutions)
+
+
+@contextmanager
+def repeatable(device: torch.device) -> Iterator[None]:
+    """Have an accelerator's sums come out the same twice, where it can."""
+    if device.type == "cpu":
+        yield
+        return
+    before = torch.are_deterministic_algorithms_enabled()
+    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
+    torch.use_deterministic_algorithms(True, warn_only=True)
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*[Dd]eterministic")
+            yield
+    finally:
+        torch.use_deterministic_algorithms(before, warn_only=only_warns)

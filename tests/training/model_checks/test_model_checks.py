@@ -14,6 +14,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
+from tests.gradients.harness import Case, loss
+from tests.gradients.zoo import MODELS
 from tests.training.model_checks.models import (
     CLASSES,
     IMAGES,
@@ -37,6 +39,22 @@ from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
 # ------------------------------------------------------------------------------------- what passes
+
+
+def check_on(device: str, case: Case) -> None:
+    model = case.module(torch.float32).to(device)
+    inputs, targets = (part[:0].to(device) for part in case.batch(1, torch.float32))
+    problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
+    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
+    model_checks.check(model, algorithm, loss, (inputs, targets), 2, 8)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_on_a_gpu_every_model_of_the_zoo_passes(case: Case) -> None:
+    """An H200 refused U-Nets, VGG-11 and the DFA network: cuDNN rounds by the batch."""
+    check_on("cuda", case)
 
 
 def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:

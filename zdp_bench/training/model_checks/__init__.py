@@ -29,7 +29,7 @@ from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
 from zdp_bench.gradients.parts import describe, unpack
-from zdp_bench.nn.precision import float32_products
+from zdp_bench.nn.precision import float32_products, repeatable
 from zdp_bench.training.batches import initial_size
 from zdp_bench.training.model_checks.mixing import (
     SAMPLES,
@@ -103,7 +103,8 @@ def check(
     original = model
     model, algorithm = copy_apart(model, algorithm)
     devices = [device] if device.type == "cuda" else []
-    with torch.random.fork_rng(devices=devices), kernels.disabled(), float32_products():
+    draws = torch.random.fork_rng(devices=devices)
+    with draws, kernels.disabled(), float32_products(), repeatable(device):
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
         try:
@@ -253,7 +254,7 @@ def _check_contributions(
     """Refuse a sum over a batch that is not that of its shares."""
     inside = Innermost(model)
     try:
-        with inside, same_draws(model):
+        with inside, same_draws():
             each = algorithm.contributions(batch, *shares)
             total = {name: torch.zeros_like(share[0]) for name, share in each.items()}
             algorithm.accumulate(total, batch, *shares)

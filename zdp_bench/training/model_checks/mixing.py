@@ -138,7 +138,7 @@ def _look(
     model: nn.Module, batches: list[Tensor], watched: list[int] | slice
 ) -> tuple[Tensor, dict[str, Tensor]]:
     """Return the outputs of the watched samples, and the gradient of a weighted sum of them."""
-    with torch.enable_grad(), same_draws(model), takes_parts(model):
+    with torch.enable_grad(), same_draws(), takes_parts(model):
         output = torch.cat([model(batch) for batch in batches])[watched]
         return output.detach(), gradients_of(model, output)
 

@@ -56,7 +56,7 @@ def change_sample(inputs: Tensor, at: int | slice, scale: float, public: bool) -
 
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the output; an example's dropout masks are the same in every batch."""
-    with same_draws(model), takes_parts(model):
+    with same_draws(), takes_parts(model):
         return model(inputs)
 
 
