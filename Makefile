@@ -52,7 +52,7 @@ reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|pa
 
 gpu: ## on a machine with a GPU: its tests, the bench tables, then the as-published rows that fit BUDGET=2h; with .venv or, without one, with PYTHON and its own torch
 	@$(WITH) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: the PyTorch of $(WITH) finds no GPU on this machine" >&2; exit 2; }
-	$(WITH) -m pytest -q -m gpu
+	$(WITH) -m pytest -q -m gpu tests/gradients tests/privacy tests/training
 	$(WITH) -m zdp_bench bench
 	$(WITH) -m zdp_bench reproduce --profile here --only as-published --budget $(or $(BUDGET),2h) device=cuda
 

@@ -423,6 +423,25 @@ def test_an_optimiser_that_cannot_step_is_refused_before_a_step_counts(
     assert not (tmp_path / "ledger.jsonl").exists()
 
 
+class Around(torch.optim.Optimizer):
+    """An optimizer around another, as Lookahead is."""
+
+    def __init__(self, inner: torch.optim.Optimizer) -> None:
+        super().__init__(inner.param_groups, {})
+        self.optimizer, self.steps = inner, 0
+
+    def step(self, closure: Any = None) -> None:
+        self.optimizer.step()
+        self.steps += 1
+
+
+def test_an_optimizer_around_another_takes_the_steps(make: Make) -> None:
+    model = network()
+    around = Around(torch.optim.SGD(model.parameters(), lr=0.5))
+    train(make(model, optimizer=around), most=2)
+    assert around.steps == 2
+
+
 @pytest.mark.parametrize("name", sorted({*torch.optim.__all__} - NOT_SERVED))
 def test_groups_step_from_the_clipped_mean_at_their_own_rate_and_decay(
     make: Make, name: str

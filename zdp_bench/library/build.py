@@ -439,6 +439,9 @@ def check_loss(loss: object) -> None:
         )
 
 
+WRAPPERS = {"lightning", "pytorch_lightning", "accelerate"}  # around an optimizer of the caller's
+
+
 def check_optimizer(model: nn.Module, given: Any) -> Any:
     """Return the optimiser, or several as one; refuse what cannot step all that trains."""
     several = isinstance(given, list | tuple)
@@ -449,7 +452,8 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
                 f"optimizer: {type(one).__name__} is none of torch.optim's, made from the model's "
                 "parameters; a schedule is yours to step, after private.step."
             )
-        bare.append(getattr(one, "optimizer", one))  # out of Lightning's or Accelerate's wrapper
+        wraps = type(one).__module__.partition(".")[0] in WRAPPERS
+        bare.append(getattr(one, "optimizer", one) if wraps else one)
         require_step(bare[-1])
     optimizer = Several(tuple(bare)) if several else bare[0]
     require_held(model, optimizer)

@@ -60,8 +60,10 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
     Raises:
         UserError: such as one that calls the loss again (LBFGS): each call would be a release.
     """
-    try:
-        twin = copy.deepcopy(optimizer)
+    twin = object.__new__(type(optimizer))
+    try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
+        held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}
+        vars(twin).update(copy.deepcopy(held))
     except Exception:  # it holds what cannot be copied: the first step shows
         return
     twin._optimizer_step_pre_hooks = OrderedDict()
