@@ -161,6 +161,12 @@ def held_by(thing: Any) -> Held:
 # --------------------------------------------------------------------------------------- the loss
 
 
+KEEPS = (
+    "the loss keeps what it saw of one record for the next, which nothing bounds: compute it from "
+    "outputs and targets alone."
+)
+
+
 class DomainError(UserError):
     """The loss or the model fails on what it is given."""
 
@@ -179,11 +185,11 @@ class _Rows:
         self.held = held
 
     @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> _Losses:
+    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> _Rows:
         if func is not cross_entropy:
             raise TypeError
         outputs, targets = (one.take() for one in args)
-        losses = _Losses(func(outputs, targets, **kwargs))
+        losses = cls(func(outputs, targets, **kwargs))
         if losses.held.shape != (len(outputs),):  # a mean, or several for each row
             raise TypeError
         return losses
@@ -197,12 +203,6 @@ class _Rows:
         raise TypeError
 
     __getattr__ = __eq__ = __ne__ = __hash__ = __bool__ = __reduce_ex__ = _refuse
-
-
-class _Losses(_Rows):
-    """Stands in for the loss of one example."""
-
-    __slots__ = ()
 
 
 class PerExample:
@@ -239,8 +239,9 @@ class PerExample:
         while not self.loops:
             try:
                 if self._only_rows:
-                    losses = self._call(_Rows(outputs), _Rows(targets))
-                    if type(losses) is not _Losses:
+                    given = _Rows(outputs), _Rows(targets)
+                    losses = self._call(*given)
+                    if type(losses) is not _Rows or losses is given[0] or losses is given[1]:
                         raise TypeError
                     return losses.take()
                 rows = outputs.unsqueeze(1), targets.unsqueeze(1)  # batches of one
@@ -258,10 +259,7 @@ class PerExample:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
             if "escaped from inside" in str(error):  # a tensor of vmap's, kept since its pass
-                raise UserError(
-                    "the loss keeps what it saw of one record for the next, which nothing bounds: "
-                    "compute it from outputs and targets alone."
-                ) from None
+                raise UserError(KEEPS) from None
             asked = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "
@@ -269,13 +267,9 @@ class PerExample:
                 "record can reach it."
             ) from None
         # Of a loss that vmap maps, Python sees no number; this one could keep what it sees where
-        # `held_by` does not look: in a file, in a generator.
+        # `held_by` does not look, in a file or a generator: it then answers otherwise than before.
         if not torch.equal(before, after):
-            raise UserError(
-                "the loss answers the same outputs and target otherwise after a batch than before "
-                "it, so it keeps what it saw of one record for the next, which nothing bounds: "
-                "compute it from outputs and targets alone."
-            )
+            raise UserError(KEEPS)
         return losses
 
     def _answer(self, outputs: Tensor, targets: Tensor) -> Tensor:

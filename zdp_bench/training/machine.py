@@ -132,7 +132,7 @@ def arithmetic(
     if deterministic:
         # Read when CUDA's context is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
-        before = torch.are_deterministic_algorithms_enabled()
+        before = torch.get_deterministic_debug_mode()
         torch.use_deterministic_algorithms(True)
     try:
         with float32_products("tf32" if precision == "tf32" else "ieee"):
@@ -141,7 +141,7 @@ def arithmetic(
         for hook in hooks:
             hook.remove()
         if deterministic:
-            torch.use_deterministic_algorithms(before)
+            torch.set_deterministic_debug_mode(before)
 
 
 def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
