@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -104,6 +105,27 @@ def test_it_is_the_loss_of_each_example_alone(loss: Loss) -> None:
     outputs, targets = torch.randn(9, 1), torch.rand(9).round()
     alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(9)]
     torch.testing.assert_close(per_example(loss)(outputs, targets), torch.cat(alone))
+
+
+@pytest.mark.parametrize(
+    "halves",
+    [
+        lambda outputs, targets: targets == 0,
+        lambda outputs, targets: isinstance(targets, Tensor),
+        lambda outputs, targets: copy.copy(outputs).shape == (1, 3),
+        lambda outputs, targets: F.cross_entropy(outputs, targets) < 1,
+    ],
+)
+def test_a_cross_entropy_is_that_of_each_example_alone(halves: Loss) -> None:
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        weight = torch.full((3,), 0.5) if halves(outputs, targets) else None
+        return F.cross_entropy(outputs, targets, weight, reduction="none")
+
+    outputs, targets = torch.randn(3, 3), torch.tensor([0, 1, 2])
+    alone = [loss(outputs[i : i + 1], targets[i : i + 1]) for i in range(3)]
+    torch.testing.assert_close(per_example(loss)(outputs, targets), torch.cat(alone))
+    with pytest.raises(UserError, match="cannot take outputs"):  # weighed by other targets
+        per_example(lambda o, t: F.cross_entropy(o, t, t, reduction="none"))(outputs, targets)
 
 
 def needs_two(outputs: Tensor, targets: Tensor) -> Tensor:

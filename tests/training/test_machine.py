@@ -25,19 +25,21 @@ def flags() -> tuple:
     return (
         torch.get_float32_matmul_precision(),
         torch.backends.cudnn.allow_tf32,
-        torch.are_deterministic_algorithms_enabled(),
+        torch.get_deterministic_debug_mode(),
     )
 
 
 def test_tf32_is_off_unless_asked_for_and_everything_is_set_back() -> None:
+    torch.set_deterministic_debug_mode("warn")  # a caller's own: 1
     before = flags()
     with arithmetic(None, False, nn.Linear(2, 2), PRIVATE, CPU):
-        assert flags() == ("highest", False, False)
+        assert flags() == ("highest", False, 1)
     with arithmetic("tf32", False, nn.Linear(2, 2), PLAIN, CPU):
-        assert flags() == ("high", True, False)
+        assert flags() == ("high", True, 1)
     with arithmetic(None, True, nn.Linear(2, 2), PRIVATE, CPU):
-        assert flags() == ("highest", False, True)
+        assert flags() == ("highest", False, 2)
     assert flags() == before
+    torch.set_deterministic_debug_mode("default")
 
 
 @pytest.mark.parametrize(

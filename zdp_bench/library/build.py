@@ -456,7 +456,7 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
         bare.append(getattr(one, "optimizer", one) if wraps else one)
         require_step(bare[-1])
     optimizer = Several(tuple(bare)) if several else bare[0]
-    require_held(model, optimizer)
+    require_held(dict(model.named_parameters()), optimizer)
     return optimizer
 
 

@@ -80,21 +80,22 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
         ) from None
 
 
-def require_held(model: nn.Module, optimizer: Any) -> None:
+def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:
     """Refuse an optimiser that does not hold each parameter that trains once, or holds others."""
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
-    for name, parameter in trainable(model).items():
-        if id(parameter) not in held:
+    for name, parameter in parameters.items():
+        times = held[id(parameter)] if parameter.requires_grad else 1
+        if times < 1:
             raise UserError(
                 f"parameter '{name}' requires a gradient, but the optimizer does not hold it: make "
                 "the optimizer from this model's parameters, or set requires_grad=False on it."
             )
-        if held[id(parameter)] > 1:
+        if times > 1:
             raise UserError(
-                f"parameter '{name}' is held {held[id(parameter)]} times by the optimizer: give "
+                f"parameter '{name}' is held {times} times by the optimizer: give "
                 "each optimizer parameters of its own."
             )
-    if held.keys() - set(map(id, model.parameters())):
+    if held.keys() - set(map(id, parameters.values())):
         raise UserError(
             "optimizer: it holds a parameter that is none of the model's: make it from this "
             "model's parameters, and step what else trains by itself."

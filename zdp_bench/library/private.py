@@ -17,7 +17,6 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
@@ -137,7 +136,7 @@ class Private:
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
         self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
-        self._trained = self._what_trains()
+        self._trained = _what_trains(dict(model.named_parameters()))
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
         if self.setting.target_epsilon is not None:
@@ -228,14 +227,16 @@ class Private:
         if batch is not self._next:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
         require_gradients("private.step")
-        self._check_trained()
+        parameters = dict(self.setting.model.named_parameters())
+        self._check_trained(parameters)
         if self._taken % WATCHED == 0:
             self.setting.guard.require_unchanged()
         self._taken += 1
         setting, model = self.setting, self.setting.model
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
-            module.training = mode
+            if module.training != mode:
+                module.training = mode
         adding = adds_gradient(model, setting.optimizer, setting.regulariser, ranks)
         told = batch.number, self.ledger.releases
         ranks.require_same({"step": told})
@@ -246,7 +247,7 @@ class Private:
         indices, shares = ranks.take_share(drawn), None
         if setting.owners is not None:
             indices, shares = setting.owners.take(indices, key, batch.number)
-        device = next(model.parameters()).device
+        device = next(iter(parameters.values())).device
         training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
@@ -265,18 +266,14 @@ class Private:
         self.done += 1
         self._next = None
 
-    def _check_trained(self) -> None:
-        now = self._what_trains()
+    def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
+        now = _what_trains(parameters)
         if changed := {name for name, _ in now.items() ^ self._trained.items()}:
             raise UserError(
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
                 "checked the model: call make_private again, with another ledger."
             )
-        require_held(self.setting.model, self.setting.optimizer)
-
-    def _what_trains(self) -> dict[str, tuple[int, torch.dtype]]:
-        """Return the parameters that train, by name: which tensor each is, and its type."""
-        return {name: (id(p), p.dtype) for name, p in trainable(self.setting.model).items()}
+        require_held(parameters, self.setting.optimizer)
 
     @property
     def epsilon(self) -> float:
@@ -460,3 +457,8 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:
+    """Return of the parameters those that train, by name: which tensor each is, and its type."""
+    return {name: (id(p), p.dtype) for name, p in parameters.items() if p.requires_grad}

@@ -32,13 +32,12 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
     ]
 
     def put(kinds: list[str], matmul: str | None, convolutions: bool | None) -> None:
-        for last in (False, True):  # the older interface changes what the newer one set
-            for setting, one in zip(settings, kinds, strict=True):
-                setting.fp32_precision = one
-            if matmul is not None and not last:
-                torch.set_float32_matmul_precision(matmul)
-            if convolutions is not None and not last:
-                backends.cudnn.allow_tf32 = convolutions
+        if matmul is not None:
+            torch.set_float32_matmul_precision(matmul)
+        if convolutions is not None:
+            backends.cudnn.allow_tf32 = convolutions
+        for setting, one in zip(settings, kinds, strict=True):  # last: the older ones change them
+            setting.fp32_precision = one
 
     before, matmul, convolutions = [each.fp32_precision for each in settings], None, None
     with suppress(RuntimeError):

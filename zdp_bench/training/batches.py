@@ -113,7 +113,8 @@ def read_in_pieces(
         return inputs, targets
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        for inputs, targets in read_ahead(pieces, on_gpu if prefetch is None else prefetch):
+        ahead = on_gpu if prefetch is None else prefetch
+        for inputs, targets in read_ahead(pieces, ahead if count > size.examples else 0):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     return MicroBatches(count, piece, size, placed, shares)

@@ -128,11 +128,11 @@ def arithmetic(
         UserError: the precision does not suit the model or the algorithm.
     """
     check_precision(precision, model, algorithm)
-    before = torch.are_deterministic_algorithms_enabled()
     hooks = _autocast(model, device) if precision == "bf16" else []
     if deterministic:
         # Read when CUDA's context is made.
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
+        before = torch.get_deterministic_debug_mode()
         torch.use_deterministic_algorithms(True)
     try:
         with float32_products("tf32" if precision == "tf32" else "ieee"):
@@ -140,7 +140,8 @@ def arithmetic(
     finally:
         for hook in hooks:
             hook.remove()
-        torch.use_deterministic_algorithms(before)
+        if deterministic:
+            torch.set_deterministic_debug_mode(before)
 
 
 def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
