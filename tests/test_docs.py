@@ -107,8 +107,15 @@ def write_script(folder: Path) -> None:
     )
 
 
+def copy_records(folder: Path) -> None:
+    """The committed runs of which docs/complex.md makes a table."""
+    for runs in (ROOT / "results" / "runs").glob("complex_*"):
+        shutil.copytree(runs, folder / "results" / "runs" / runs.name)
+
+
 FILES_OF = {
     "audit_own": write_script,
+    "complex": copy_records,
     "results": write_inputs,
     "own_data": write_own_data,
 }  # page -> what makes the files that it speaks of
