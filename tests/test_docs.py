@@ -425,25 +425,10 @@ def test_the_notebook_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.M
 @pytest.mark.timeout(600)
 def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     pytest.importorskip("sphinx")
-    done = subprocess.run(
-        [
-            sys.executable,
-            "-m",
-            "sphinx",
-            "-q",
-            "-W",
-            "--keep-going",
-            "-b",
-            "html",
-            "-d",
-            str(tmp_path / "trees"),
-            str(DOCS),
-            str(tmp_path),
-        ],
-        capture_output=True,
-        text=True,
-        check=False,
+    words = shlex.split(
+        f"-m sphinx -q -W --keep-going -b html -d {tmp_path}/trees {DOCS} {tmp_path}"
     )
+    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "tutorial.html").is_file()
 
