@@ -246,10 +246,6 @@ def try_mutants(
 ) -> dict[str, int]:
     """How many were killed, ran out of time, survived, or are listed as equivalent."""
     equivalent = {Change(e["module"], e["line"], e["becomes"]) for e in CONFIG["equivalent"]}
-    for change in equivalent:
-        text = (ROOT / "zdp_bench" / change.module).read_text(encoding="utf-8")
-        if " ".join(change.line.split()) not in " ".join(text.split()):
-            raise SystemExit(f"mutants.toml: {change.module} has no line {change.line} any more")
     modules = only or [*CONFIG["tests"]]
     drawn = [place for module in modules for place in places(module)]
     rng = random.Random(seed)

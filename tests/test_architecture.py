@@ -176,6 +176,14 @@ def test_no_machine_path_and_no_registry_host_is_committed() -> None:
 
 def test_every_module_opens_with_what_it_is() -> None:
     for path in PACKAGE.rglob("*.py"):
-        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), (
-            f"{path} has no docstring"
-        )
+        assert ast.get_docstring(ast.parse(path.read_text(encoding="utf-8"))), path
+
+
+def test_the_list_of_mutants_is_of_lines_and_tests_that_are_there() -> None:
+    if not (path := ROOT / ".ci/mutants.toml").exists():
+        pytest.skip("not a checkout")
+    listed = tomllib.loads(path.read_text(encoding="utf-8"))
+    assert all((ROOT / test).exists() for tests in listed["tests"].values() for test in tests)
+    for excused in listed["equivalent"]:
+        text = (PACKAGE / excused["module"]).read_text(encoding="utf-8")
+        assert " ".join(excused["line"].split()) in " ".join(text.split()), excused

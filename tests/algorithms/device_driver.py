@@ -14,6 +14,7 @@ import json
 import os
 import sys
 import tempfile
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -43,17 +44,13 @@ def attempt(model_name: str, algorithm_name: str, folder: Path) -> str | None:
     """Return the error of two steps; empty if there is none, None if the model is refused."""
     try:
         training, batch = prepare(model_name, algorithm_name, folder, DEVICE)
-    except UserError:
-        return None
-    try:
-        for step in range(2):
-            private_step(training, step, iter([batch]), expected_batch_size=8.0)
+        with closing(training.ledger):
+            for step in range(2):
+                private_step(training, step, iter([batch]), expected_batch_size=8.0)
     except UserError:
         return None
     except Exception as error:
         return f"{type(error).__name__}: {error}"[:300]
-    finally:
-        training.ledger.close()
     return ""
 
 

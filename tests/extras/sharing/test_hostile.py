@@ -212,6 +212,18 @@ def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_weights_that_could_be_waited_for_are_refused(sound: list[Path]) -> None:
+    weights = sound[2] / "model.safetensors"
+    weights.unlink()
+    os.mkfifo(weights)
+    writer = os.open(weights, os.O_RDWR)  # so that whoever opens it fails, and does not hang
+    for ask in (verify, lambda folder: zdp_bench.load(folder, model=network())):
+        with pytest.raises(UserError, match=r"model\.safetensors: is no regular file"):
+            ask(sound[2])
+    os.close(writer)
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
     assert attack(sound, tmp_path, range(10)) == []
 

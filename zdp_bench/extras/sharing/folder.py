@@ -18,7 +18,7 @@ from torch import Tensor
 from zdp_bench import records
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line
-from zdp_bench.foreign_files import Shape, misfits, read_json, read_text
+from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
 from zdp_bench.privacy.ledger import those_aside
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.records import NUMBER, Record
@@ -276,6 +276,7 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 def _open_weights(path: Path) -> Iterator[tuple[Any, list[str]]]:
     """Open a file of weights; yields it and the names of tensors that are written as pairs."""
     try:
+        open_regular(path).close()  # safetensors would wait for a FIFO without end
         with safe_open(path, "pt") as file:
             yield file, (file.metadata() or {}).get(_AS_PAIRS, "").split()
     except (SafetensorError, OSError, RuntimeError) as error:
