@@ -186,6 +186,8 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
         stages[0].epsilon_with(stages[0])
     with pytest.raises(UserError, match="takes trainings that make_private made"):
         stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
+    with pytest.raises(UserError, match=r"also trained under [01]\.jsonl"):
+        stages[2].export(tmp_path / "card")
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
-from weakref import finalize
+from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import nn
@@ -45,6 +45,8 @@ from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
+# The ledgers of the trainings that a model had in this process.
+_LEDGERS: WeakKeyDictionary[nn.Module, set[Path]] = WeakKeyDictionary()
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
 
 
@@ -233,6 +235,7 @@ class Private:
             self.setting.guard.require_unchanged()
         self._taken += 1
         setting, model = self.setting, self.setting.model
+        _LEDGERS.setdefault(model, set()).add(setting.ledger_file.resolve())
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
@@ -353,10 +356,16 @@ class Private:
             metrics: what you measured on data that is not of the training, by name.
 
         Raises:
-            UserError: the folder holds something, a metric is no number, or the model has changed
-                beside its trained weights.
+            UserError: the folder holds something, a metric is no number, the model has changed
+                beside its trained weights, or they had another private training, which the card of
+                one ledger would not count.
         """
         setting = self.setting
+        for other in _LEDGERS.get(setting.model, set()) - {setting.ledger_file.resolve()}:
+            raise UserError(
+                f"private.export: these weights were also trained under {other.name}, which the "
+                "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
+            )
         setting.guard.require_unchanged()
         if not setting.ranks.is_first:  # all have the same
             return
