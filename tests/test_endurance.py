@@ -17,6 +17,7 @@ import pytest
 from tests.drivers import driven
 from tests.test_kill import TINY, repeatable
 from zdp_bench import records
+from zdp_bench.cli.parser import parse_arguments
 
 RUN = [*TINY, "execution.checkpoint_steps=3", "paths.results=RESULTS"]
 COMMANDS: dict[str, list[str]] = {
@@ -24,7 +25,7 @@ COMMANDS: dict[str, list[str]] = {
     "secure": ["run", *RUN, "privacy.secure=true"],
     "sweep": ["run", "-m", *RUN, "seed=1,2,3", "algorithm.noise_multiplier=1.0,2.0"],
     "search": ["search", *RUN, "dataset.validation_share=0.2", "optimizer.lr=interval(0.1,2)"],
-    "federation": ["run", *RUN, "federated.nodes=3", "trainer.epochs=2"],
+    "federation": ["run", *RUN, "federated.nodes=3"],
     "reproduce": ["reproduce", "--profile", "smoke", "--results", "RESULTS", "--seeds", "1"],
 }
 
@@ -64,6 +65,11 @@ def compare(job: dict[str, Any], seed: int) -> None:
             privacy, least = record["privacy"], whole[where]["privacy"]
             assert privacy["steps"] == privacy["ledger"]["entries"] >= least["steps"], end
             assert privacy["epsilon_tight"] >= least["epsilon_tight"], end
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_is_one_that_exists(name: str) -> None:
+    parse_arguments(COMMANDS[name])
 
 
 @pytest.mark.slow

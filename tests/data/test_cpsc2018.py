@@ -37,14 +37,7 @@ LABELS = "A0000,1,,\nA0001,4,,\nA0002,1,,\nA0003,4,7,\n"
 def test_diagnoses_are_read_as_number_text_and_snomed() -> None:
     assert [
         parse_diagnosis(word) for word in ("1", "4", "lbbb", " RBBB", "164909002", "426783006")
-    ] == [
-        "Normal",
-        "LBBB",
-        "LBBB",
-        "RBBB",
-        "LBBB",
-        "Normal",
-    ]
+    ] == ["Normal", "LBBB", "LBBB", "RBBB", "LBBB", "Normal"]
     assert [parse_diagnosis(word) for word in ("0", "10", "999", "flutter")] == [None] * 4
     assert len(DIAGNOSES) == 9
 

@@ -219,10 +219,7 @@ def test_a_launcher_carries_the_runs_out(
 # planning
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    ["chest_xray_strict", "mri_recon"],
-)
+@pytest.mark.parametrize("recipe", ["chest_xray_strict", "mri_recon"])
 def test_here_knows_the_sets_that_are_got_by_hand(tmp_path: Path, recipe: str) -> None:
     config = configured([f"recipe={recipe}", f"paths.data={tmp_path}"])
     holds = files.card(config.dataset.name).holds
@@ -281,12 +278,7 @@ def test_runs_that_fill_most_rows_an_hour_come_first_and_a_budget_takes_from_the
     monkeypatch.setattr(reproduce, "seconds_of", lambda config, known, may_try: took[config.recipe])
     ordered = reproduce.order(plan_of(small, tmp_path, seeds=2), small)
     asked = [(work.job.filling.recipe, work.job.seed, work.cells) for work in ordered]
-    assert asked == [
-        ("phasemnist", 1, 1),
-        ("mnist", 1, 1),
-        ("phasemnist", 2, 0),
-        ("mnist", 2, 0),
-    ]
+    assert asked == [("phasemnist", 1, 1), ("mnist", 1, 1), ("phasemnist", 2, 0), ("mnist", 2, 0)]
     assert reproduce.hours(ordered) == pytest.approx(320 / 3600)
     taken = reproduce.within(130.0, ordered)
     assert [(work.job.filling.recipe, work.job.seed) for work in taken] == [

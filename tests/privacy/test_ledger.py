@@ -117,6 +117,15 @@ def test_a_repeatable_step_drawn_again_counts_once(path: Path) -> None:
     assert reopen(path).releases == 6
 
 
+def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(path: Path) -> None:
+    for weights, releases in (("one", 1), ("one", 1), ("other", 2), ("one", 2)):
+        ledger = Ledger(path, MECHANISM, repeatable=True)
+        for _ in range(2):  # also in one process
+            ledger.append(0, of=weights)
+        ledger.close()
+        assert ledger.releases == releases
+
+
 def test_a_step_that_cannot_be_repeated_counts_every_time(path: Path) -> None:
     write(path, 5, repeatable=False)
     ledger = Ledger(path, MECHANISM, repeatable=False)

@@ -14,14 +14,7 @@ import pytest
 from tests.test_cli import run
 from tests.test_package import ROOT
 from zdp_bench.report import coverage, papers
-from zdp_bench.report.cells import (
-    AGAIN,
-    PROTECTIONS,
-    Count,
-    Standing,
-    count_once,
-    protection_of,
-)
+from zdp_bench.report.cells import AGAIN, PROTECTIONS, Count, Standing, count_once, protection_of
 
 RESULTS = ROOT / "results"
 PAGE = re.split(r"<!-- made by coverage (\w+) -->", (ROOT / "docs/papers.md").read_text("utf-8"))

@@ -125,10 +125,7 @@ NOT_AS_MANY = (
 FAULTS: dict[str, tuple[Fault, str]] = {
     "dead": (dead, "node 1: ConnectionError: the node's machine is gone"),
     "nan": (one_number(float("nan")), "node 1: its answer is not finite"),
-    "overflow": (
-        one_number(3.3e38),
-        "node 1: its answer has a norm of 3.3e+38, and bound",
-    ),
+    "overflow": (one_number(3.3e38), "node 1: its answer has a norm of 3.3e+38, and bound"),
     "squared": (one_number(-1e20), "node 1: its answer has a norm of 1e+20, and bound"),
     "large": (one_number(1.01 * LIMIT), "node 1: its answer has a norm of "),
     "shape": (
@@ -141,23 +138,11 @@ FAULTS: dict[str, tuple[Fault, str]] = {
         "node 1: its answer does not fit the model: "
         "'other float32 [2]' where 'net.0.weight complex64",
     ),
-    "few": (
-        too_few_numbers,
-        NOT_AS_MANY,
-    ),
+    "few": (too_few_numbers, NOT_AS_MANY),
     "late": (late, "node 1: its answer is to round 1, not to 2"),
-    "many": (
-        two_more,
-        NOT_AS_MANY,
-    ),
-    "pickle": (
-        pickled,
-        NOT_AS_MANY,
-    ),
-    "garbage": (
-        with_bytes(b"x"),
-        NOT_AS_MANY,
-    ),
+    "many": (two_more, NOT_AS_MANY),
+    "pickle": (pickled, NOT_AS_MANY),
+    "garbage": (with_bytes(b"x"), NOT_AS_MANY),
     "zip": (archived, "node 1: its answer "),
     "nothing": (nothing, "node 1: its answer has no entries"),
     "no round": (saying(round=None), "node 1: its answer has no round"),

@@ -224,6 +224,19 @@ def test_weights_that_could_be_waited_for_are_refused(sound: list[Path]) -> None
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_a_name_too_long_is_missing_and_a_delta_above_one_is_refused(sound: list[Path]) -> None:
+    with (sound[2] / "SHA256SUMS").open("a") as sums:
+        sums.write(f"{0:064}  {'9' * 5000}\n")
+    assert "is missing" in [check.found for check in verify(sound[2])]
+    report = sound[2] / "report.json"
+    body = json.loads(report.read_text())
+    body["privacy"]["delta"] = 1e308
+    report.write_text(json.dumps(body))
+    with pytest.raises(UserError, match=r"report\.json: is damaged.*privacy\.delta"):
+        verify(sound[2])
+
+
+@pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
     assert attack(sound, tmp_path, range(10)) == []
 

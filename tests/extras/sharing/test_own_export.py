@@ -79,11 +79,7 @@ def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
     ids=["seed", "secure", "no noise", "owners"],
 )
 def test_trainings_of_every_kind_verify_and_say_what_they_are(
-    make: Make,
-    tmp_path: Path,
-    given: dict[str, Any],
-    says: str,
-    leaves_out: str,
+    make: Make, tmp_path: Path, given: dict[str, Any], says: str, leaves_out: str
 ) -> None:
     private = make(**given)
     train(private, most=2)
@@ -112,8 +108,7 @@ def test_no_export_takes_the_place_of_another(make: Make, tmp_path: Path) -> Non
 
 
 def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
-    make: Make,
-    tmp_path: Path,
+    make: Make, tmp_path: Path
 ) -> None:
     train(make(), most=4)
     private = make(count_earlier=True)

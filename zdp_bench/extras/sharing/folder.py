@@ -151,8 +151,10 @@ def read_report(folder: Path) -> Report:
     path = folder / REPORT
     found = read_json(path, records.from_json)
     of_owners = {"privacy": {"records_per_owner": int}}
-    wrong = [*misfits(found, _REPORT)]
-    if wrong or (found["owners"] and (wrong := [*misfits(found, of_owners)])):
+    wrong = [*misfits(found, _REPORT)] or [*misfits(found, of_owners if found["owners"] else {})]
+    if not wrong and not 0 < found["privacy"]["delta"] < 1:
+        wrong = ["privacy.delta"]
+    if wrong:
         raise UserError(
             f"{path}: is damaged, or of an older version (see {wrong[0]}). Export the model again."
         )

@@ -7,6 +7,7 @@ code that made the record. What no file of the folder can prove is listed as not
 from __future__ import annotations
 
 import math
+import os
 import tempfile
 from collections.abc import Collection, Iterator
 from dataclasses import dataclass
@@ -120,7 +121,7 @@ def _check_sums(folder: Path) -> Iterator[Check]:
     for name, expected in sums.items():
         path = folder / name
         found = "is not the file exported"
-        if not path.is_file():
+        if not os.path.isfile(path):  # unlike `Path.is_file`, also of a name that is too long
             found = "is missing"
         elif name != files.WEIGHTS and path.stat().st_size > files.MOST_LEDGER:
             found = f"is larger than the {files.MOST_LEDGER:,} bytes of any file but the weights"
