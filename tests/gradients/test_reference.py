@@ -70,7 +70,15 @@ class _Scaled(nn.Module):
         return torch.tanh(x * self.scale + self.shift)
 
 
-SHARING: list[Callable[[torch.dtype], nn.Module]] = [TwiceInAList, TiedHead, OwnLayerTied]
+def one_number(dtype: torch.dtype) -> nn.Module:
+    """A layer, and a parameter without dimensions behind it."""
+    number = nn.Parameter(torch.full((), 0.7, dtype=dtype))
+    return nn.Sequential(nn.Linear(WIDTH, WIDTH, dtype=dtype), _Scaled(number))
+
+
+SHARING: list[Callable[[torch.dtype], nn.Module]] = [
+    *(TwiceInAList, TiedHead, OwnLayerTied, one_number),
+]
 every_model = pytest.mark.parametrize("build", SHARING, ids=lambda build: build.__name__)
 real_and_complex = pytest.mark.parametrize(
     "dtype", [torch.float64, torch.complex128], ids=["real", "complex"]

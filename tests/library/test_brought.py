@@ -585,6 +585,39 @@ def test_a_state_of_open_steps_is_said_and_one_of_private_steps_is_not(
     assert caplog.text.count("holds a state of earlier steps, which no ε covers") == 1
 
 
+CHANGES: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "another optimizer": ("step", lambda m: step_openly(m, SGD(m.parameters(), lr=0.1))),
+    "another state": ("save", lambda m: m.load_state_dict(network().state_dict())),
+    "a clamp": ("export", lambda m: nn.init.constant_(m[0].bias, 0.0)),
+}
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_weights_changed_between_steps_are_said_once(
+    make: Make, tmp_path: Path, what: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    before, change = CHANGES[what]
+    private = make(regulariser=penalty)
+    train(private, most=2)
+    private.save()
+    private.export(tmp_path / "as_left")
+    private = make(model := network(), regulariser=penalty)
+    assert private.resume()
+    train(private, most=1)
+    assert "outside private.step" not in caplog.text
+    said = "the weights were changed outside private.step: ε holds"
+    for _ in range(2):
+        change(model)
+        if before == "save":
+            private.save()
+        elif before == "export":
+            private.export(tmp_path / "changed")
+        else:
+            train(private, most=1)
+        assert caplog.text.count(said) == 1
+        before = "step"
+
+
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
 def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
     model = network()

@@ -91,6 +91,23 @@ def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_
         torch.testing.assert_close(one, -other, rtol=1e-4, atol=1e-6)
 
 
+def test_no_step_is_taken_from_weights_that_its_examples_wrote(tmp_path: Path) -> None:
+    class Writes(ZetaDPSGD):
+        def accumulate(self, total: Any, batch: Batch, *_: Any) -> None:
+            with torch.no_grad():
+                self.problem.model[1].bias.mul_(1.0)  # type: ignore[index]
+
+    with training(tmp_path / "ledger.jsonl", kind=Writes) as of:
+        before = weights(of)
+        private_step(of, 0, iter([]), 7.0)
+        assert not torch.equal(weights(of)[0], before[0])
+        before = weights(of)
+        with pytest.raises(UserError, match=r"parameter '1\.bias' was changed"):
+            private_step(of, 1, [(torch.ones(1, 3), torch.zeros(1))], 7.0)
+        assert torch.equal(weights(of)[0], before[0])
+        assert of.ledger.releases == 2
+
+
 def test_a_secure_sum_is_rounded_before_it_is_divided(tmp_path: Path) -> None:
     """See `SecureNoise`: sums and noise in float32 would show which records they come from."""
     batch = torch.randn(5, 3, dtype=torch.complex64), torch.zeros(5)

@@ -135,7 +135,7 @@ def _flat(rows: Tensor) -> Tensor:
     elif rows.dim() == 2:
         return rows
     if rows.is_contiguous():
-        return rows.flatten(1)
+        return rows.view(rows.shape[0], math.prod(rows.shape[1:]))  # [B, 1] of numbers
     return rows.permute(0, *memory_order(rows)).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 

@@ -39,7 +39,7 @@ from zdp_bench.training.batches import Size, read_in_pieces, seed_layers
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
 from zdp_bench.training.machine import arithmetic
-from zdp_bench.training.model_checks.state import Guard
+from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
 from zdp_bench.training.plan import Patients, Plan
 from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
@@ -139,6 +139,8 @@ class Private:
         self._taken = 0  # steps of this process
         self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
         self._trained = _what_trains(dict(model.named_parameters()))
+        self._left: Marks | None = {}  # the weights after the last step; None once a change is said
+        self._written: WrittenError | None = None
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
         if self.setting.target_epsilon is not None:
@@ -229,7 +231,7 @@ class Private:
         if batch is not self._next:
             raise UserError("private.step takes the batch that private.batches() gave last, once.")
         require_gradients("private.step")
-        parameters = dict(self.setting.model.named_parameters())
+        parameters = self._check_weights()
         self._check_trained(parameters)
         if self._taken % WATCHED == 0:
             self.setting.guard.require_unchanged()
@@ -264,10 +266,33 @@ class Private:
                 device,
                 shares=shares,
             )
-            with in_private_step():
-                private_step(training, batch.number, pieces, divisor)
+            try:
+                with in_private_step():
+                    private_step(training, batch.number, pieces, divisor)
+            except WrittenError as error:
+                self._written = error
+                raise
         self.done += 1
         self._next = None
+        if self._left is not None:
+            self._left = mark_weights(parameters)
+
+    def _check_weights(self) -> dict[str, nn.Parameter]:
+        """Return the parameters; warn once of weights that are not those the last step left.
+
+        Raises:
+            WrittenError: examples reached them without noise.
+        """
+        if self._written is not None:
+            raise self._written
+        parameters = dict(self.setting.model.named_parameters())
+        if self._left and self._left != mark_weights(parameters):
+            self._left = None
+            log.warning(
+                "the weights were changed outside private.step: ε holds for them only if what "
+                "changed them (an average, a clamp, another optimizer?) saw no private data"
+            )
+        return parameters
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         now = _what_trains(parameters)
@@ -367,6 +392,7 @@ class Private:
                 "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
             )
         setting.guard.require_unchanged()
+        self._check_weights()
         if not setting.ranks.is_first:  # all have the same
             return
         self.ledger.settle()  # its file is copied
@@ -390,6 +416,7 @@ class Private:
     def save(self, scheduler: LRScheduler | None = None) -> None:
         """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
         setting = self.setting
+        self._check_weights()
         if not setting.ranks.is_first:  # all have the same
             return
         state = checkpoint.Checkpoint(
@@ -449,6 +476,7 @@ class Private:
                 f"{first_line(error)} Build them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
+        self._left = mark_weights(dict(setting.model.named_parameters()))
         return True
 
     def close(self) -> None:

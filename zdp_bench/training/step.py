@@ -21,6 +21,7 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
 from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
 
 
 @dataclass(frozen=True)
@@ -80,6 +81,7 @@ def private_step(
     Raises:
         BudgetExceeded: the step would exceed `max_epsilon`; nothing was drawn or changed.
         UserError: memory does not hold one example at a time, or ran out in a step taken before.
+        WrittenError: model or loss changed a weight; nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
     spent = training.max_releases is not None and ledger.releases >= training.max_releases
@@ -91,7 +93,11 @@ def private_step(
     ledger.append(step, of)  # before any of the release or its noise exists
     taken_again = ledger.releases == counted
     pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
-    own = sum_contributions(algorithm, mechanism, micro_batches, device)
+    marks = mark_weights(training.parameters)
+    try:
+        own = sum_contributions(algorithm, mechanism, micro_batches, device)
+    finally:
+        require_unwritten(training.parameters, marks)
     total = widen(own, training.noise)  # this rank's share of S
     if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
         ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces

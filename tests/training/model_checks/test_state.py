@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.library.conftest import Make, make  # noqa: F401 - a fixture
@@ -56,14 +57,38 @@ def test_the_check_leaves_a_model_exactly_as_it_was() -> None:
     assert (model[1].calls, model[1].notes, model[1].sizes) == (0, {"calls": 0}, [0])
 
 
-def test_an_embedding_that_shortens_its_rows_is_refused_and_left_as_it_was() -> None:
+class Shortens(nn.Module):
+    """Looks rows up by torch's function, which shortens them."""
+
+    def __init__(self, _: int, width: int, max_norm: float) -> None:
+        super().__init__()
+        self.weight, self.most = nn.Parameter(torch.randn(4, width)), max_norm
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.embedding(x, self.weight, max_norm=self.most)
+
+
+class Renormalises(Shortens):
+    """As networks for EEG do, in every pass."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.weight.data = torch.renorm(self.weight.data, 2, 0, self.most)
+        return F.embedding(x, self.weight)
+
+
+@pytest.mark.parametrize("max_norm", [0.1, 1e3])
+@pytest.mark.parametrize("kind", [nn.Embedding, nn.EmbeddingBag, Shortens, Renormalises])
+def test_a_layer_that_shortens_its_rows_is_refused_however_long_they_are(
+    kind: Callable[..., nn.Module], max_norm: float
+) -> None:
     torch.manual_seed(0)
-    embedding = nn.Embedding(4, 8, max_norm=0.1)
-    model = nn.Sequential(embedding, nn.Flatten(), nn.Linear(24, 4))
-    before = embedding.weight.detach().clone()
-    with pytest.raises(UserError, match=r"layer '0' \(Embedding\) changes its 'weight'.*max_norm"):
+    layer = kind(4, 8, max_norm=max_norm)
+    model = nn.Sequential(layer, nn.Flatten(), nn.LazyLinear(4))
+    model(torch.zeros(1, 3, dtype=torch.int64))
+    before = copy.deepcopy(layer.weight)
+    with pytest.raises(UserError, match=r"layer '0' \(.*\) changes its 'weight'.*max_norm"):
         check(model, torch.zeros(0, 3, dtype=torch.int64))
-    assert torch.equal(embedding.weight, before)
+    assert torch.equal(layer.weight, before)
 
 
 # ------------------------------------------------------------------------- what is found at once
@@ -211,6 +236,44 @@ def test_a_model_changed_after_the_check_is_not_exported(
     with pytest.raises(UserError, match=what):
         train(private)
     assert steps or private.ledger.releases == 0
+
+
+class WritesIfLarge(nn.Linear):
+    def forward(self, x: Tensor) -> Tensor:
+        if (x > 4000).any():
+            with torch.no_grad():
+                self.weight.add_(1.0)
+        return super().forward(x)
+
+
+@pytest.mark.parametrize("engine", ["auto", "reference"])
+@pytest.mark.parametrize("by", ["the model", "the loss", "a loss that fails then"])
+def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
+    by: str,
+    engine: str,
+    make: Make,  # noqa: F811
+    tmp_path: Path,
+) -> None:
+    torch.manual_seed(0)
+    layer = WritesIfLarge(4, CLASSES) if by == "the model" else nn.Linear(4, CLASSES)
+
+    def writes(outputs: Tensor, targets: Tensor) -> Tensor:
+        if "loss" in by and outputs.abs().max() > 500:
+            layer.weight.data = layer.weight.data + 1.0
+            if "fails" in by:
+                raise KeyError
+        return F.cross_entropy(outputs, targets, reduction="none")
+
+    rare = [(torch.randn(4) if index else torch.full((4,), 5e3), 0) for index in range(9)]
+    given = {"dataset": rare, "loss": writes, "sample_rate": 1.0, "gradients": engine}
+    private = make(nn.Sequential(layer), **given)
+    export = lambda: private.export(tmp_path / "out")  # noqa: E731
+    for act in (lambda: train(private), lambda: train(private), private.save, export):
+        with pytest.raises(UserError, match=r"'0\.weight' was changed by the model or the loss"):
+            act()
+    assert private.ledger.releases == 1
+    assert not (tmp_path / "out").exists()
+    assert not private.checkpoint.exists()
 
 
 def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:  # noqa: F811

@@ -25,7 +25,7 @@ from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss, per_example, take_over
-from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
 from zdp_bench.gradients.parts import describe, unpack
@@ -302,9 +302,7 @@ def _no_gradient(layer: str, error: Exception) -> UserError:
 
 def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
     mechanism = algorithm.mechanism()
-    squares = {
-        name: share.abs().double().square().flatten(1).sum(dim=1) for name, share in shares.items()
-    }  # each [B]
+    squares = {name: squared_norms(share) for name, share in shares.items()}  # each [B]
     whole = sum(squares.values())
     for block in mechanism.blocks:
         moved = whole if mechanism.joint else squares[block.name]

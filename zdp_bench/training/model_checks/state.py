@@ -9,6 +9,7 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -28,6 +29,7 @@ from zdp_bench.training.model_checks.probes import (
 )
 
 State = dict[Place, Any]
+Marks = dict[str, tuple[int, int, int]]
 GLOBAL_HOOKS = (
     *("_global_forward_hooks", "_global_forward_pre_hooks"),
     *("_global_backward_hooks", "_global_backward_pre_hooks"),
@@ -58,6 +60,36 @@ def _digest(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return value.dtype, value.shape, hashlib.sha256(value.tobytes()).digest()
     return repr(value) if isinstance(value, float) and math.isnan(value) else value
+
+
+class WrittenError(UserError):
+    """Weights hold something that no noise covers."""
+
+
+def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
+    """Return what a change of a weight that trains changes: which tensor, its version, its memory.
+
+    No number is read. A change in place through `.data` is not seen.
+    """
+    return {
+        name: (id(p), p._version, p.data_ptr()) for name, p in parameters.items() if p.requires_grad
+    }
+
+
+def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> None:
+    """Refuse weights that were changed after they were marked, while gradients were computed.
+
+    Raises:
+        WrittenError: names the parameter.
+    """
+    now = mark_weights(parameters)
+    for name, mark in marks.items():
+        if now.get(name) != mark:
+            raise WrittenError(
+                f"parameter '{name}' was changed by the model or the loss while its gradient was "
+                "computed, and no noise covers that: let neither write weights, and start anew or "
+                "from what was saved before."
+            )
 
 
 def copy_apart(model: nn.Module, algorithm: Any = None) -> tuple[nn.Module, Any]:
@@ -140,14 +172,17 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
     other = change_sample(inputs, 0, 2.0, public)
     for samples in (inputs, other.expand_as(inputs), inputs[:-1]):
         twin, _ = copy_apart(model)
+        marks = mark_weights(dict(twin.named_parameters()))
         with torch.no_grad():
             forward(twin, samples)
         ends.append(fingerprint(twin))
+        now = mark_weights(dict(twin.named_parameters()))
         for (name, before), after in zip(model.named_parameters(), twin.parameters(), strict=True):
-            if not torch.equal(before, after):
+            if marks.get(name) != now.get(name) or not torch.equal(before, after):
                 raise UserError(
                     f"{describe_owner(model, name)} changes its '{name.rpartition('.')[2]}' in the "
-                    "forward pass (max_norm?), and no noise covers that: switch it off."
+                    "forward pass (max_norm, flatten_parameters?), and no noise covers that: leave "
+                    "it out there."
                 )
     for end in ends[1:]:
         if places := differing(ends[0], end):
