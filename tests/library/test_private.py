@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -329,7 +331,7 @@ def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
         train(private)
 
 
-def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
+def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make, tmp_path: Path) -> None:
     """The length of one clipped example is C to five digits: bfloat16 has two."""
     single, gradient = [(*data()[0],)], {}
     for precision in (None, "bf16"):
@@ -340,9 +342,9 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
             "expected_batch": 1,
             "noise_multiplier": 0.0,
         }
+        given |= {"ledger": tmp_path / f"{precision}.jsonl"}
         private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
         train(private)
-        private.ledger.path.unlink()
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         moved = [(old - new).detach().flatten() / 0.5 for new, old in pairs]
         gradient[precision] = torch.cat(moved)
@@ -357,6 +359,54 @@ def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> No
     given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "ledger.jsonl"}
     with pytest.raises(Busy, match=r"another training holds this ledger; close\(\) it"):
         zdp_bench.make_private(model, **given)
+
+
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_ledger_of_two_names_is_refused(make: Make, tmp_path: Path, link: Any) -> None:
+    make()
+    link(tmp_path / "ledger.jsonl", tmp_path / "other.jsonl")
+    model = network()
+    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "other.jsonl"}
+    with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second name"):
+        zdp_bench.make_private(model, **given)
+
+
+@pytest.mark.parametrize("where", ["save", "export", "close", "step"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        Path.unlink,
+        lambda path: path.rename(path.with_name("moved")),
+        lambda path: os.truncate(path, 9),
+        lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+        lambda path: (
+            path.rename(path.with_name("of.jsonl"))
+            .with_name("ledger.jsonl")
+            .symlink_to(path.with_name("of.jsonl"))
+        ),
+    ],
+    ids=["unlinked", "renamed", "cut", "longer", "linked"],
+)
+def test_a_ledger_that_is_harmed_while_its_training_runs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    private = make(ledger="ledger.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # which is no harm
+    private.ledger.reserve(0)  # a line for each step
+    train(private, most=2)
+    private.save()
+    assert (tmp_path / "ledger.pt").is_file()
+    harm(tmp_path / "ledger.jsonl")
+    acts = {"save": private.save, "close": private.close, "step": lambda: train(private)}
+    acts["export"] = lambda: private.export(tmp_path / "model")
+    with pytest.raises(UserError, match=r"ledger\.jsonl: was moved, deleted, cut or written to"):
+        acts[where]()
+    assert not (tmp_path / "model").exists()
+    with contextlib.suppress(UserError):
+        private.close()
+    assert private.ledger._file.closed
 
 
 def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:

@@ -244,7 +244,7 @@ def make_private(
         guard=watching,
         regulariser=regulariser,
         run=run,
-        ledger_file=Path(ledger),
+        ledger_file=Path(ledger).absolute(),  # the loop may change its folder
         count_earlier=count_earlier,
         owners=owners,
         units=units,

@@ -383,6 +383,7 @@ class Private:
         setting = self.setting
         if not setting.ranks.is_first:  # all have the same
             return
+        self.ledger.require_intact()
         state = checkpoint.Checkpoint(
             setting.run,
             self.done,
