@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import re
 from collections.abc import Callable, Iterator
@@ -424,6 +425,14 @@ class Endless(IterableDataset):
         yield torch.zeros(4), 0
 
 
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
+    given = defaults(network()) | {"noise_multiplier": 1.2}
+    for model in (5, network, torch.jit.script(network())):
+        with pytest.raises(UserError, match=r"a module of torch\.nn is needed"):
+            zdp_bench.make_private(model, **given)
+
+
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
@@ -451,6 +460,19 @@ class Endless(IterableDataset):
         ({"precision": "tf32"}, "passes its bound"),
         ({"seed": 1, "secure": True}, "leave the seed out"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
+        *(({"seed": seed}, "whole number from 0 to") for seed in ("a", 1.5, True, -1, 2**64)),
+        *(({"epochs": value}, "number from 1 to") for value in (None, math.inf, math.nan, "2", 0)),
+        *(({"delta": value}, "must be a number") for value in (None, "a", True)),
+        *(({"micro_batch": value}, "a whole number, 1 or more") for value in ("a", 1.5, 0)),
+        *(({"ledger": value}, r"ends in \.jsonl") for value in (5, b"x.jsonl", "x\0.jsonl")),
+        ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),
+        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; name another file"),
+        *(({"secure": value}, "must be True or False") for value in ("no", 1, None)),
+        ({"count_earlier": "no"}, "must be True or False"),
+        ({"algorithm": 5}, "must be a text"),
+        ({"precision": torch.bfloat16}, "must be a text"),
+        ({"regulariser": 5}, "give a function of the model"),
+        ({"probe": (5, 6)}, r"give \(inputs, targets\)"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_sentence(

@@ -108,12 +108,6 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
         rule = "is read with unit= only; add that, or leave it out"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
-    require(
-        max_examples is None or (isinstance(max_examples, int) and max_examples >= 1),
-        "max_examples",
-        max_examples,
-        "must be a whole number, 1 or more",
-    )
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
         raise UserError(
             f"unit={unit!r}: give the owner of each example, as a column of {examples:,} owners or "
