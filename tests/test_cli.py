@@ -148,6 +148,7 @@ MISTAKES = [
     ("run recipe=quickstart claims.row=foo", "claims.row=foo: of no table; add claims.table="),
     ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system", "names a program to"),
     ("run recipe=quickstart -m seed=range(0,1000000000)", "this sweep has 1,000,000,000 jobs"),
+    ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
     ("run recipe=quickstart paths.results=", "paths.results=: must name a folder."),
     ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none reads no key"),
 ]

@@ -49,6 +49,7 @@ MISTAKES = [
     ("privacy.target_epsilon=1 privacy.claimed_epsilon=1", "give one of them"),
     ("algorithm=sgd privacy.target_epsilon=1", "algorithm=sgd: it has no noise_multiplier"),
     ("seed=-1", "seed=-1: must be 0 or more"),
+    (f"seed={2**64}", "must be at most 18,446,744,073,709,551,615"),
     ("trainer.sampling=shuffled trainer.batch_size=8 trainer.sample_rate=null", "carry no ε"),
     ("trainer.epochs=100000000000000000000000", "trainer.epochs=1...: must be at most"),
     ("trainer.sample_rate=1e-300", "sample_rate=1e-300: ... more than 1,000,000,000 s"),

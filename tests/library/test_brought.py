@@ -77,6 +77,7 @@ def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
             optimizer = [torch.optim.SGD(part, lr=0.5) for part in parts]
         private = make(each, optimizer=optimizer, **WHOLE | given)
         train(private)
+        private.close()
         private.ledger.path.unlink()
     torch.testing.assert_close(weights_of(model), weights_of(plain) - 0.5 * 0.6 * before)
 
@@ -126,7 +127,7 @@ ROWS, CLASS = torch.randn(2, 4), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("probe", "sentence"),
     [
-        ((), r"probe: give \(inputs, targets\)"),
+        ((), r"probe=\(\): give \(inputs, targets\)"),
         ((0 * ROWS, CLASS), "two or more examples whose inputs differ"),
         ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
         ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
@@ -170,6 +171,7 @@ def test_the_number_of_examples_does_not_reach_what_a_regulariser_draws(make: Ma
         private = make(model, regulariser=noisy, dataset=dataset, **WHOLE | {"epochs": 2})
         torch.manual_seed(6)
         train(private)
+        private.close()
         private.ledger.path.unlink()
     assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[2:]))
 

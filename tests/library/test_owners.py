@@ -158,6 +158,40 @@ def test_what_cannot_be_a_unit_is_refused(
         make(**changed)
 
 
+@pytest.mark.parametrize(
+    ("column", "sentence"),
+    [
+        ([0, "0"], r"of several types \(int, str\)"),
+        ([1, 2.0], r"of several types \(float, int\)"),
+        ([("a", 1), ("a", "1")], r"of several types \(str and int, str and str\)"),
+        (["p1", "p1 "], r"owner 'p1' and owner 'p1 ' differ in"),
+        ([b"p1", b"p1\t"], "differ in"),
+        (["p1", "p1\u200b"], "differ in"),
+        (["Ren\u00e9", "Rene\u0301"], "differ in"),
+        (["1", "1.0"], "differ in"),
+        (["7", "007"], "differ in"),
+        (["P 7", "p007.0"], "differ in"),
+        ([("site", "1"), ("Site", "1")], "differ in"),
+    ],
+)
+def test_one_owner_who_is_written_in_two_ways_is_refused(column: list[Any], sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        find_owners(column, len(column), None)
+
+
+def test_owners_of_other_names_are_others() -> None:
+    column = ["0.5", "0.05", "1.2.0", "1.2", "10", "100", "a01b2", "a1b02", "-", "_", "0", "p0"]
+    owners = find_owners(column, len(column), None)
+    assert owners is not None
+    assert owners.count == len(column)
+
+
+def test_a_unit_that_answers_otherwise_when_asked_again_is_refused() -> None:
+    answers = iter(range(1000))
+    with pytest.raises(UserError, match="another owner of example 0 when it is asked again"):
+        find_owners(lambda _: next(answers) % 7, 60, None)
+
+
 def test_tensors_of_one_number_are_one_owner() -> None:
     """Tensors compare by identity, so that nobody would own two examples."""
     column = torch.tensor([4, 4, 7])

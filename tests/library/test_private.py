@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import logging
+import math
+import os
 import re
 from collections.abc import Callable, Iterator
 from itertools import count
@@ -331,7 +334,7 @@ def test_frozen_parameters_stay_and_are_named(make: Make) -> None:
         train(private)
 
 
-def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
+def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make, tmp_path: Path) -> None:
     """The length of one clipped example is C to five digits: bfloat16 has two."""
     single, gradient = [(*data()[0],)], {}
     for precision in (None, "bf16"):
@@ -342,9 +345,9 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make) -> None:
             "expected_batch": 1,
             "noise_multiplier": 0.0,
         }
+        given |= {"ledger": tmp_path / f"{precision}.jsonl"}
         private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
         train(private)
-        private.ledger.path.unlink()
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         moved = [(old - new).detach().flatten() / 0.5 for new, old in pairs]
         gradient[precision] = torch.cat(moved)
@@ -361,6 +364,54 @@ def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> No
         zdp_bench.make_private(model, **given)
 
 
+@pytest.mark.parametrize("link", [os.symlink, os.link])
+def test_a_ledger_of_two_names_is_refused(make: Make, tmp_path: Path, link: Any) -> None:
+    make()
+    link(tmp_path / "ledger.jsonl", tmp_path / "other.jsonl")
+    model = network()
+    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "other.jsonl"}
+    with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second name"):
+        zdp_bench.make_private(model, **given)
+
+
+@pytest.mark.parametrize("where", ["save", "export", "close", "step"])
+@pytest.mark.parametrize(
+    "harm",
+    [
+        Path.unlink,
+        lambda path: path.rename(path.with_name("moved")),
+        lambda path: os.truncate(path, 9),
+        lambda path: path.write_bytes(path.read_bytes() + b"\n"),
+        lambda path: (
+            path.rename(path.with_name("of.jsonl"))
+            .with_name("ledger.jsonl")
+            .symlink_to(path.with_name("of.jsonl"))
+        ),
+    ],
+    ids=["unlinked", "renamed", "cut", "longer", "linked"],
+)
+def test_a_ledger_that_is_harmed_while_its_training_runs(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any, where: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    private = make(ledger="ledger.jsonl")
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir("elsewhere")  # which is no harm
+    private.ledger.reserve(0)  # a line for each step
+    train(private, most=2)
+    private.save()
+    assert (tmp_path / "ledger.pt").is_file()
+    harm(tmp_path / "ledger.jsonl")
+    acts = {"save": private.save, "close": private.close, "step": lambda: train(private)}
+    acts["export"] = lambda: private.export(tmp_path / "model")
+    with pytest.raises(UserError, match=r"ledger\.jsonl: was moved, deleted, cut or written to"):
+        acts[where]()
+    assert not (tmp_path / "model").exists()
+    with contextlib.suppress(UserError):
+        private.close()
+    assert private.ledger._file.closed
+
+
 def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:
     """Drawn by `batch_size`, of a data set whose size is public."""
     drawn = {"batch_size": batch_size, "sample_rate": None, "expected_batch": None}
@@ -374,6 +425,14 @@ def batch_norm() -> nn.Module:
 class Endless(IterableDataset):
     def __iter__(self) -> Iterator[Any]:
         yield torch.zeros(4), 0
+
+
+@pytest.mark.filterwarnings("ignore:.*torch.jit.script")
+def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
+    given = defaults(network()) | {"noise_multiplier": 1.2}
+    for model in (5, network, torch.jit.script(network())):
+        with pytest.raises(UserError, match=r"a module of torch\.nn is needed"):
+            zdp_bench.make_private(model, **given)
 
 
 @pytest.mark.parametrize(
@@ -403,6 +462,19 @@ class Endless(IterableDataset):
         ({"precision": "tf32"}, "passes its bound"),
         ({"seed": 1, "secure": True}, "leave the seed out"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
+        *(({"seed": seed}, "whole number from 0 to") for seed in ("a", 1.5, True, -1, 2**64)),
+        *(({"epochs": value}, "number from 1 to") for value in (None, math.inf, math.nan, "2", 0)),
+        *(({"delta": value}, "must be a number") for value in (None, "a", True)),
+        *(({"micro_batch": value}, "a whole number, 1 or more") for value in ("a", 1.5, 0)),
+        *(({"ledger": value}, r"ends in \.jsonl") for value in (5, b"x.jsonl", "x\0.jsonl")),
+        ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),
+        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; name another file"),
+        *(({"secure": value}, "must be True or False") for value in ("no", 1, None)),
+        ({"count_earlier": "no"}, "must be True or False"),
+        ({"algorithm": 5}, "must be a text"),
+        ({"precision": torch.bfloat16}, "must be a text"),
+        ({"regulariser": 5}, "give a function of the model"),
+        ({"probe": (5, 6)}, r"give \(inputs, targets\)"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_sentence(

@@ -385,6 +385,8 @@ def test_append_returns_only_after_the_line_is_synced(
 class Faulty:
     """A raw file that takes only some bytes at a time, or none after the first few."""
 
+    closed = False
+
     def __init__(self, file: Any, full: bool = False) -> None:
         self.file, self.full, self.fileno, self.close = file, full, file.fileno, file.close
 

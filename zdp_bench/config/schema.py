@@ -202,7 +202,7 @@ class Scalars:
     """
 
     recipe: str
-    seed: Annotated[int, at_least(0)]
+    seed: Annotated[int, at_least(0), at_most(2**64 - 1)]  # the most that a record is read with
     device: str
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import re
+import unicodedata
 from collections import Counter
+from collections.abc import Iterable
 
 import numpy as np
 
@@ -65,3 +68,29 @@ def most_of_one(owners: list[str], testing: np.ndarray) -> int:
     """Return the most training examples of any one owner."""
     training = (name for name, held in zip(owners, testing, strict=True) if not held)
     return max(Counter(training).values())
+
+
+def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
+    """Refuse names that differ in their spelling alone: each would count as another owner.
+
+    That is letter case, spaces, invisible characters, the form of Unicode, zeros before a number at
+    the end, or the `.0` that pandas adds to one.
+
+    Raises:
+        UserError: names two of them.
+    """
+    spelt: dict[str, str] = {}
+    for name in sorted(names):
+        alike = spelt.setdefault(_plain(name), name)
+        if alike != name:
+            raise UserError(
+                f"{where}: {what} {alike!r} and {what} {name!r} differ in case, spaces, zeros or "
+                f"Unicode form alone, and would count as two; write every {what} in one way."
+            )
+
+
+def _plain(name: str) -> str:
+    """Return what names of one owner have in common: 'P 007' -> 'p7', '7.0' -> '7'."""
+    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
+    text = "".join(c for c in text if c.isprintable() and not c.isspace())
+    return re.sub(r"^([^\d.,]*)0*(\d+)(\.0*)?$", r"\1\2", text)

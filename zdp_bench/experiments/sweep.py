@@ -176,7 +176,7 @@ def sweep(driver: Any, overrides: list[str]) -> tuple[Place, list[Job]]:
 
 
 def _count(driver: Any, overrides: list[str]) -> Place:
-    """Count the jobs; refuse more than `MOST_JOBS` before Hydra writes all of them out.
+    """Count the jobs; refuse none, and more than `MOST_JOBS` before Hydra writes all of them out.
 
     Raises:
         UserError: says how many there would be.
@@ -195,13 +195,15 @@ def _count(driver: Any, overrides: list[str]) -> Place:
             start, stop, step = (
                 float(number or 0) for number in (value.start, value.stop, value.step)
             )
-            jobs *= max(1.0, math.ceil((stop - start) / step)) if step else 1.0
+            jobs *= max(0.0, math.ceil((stop - start) / step)) if step else 1.0
         elif isinstance(value, ChoiceSweep):
             jobs *= len(value.list)
         elif isinstance(value, Glob):
             axis.config_loader = driver.config_loader
             jobs *= sum(1 for _ in axis.sweep_string_iterator())
         keys += [str(axis.key_or_group)] if jobs != before else []
+    if not jobs:
+        raise UserError("this sweep has no jobs: give each of its keys one value or more.")
     if jobs > MOST_JOBS:
         raise UserError(
             f"this sweep has {jobs:,.0f} jobs, where {MOST_JOBS:,} are allowed; give fewer values."

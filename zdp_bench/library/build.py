@@ -10,9 +10,8 @@ import inspect
 import logging
 import os
 import re
-from collections.abc import Iterable, Mapping, Sequence
-from contextlib import ExitStack
-from numbers import Real
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +27,7 @@ from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
+from zdp_bench.library.arguments import OF_TRAINING, require_kinds
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import (
@@ -48,7 +48,7 @@ from zdp_bench.library.optimizers import (
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger, LedgerError
-from zdp_bench.privacy.mechanism import MOST, Sampling
+from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.records import hold_lock
 from zdp_bench.registry import lookup
@@ -151,25 +151,13 @@ def make_private(
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
+    given = dict(locals())
     require_gradients("make_private")
     noise = {"noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
-    bounds = noise | {"max_grad_norm": max_grad_norm}
-    check_arguments(
-        model,
-        batch_size,
-        sample_rate,
-        expected_batch,
-        epochs,
-        delta,
-        micro_batch,
-        seed,
-        secure,
-        bounds,
-    )
+    check_arguments(given)
+    seed = None if seed is None else int(seed)  # of numpy's too
     optimizer = check_optimizer(model, optimizer)
     check_loss(loss)
-    if probe is not None and not (isinstance(probe, tuple | list) and len(probe) == 2):
-        raise UserError("probe: give (inputs, targets), each a batch of two or more examples.")
     check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
@@ -244,7 +232,7 @@ def make_private(
         guard=watching,
         regulariser=regulariser,
         run=run,
-        ledger_file=Path(ledger),
+        ledger_file=Path(ledger).absolute(),  # the loop may change its folder
         count_earlier=count_earlier,
         owners=owners,
         units=units,
@@ -297,9 +285,7 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
         of_first: Any = ranks.broadcast(None)
         saved, copy = of_first
         return Private(setting, copy, saved, size, ExitStack())
-    require(path.suffix == ".jsonl", "ledger", path, "name a file that ends in .jsonl")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with ExitStack() as held:
+    with ExitStack() as held, _writable(path):
         busy = f"{path}: another training holds this ledger; close() it, or name another file."
         held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
         advice = "Move it away, and the ledger beside it, to start anew."
@@ -320,55 +306,36 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
     return Private(setting, opened, saved, size, resources)
 
 
+@contextmanager
+def _writable(path: Path) -> Iterator[None]:
+    """Say of a ledger that cannot be made or locked what to do."""
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        yield
+    except OSError as error:
+        raise UserError(
+            f"ledger={path}: cannot be written ({error.strerror or error}); name another file."
+        ) from None
+
+
 # ------------------------------------------------------------------------ what is refused at once
 
 
-def check_arguments(
-    model: nn.Module,
-    batch_size: int | None,
-    sample_rate: float | None,
-    expected_batch: float | None,
-    epochs: int,
-    delta: float,
-    micro_batch: int | None,
-    seed: int | None,
-    secure: bool,
-    asked: dict[str, float | None],
-) -> None:
-    """Refuse values that cannot be meant, and a model that cannot be trained.
-
-    Args:
-        asked: noise and bound, by name: their ranges are the algorithm's.
-    """
-    numbers = {"epochs": epochs, "delta": delta} | asked
-    drawn = {
-        "batch_size": batch_size,
-        "sample_rate": sample_rate,
-        "expected_batch": expected_batch,
-    }
-    for name, value in (numbers | drawn).items():
-        is_number = isinstance(value, Real) and not isinstance(value, bool)
-        require(is_number or value is None, name, repr(value), "must be a number")
+def check_arguments(given: Mapping[str, Any]) -> None:
+    """Refuse arguments that cannot be meant, and a model that cannot be trained."""
+    signature = inspect.signature(make_private).parameters
+    require_kinds(OF_TRAINING, given, {name: p.default for name, p in signature.items()})
+    model, seed = given["model"], given["seed"]
+    batch_size, sample_rate = given["batch_size"], given["sample_rate"]
     if (batch_size is None) == (sample_rate is None):
         raise UserError("give batch_size or sample_rate, and not both.")
-    if (sample_rate is None) != (expected_batch is None):
+    if (sample_rate is None) != (given["expected_batch"] is None):
         raise UserError(
             "sample_rate and expected_batch go together: the noisy sum is divided by the latter."
         )
-    if batch_size is not None:
-        require(batch_size >= 1, "batch_size", batch_size, "must be 1 or more")
-    if sample_rate is not None and expected_batch is not None:
-        require(0 < sample_rate <= 1, "sample_rate", sample_rate, "must lie in (0, 1]")
-        in_range = 0 < expected_batch <= MOST
-        require(in_range, "expected_batch", expected_batch, "must be above 0, and a size")
-    require(epochs >= 1, "epochs", epochs, "must be 1 or more")
-    require_delta("delta", delta)
+    require_delta("delta", given["delta"])
     require(
-        micro_batch is None or micro_batch >= 1, "micro_batch", micro_batch, "must be 1 or more"
-    )
-    require(seed is None or seed >= 0, "seed", seed, "must be 0 or more")
-    require(
-        seed is None or not secure,
+        seed is None or not given["secure"],
         "seed",
         seed,
         "secure=True takes all randomness from the operating system; leave the seed out",
@@ -378,8 +345,6 @@ def check_arguments(
             "model: give the module itself, not DistributedDataParallel's wrapper, which would add "
             "up gradients without noise: make_private adds up what the processes clipped."
         )
-    if not isinstance(model, nn.Module):
-        raise UserError(f"model: a module of torch.nn is needed, not {type(model).__name__}.")
     require_whole(model)
     if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
         raise UserError(

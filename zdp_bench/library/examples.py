@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
+from zdp_bench.data.owners import require_one_spelling
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
@@ -19,6 +20,7 @@ from zdp_bench.training.plan import Patients
 
 Unit = Sequence[Any] | Callable[[int], Any]  # each example's owner
 DIGESTED = 256  # examples at once
+ASKED_TWICE = 100  # examples, whose owner by a function that may be random
 
 
 @dataclass(frozen=True)
@@ -106,12 +108,6 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
         rule = "is read with unit= only; add that, or leave it out"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
-    require(
-        max_examples is None or (isinstance(max_examples, int) and max_examples >= 1),
-        "max_examples",
-        max_examples,
-        "must be a whole number, 1 or more",
-    )
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
         raise UserError(
             f"unit={unit!r}: give the owner of each example, as a column of {examples:,} owners or "
@@ -123,11 +119,28 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
             f"unit: it names the owners of {len(column):,} examples, and the dataset has "
             f"{examples:,}."
         )
-    numbers: dict[Hashable, int] = {}
+    numbers: dict[tuple[Any, ...], int] = {}
     owners = [
         numbers.setdefault(_comparable(owner, index), len(numbers))
         for index, owner in enumerate(column)
     ]
+    for index in range(min(examples, ASKED_TWICE) if callable(unit) else 0):
+        if numbers.get(_comparable(unit(index), index)) != owners[index]:
+            raise UserError(
+                f"unit: it names another owner of example {index:,} when it is asked again: give a "
+                "function that follows from the index alone, or a column."
+            )
+    kinds = sorted({" and ".join(type(part).__name__ for part in owner) for owner in numbers})
+    if len(kinds) > 1:
+        raise UserError(
+            f"unit: owners are of several types ({', '.join(kinds)}), and one that is written as "
+            "both would count as two: make all strings, or all whole numbers."
+        )
+    for parts in zip(*numbers, strict=True):
+        texts = {
+            part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts
+        }
+        require_one_spelling("unit", "owner", (text for text in texts if isinstance(text, str)))
     return Patients.of(np.array(owners), max_examples)
 
 
@@ -138,8 +151,8 @@ def owners_digest(owners: Patients | None) -> str:
     return hashlib.sha256(owners.examples.tobytes() + owners.starts.tobytes()).hexdigest()
 
 
-def _comparable(owner: Any, index: int) -> Hashable:
-    """Return an owner that equals itself in another example."""
+def _comparable(owner: Any, index: int) -> tuple[Any, ...]:
+    """Return the parts of an owner that equals itself in another example."""
     if hasattr(owner, "item"):  # a number of torch's or numpy's
         owner = owner.item()
     parts = owner if isinstance(owner, tuple) else (owner,)
@@ -149,4 +162,4 @@ def _comparable(owner: Any, index: int) -> Hashable:
                 f"unit: the owner of example {index:,} is {owner!r}, which is missing or cannot be "
                 "compared: give strings or numbers, one for every example."
             )
-    return owner
+    return parts

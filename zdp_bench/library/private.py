@@ -16,8 +16,9 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.library.arguments import OF_EXPORT, require_kinds
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import require_gradients, says_python
@@ -385,6 +386,8 @@ class Private:
                 beside its trained weights, or they had another private training, which the card of
                 one ledger would not count.
         """
+        given = {"folder": folder, "name": name, "data": data, "metrics": metrics}
+        require_kinds(OF_EXPORT, given, {"name": None, "metrics": None})
         setting = self.setting
         for other in _LEDGERS.get(setting.model, set()) - {setting.ledger_file.resolve()}:
             raise UserError(
@@ -398,15 +401,21 @@ class Private:
         self.ledger.settle()  # its file is copied
         train = len(setting.examples) if setting.plan.sampling.records else None  # None: private
         about = {
-            "name": name or type(setting.model).__name__,
+            "name": _in_one_line(name or type(setting.model).__name__),
             "algorithm": setting.named,
             "inputs": setting.examples.describe(),
-            "data": {"name": data, "provenance": "own", "train": train},
+            "data": {"name": _in_one_line(data), "provenance": "own", "train": train},
             "owners": setting.whose,
         }
-        lookup("function", "write_own")(
-            Path(folder), setting.model, setting.ledger_file, about, self.report(), metrics or {}
-        )
+        named = {_in_one_line(metric): value for metric, value in (metrics or {}).items()}
+        try:
+            lookup("function", "write_own")(
+                Path(folder), setting.model, setting.ledger_file, about, self.report(), named
+            )
+        except OSError as error:
+            raise UserError(
+                f"folder={folder}: cannot be written ({error.strerror or error}); name another one."
+            ) from None
 
     @property
     def checkpoint(self) -> Path:
@@ -419,6 +428,7 @@ class Private:
         self._check_weights()
         if not setting.ranks.is_first:  # all have the same
             return
+        self.ledger.require_intact()
         state = checkpoint.Checkpoint(
             setting.run,
             self.done,
@@ -494,6 +504,11 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _in_one_line(text: str) -> str:
+    """Return a text as a line of a model card, where a line break would begin another."""
+    return printable(" ".join(text.split()))
 
 
 def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:

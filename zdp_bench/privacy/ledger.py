@@ -34,6 +34,7 @@ import math
 import os
 import re
 import shutil
+import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -149,7 +150,9 @@ class Ledger:
         - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
           the line;
         - only the process that opened it writes: a copy of that process (fork) would take the same
-          steps with the same key, and count them in another place.
+          steps with the same key, and count them in another place;
+        - the file has one name, and is the one last written whenever a line is added
+          (`require_intact`).
     """
 
     _next = _end = 0  # of the last line: the first step that was not taken, and where it ends
@@ -178,8 +181,10 @@ class Ledger:
 
         Raises:
             LedgerError: see the class.
+            UserError: the file has another name too.
         """
-        self.path = path
+        _require_one_name(path)
+        self.path, self._place = path, path.absolute()
         self._process = os.getpid()
         self.repeatable = repeatable
         self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
@@ -205,7 +210,7 @@ class Ledger:
         self._aside = "".join(_digest_file(earlier) for earlier in aside)
         if path.exists():
             self._read(at_least or Position(0, _START))
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
+            self._open()
         else:
             if at_least is not None and at_least.entries:
                 raise LedgerError(
@@ -213,7 +218,7 @@ class Ledger:
                     f"{at_least.entries}"
                 )
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = open(path, "ab", buffering=0)  # noqa: SIM115
+            self._open()
             self._put(self._head)
             self._digest = chain(self._digest, self._head)
             _fsync_folder(path.parent)
@@ -325,8 +330,10 @@ class Ledger:
 
     def settle(self) -> None:
         """Write which of the reserved steps were taken, if not all were; not in a fork."""
-        if self._next < self._end and os.getpid() == self._process:
-            self._put({"taken": self._next})
+        if os.getpid() == self._process:
+            self.require_intact()
+            if self._next < self._end:
+                self._put({"taken": self._next})
         self._end = self._next
 
     def require_own_process(self) -> None:
@@ -336,6 +343,19 @@ class Ledger:
                 "this process is a copy (fork) of the one that opened the ledger, and a step here "
                 "would repeat that one's noise: begin the training in the process that takes its "
                 "steps, each with a ledger of its own."
+            )
+
+    def require_intact(self) -> None:
+        """Refuse a file that is not as it was last written: steps may be missing from it."""
+        if self._file.closed:
+            return
+        held = os.fstat(self._file.fileno())
+        is_there = self._place.exists() and os.path.samestat(os.lstat(self._place), held)
+        if not is_there or held.st_size != self._size:
+            raise UserError(
+                f"{self.path}: was moved, deleted, cut or written to by something else while its "
+                "training runs, and no longer lists every step: put it back as it was, or begin "
+                "again with an untrained model and another ledger."
             )
 
     def holds(self, step: int, of: str = "") -> bool:
@@ -381,15 +401,25 @@ class Ledger:
         return Copy(tuple(self._spans), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
-        self.settle()
-        self._file.close()
+        try:
+            self.settle()
+        finally:
+            self._file.close()
+
+    def _open(self) -> None:
+        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def _put(self, body: dict[str, Any]) -> None:
         self.require_own_process()
+        self.require_intact()
         left = make_line(self._digest, body) + b"\n"
-        while left:  # an unbuffered file may take less than it is given
-            left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
+        try:
+            while left:  # an unbuffered file may take less than it is given
+                left = left[self._file.write(left) :]
+            os.fsync(self._file.fileno())
+        finally:
+            self._size = os.fstat(self._file.fileno()).st_size
 
     def _read(self, at_least: Position) -> None:
         passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
@@ -519,6 +549,8 @@ class Copy(Ledger):
 
     def close(self) -> None: ...
 
+    def require_intact(self) -> None: ...
+
     def _put(self, body: dict[str, Any]) -> None: ...
 
 
@@ -568,6 +600,16 @@ def spread(path: Path) -> None:
             digest = digest if is_start(body) else chain(digest, body)
             written.append((line, digest))
     path.write_bytes(b"".join(line + b"\n" for line, _ in written))
+
+
+def _require_one_name(path: Path) -> None:
+    """Refuse a link and a file of several names: locks go by name, and two would write at once."""
+    found = os.lstat(path) if os.path.lexists(path) else None
+    if found and (stat.S_ISLNK(found.st_mode) or found.st_nlink > 1):
+        raise UserError(
+            f"{path}: is a link, or has a second name by a hard link, under which another training "
+            "could write to it: name the file itself, or a copy of its own (cp)."
+        )
 
 
 def _digest_file(path: Path) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -163,11 +164,20 @@ def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
     private = make(ledger=tmp_path / "other.jsonl")
     with pytest.raises(UserError, match="not empty; name a new folder"):
         private.export(folder)
-    with pytest.raises(UserError, match="give a dictionary of numbers by name"):
-        private.export(tmp_path / "b", metrics=[0.5])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match="'accuracy' is 'high'; give one number"):
-        private.export(tmp_path / "b", metrics={"accuracy": "high"})
+    refused: list[tuple[dict[str, Any], str]] = [
+        *(({"metrics": given}, "give a dictionary of numbers by") for given in ([0.5], 5, {5: 1})),
+        *(({"metrics": {"accuracy": given}}, "one finite number") for given in ("high", math.inf)),
+        *(({key: 5}, f"{key}=5: must be a text") for key in ("name", "data")),
+        *(({"folder": given}, "name a folder") for given in (5, "x\0y")),
+        ({"folder": folder / "report.json" / "b"}, r"cannot be written \(Not a directory\)"),
+    ]
+    for given, sentence in refused:
+        with pytest.raises(UserError, match=sentence):
+            private.export(**{"folder": tmp_path / "b"} | given)
     assert not (tmp_path / "b").exists()
+    broken = "x\r\n\n| ε | 0 |\u2028| ε | 0 |"
+    private.export(tmp_path / "b", name=broken, data=broken, metrics={broken: 0.5})
+    assert "\n| ε | 0" not in (tmp_path / "b" / "README.md").read_text().replace("\u2028", "\n")
     (folder / "report.json").write_text('{"privacy": {}}')
     with pytest.raises(UserError, match=r"report\.json: is damaged, or of an older version"):
         zdp_bench.load(folder)

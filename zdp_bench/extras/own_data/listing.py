@@ -25,7 +25,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data.files import require_inside, try_each, visible_files
-from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.data.owners import hold_out_owners, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Kind
 from zdp_bench.foreign_files import expect, reading
@@ -189,8 +189,11 @@ def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
         head = file.readline()
         file.seek(0)
         table = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
-        table.fieldnames = [name.strip() for name in table.fieldnames or []]
-        cells = _find_cells(list(table.fieldnames), columns)
+        names = [name.strip() for name in table.fieldnames or []]
+        twice = [name for name, times in Counter(filter(None, names)).items() if times > 1]
+        expect(not twice, f"has several columns '{' '.join(twice[:1])}'; leave one")
+        table.fieldnames = names
+        cells = _find_cells(names, columns)
         lines = list(table)
     for key in values:
         if key not in COLUMNS:
@@ -299,8 +302,8 @@ def _with_patient(item: Item, pattern: str) -> Item:
 
 def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
     """Refuse a patient in two parts, a link out of the data, and a name or file twice."""
-    _require_one_spelling(path, "patient", {i.patient for i in found if i.patient != i.name})
-    _require_one_spelling(path, "class", {i.label for i in found})
+    require_one_spelling(str(path), "patient", {i.patient for i in found if i.patient != i.name})
+    require_one_spelling(str(path), "class", {i.label for i in found})
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
     home = home.resolve()
@@ -316,18 +319,6 @@ def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
             raise UserError(
                 f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
                 "split by patient, or the test measures what was trained on."
-            )
-
-
-def _require_one_spelling(path: Path, what: str, names: set[str]) -> None:
-    """Refuse names that differ only in letter case, or in the `.0` that pandas adds to numbers."""
-    spelt: dict[str, str] = {}
-    for name in sorted(names):
-        alike = spelt.setdefault(re.sub(r"^(\d+)\.0$", r"\1", name.casefold()), name)
-        if alike != name:
-            raise UserError(
-                f"{path}: {what} {alike} and {what} {name} differ in their spelling alone, and "
-                f"would count as two; write every {what} in one way."
             )
 
 

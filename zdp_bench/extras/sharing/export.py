@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
@@ -89,8 +90,6 @@ def write_own(
     Raises:
         UserError: the folder holds something else, or a metric is no number.
     """
-    if not isinstance(metrics, Mapping):
-        raise UserError(f"metrics={metrics!r}: give a dictionary of numbers by name.")
     weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     report = {
         "format": 1,
@@ -146,6 +145,8 @@ def _holds(folder: Path, report: dict[str, Any]) -> bool:
 def _number(name: str, value: Any) -> float:
     """Return a metric as a float, for a card."""
     try:
-        return float(value)
+        if math.isfinite(number := float(value)):
+            return number
     except (TypeError, ValueError):
-        raise UserError(f"metrics: '{name}' is {value!r}; give one number for each name.") from None
+        pass
+    raise UserError(f"metrics: '{name}' is {value!r}; give one finite number for each name.")
