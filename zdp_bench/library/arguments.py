@@ -22,7 +22,7 @@ def _is_number(value: Any) -> bool:
 
 
 def _is_whole(value: Any, least: int, most: int = MOST) -> bool:
-    return _is_number(value) and isinstance(value, Integral) and least <= value <= most
+    return _is_number(value) and isinstance(value, Integral) and least <= int(value) <= most
 
 
 def _is_path(value: Any) -> bool:

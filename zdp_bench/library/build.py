@@ -151,10 +151,10 @@ def make_private(
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
         Busy: another training, in this process or another, holds the ledger.
     """
-    given = dict(locals())
+    arguments = dict(locals())
     require_gradients("make_private")
     noise = {"noise_multiplier": noise_multiplier, "target_epsilon": target_epsilon}
-    check_arguments(given)
+    check_arguments(arguments)
     seed = None if seed is None else int(seed)  # of numpy's too
     optimizer = check_optimizer(model, optimizer)
     check_loss(loss)

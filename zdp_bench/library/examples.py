@@ -124,12 +124,13 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
         numbers.setdefault(_comparable(owner, index), len(numbers))
         for index, owner in enumerate(column)
     ]
-    for index in range(min(examples, ASKED_TWICE) if callable(unit) else 0):
-        if numbers.get(_comparable(unit(index), index)) != owners[index]:
-            raise UserError(
-                f"unit: it names another owner of example {index:,} when it is asked again: give a "
-                "function that follows from the index alone, or a column."
-            )
+    if callable(unit):
+        for index in range(min(examples, ASKED_TWICE)):
+            if numbers.get(_comparable(unit(index), index)) != owners[index]:
+                raise UserError(
+                    f"unit: it names another owner of example {index:,} when it is asked again: "
+                    "give a function that follows from the index alone, or a column."
+                )
     kinds = sorted({" and ".join(type(part).__name__ for part in owner) for owner in numbers})
     if len(kinds) > 1:
         raise UserError(
