@@ -130,6 +130,8 @@ def other(value: Any) -> Any:
         return [other(inner) for inner in value] or ["x"]
     if isinstance(value, str):
         return {"seeded": "cryptographic", "record": "owner"}.get(value, "record")
+    if isinstance(value, float) and 0 < value < 0.5:  # a δ stays one
+        return value * 2
     return not value if isinstance(value, bool) else value * 2 + 1
 
 
