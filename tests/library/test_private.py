@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import contextlib
+import gc
 import json
 import logging
 import math
 import os
 import re
+import shutil
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
@@ -410,6 +412,16 @@ def test_a_ledger_that_is_harmed_while_its_training_runs(
     with contextlib.suppress(UserError):
         private.close()
     assert private.ledger._file.closed
+
+
+def test_a_training_that_is_let_go_with_its_folder_says_nothing(tmp_path: Path) -> None:
+    model = network()
+    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "own/ledger.jsonl"}
+    private = zdp_bench.make_private(model, **given)
+    train(private, most=1)
+    shutil.rmtree(tmp_path / "own")
+    del private
+    gc.collect()  # an error there is a warning, which fails here
 
 
 def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
@@ -135,7 +135,7 @@ class Private:
 
     def __post_init__(self) -> None:
         model = self.setting.model
-        finalize(self, self.resources.close)  # a notebook's user closes nothing
+        finalize(self, _let_go, self.resources)  # a notebook's user closes nothing
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
         self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
@@ -238,7 +238,7 @@ class Private:
             self.setting.guard.require_unchanged()
         self._taken += 1
         setting, model = self.setting, self.setting.model
-        _LEDGERS.setdefault(model, set()).add(setting.ledger_file.resolve())
+        _LEDGERS.setdefault(model, set()).add(setting.ledger_file)
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
@@ -389,7 +389,7 @@ class Private:
         given = {"folder": folder, "name": name, "data": data, "metrics": metrics}
         require_kinds(OF_EXPORT, given, {"name": None, "metrics": None})
         setting = self.setting
-        for other in _LEDGERS.get(setting.model, set()) - {setting.ledger_file.resolve()}:
+        for other in _LEDGERS.get(setting.model, set()) - {setting.ledger_file}:
             raise UserError(
                 f"private.export: these weights were also trained under {other.name}, which the "
                 "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
@@ -504,6 +504,11 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _let_go(resources: ExitStack) -> None:
+    with suppress(UserError):  # nobody is there to hear that the ledger's folder was deleted
+        resources.close()
 
 
 def _in_one_line(text: str) -> str:
