@@ -181,12 +181,6 @@ def test_a_key_that_is_off_by_default_changes_no_older_digest() -> None:
     assert len({digest(word) for word in on} | {digest()}) == 9
 
 
-def test_keys_for_scans_and_recordings_leave_the_digest_of_pictures() -> None:
-    words = ["recipe=quickstart", "dataset=folder", "dataset.path=./films", "dataset.size=32"]
-    digest = experiment_digest(configured([*words, "model=lenet5", "algorithm=dp_sgd"]))
-    assert digest.startswith("f1c47081fc9c091f")  # before there were these keys
-
-
 LETTER: Any = Literal["a"]
 COUNT: Any = Count
 TAKEN: list[tuple[Any, Any, Any]] = [

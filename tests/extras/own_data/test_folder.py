@@ -26,7 +26,8 @@ from tests.extras.own_data.own_data import (
     write_wfdb,
 )
 from tests.training.test_run import Silent
-from zdp_bench.config import compose, parse
+from zdp_bench.config import compose, configured, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.data import Part, nifti, pictures, signals
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
@@ -466,3 +467,9 @@ def test_what_validate_finds_run_reads(
         with monkeypatch.context() as patch:
             patch.setattr(module, name, least)
             assert answer("info") == answer("load"), name
+
+
+def test_keys_for_scans_and_recordings_leave_the_digest_of_pictures() -> None:
+    words = ["recipe=quickstart", "dataset=folder", "dataset.path=./films", "dataset.size=32"]
+    digest = experiment_digest(configured([*words, "model=lenet5", "algorithm=dp_sgd"]))
+    assert digest.startswith("f1c47081fc9c091f")  # before there were these keys
