@@ -37,7 +37,16 @@ from cosmic_ray.operators.operator import Operator
 from cosmic_ray.plugins import get_operator, operator_names
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = "zdp_bench", "tests", "conf", "datasets", "papers", "recipes", "pyproject.toml"
+COPIED = (
+    "zdp_bench",
+    "tests",
+    "conf",
+    "datasets",
+    "papers",
+    "recipes",
+    "results/tables",
+    "pyproject.toml",
+)
 CONFIG = tomllib.loads(Path(__file__).with_suffix(".toml").read_text(encoding="utf-8"))
 LEAST = 0.95
 
