@@ -171,6 +171,7 @@ class DomainError(UserError):
     """The loss or the model fails on what it is given."""
 
 
+# Types of a cross-entropy's options that run no code of their own.
 OPTIONS = {Tensor, nn.Parameter, int, float, str, bool, type(None)}
 
 

@@ -401,13 +401,13 @@ class Private:
         self.ledger.settle()  # its file is copied
         train = len(setting.examples) if setting.plan.sampling.records else None  # None: private
         about = {
-            "name": _in_one_line(name or type(setting.model).__name__),
+            "name": _join_lines(name or type(setting.model).__name__),
             "algorithm": setting.named,
             "inputs": setting.examples.describe(),
-            "data": {"name": _in_one_line(data), "provenance": "own", "train": train},
+            "data": {"name": _join_lines(data), "provenance": "own", "train": train},
             "owners": setting.whose,
         }
-        named = {_in_one_line(metric): value for metric, value in (metrics or {}).items()}
+        named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
         try:
             lookup("function", "write_own")(
                 Path(folder), setting.model, setting.ledger_file, about, self.report(), named
@@ -507,11 +507,12 @@ class Private:
 
 
 def _let_go(resources: ExitStack) -> None:
+    """Close the ledger of a training that nobody holds any more."""
     with suppress(UserError):  # nobody is there to hear that the ledger's folder was deleted
         resources.close()
 
 
-def _in_one_line(text: str) -> str:
+def _join_lines(text: str) -> str:
     """Return a text as a line of a model card, where a line break would begin another."""
     return printable(" ".join(text.split()))
 

@@ -58,12 +58,11 @@ def repeatable(device: torch.device) -> Iterator[None]:
     if device.type == "cpu":
         yield
         return
-    before = torch.are_deterministic_algorithms_enabled()
-    only_warns = torch.is_deterministic_algorithms_warn_only_enabled()
-    torch.use_deterministic_algorithms(True, warn_only=True)
+    before = torch.get_deterministic_debug_mode()
+    torch.set_deterministic_debug_mode("warn")
     try:
         with warnings.catch_warnings():
             warnings.filterwarnings("ignore", message=".*[Dd]eterministic")
             yield
     finally:
-        torch.use_deterministic_algorithms(before, warn_only=only_warns)
+        torch.set_deterministic_debug_mode(before)
