@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import pickle
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 import torch
 
 from zdp_bench.data import cifar10
-from zdp_bench.data.cifar10 import BATCHES, Cifar10
+from zdp_bench.data.cifar10 import BATCHES, Cifar10, sorted_digest
 from zdp_bench.data.files import Card, checksum
 from zdp_bench.errors import UserError
 
@@ -65,6 +66,16 @@ def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
     )
 
 
+def _reorder(folder: Path) -> None:
+    """Shuffle the images of each part, across its files."""
+    rng = np.random.default_rng(7)
+    for names in (BATCHES[:5], BATCHES[5:]):
+        paths = [folder / f"{name}.bin" for name in names]
+        rows = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
+        for path, part in zip(paths, np.split(rng.permutation(rows), len(paths)), strict=True):
+            part.tofile(path)
+
+
 @pytest.mark.real_data
 def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
     if not (data_root / "cifar-10-batches-bin").is_dir():
@@ -106,8 +117,39 @@ def test_provenance_follows_the_checksums(
     assert bool(splits.notes) == (provenance == "derived")
 
 
+@pytest.mark.parametrize("change", [None, "pixel", "label", "part"])
+def test_the_release_is_known_in_any_order_by_all_that_it_holds(
+    binary: Path, monkeypatch: pytest.MonkeyPatch, change: str | None
+) -> None:
+    files = [cifar10.read_binary(binary / f"{name}.bin") for name in BATCHES]
+    of = cifar10.card("cifar10")
+    parts = {"train": sorted_digest(files[:5]), "test": sorted_digest(files[5:])}
+    of = replace(of, releases=of.releases | {"reordered": parts})
+    monkeypatch.setattr(cifar10, "card", lambda name: of)
+    _reorder(binary)
+    if change:
+        rows = np.fromfile(binary / "test_batch.bin", np.uint8)
+        first = np.fromfile(binary / "data_batch_1.bin", np.uint8)
+        if change == "part":  # an image to test on becomes one to train on, and the other way round
+            rows[:3073], first[:3073] = first[:3073].copy(), rows[:3073].copy()
+        else:
+            rows[1 if change == "pixel" else 0] ^= 1
+        rows.tofile(binary / "test_batch.bin")
+        first.tofile(binary / "data_batch_1.bin")
+    problems = [problem for _, problem in Cifar10().check_files(binary.parent)]
+    assert len(problems) == 6
+    assert any(problems) == bool(change)
+    if change:
+        with pytest.raises(UserError, match="of no known release"):
+            Cifar10().load(binary.parent)
+    else:
+        splits = Cifar10().load(binary.parent)
+        found = splits.provenance, splits.notes
+        assert found == ("official", "the release's pixels, in another order")
+
+
 def test_files_of_no_known_release_are_refused(binary: Path) -> None:
-    with pytest.raises(UserError, match=r"no known release.*dataset\.check=false"):
+    with pytest.raises(UserError, match=r"of no known release.*dataset\.check=false"):
         Cifar10().load(binary.parent)
 
 

@@ -114,6 +114,17 @@ def test_a_number_on_other_data_is_in_brackets_and_compared_with_nothing(
     assert shown["what differs"] == f"on {run['data']['name']}"
 
 
+def test_runs_on_a_copy_of_the_data_count_only_until_the_data_itself_is_there(
+    tmp_path: Path,
+) -> None:
+    copy, release = own("mnist", 1, 0.50), own("mnist", 2, 0.97)
+    copy["data"] |= {"provenance": "derived", "notes": "through JPEG"}
+    save(tmp_path, copy)
+    assert lines(tmp_path)["mnist_private"]["as published"] == "[50.00 % (n = 1)]"
+    save(tmp_path, release)
+    assert lines(tmp_path)["mnist_private"]["as published"] == "97.00 % (n = 1)"
+
+
 def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     run = own("phasemnist", 1, 0.97)
     run["privacy"] |= {"epsilon_tight": 33.217, "epsilon_tight_at_least": 30.37}

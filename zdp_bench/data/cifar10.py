@@ -7,12 +7,13 @@
 
 A pickle is a program. One is opened only if its checksum is the released one's, `check=false` or
 not, and by an unpickler that knows nothing but numpy arrays. `releases` in the card names what is
-known: the two official forms, and a copy whose pixels went through JPEG, which is never called
-CIFAR-10.
+known: the two official forms; the same images in another order, by a digest over the sorted images
+of each part; and a copy whose pixels went through JPEG, which is never called CIFAR-10.
 """
 
 from __future__ import annotations
 
+import hashlib
 import pickle
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
@@ -40,8 +41,11 @@ MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 FOLDERS = {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}
 BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 NOTES = {
+    "binary": "",
+    "python": "",
+    "reordered": "the release's pixels, in another order",
     "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another "
-    "order"
+    "order",
 }
 
 
@@ -106,17 +110,20 @@ class Cifar10(Dataset):
         return replace(released, train=sum(counts[:5]), test=counts[5], found=True)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Hold the six files to the checksums of what is known."""
+        """Hold the six files to the checksums of what is known, then to what they hold."""
+        paths, of = self.paths(root), card("cifar10")
 
         def check(path: Path) -> None:
             with reading(path):
-                known = release_of([path], card("cifar10"))
-                expect(known is not None, "has the checksum of no known release")
+                expect(release_of([path], of) is not None, "has the checksum of no known release")
 
-        problems = list(try_each(self.paths(root), check))
+        problems = list(try_each(paths, check))
+        if all(problem for _, problem in problems):
+            [(_, problem)] = try_each(paths[:1], lambda _: read(paths, of, check=True))
+            problems = problems if problem else [(path, "") for path in paths]
         yield from problems
         if not any(problem for _, problem in problems):
-            release_of(self.paths(root), card("cifar10"))  # all of one
+            release_of(paths, of)  # all of one
 
     def paths(self, root: Path) -> list[Path]:
         """List the six files, those to train on first.
@@ -152,6 +159,22 @@ def release_of(paths: list[Path], of: Card) -> str | None:
             "checksums. Unpack one archive anew."
         )
     return releases.pop()
+
+
+def content_of(files: list[Images], of: Card) -> str | None:
+    """Return the release whose images the files hold in any order; None for an unknown one."""
+    found = {"train": sorted_digest(files[:5]), "test": sorted_digest(files[5:])}
+    return next((release for release, sums in of.releases.items() if sums == found), None)
+
+
+def sorted_digest(files: list[Images]) -> str:
+    """SHA-256 over the sorted images, each behind its label as in the binary layout."""
+    rows = [
+        bytes([label]) + image.tobytes()
+        for part in files
+        for label, image in zip(part.labels, part.images, strict=True)
+    ]
+    return f"sha256:{hashlib.sha256(b''.join(sorted(rows))).hexdigest()}"
 
 
 def read_binary(path: Path) -> Images:
@@ -210,12 +233,14 @@ def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, P
             wrong = labels[(labels >= CLASSES) | (labels < 0)].tolist()
             expect(not wrong, f"holds labels {wrong[:3]}; classes are 0 to {CLASSES - 1}")
     if check and release is None:
+        release = content_of(files, of)
+    if check and release is None:
         raise UserError(
-            f"{paths[0]}: its checksum is that of no known release. Unpack the official archive, "
-            "or set dataset.check=false to read it as it is; its provenance is then 'derived'."
+            f"{paths[0]}: the images of its folder are of no known release. Unpack the official "
+            "archive, or set dataset.check=false to read it as it is; its provenance is then "
+            "'derived'."
         )
     sums = digest("".join(sha256(path) for path in paths))
-    if release in ("binary", "python"):
-        return files, sums, "official", ""
     notes = NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
-    return files, sums, "derived", notes
+    official = release in ("binary", "python", "reordered")
+    return files, sums, "official" if official else "derived", notes

@@ -135,6 +135,11 @@ class Filling:
         """
         return bool(run["experiment"] == self.digest)
 
+    def runs_of(self, every: Iterable[Record]) -> list[Record]:
+        """Return the runs that fill the cell, by seed: those on the release, if there are any."""
+        runs = list_once(run for run in every if self.fits(run))
+        return [run for run in runs if run["data"]["provenance"] == "official"] or runs
+
     @property
     def command(self) -> str:
         """The command whose runs fill the cell."""
@@ -266,7 +271,7 @@ def measure(
     """Return every job by each metric of its row, with the runs that fit it, if any."""
     found = []
     for filling in fillings:
-        runs = tuple(list_once(run for run in every if filling.fits(run)))
+        runs = tuple(filling.runs_of(every))
         published = all(rules.is_published(filling.recipe, run["data"]) for run in runs)
         of_row = (number for number in numbers if number.row == filling.row)
         jobs = ((filling, runs),)

@@ -18,7 +18,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import names, papers
-from zdp_bench.report.cells import SHARES, Filling, list_once
+from zdp_bench.report.cells import SHARES, Filling
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
@@ -119,7 +119,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
     every = records.read_all(results)
     found: dict[tuple[str, str | None], dict[float, dict[int, Record]]] = {}
     for filling in fillings:
-        for run in list_once(run for run in every if filling.fits(run) and not filling.on):
+        for run in [] if filling.on else filling.runs_of(every):
             target = run["config"]["privacy"].get("target_epsilon") or math.inf
             cells = found.setdefault((filling.row, filling.variant), {})
             cells.setdefault(float(target), {})[run["seed"]] = run
