@@ -8,7 +8,8 @@ underflows.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
@@ -139,6 +140,26 @@ def _flat(rows: Tensor) -> Tensor:
     return rows.permute(0, *memory_order(rows)).reshape(rows.shape[0], math.prod(rows.shape[1:]))
 
 
+# Where it is noted whether norms were finite, instead of reading them; the innermost counts.
+_notes: list[Tensor] = []
+
+
+@contextmanager
+def defer_finite(note: Tensor) -> Iterator[None]:
+    """Have `all_finite` say True inside, and set `note` to False where it is not: nothing is read.
+
+    Sums made inside are of no use if `note` is False afterwards.
+    """
+    _notes.append(note)
+    try:
+        yield
+    finally:
+        _notes.pop()
+
+
 def all_finite(norms: Tensor) -> bool:
     """True if none is ∞ or NaN; the maximum of numbers with a NaN is NaN."""
+    if _notes:
+        _notes[-1].logical_and_(norms.isfinite().all())
+        return True
     return norms.numel() == 0 or math.isfinite(norms.max())

@@ -34,6 +34,8 @@ from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 # this many bytes in all, or half of what the layers' inputs take (by then backward has freed as
 # much), or what the parameters take.
 KEEP_BYTES = 64 * 2**20
+# A GPU has memory to keep so many times as much.
+GPU_TIMES = 32
 
 
 def clipped_sum(
@@ -146,7 +148,8 @@ def _differentiate(
             of_parameter[id(parameter)].pending_calls += 1
     parameters = [of.parameter for of in found.values()]
     of_inputs = sum(call.input.nbytes for call in tape.calls)
-    budget = max(KEEP_BYTES, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
+    keep = KEEP_BYTES * (GPU_TIMES if batch[0].is_cuda else 1)
+    budget = max(keep, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
     full_precision = _full_precision(batch[0].device)
     count = len(batch[0]) if shares is None else len(shares)
 

@@ -230,7 +230,8 @@ class ParameterGradient:
             self.weighted_sum = lambda factors: contract(kept, factors)
             return 0 if needed <= freed else needed
         else:
-            few = max(1, FORM_BYTES // self.parameter.nbytes)
+            most = FORM_BYTES * (32 if self.parameter.is_cuda else 1)
+            few = max(1, most // self.parameter.nbytes)
             starts = range(0, examples, few)
             norms = [gradient.form(start, min(start + few, examples))[1] for start in starts]
             self.squared_norms = self._guard(gradient, torch.cat(norms))

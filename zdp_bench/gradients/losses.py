@@ -11,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import partial
 from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
@@ -227,11 +228,29 @@ class PerExample:
 
     def __init__(self, loss: Callable[..., Any], proved: bool = False) -> None:
         self.loss, self.proved = loss, proved
+        self.weights: Tensor | None = None  # [B], while `weighed`
         self.loops = False  # True from when vmap fails on
         self._only_rows = True  # False from when stand-ins fail on
         self._called = False
 
+    @contextmanager
+    def weighed(self, weights: Tensor) -> Iterator[None]:
+        """Multiply the losses by weights [B] inside: 0 leaves an example out of every gradient."""
+        self.weights = weights
+        try:
+            yield
+        finally:
+            self.weights = None
+
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return one loss per example, [B], times its weight.
+
+        Raises: see `each`.
+        """
+        losses = self.each(outputs, targets)
+        return losses if self.weights is None else losses * self.weights
+
+    def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return one loss per example, [B].
 
         Raises:

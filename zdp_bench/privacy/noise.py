@@ -113,6 +113,9 @@ class SeededNoise:
     repeatable = True
 
     def add_white(self, *requests: White) -> None:
+        if on_gpu := [white for white in requests if not white.out.is_cpu]:
+            self._add_at_once(on_gpu)
+            requests = tuple(white for white in requests if white.out.is_cpu)
         for white in requests:
             if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
                 key = hash_key((self.key, "noise", *white.key))
@@ -120,18 +123,27 @@ class SeededNoise:
                 continue
             out = white.reals()
             seeds = stream(self.key, "noise", *white.key)
-            if out.is_cpu:
-                ziggurat = np.random.Generator(np.random.PCG64DXSM(seeds))
-                normal = torch.from_numpy(ziggurat.standard_normal(len(out)))
-            else:
-                generator = torch.Generator(device=out.device)
-                generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
-                normal = torch.randn(
-                    len(out), generator=generator, device=out.device, dtype=out.dtype
-                )
-            out.add_(normal, alpha=white.std)
+            ziggurat = np.random.Generator(np.random.PCG64DXSM(seeds))
+            out.add_(torch.from_numpy(ziggurat.standard_normal(len(out))), alpha=white.std)
             if white.times != 1:
                 out.mul_(white.times)
+
+    def _add_at_once(self, requests: list[White]) -> None:
+        """Draw the noise of all requests from one stream, which all their keys name.
+
+        A kernel for each block would take longer to launch than to run.
+        """
+        outs = [white.reals() for white in requests]
+        seeds = stream(self.key, "noise", *(part for white in requests for part in white.key))
+        generator = torch.Generator(device=outs[0].device)
+        generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
+        many = sum(len(out) for out in outs)
+        drawn = torch.randn(many, generator=generator, device=outs[0].device, dtype=outs[0].dtype)
+        normal = drawn.split([len(out) for out in outs])
+        torch._foreach_mul_(normal, [white.std for white in requests])
+        torch._foreach_add_(outs, normal)
+        if any(white.times != 1 for white in requests):
+            torch._foreach_mul_(outs, [white.times for white in requests])
 
 
 @dataclass(frozen=True)

@@ -20,6 +20,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
 from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
+from zdp_bench.training.captured import Programs, rows_of
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
 
@@ -31,6 +32,7 @@ class Training:
     Attributes:
         max_releases: the budget in steps; None without a `max_epsilon`.
         ranks: the processes that take the step together, each with its share of the examples.
+        programs: those that sum the pieces on a GPU.
     """
 
     algorithm: Algorithm
@@ -40,6 +42,7 @@ class Training:
     ledger: Ledger
     max_releases: int | None = None
     ranks: Ranks = ALONE
+    programs: Programs = field(default_factory=Programs, repr=False)
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     @cached_property
@@ -95,7 +98,9 @@ def private_step(
     pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
     marks = mark_weights(training.parameters)
     try:
-        own = sum_contributions(algorithm, mechanism, micro_batches, device)
+        own = _sum_by_program(training, mechanism, micro_batches, device)
+        if own is None:
+            own = sum_contributions(algorithm, mechanism, micro_batches, device)
     finally:
         require_unwritten(training.parameters, marks)
     total = widen(own, training.noise)  # this rank's share of S
@@ -121,6 +126,29 @@ def private_step(
     release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
     gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
     descend(training.parameters, training.optimizer, gradients)
+
+
+def _sum_by_program(
+    training: Training,
+    mechanism: Mechanism,
+    micro_batches: Iterable[Batch],
+    device: torch.device,
+) -> dict[str, Tensor] | None:
+    """Return S as `sum_contributions` does, on a GPU and if one program serves all pieces."""
+    programs, most = training.programs, 2**31
+    if (device.type != "cuda" and programs.capture) or isinstance(micro_batches, Iterator):
+        return None
+    if isinstance(micro_batches, MicroBatches):
+        if micro_batches.shares is not None:
+            return None
+        most = micro_batches.size.examples
+    rows = rows_of(mechanism.sampling, most, training.ranks.size)
+    try:
+        return programs.sum(training.algorithm, mechanism, training.model, micro_batches, rows)
+    except torch.OutOfMemoryError:
+        programs.refused = "memory ran out"
+        programs.made.clear()
+        return None
 
 
 def sum_contributions(

@@ -115,7 +115,7 @@ def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
     """Our private step with DP-SGD, noise included."""
     model = workload.build()
     inputs, targets = workload.examples(last)
-    sampling = Sampling("poisson", 0.01, workload.batch, 100 * workload.batch)
+    sampling = Sampling("uniform", 0.01, workload.batch, 100 * workload.batch)
     loss = PerExample(workload.loss_of, proved=True)  # as a run has its task's
     algorithm = ZetaDPSGD(
         Problem(model, loss, sampling, like=inputs[:0]),
@@ -129,7 +129,7 @@ def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
 
     def run() -> None:
         # A new number, so fresh noise: the same again would march the weights off.
-        private_step(training, next(steps), iter([(inputs, targets)]), workload.batch)
+        private_step(training, next(steps), [(inputs, targets)], workload.batch)
 
     def answer() -> Tensor:
         total = Total(algorithm.mechanism(), inputs.device)

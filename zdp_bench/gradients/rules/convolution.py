@@ -109,7 +109,7 @@ def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradi
     def from_columns(start: int, stop: int) -> Tensor:
         return by_columns(geometry, wide[start:stop], narrow[start:stop])
 
-    if geometry.work(x, g) >= LARGE_EXAMPLE or len(x) == 1:
+    if _is_large(geometry.work(x, g), x):
         per_sample = from_backend
     elif (
         not geometry.transposed
@@ -171,7 +171,7 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
 
     if shape is not None and shape.serves(x, g):
         return _winograd_weight(shape, x, g, summands)
-    if 4 * geometry.work(x, g) >= LARGE_EXAMPLE or len(x) == 1:
+    if _is_large(4 * geometry.work(x, g), x):
         per_sample = from_backend
     elif _suits_patches(geometry, wide, narrow, 2):
         per_sample = from_patches
@@ -199,6 +199,11 @@ def _winograd_weight(
     )
 
 
+def _is_large(work: int, x: Tensor) -> bool:
+    """True if the backend's kernel pays for one example at a time; a GPU would run half empty."""
+    return len(x) == 1 or work >= LARGE_EXAMPLE * (GPU_TIMES if x.is_cuda else 1)
+
+
 def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summands:
     """Every position of the smaller map meets a kernel of the larger."""
     positions, _, _ = geometry.sizes(wide, narrow)
@@ -222,6 +227,8 @@ def _suits_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor, par
 PATCH_BYTES = 4 * 2**20
 # Likewise columns: the system takes larger blocks back, and clears them each time.
 COLUMN_BYTES = 32 * 2**20
+# A GPU takes so many times as much at once.
+GPU_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -336,7 +343,8 @@ def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tens
     gradients = narrow.flatten(2)  # [B, O, T]
     outputs, positions = gradients.shape[1:]
     inputs = prod(geometry.kernel) * wide.shape[1]
-    few = max(1, min(len(wide), PATCH_BYTES // (positions * inputs * wide.element_size())))
+    most = PATCH_BYTES * (GPU_TIMES if wide.is_cuda else 1)
+    few = max(1, min(len(wide), most // (positions * inputs * wide.element_size())))
     copied = wide.new_empty(few, positions, inputs)
     product = wide.new_empty(len(wide), outputs, inputs)
     for start in range(0, len(wide), few):
@@ -350,7 +358,8 @@ def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tens
 def by_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
     per_example = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:])
-    few = max(1, COLUMN_BYTES // (per_example * wide.element_size()))
+    most = COLUMN_BYTES * (GPU_TIMES if wide.is_cuda else 1)
+    few = max(1, most // (per_example * wide.element_size()))
     products = [
         _multiply_columns(geometry, w, n)
         for w, n in zip(wide.split(few), narrow.split(few), strict=True)

@@ -1,0 +1,183 @@
+"""Sums by one program for pieces of one shape: equal to plain sums, for every algorithm."""
+
+from __future__ import annotations
+
+import math
+from contextlib import closing
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.algorithms.stepping import prepare
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Batch
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.registry import names
+from zdp_bench.training.batches import MicroBatches, Size
+from zdp_bench.training.captured import Program, Programs, rows_of, why_not
+from zdp_bench.training.step import Training, private_step, sum_contributions
+
+CPU = torch.device("cpu")
+
+
+def prepared(
+    model: str, algorithm: str, folder: Path, device: str = "cpu"
+) -> tuple[Training, Batch]:
+    training, batch = prepare(model, algorithm, folder, device)
+    return replace(training, programs=Programs(capture=device != "cpu")), batch
+
+
+def pieces(batch: Batch, count: int, size: int = 1000) -> MicroBatches:
+    return MicroBatches(
+        count, lambda cut: (batch[0][:count][cut], batch[1][:count][cut]), Size(size)
+    )
+
+
+def plain(training: Training, batch: Batch, count: int) -> dict[str, Tensor]:
+    algorithm = training.algorithm
+    found = sum_contributions(algorithm, algorithm.mechanism(), pieces(batch, count), CPU)
+    return {name: value.clone() for name, value in found.items()}
+
+
+def by_program(training: Training, batch: Batch, count: int, rows: int) -> dict[str, Tensor] | None:
+    mechanism = training.mechanism()
+    return training.programs.sum(
+        training.algorithm, mechanism, training.model, pieces(batch, count), rows
+    )
+
+
+@pytest.mark.parametrize("model", ["complex_mlp", "real_cnn", "lenet5", "complex_dfa_cnn"])
+@pytest.mark.parametrize("algorithm", names("algorithm"))
+def test_a_program_sums_what_a_step_sums(model: str, algorithm: str, tmp_path: Path) -> None:
+    try:
+        training, batch = prepared(model, algorithm, tmp_path)
+    except UserError:
+        pytest.skip("the algorithm refuses the model")
+    with closing(training.ledger):
+        assert by_program(training, batch, 8, 6) is None  # the first step runs without one
+        if training.programs.refused:
+            pytest.skip(training.programs.refused)
+        for count in (8, 3, 6, 1):  # two passes; rows of an earlier piece are left; full; one
+            found, expected = by_program(training, batch, count, 6), plain(training, batch, count)
+            assert found is not None
+            assert found.keys() == expected.keys()
+            largest = max(float(value.abs().max()) for value in expected.values())
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-4, atol=1e-5 * largest)
+        assert len(training.programs.made) == 1
+
+
+def test_rows_beyond_a_piece_change_no_bit_of_its_sum(tmp_path: Path) -> None:
+    training, batch = prepared("real_cnn", "dp_sgd", tmp_path)
+    with closing(training.ledger):
+        by_program(training, batch, 3, 6)
+        first = by_program(training, batch, 3, 6)
+        assert first is not None
+        kept = {name: value.clone() for name, value in first.items()}
+        by_program(training, (batch[0].flip(0) * 7, batch[1].flip(0)), 6, 6)
+        again = by_program(training, batch, 3, 6)
+        assert again is not None
+        assert all(torch.equal(again[name], kept[name]) for name in kept)
+
+
+@pytest.mark.parametrize("bad", [math.nan, math.inf])
+def test_an_example_without_a_finite_gradient_adds_nothing(bad: float, tmp_path: Path) -> None:
+    training, batch = prepared("real_cnn", "dp_sgd", tmp_path)
+    broken = batch[0].clone()
+    broken[1].fill_(bad)
+    with closing(training.ledger):
+        by_program(training, batch, 3, 6)
+        assert by_program(training, batch, 3, 6) is not None
+        assert by_program(training, (broken, batch[1]), 3, 6) is None  # the caller sums by itself
+        assert by_program(training, batch, 3, 6) is not None  # and no row is left of it
+
+
+def test_steps_by_a_program_train_as_steps_without(tmp_path: Path) -> None:
+    weights = []
+    for capture in (False, True):  # on a CPU, True leaves programs out
+        training, batch = prepare("real_cnn", "dp_sgd", tmp_path / str(capture), "cpu")
+        torch.manual_seed(0)
+        for parameter in training.model.parameters():
+            nn.init.normal_(parameter.data, std=0.1)
+        training = replace(training, programs=Programs(capture), noise=SeededNoise(3))
+        with closing(training.ledger):
+            for step in range(4):
+                private_step(training, step, pieces(batch, 5 + step % 3), 6.0)
+        weights.append([parameter.detach() for parameter in training.model.parameters()])
+    assert bool(training.programs.made) is False
+    for one, other in zip(*weights, strict=True):
+        torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
+
+
+class Foreign(nn.Linear):
+    """Code of another package, as far as its module's name says."""
+
+
+def test_what_a_graph_might_not_repeat_is_left_out(tmp_path: Path) -> None:
+    training, _ = prepare("real_cnn", "dp_sgd", tmp_path, "cpu")
+    training.ledger.close()
+    assert why_not(training.algorithm, training.model) == ""
+    foreign = nn.Sequential(Foreign(2, 2))
+    assert "layer '0' runs code" in why_not(training.algorithm, foreign)
+    assert "mixes" in why_not(training.algorithm, nn.Sequential(nn.BatchNorm1d(2)))
+    training.algorithm.carried = {"bound": 1.0}  # type: ignore[attr-defined]
+    assert "bound" in why_not(training.algorithm, training.model)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "expected", "most", "ranks", "rows"),
+    [
+        ("poisson", 500.0, 2048, 1, 568),
+        ("poisson", 500.0, 256, 1, 256),
+        ("poisson", 500.0, 2048, 2, 304),
+        ("uniform", 128.0, 2048, 1, 128),
+    ],
+)
+def test_rows_follow_from_the_sampling(
+    scheme: str, expected: float, most: int, ranks: int, rows: int
+) -> None:
+    sampling = Sampling(scheme, 0.01, expected, 50_000)  # type: ignore[arg-type]
+    assert rows_of(sampling, most, ranks) == rows
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
+@pytest.mark.parametrize("model", ["complex_mlp", "real_cnn", "complex_unet", "lenet5", "resnet20"])
+@pytest.mark.parametrize("algorithm", names("algorithm"))
+def test_on_a_gpu_a_graph_sums_what_a_step_sums(model: str, algorithm: str, tmp_path: Path) -> None:
+    try:
+        training, batch = prepared(model, algorithm, tmp_path, "cuda")
+    except UserError:
+        pytest.skip("the algorithm refuses the model")
+    with closing(training.ledger):
+        private_step(training, 0, [batch], 8.0)
+        assert by_program(training, batch, 8, 8) is not None or training.programs.refused
+        if training.programs.refused.startswith(("the ", "layer")):
+            pytest.skip(training.programs.refused)
+        assert training.programs.refused == ""
+        (program,) = training.programs.made.values()
+        assert program.graph is not None
+        for count in (8, 3, 6):
+            found = by_program(training, batch, count, 8)
+            expected = plain(training, batch, count)
+            largest = max(float(value.abs().max()) for value in expected.values())
+            assert found is not None
+            for name, value in expected.items():
+                torch.testing.assert_close(found[name], value, rtol=1e-3, atol=1e-4 * largest)
+
+
+def test_a_program_is_the_same_callable_with_and_without_a_graph(tmp_path: Path) -> None:
+    training, batch = prepared("real_cnn", "dp_sgd", tmp_path)
+    with closing(training.ledger):
+        algorithm = training.algorithm
+        program = Program.of(algorithm, algorithm.problem.loss, training.mechanism(), batch, 4)  # type: ignore[attr-defined]
+        program.start()
+        program.run()  # what `capture` records
+        first = batch[0][:1].expand(4, *batch[0].shape[1:]), batch[1][:1].expand(4)
+        expected = plain(training, first, 4)
+        for name, value in program.total.items():
+            torch.testing.assert_close(value, expected[name], rtol=1e-4, atol=1e-5)
