@@ -56,6 +56,7 @@ from zdp_bench.gradients.clipping import (
     trainable,
 )
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
+from zdp_bench.nn.memory_format import arrange
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
@@ -176,7 +177,7 @@ class DPDFA:
         model, loss = self.problem.model, self.problem.loss
         if not self.front:
             with self._cut() as seen, torch.enable_grad():
-                losses = loss(model(batch[0]), batch[1])
+                losses = loss(model(arrange(model, batch[0])), batch[1])
                 return self._connected_sums(seen, losses)[0]
         of_connected: dict[str, Tensor] = {}
 

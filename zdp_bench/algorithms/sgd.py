@@ -13,6 +13,7 @@ from torch import Tensor
 from zdp_bench.algorithms import Problem, mean, parameter_block
 from zdp_bench.gradients import Batch, add_up, reference
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.nn.memory_format import arrange
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register
 
@@ -38,7 +39,8 @@ class SGD:
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
         inputs, targets = batch
         parameters = trainable(self.problem.model)
-        loss = self.problem.loss(self.problem.model(inputs), targets).sum()
+        model = self.problem.model
+        loss = self.problem.loss(model(arrange(model, inputs)), targets).sum()
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         add_up(total, dict(zip(parameters, gradients, strict=True)))
 

@@ -26,7 +26,7 @@ from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.gradients.rules.recurrent import replay
-from zdp_bench.nn.memory_format import memory_order
+from zdp_bench.nn.memory_format import arrange, memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
 TOGETHER = 4 * 2**20
@@ -137,7 +137,7 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
             wrapped = wrap(tape, layer, layer.module.forward, len(inputs))
             vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
-            tape.losses = per_example(loss)(model(inputs.detach()), targets)  # [B]
+            tape.losses = per_example(loss)(model(arrange(model, inputs.detach())), targets)  # [B]
     finally:
         for layer, own in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)

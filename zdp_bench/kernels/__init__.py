@@ -3,9 +3,8 @@
 No result depends on a kernel. Each has a twin of torch or numpy, which GPUs, other CPUs and
 `execution.kernels=off` use, and which tests hold it equal to:
 
-    winograd         complex 3×3 convolutions of many channels; twin: `nn.convolution`
-    channels_first   per-sample gradients of real convolutions; twin: `gradients.rules.convolution`
-    chacha_normal    seeded noise; twin: `privacy.normal_stream`
+    winograd        complex 3×3 convolutions of many channels; twin: `nn.convolution`
+    chacha_normal   seeded noise; twin: `privacy.normal_stream`
 
 What each saves is measured in docs/performance.md.
 """

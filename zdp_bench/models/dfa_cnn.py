@@ -17,7 +17,6 @@ from zdp_bench.errors import require
 from zdp_bench.models import at_least_one
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
-from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
 
@@ -73,7 +72,7 @@ class DFACNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.unsqueeze(1) if x.dim() == 3 else x
-        y = self.connected(self.convolutions(channels_last(x.to(self.dtype))).flatten(1))
+        y = self.connected(self.convolutions(x.to(self.dtype)).flatten(1))
         return y.abs() if y.is_complex() else y
 
 

@@ -136,10 +136,10 @@ def test_a_table_is_written_with_what_it_was_measured_on(
         paper_ratio=44.7,
     )
     rows = [row, dataclasses.replace(row, side="private, vmap", deviation=1e-7)]
-    monkeypatch.setitem(tables.TABLES, "kernels", lambda quick, threads: iter(rows))
+    monkeypatch.setitem(tables.TABLES, "zoo", lambda quick, threads: iter(rows))
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     threads = torch.get_num_threads()
-    _, (markdown, numbers) = tables.run("kernels", False, 2, tmp_path)
+    _, (markdown, numbers) = tables.run("zoo", False, 2, tmp_path)
     torch.set_num_threads(threads)
     assert (
         "| private, fast | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 |  |"
@@ -167,14 +167,14 @@ def test_what_another_machine_measured_stays_beside_it(
             case = f"MLP, batch {batch}"
             yield Measurement(case, "private, fast", next(times), 1.0, 1.0, 1.0, None)
 
-    monkeypatch.setitem(tables.TABLES, "kernels", measure)
+    monkeypatch.setitem(tables.TABLES, "zoo", measure)
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
     monkeypatch.setattr(tables, "environment", lambda threads: {**on, "threads": str(threads)})
     before = torch.get_num_threads()
-    tables.run("kernels", False, 1, tmp_path)
+    tables.run("zoo", False, 1, tmp_path)
     on["device"] = "cpu (other)"
-    tables.run("kernels", False, 1, tmp_path)
-    _, (markdown, numbers) = tables.run("kernels", False, 1, tmp_path)
+    tables.run("zoo", False, 1, tmp_path)
+    _, (markdown, numbers) = tables.run("zoo", False, 1, tmp_path)
     torch.set_num_threads(before)
     stood = [(row.case[-1], facts["device"], row.milliseconds) for row, facts in read_csv(numbers)]
     assert sorted(stood) == [
@@ -189,11 +189,11 @@ def test_what_another_machine_measured_stays_beside_it(
 
 
 def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
-    there = tmp_path / "bench_kernels.csv"
+    there = tmp_path / "bench_zoo.csv"
     there.write_text("case,side\nmine,own\n")
     with pytest.raises(
         UserError,
-        match=r"bench_kernels.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
+        match=r"bench_zoo.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
     ):
         read_csv(there)
 
@@ -202,7 +202,7 @@ def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["zeta_dp_2021/9"], "Did you mean 'zeta_dp_2021/"),
-        (["kernels", "--threads", "0"], "at least 1"),
+        (["zoo", "--threads", "0"], "at least 1"),
     ],
 )
 def test_bad_arguments_end_in_a_sentence(

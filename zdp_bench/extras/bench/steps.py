@@ -15,17 +15,15 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 from weakref import finalize
 
 import torch
 from torch import Tensor, nn
 from torch.utils.data import DataLoader, TensorDataset
 
-from zdp_bench import kernels
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, device, flat
@@ -37,9 +35,6 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.training.step import Total, Training, private_step
-
-T = TypeVar("T")
-
 
 # -------------------------------------------------------------------------------------- non-private
 
@@ -364,16 +359,6 @@ def _warm(workload: Workload) -> Step:
     return step
 
 
-def _without_kernels(step: Step) -> Step:
-    """The step on the kernels' twins of torch and numpy."""
-
-    def off(call: Callable[[], T]) -> T:
-        with kernels.disabled():
-            return call()
-
-    return Step(partial(off, step.run), partial(off, step.answer))
-
-
 # name of a side in the tables -> how to build it; the first word says what it computes
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
@@ -381,8 +366,6 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "non-private, channels first": lambda w: non_private(w, last=False),
     "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
     "private, fast": lambda w: private(w, "fast"),
-    "non-private, kernels off": lambda w: _without_kernels(non_private(w)),
-    "private, fast, kernels off": lambda w: _without_kernels(private(w, "fast")),
     "private, vmap": lambda w: private(w, "reference", last=False),
     "private, loop over records": loop,
     "private, Opacus hooks": lambda w: opacus(w, "hooks"),

@@ -4,7 +4,7 @@ ratio beside them.
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
-kernels          steps with the compiled CPU kernels on and off, on the papers' networks
+zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
 
 What another machine measured, or another number of threads, stays beside what is measured now.
@@ -208,29 +208,24 @@ def imaging(quick: bool, threads: int) -> Iterator[Measurement]:
         yield from compare(case, workload, own, seconds, threads, memory=not quick)
 
 
-def kernels(quick: bool, threads: int) -> Iterator[Measurement]:
-    """Steps with the compiled CPU kernels on and off, on the papers' networks."""
-    sides = [
-        "non-private",
-        "private, fast",
-        "non-private, kernels off",
-        "private, fast, kernels off",
-    ]
-    size, width, few = (64, 8, 2) if quick else (320, 32, 4)
-    maps, mlp, cnn = {"width": width}, {"hidden": [256, 128]}, {"channels": [16, 32]}
-    networks = {
-        "PhaseMNIST MLP, batch 600": Workload("complex_mlp", (1, 28, 28), 10, 600, "classes", mlp),
-        "complex CNN, batch 64": Workload("complex_cnn", (1, 32, 32), 10, 64, "classes", cnn),
-        f"complex U-Net, {width} channels, {size}², batch {few}": Workload(
-            "complex_unet", (1, size, size), 1, few, "map", maps
-        ),
-        "LeNet-5, batch 500": Workload("lenet5", (28, 28), 10, 500, "classes"),
-    }
-    if not quick:
-        vgg = Workload("vgg11", (3, 224, 224), 2, 8, "classes", {"hidden": 4096})
-        networks["VGG-11, 224², batch 8"] = vgg
-    for case, workload in networks.items():
-        yield from compare(case, workload, sides, 1.0 if quick else 30.0, threads)
+def zoo(quick: bool, threads: int) -> Iterator[Measurement]:
+    """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
+    images, batch = (3, 32, 32), 8 if quick else 64
+    both = ["non-private", "non-private, channels first", "private, fast"]
+    width, size, few = (8, 32, 2) if quick else (32, 320, 4)
+    for name in ("resnet20", "model3", "alexnet"):
+        workload = Workload(name, images, 10, batch, "classes")
+        sides = [*both, *_opacus()]
+        yield from compare(
+            f"{name}, batch {batch}", workload, sides, 2.0 if quick else 30.0, threads
+        )
+    channels = {"channels": [16, 32]}
+    for case, workload in {
+        "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
+        "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
+    }.items():
+        title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
+        yield from compare(title, workload, both, 1.0 if quick else 30.0, threads)
 
 
 def library(quick: bool, threads: int) -> Iterator[Measurement]:
@@ -273,7 +268,7 @@ TABLES: dict[str, Callable[[bool, int], Iterator[Measurement]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
     "deepee_2021/3": imaging,
-    "kernels": kernels,
+    "zoo": zoo,
     "library": library,
 }
 

@@ -4,10 +4,10 @@ A complex convolution is a real one over interleaved channels, so its gradient i
 gradient, folded (`nn.convolution.folded_gradient`). `_real_weight` and `_complex_weight` choose
 among the ways to per-sample gradients:
 
-    kernels        a compiled loop, for the convolutions it serves (`zdp_bench.kernels`)
+    kernels        a compiled loop, for complex convolutions that it serves (`zdp_bench.kernels`)
     one by one     large examples: the backend's own weight gradient, one after the other
                    (measured: as fast as the next two at 16 million products)
-    patches        small examples: [O, T] · [T, k·C], of many channels that lie side by side
+    patches        small examples: [O, T] · [T, k·C], of many numbers that lie side by side
     columns        small examples: [C·k, T] · [T, O]
 
 A transposed convolution is a convolution run backwards: in its weight gradient x and g change
@@ -35,7 +35,7 @@ from zdp_bench.gradients.layer_gradient import (
     weigh,
 )
 from zdp_bench.gradients.rules import rule
-from zdp_bench.kernels import channels_first, winograd
+from zdp_bench.kernels import winograd
 from zdp_bench.nn.convolution import (
     ComplexConv1d,
     ComplexConv2d,
@@ -96,10 +96,6 @@ def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradi
     wide, narrow = geometry.wide_and_narrow(x, g)
     positions, outputs, inputs = geometry.sizes(wide, narrow)
 
-    def by_kernel(start: int, stop: int) -> Tensor:
-        numbers = geometry.kernel, geometry.padding, geometry.dilation
-        return channels_first.per_sample_gradients(x[start:stop], g[start:stop], *numbers)
-
     def from_backend(start: int, stop: int) -> Tensor:
         return one_by_one(geometry, x[start:stop], g[start:stop])
 
@@ -111,13 +107,7 @@ def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradi
 
     if _is_large(geometry.work(x, g), x):
         per_sample = from_backend
-    elif (
-        not geometry.transposed
-        and geometry.groups == 1
-        and channels_first.serves(x, g, geometry.kernel, geometry.stride)
-    ):
-        per_sample = by_kernel
-    elif wide.movedim(1, -1).is_contiguous() and _suits_patches(geometry, wide, narrow, 1):
+    elif _suits_patches(geometry, wide, 1):
         per_sample = from_patches
     else:
         per_sample = from_columns
@@ -173,7 +163,7 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
         return _winograd_weight(shape, x, g, summands)
     if _is_large(4 * geometry.work(x, g), x):
         per_sample = from_backend
-    elif _suits_patches(geometry, wide, narrow, 2):
+    elif _suits_patches(geometry, wide, 2):
         per_sample = from_patches
     else:
         per_sample = from_columns
@@ -210,15 +200,12 @@ def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summa
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
-def _suits_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor, parts: int) -> bool:
-    """True if many real numbers lie side by side, and positions outweigh the folding.
+def _suits_patches(geometry: ConvolutionShape, wide: Tensor, parts: int) -> bool:
+    """True if the real numbers of one line of the kernel, side by side, are many enough to copy.
 
-    Measured, complex: 8 to 24 channels on 32² half the time of columns, 16 on 16² a tenth less;
-    3 on 32² and 32 on 8² more.
+    Measured: of 30 to 400, a tenth to a half less time than columns; of 24, a quarter more.
     """
-    positions, outputs, _ = geometry.sizes(wide, narrow)
-    reals = parts * wide.shape[1]
-    return geometry.groups == 1 and reals >= 16 and positions >= 4 * outputs
+    return geometry.groups == 1 and parts * wide.shape[1] * geometry.kernel[-1] >= 30
 
 
 # ---------------------------------------------------------------- weight gradients in plain torch
@@ -336,8 +323,8 @@ def _channels_first(x: Tensor) -> Tensor:
 
 
 def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
-    """Return [B, *shape], a view; real channels-last maps, one group."""
-    channels_end = _pad(geometry, wide).movedim(1, -1)
+    """Return [B, *shape], a view; real maps, one group."""
+    channels_end = channels_last(_pad(geometry, wide)).movedim(1, -1)
     patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
     patches = patches.movedim(1 + len(geometry.kernel), -1)  # [B, *positions, *k, C]
     gradients = narrow.flatten(2)  # [B, O, T]
