@@ -51,6 +51,18 @@ def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
     return said
 
 
+def test_ctrl_c_while_a_command_ends_prints_no_traceback() -> None:
+    """Libraries take a second to shut down, after a sweep for one."""
+    ending = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
+    command = (
+        f"{ending}; import sys; sys.argv[1:] = ['--complete']; import zdp_bench.cli as c; c.main()"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", command], capture_output=True, text=True, check=False
+    )
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 LIGHT = """
 import sys
 import zdp_bench, zdp_bench.cli

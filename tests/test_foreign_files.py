@@ -9,10 +9,19 @@ from pathlib import Path
 
 import pytest
 import yaml
+from hypothesis import given
+from hypothesis import strategies as st
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import MOST_TEXT, read_json, read_text, read_yaml
+from zdp_bench.foreign_files import (
+    MOST_TEXT,
+    Unfit,
+    compile_pattern,
+    read_json,
+    read_text,
+    read_yaml,
+)
 
 LEVELS = "abcdefghi"
 TEN = [", ".join([f"*{before}"] * 10) for before in LEVELS]
@@ -95,3 +104,40 @@ def test_only_regular_files_of_text_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("plain")
     (tmp_path / "plain").write_text("ε", encoding="utf-8")
     assert read_text(tmp_path / "link", 2) == "ε"
+
+
+@pytest.mark.parametrize(
+    ("pattern", "text", "found"),
+    [
+        ("^(p[0-9]+)_", "p12_scan.nii", "p12"),
+        (r"sub-(\w{2,4})[_.]", "a sub-0007_x", "0007"),
+        (r"(?:left|right)\+([^/]+?)\.", "left+ab.png", "ab"),
+        (r"[]x]([^]]*)\]", "]a]", "a"),
+        (r".*(NORM|IMI).*", "x\nIMI", "IMI"),
+    ],
+)
+def test_a_simple_regular_expression_is_taken(pattern: str, text: str, found: str) -> None:
+    match = compile_pattern(pattern).search(text)
+    assert match
+    assert match[1] == found
+
+
+SLOW = [r"((\w+)+)+!", "(a|a)*!", "(a*)*", "(?:a?){30}a{30}", r"(a+)\1+!", "(?=(a+))+", "x*" * 5]
+
+
+@pytest.mark.parametrize("pattern", [*SLOW, "(", "a{2", "[a", "(?i)a", "*a", "a**", "\\"])
+def test_a_regular_expression_that_may_hang_or_is_none_is_refused(pattern: str) -> None:
+    with pytest.raises(Unfit, match=r"is not a (simple )?regular expression"):
+        compile_pattern(pattern)
+
+
+@given(st.text("ab1.\\w[]^-()|*+?{},", max_size=14), st.text("ab1", max_size=40))
+def test_what_is_taken_matches_fast(pattern: str, text: str) -> None:
+    try:
+        compiled = compile_pattern(pattern)
+    except Unfit:
+        return
+    start = time.process_time()
+    compiled.search(text + "!")
+    compiled.fullmatch(text + "!")
+    assert time.process_time() - start < 1

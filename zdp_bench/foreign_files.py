@@ -30,6 +30,11 @@ MOST_DEPTH = 40
 MOST_NODES = 20_000  # of YAML, with every alias written out
 MOST_INT = 1 << 64
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
+# A character of a regular expression, or a class of some, that may be repeated; a group may not.
+_CHARACTER = r"(?:\\\D|\[\^?\]?(?:\\.|[^\]\\])*\]|[^][\\()|*+?{}])"
+_REPEATS = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??"
+_PATTERN = re.compile(rf"(?:{_CHARACTER}(?:{_REPEATS})?|\((?:\?:)?|\)|\|)*")
+MOST_REPEATS = 4  # in one regular expression
 _PLAIN = {dict, list, str, int, float, bool, type(None)}
 
 
@@ -215,6 +220,27 @@ def _too_deep(source: str) -> UserError:
 
 def _too_many(source: str, most: int) -> UserError:
     return UserError(f"{source}: holds more than {most:,} values.")
+
+
+def compile_pattern(pattern: str) -> re.Pattern[str]:
+    """Return a stranger's regular expression, of a kind that no text takes long to match.
+
+    Repeats stand behind characters and classes of characters only. Where one repeat holds another,
+    as in `(a+)+`, a text of thirty characters may take years.
+
+    Raises:
+        Unfit: it is another kind, or not a regular expression.
+    """
+    repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))
+    if not _PATTERN.fullmatch(pattern) or repeats > MOST_REPEATS:
+        raise Unfit(
+            f"'{pattern[:200]}' is not a simple regular expression: repeat characters or classes "
+            f"such as [0-9], not groups, and at most {MOST_REPEATS} times"
+        )
+    try:
+        return re.compile(pattern, re.DOTALL)
+    except re.error as error:
+        raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
 
 
 def misfits(value: Any, shape: Shape, where: str = "") -> Iterator[str]:

@@ -13,9 +13,7 @@ import json
 import math
 import os
 import re
-import stat
 import sys
-import threading
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from functools import cache
@@ -24,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from zdp_bench.disk import make_folder, write_bytes, write_changed
 from zdp_bench.errors import Busy, UserError, printable
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json
 
@@ -123,48 +122,8 @@ def write(path: Path, record: Record) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as `write_bytes` does, in UTF-8."""
+    """Write `text` to `path` as `disk.write_bytes` does, in UTF-8."""
     write_bytes(path, text.encode("utf-8"))
-
-
-def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write `content` to `path` atomically; of two writers, one wins.
-
-    Raises:
-        UserError: something is there that is no regular file, such as a device or a link.
-    """
-    require_regular(path)
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink()
-        if error.errno and not error.filename:  # a full disk's error names none
-            error.filename = str(path)
-        raise
-
-
-def write_changed(path: Path, content: bytes) -> None:
-    """Write `content` to `path` as `write_bytes` does, unless that is what the file holds."""
-    if not path.is_file() or path.read_bytes() != content:
-        write_bytes(path, content)
-
-
-def require_regular(path: Path) -> None:
-    """Refuse an output in whose place something else than a file is: it would be replaced.
-
-    Raises:
-        UserError: it is a device, a pipe, a folder or a link.
-    """
-    with suppress(FileNotFoundError, NotADirectoryError):
-        if not stat.S_ISREG(path.lstat().st_mode):
-            raise UserError(f"{path}: is there and no regular file; name another one to write.")
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
@@ -320,7 +279,7 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
     """
     import fcntl
 
-    path.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(path.parent)
     holder = os.getpid()
     # No link: somebody else may have planted it. Writable: NFS locks no other file.
     with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:

@@ -10,9 +10,12 @@ import math
 import os
 import re
 import shutil
+import signal
+import sys
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import dp_accounting
@@ -30,9 +33,11 @@ from tests.library.small import CLASSES, EXAMPLES, data, defaults, loss, network
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
+from zdp_bench.privacy import ledger
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import add_noise
+from zdp_bench.training import step
 from zdp_bench.training.model_checks import mixing
 from zdp_bench.training.optimizers import AdamBC
 
@@ -149,6 +154,42 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
     assert len(train(resumed)) == 7
     with pytest.raises(UserError, match="before the first step"):
         resumed.resume()
+
+
+@pytest.mark.parametrize("times", [1, 2])
+def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
+    make: Make, caplog: Any, tmp_path: Path, times: int
+) -> None:
+    """One waits for the step's end, a second does not; the training goes on after either."""
+    for place in count(step=3):
+        left = place
+        private = make(gradients="reference", ledger=tmp_path / f"{times}-{place}.jsonl")
+
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename not in (step.__file__, ledger.__file__):
+                return None
+            if event == "line" and (left := left - 1) < 0:
+                sys.settrace(None)
+                for _ in range(times):
+                    signal.raise_signal(signal.SIGINT)
+            return interrupt
+
+        was = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            with contextlib.suppress(KeyboardInterrupt):
+                train(private, most=1)
+        finally:
+            sys.settrace(was)
+        assert private.done == 1 or times == 2 or not private.ledger.releases
+        train(private)
+        assert private.done == private.steps <= private.ledger.releases <= private.steps + 1
+        private.close()
+        assert "changed outside" not in caplog.text
+        if left >= 0:  # nothing was interrupted
+            break
+    assert place > 30
 
 
 def test_a_bound_that_adapts_is_saved(make: Make) -> None:

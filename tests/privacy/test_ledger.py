@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import os
 import pickle
+import sys
 import tracemalloc
+from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import SimpleNamespace
+from types import FrameType, SimpleNamespace
 from typing import Any
 
 import pytest
@@ -406,15 +408,79 @@ def test_a_short_write_is_finished(path: Path) -> None:
     assert reopen(path).releases == 1
 
 
-def test_a_full_disk_leaves_a_step_that_is_counted(path: Path) -> None:
-    ledger = Ledger(path, MECHANISM, repeatable=True)
+@pytest.mark.parametrize("repeatable", [True, False])
+@pytest.mark.parametrize("fault", ["full", OSError(5, "Input/output error"), KeyboardInterrupt()])
+def test_a_line_that_fails_is_cut_off_before_the_next(
+    path: Path, monkeypatch: pytest.MonkeyPatch, fault: Any, repeatable: bool
+) -> None:
+    ledger = Ledger(path, MECHANISM, repeatable)
     ledger.append(0)
-    ledger._file = Faulty(ledger._file, full=True)  # type: ignore[assignment]
-    with pytest.raises(OSError, match="No space"):
-        ledger.append(1)
+    before, whole = ledger.position, path.read_bytes()
+    file = ledger._file
+    with monkeypatch.context() as patch:
+        if fault == "full":
+            ledger._file = Faulty(file, full=True)  # type: ignore[assignment]
+        else:
+            patch.setattr(module.os, "fsync", raising(fault))
+        with pytest.raises((OSError, KeyboardInterrupt)):
+            ledger.append(1)
+    assert path.read_bytes() != whole
+    ledger._file = file
+    ledger.require_intact()  # as `save` asks
+    assert (ledger.position, path.read_bytes()) == (before, whole)
+    ledger.append(1)
     ledger.close()
-    assert ledger.releases == 1  # it was not released: the step did not go on
-    assert reopen(path).releases == 2  # and from outside nobody can know
+    assert steps_in(path) == [0, 1]
+    assert reopen(path, repeatable, ledger.position).releases == ledger.releases == 2
+
+
+def raising(fault: BaseException) -> Callable[..., None]:
+    def act(*_: object) -> None:
+        raise fault
+
+    return act
+
+
+@pytest.mark.parametrize("repeatable", [True, False])
+def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
+    tmp_path: Path, repeatable: bool
+) -> None:
+    """A step whose `append` returned is counted, and memory and file say the same."""
+    for place in count():
+        path, taken = tmp_path / f"{place}.jsonl", []
+        ledger = Ledger(path, MECHANISM, repeatable)
+        ledger.begin("made", 0, "state")
+        left = place
+
+        def interrupt(frame: FrameType, event: str, _: object) -> Any:
+            nonlocal left
+            if frame.f_code.co_filename != module.__file__:
+                return None
+            if event == "line" and (left := left - 1) < 0:
+                sys.settrace(None)
+                raise KeyboardInterrupt
+            return interrupt
+
+        was = sys.gettrace()
+        sys.settrace(interrupt)
+        try:
+            for step in (0, 1, 0):
+                ledger.append(step)
+                taken.append(step)
+            ledger.note("made", 2, "other state")
+        except KeyboardInterrupt:
+            pass
+        finally:
+            sys.settrace(was)
+        ledger.append(2)
+        ledger.append(3)
+        ledger.close()
+        least = len({*taken}) if repeatable else len(taken)
+        assert ledger.releases >= least + 2, place
+        assert reopen(path, repeatable, ledger.position).position == ledger.position, place
+        if left >= 0:  # nothing was interrupted
+            break
+    assert place > 50
 
 
 # ------------------------------------------------------------------------------- what a kill leaves

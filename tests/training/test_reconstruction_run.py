@@ -56,6 +56,11 @@ def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
     assert np.allclose(again["reference"], example["reference"])
 
 
+def test_a_run_whose_loss_grows_a_thousandfold_says_so(tmp_path: Path) -> None:
+    record, _ = carried_out(tmp_path, "mri_recon_small", "optimizer.lr=1e4")
+    assert "training diverged, the test loss rose from" in record["warning"]
+
+
 def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_path: Path) -> None:
     carried_out(tmp_path, "mri_recon_small", "trainer.batch_size=3")
     with pytest.raises(UserError, match=r"zdp-bench run recipe=NAME.*mri_recon_small_nonprivate"):

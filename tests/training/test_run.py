@@ -20,7 +20,7 @@ from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.report.terminal import show_run
-from zdp_bench.training import checkpoint, evaluation, machine
+from zdp_bench.training import evaluation, machine
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.run import Outcome, run
@@ -132,9 +132,16 @@ def name_another_run(home: Path) -> None:
     torch.save(body | {"run": "f" * 64}, home / "checkpoint.pt")
 
 
+def change_the_optimizer(home: Path) -> None:
+    body = torch.load(home / "checkpoint.pt", weights_only=True)
+    body["optimizer"]["param_groups"][0]["lr"] = "much"
+    torch.save(body, home / "checkpoint.pt")
+
+
 @pytest.mark.parametrize(
     ("damage", "says"),
     [
+        (change_the_optimizer, r"checkpoint\.pt: does not fit this run: .* force=true"),
         (cut_checkpoint, r"checkpoint\.pt: is damaged.*force=true"),
         (write_other_bytes, r"checkpoint\.pt: is damaged.*force=true"),
         (name_another_run, "belongs to run ffffffffffff"),
@@ -248,30 +255,15 @@ def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) ->
 def test_a_metric_is_held_against_that_of_shuffled_labels(
     value: float, chance: float | None, warns: bool
 ) -> None:
-    said = evaluation.doubt("accuracy", value, chance, 400, 0.5)
+    said = evaluation.doubt("accuracy", {"accuracy": value}, chance, 400, 0.5, 2.0)
     assert bool(said) == warns
     assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
 
 
-def test_a_checkpoint_is_whole_or_not_at_all(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from zdp_bench.privacy.ledger import Position
-
-    path = tmp_path / "checkpoint.pt"
-    state = checkpoint.Checkpoint("run", 1, {"w": torch.ones(2)}, {}, Position(1, "d"), [])
-    checkpoint.save(path, state)
-
-    def full_disk(body: Any, file: Any) -> None:
-        file.write(b"half")
-        raise OSError(28, "No space left on device")
-
-    monkeypatch.setattr(torch, "save", full_disk)
-    with pytest.raises(OSError, match="No space left"):
-        checkpoint.save(path, checkpoint.Checkpoint("run", 2, {}, {}, Position(2, "d"), []))
-    loaded = checkpoint.load(path, "run")
-    assert loaded is not None
-    assert loaded.step == 1
+def test_a_run_whose_loss_grows_a_thousandfold_says_so(tmp_path: Path) -> None:
+    record = carry_out(tmp_path, "optimizer.lr=1e9", "trainer.epochs=1").record
+    assert record["metrics"]["loss"] < math.inf
+    assert "training diverged, the test loss rose from" in record["warning"]
 
 
 def test_a_missing_cuda_device_is_one_sentence() -> None:

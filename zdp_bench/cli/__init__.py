@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import errno
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -82,6 +83,8 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line, `sys.argv` by default, and exit."""
     with lasting_output() as output:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
+        if words is None:  # a process that only ends has nothing to interrupt
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
         output.flush()
         # A reader that has left has read enough.
         if output.failed and output.failed.errno != errno.EPIPE:

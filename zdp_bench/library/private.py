@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import signal
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
@@ -39,6 +40,7 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, read_in_pieces, seed_layers
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
+from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
 from zdp_bench.training.plan import Patients, Plan
@@ -218,15 +220,18 @@ class Private:
         """Draw the batch, and take one private step of the optimiser on it.
 
         The step is in the ledger before its noise is drawn. Every module is in the mode it was in
-        when `make_private` saw it, so evaluation in between may leave the model in `eval()`.
+        when `make_private` saw it, so evaluation in between may leave the model in `eval()`. A
+        signal waits for the step's end; a second ctrl-C does not.
 
         Raises:
             UserError: it is not the batch that `batches` gave last, the model is another than the
                 one that was checked, or another process began the training.
         """
         self.ledger.require_own_process()
-        with _STEP, says_python():
+        with _STEP, says_python(), stop_signals() as asked:
             self._step(batch)
+        if number := asked():
+            signal.raise_signal(number)
 
     def _step(self, batch: Batch) -> None:
         if batch is not self._next:
@@ -272,6 +277,9 @@ class Private:
                     private_step(training, batch.number, pieces, divisor)
             except WrittenError as error:
                 self._written = error
+                raise
+            except KeyboardInterrupt:  # half a step may be in the weights: noisy, so no ε is lost
+                self._left = {}
                 raise
         self.done += 1
         self._next = None
@@ -478,9 +486,9 @@ class Private:
         try:
             for what, saved in self.saved.built.items():
                 if saved != built[what]:
-                    raise ValueError(f"the {what} was another")
+                    raise checkpoint.Misfit(f"the {what} was another")
             self.saved.restore(setting.model, setting.optimizer, scheduler, carried)
-        except (RuntimeError, ValueError, KeyError) as error:
+        except (checkpoint.Misfit, KeyError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Build them as they were when it was saved."

@@ -2,7 +2,8 @@
 
 Every step is in a JSON line with the SHA-256 of everything above it, so a line that is edited,
 dropped or reordered breaks the chain. A line is written and fsynced as a whole; a kill can only cut
-the last one short, and such a step is counted: its noise may have been drawn.
+the last one short, and such a step is counted: its noise may have been drawn. A line whose writing
+fails or is interrupted in a process that lives on is cut off again, for its step was not taken.
 
 An fsync takes as long as several steps of a small model. So a line may reserve the steps that
 follow too, as many as `RESERVED` seconds take: `{"step": s, "to": e}` says that every step from s
@@ -33,14 +34,14 @@ import json
 import math
 import os
 import re
-import shutil
 import stat
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, BinaryIO, NamedTuple
 
+from zdp_bench import disk
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.mechanism import Mechanism
@@ -52,6 +53,7 @@ _KINDS |= {"made": str, "state": str, "sha256": str}
 _STEP = {"step", "to", "of", "generation"}
 RESERVED, MOST_RESERVED = 0.2, 10_000  # seconds of steps, and steps, in one line
 _STATE = {"made", "step", "state", "generation"}
+MOST_LINE = 1 << 16  # bytes
 _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 
@@ -78,11 +80,16 @@ def make_line(previous: str, body: dict[str, Any]) -> bytes:
     return _encode(body | {"sha256": chain(previous, body)}).encode()
 
 
+def read_lines(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a ledger, in pieces of `MOST_LINE` bytes: a stranger's may have no end."""
+    return iter(lambda: file.readline(MOST_LINE), b"")
+
+
 def parse(line: bytes) -> Any:
     """Return what a line holds.
 
     Raises:
-        ValueError: it is no JSON, or no UTF-8.
+        ValueError: it is not JSON, or not UTF-8.
     """
     text = line.decode()
     try:
@@ -155,7 +162,8 @@ class Ledger:
           (`require_intact`).
     """
 
-    _next = _end = 0  # of the last line: the first step that was not taken, and where it ends
+    _digest = _START  # the chain's
+    _is_sound = True  # False while a line is being written and counted
     _until, _most = 0, math.inf  # see `reserve`
     _written, _many = 0.0, 1  # when the last line was written, and how many steps it has
 
@@ -186,42 +194,48 @@ class Ledger:
         _require_one_name(path)
         self.path, self._place = path, path.absolute()
         self._process = os.getpid()
-        self.repeatable = repeatable
+        self.repeatable, self.generation = repeatable, ""
         self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
-        self._spans: list[Span] = []
-        self._count = 0  # releases in them
-        self._furthest: dict[str, int] = {}  # generation -> its last step
-        self._of: set[tuple[str, int, str]] = set()
         self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
-        self._digest = _START
-        self.generation = ""
         aside = those_aside(path)
         counted = sum(self._read_starts(earlier) for earlier in aside)
         self.earlier = 0 if repeatable else counted
+        self._aside = "".join(_digest_file(earlier) for earlier in aside)
+        head = {"whose": whose, "earlier": self.earlier, "facts": dict(facts or {})}
         self._head: dict[str, Any] = {
             "ledger": _FORMAT,
             "mechanism": mechanism.digest(),
             "repeatable": repeatable,
+            **{key: value for key, value in head.items() if value},
         }
-        self._head |= {"whose": whose} if whose else {}
-        self._head |= {"earlier": self.earlier} if self.earlier else {}
-        self._head |= {"facts": dict(facts)} if facts else {}
-        self.facts = self._head.get("facts", {})  # of the file
-        self._aside = "".join(_digest_file(earlier) for earlier in aside)
-        if path.exists():
+        self._forget()
+        if not path.exists() and at_least is not None and at_least.entries:
+            raise LedgerError(
+                f"{path}: the ledger is missing, but the checkpoint beside it stands at step "
+                f"{at_least.entries}"
+            )
+        is_new = not path.exists()
+        if not is_new:
             self._read(at_least or Position(0, _START))
-            self._open()
-        else:
-            if at_least is not None and at_least.entries:
-                raise LedgerError(
-                    f"{path}: the ledger is missing, but the checkpoint beside it stands at step "
-                    f"{at_least.entries}"
-                )
-            path.parent.mkdir(parents=True, exist_ok=True)
-            self._open()
+        disk.make_folder(path.parent)
+        self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
+        self._size = os.fstat(self._file.fileno()).st_size
+        if is_new:
             self._put(self._head)
             self._digest = chain(self._digest, self._head)
-            _fsync_folder(path.parent)
+            self._is_sound = True
+            disk.fsync_folder(path.parent)
+
+    def _forget(self) -> None:
+        """Set what the file's lines say to what a file without lines says."""
+        self.facts = self._head.get("facts", {})
+        self._spans: list[Span] = []
+        self._count = 0  # releases in them
+        self._furthest: dict[str, int] = {}  # generation -> its last step
+        self._of: set[tuple[str, int, str]] = set()
+        self._digest = _START
+        # of the last line: the first step that was not taken, and where it ends
+        self._next = self._end = 0
 
     def begin(self, made: str, step: int, state: str) -> None:
         """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
@@ -258,6 +272,7 @@ class Ledger:
         self.settle()  # the line's digest is that of the steps taken
         self._put(body)
         self._learn(body)
+        self._is_sound = True
 
     def _learn(self, body: dict[str, Any]) -> None:
         """Remember a start; a line without a state ends all starts of its generation."""
@@ -275,7 +290,7 @@ class Ledger:
         """
         steps, many, end = 0, 1, 0
         with open_regular(path) as file:
-            for line in file:
+            for line in read_lines(file):
                 try:
                     body = parse(line)
                     body.pop("sha256", None)
@@ -305,6 +320,7 @@ class Ledger:
             UserError: see `require_own_process`.
         """
         self.require_own_process()
+        self._cut_back()
         if self.holds(step, of):
             return
         body = {"step": step} | ({"of": of} if of else {})
@@ -314,8 +330,10 @@ class Ledger:
             self.settle()
             self._put(body | ({"to": step + self._many} if self._many > 1 else {}))
             self._written, self._end = time.monotonic(), step + self._many
+        self._is_sound = False
         self._next, self._digest = step + 1, chain(self._digest, body)
         self._enter(step, of, self.generation)
+        self._is_sound = True
 
     def reserve(self, until: int, most: int | None = None) -> None:
         """Let a line reserve steps ahead: to before `until`, and up to `most` releases in all."""
@@ -333,9 +351,9 @@ class Ledger:
         if os.getpid() == self._process:
             if self._next < self._end:
                 self._put({"taken": self._next})
+                self._end, self._is_sound = self._next, True
             else:
                 self.require_intact()
-        self._end = self._next
 
     def require_own_process(self) -> None:
         """Refuse a process that was copied from the one that opened the ledger."""
@@ -350,6 +368,7 @@ class Ledger:
         """Refuse a file that is not as it was last written: steps may be missing from it."""
         if self._file.closed:
             return
+        self._cut_back()
         held = os.fstat(self._file.fileno())
         is_there = self._place.exists() and os.path.samestat(os.lstat(self._place), held)
         if not is_there or held.st_size != self._size:
@@ -358,6 +377,21 @@ class Ledger:
                 "training runs, and no longer lists every step: put it back as it was, or begin "
                 "again with an untrained model and another ledger."
             )
+
+    def _cut_back(self) -> None:
+        """Cut off a line that was not written, or not counted, and read those before it again.
+
+        An error, or a signal, kept its step from being taken. Reserved steps then count as taken.
+        """
+        if self._is_sound or os.getpid() != self._process:
+            return
+        if os.fstat(self._file.fileno()).st_size < self._size:
+            return  # which `require_intact` refuses
+        os.ftruncate(self._file.fileno(), self._size)
+        os.fsync(self._file.fileno())
+        self._forget()
+        self._read(Position(0, _START))
+        self._is_sound = True
 
     def holds(self, step: int, of: str = "") -> bool:
         """True if drawing `step` (again) makes no new release."""
@@ -407,27 +441,23 @@ class Ledger:
         finally:
             self._file.close()
 
-    def _open(self) -> None:
-        self._file = open(self.path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
-        self._size = os.fstat(self._file.fileno()).st_size
-
     def _put(self, body: dict[str, Any]) -> None:
+        """Write a line. The caller counts it, and then sets `_is_sound`."""
         self.require_own_process()
         self.require_intact()
         left = make_line(self._digest, body) + b"\n"
-        try:
-            while left:  # an unbuffered file may take less than it is given
-                left = left[self._file.write(left) :]
-            os.fsync(self._file.fileno())
-        finally:
-            self._size = os.fstat(self._file.fileno()).st_size
+        self._is_sound = False
+        while left:  # an unbuffered file may take less than it is given
+            left = left[self._file.write(left) :]
+        os.fsync(self._file.fileno())
+        self._size = os.fstat(self._file.fileno()).st_size
 
     def _read(self, at_least: Position) -> None:
         passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
         number, whole, cut = 0, 0, False  # lines, their bytes, and if a kill cut the next one short
         with open_regular(self.path) as file:
-            for number, line in enumerate(file, start=1):
-                if cut := not line.endswith(b"\n"):
+            for number, line in enumerate(read_lines(file), start=1):
+                if cut := not line.endswith(b"\n") and len(line) < MOST_LINE:
                     number -= 1
                     break
                 whole += len(line)
@@ -511,16 +541,9 @@ class Ledger:
 
     def _mend(self, kept: int, body: dict[str, Any]) -> None:
         """Keep so many bytes of the file and end it with a line, all or nothing."""
-        partial = self.path.with_suffix(".partial")
-        shutil.copyfile(self.path, partial)
-        with partial.open("r+b") as file:
-            file.truncate(kept)
-            file.seek(kept)
-            file.write(make_line(self._digest, body) + b"\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, self.path)
-        _fsync_folder(self.path.parent)
+        with open_regular(self.path) as file:
+            whole = file.read(kept)
+        disk.write_bytes(self.path, whole + make_line(self._digest, body) + b"\n")
         self._digest = chain(self._digest, body)
 
 
@@ -540,6 +563,7 @@ class Copy(Ledger):
         self._furthest = {}
         self._of = set()
         self._starts = {}
+        self._next = self._end = 0
         self._digest = position.digest
         for _, end, own in spans:
             self._furthest[own] = max(end - 1, self._furthest.get(own, -1))
@@ -551,6 +575,8 @@ class Copy(Ledger):
     def close(self) -> None: ...
 
     def require_intact(self) -> None: ...
+
+    def _cut_back(self) -> None: ...
 
     def _put(self, body: dict[str, Any]) -> None: ...
 
@@ -564,8 +590,7 @@ def set_aside(path: Path) -> None:
         number = 1
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
-        os.replace(path, aside)
-        _fsync_folder(path.parent)
+        disk.rename(path, aside)
 
 
 def those_aside(path: Path) -> list[Path]:
@@ -578,11 +603,27 @@ def those_aside(path: Path) -> list[Path]:
     return [path.with_name(match[0]) for match in found]
 
 
+def has_steps(path: Path) -> bool:
+    """True if a ledger holds a release; its other lines are its head and the states of starts."""
+    with open_regular(path) as file:
+        return any(b'"ledger"' not in line and b'"state"' not in line for line in read_lines(file))
+
+
 def spread(path: Path) -> None:
     """Rewrite a ledger to hand on with one line for each step that was taken.
 
     How many a line reserved tells the time that they took, and so of how many examples there are.
+
+    Raises:
+        UserError: the file is damaged.
     """
+    try:
+        path.write_bytes(b"".join(line + b"\n" for line in _one_by_one(path)))
+    except (ValueError, TypeError, AttributeError, LookupError):
+        raise UserError(f"{path.name}: is damaged, and its ε cannot be trusted.") from None
+
+
+def _one_by_one(path: Path) -> list[bytes]:
     digest = _START
     written: list[tuple[bytes, str]] = []  # lines, and the chain's digest after each
     end = 0
@@ -600,7 +641,7 @@ def spread(path: Path) -> None:
         else:
             digest = digest if is_start(body) else chain(digest, body)
             written.append((line, digest))
-    path.write_bytes(b"".join(line + b"\n" for line, _ in written))
+    return [line for line, _ in written]
 
 
 def _require_one_name(path: Path) -> None:
@@ -616,12 +657,3 @@ def _require_one_name(path: Path) -> None:
 def _digest_file(path: Path) -> str:
     with open_regular(path) as file:
         return hashlib.file_digest(file, "sha256").hexdigest()
-
-
-def _fsync_folder(folder: Path) -> None:
-    """Make a file's creation durable."""
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

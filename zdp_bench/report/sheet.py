@@ -17,8 +17,9 @@ from rich.console import Console, ConsoleOptions, RenderResult
 from rich.table import Table as RichTable
 from rich.text import Text
 
+from zdp_bench.disk import write_changed
 from zdp_bench.errors import printable
-from zdp_bench.records import plain_cell, write_changed
+from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json", "html")

@@ -5,21 +5,31 @@ from __future__ import annotations
 import hashlib
 import io
 import os
-import pickle
 import warnings
+import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 import torch
 from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 
-from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import open_regular
+from zdp_bench import disk
+from zdp_bench.errors import UserError, first_line
+from zdp_bench.foreign_files import Shape, misfits, open_regular
 from zdp_bench.privacy.ledger import Position
 
 _FORMAT = 2  # of the file
+ADVICE = "Delete the run's folder, or add force=true, to start it anew."
+_SHAPE: Shape = {
+    "run": str,
+    "step": int,
+    "ledger": [int | str],
+    "epochs": [{"step": int}],
+    **dict.fromkeys(("model", "optimizer", "scheduler", "nodes", "last", "built"), dict),
+    "carried": {str: int | float},
+}
 
 
 @dataclass(frozen=True)
@@ -55,13 +65,49 @@ class Checkpoint:
         optimizer: torch.optim.Optimizer,
         scheduler: LRScheduler | None,
         carried: dict[str, float],
+        average: nn.Module | None = None,
     ) -> None:
-        """Set model, optimiser, scheduler and what the algorithm carries to the saved state."""
-        model.load_state_dict(self.last or self.model)
-        optimizer.load_state_dict(self.optimizer)
-        if scheduler:
-            scheduler.load_state_dict(self.scheduler)
+        """Set model, optimiser, scheduler and what the algorithm carries to the saved state.
+
+        Raises:
+            Misfit: the state is of other parts than these.
+        """
+        try:
+            _require_alike(carried, self.carried, "the numbers that the algorithm carries")
+            _require_alike(optimizer.state_dict(), self.optimizer, "the optimizer's options")
+            model.load_state_dict(self.last or self.model)
+            if average:
+                average.load_state_dict(self.model)
+            optimizer.load_state_dict(self.optimizer)
+            if scheduler:
+                _require_alike(
+                    scheduler.state_dict(), self.scheduler, "the numbers of the schedule"
+                )
+                scheduler.load_state_dict(self.scheduler)
+        except Exception as error:  # torch may raise anything over a state that was changed
+            raise Misfit(first_line(error)) from error
         carried.update(self.carried)
+
+
+class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
+    """A checkpoint's state does not fit the parts that are to go on from it."""
+
+
+def _require_alike(own: Any, saved: Any, what: str) -> None:
+    """Refuse a state that lacks a key of `own`, or has a value of another type; None is of any."""
+    if own is None or saved is None:
+        return
+    number = isinstance(own, int | float) and isinstance(saved, int | float)
+    if not number and type(own) is not type(saved):
+        raise Misfit(f"{what} have values of other types.")
+    if isinstance(own, dict):
+        for key in own.keys() - {"state", "initial_lr"}:  # which begin empty
+            if key not in saved:
+                raise Misfit(f"{what} lack '{key}'.")
+            _require_alike(own[key], saved[key], what)
+    elif isinstance(own, list) and own and isinstance(own[0], dict):
+        for one, other in zip(own, saved, strict=True):
+            _require_alike(one, other, what)
 
 
 def state_digest(*states: dict[str, Any]) -> str:
@@ -98,22 +144,13 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     }
     whole = io.BytesIO()  # because torch hides the reason why a file cannot be written
     torch.save(body, whole)
-    partial = path.with_suffix(".partial")
-    try:
-        with partial.open("wb") as file:
-            file.write(whole.getbuffer())
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(partial, path)
-    except OSError:
-        partial.unlink(missing_ok=True)
-        raise
+    disk.write_bytes(path, whole.getbuffer())
 
 
 def load(
     path: Path,
     run: str,
-    advice: str = "Delete the run's folder, or add force=true, to start it anew.",
+    advice: str = ADVICE,
 ) -> Checkpoint | None:
     """Return the checkpoint at `path`, or None if there is none.
 
@@ -126,23 +163,17 @@ def load(
     try:
         # Warnings are of odd pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
+            _require_stored(file)
             body = torch.load(file, weights_only=True, map_location="cpu")
-        entries, digest = body.pop("ledger")
-        if body.pop("format") != _FORMAT:
+        _require_plain(body)
+        if body.pop("format") != _FORMAT or [*misfits(body, _SHAPE)]:
             raise ValueError("another format")
-        checkpoint = Checkpoint(ledger=Position(entries, digest), **body)
+        checkpoint = Checkpoint(**body | {"ledger": Position(*body["ledger"])})
     except FileNotFoundError:
         return None
-    except (  # OSError too: torch seeks past the end of a file that was cut short
-        RuntimeError,
-        pickle.UnpicklingError,
-        EOFError,
-        OSError,
-        KeyError,
-        TypeError,
-        ValueError,
-        AttributeError,
-    ):
+    except UserError:  # it is not a file
+        raise
+    except Exception:  # a file that somebody changed may make torch raise anything
         raise UserError(
             f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}"
         ) from None
@@ -151,3 +182,23 @@ def load(
             f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
         )
     return checkpoint
+
+
+def _require_stored(file: BinaryIO) -> None:
+    """Refuse an archive that unpacks to more bytes than it has."""
+    size = file.seek(0, os.SEEK_END)
+    with zipfile.ZipFile(file) as archive:
+        if sum(entry.file_size for entry in archive.infolist()) > size:
+            raise ValueError("unpacks to more than it is")
+    file.seek(0)
+
+
+def _require_plain(node: Any) -> None:
+    """Refuse tensors of other than dense numbers that are all in the file."""
+    if isinstance(node, Tensor):
+        dense = node.layout == torch.strided and node.device.type == "cpu" and not node.is_nested
+        if not dense or node.nbytes > node.untyped_storage().nbytes():
+            raise ValueError("a tensor without numbers of its own")
+    elif isinstance(node, dict | list | tuple):
+        for one in [*node, *node.values()] if isinstance(node, dict) else node:
+            _require_plain(one)

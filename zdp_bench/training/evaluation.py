@@ -16,6 +16,8 @@ from zdp_bench.nn.memory_format import arrange
 from zdp_bench.tasks import Condensing, Scoring, Task
 
 DIVERGED = "diverged at"  # how the sentence of such a run begins
+GROWTH = 1000  # times its start, and the loss has diverged
+STARTING = 16  # examples of that loss
 WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
 EVALUATION_BATCH = 1000
 EVALUATION_NUMBERS = 2**21  # in the inputs of a batch: a U-Net's maps take 64 times as much
@@ -77,6 +79,16 @@ def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> 
 
 
 @torch.no_grad()
+def starting_loss(model: nn.Module, task: Task, test: Source, device: torch.device) -> float:
+    """Return the mean loss over the first examples of a public set, for `doubt`."""
+    model.eval()
+    inputs, targets = test.batch(torch.arange(min(STARTING, len(test))))
+    found = task.loss(model(inputs.to(device)), targets.to(device)).mean()
+    model.train()
+    return float(found)
+
+
+@torch.no_grad()
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs [n, ...] for inputs [n, ...] on the model's device, a batch at a time."""
     return torch.cat([model(arrange(model, part)) for part in inputs.split(_at_once(inputs[:1]))])
@@ -131,16 +143,27 @@ def evaluate_trained(
     return task.metrics(outputs, targets, test.groups), chance
 
 
-def doubt(headline: str, value: float, chance: float | None, count: int, rate: object) -> str:
+def doubt(
+    headline: str,
+    metrics: dict[str, float],
+    chance: float | None,
+    count: int,
+    rate: object,
+    start: float,
+) -> str:
     """Return in a sentence why a run seems to have learnt nothing; empty if nothing says so.
 
     Args:
+        metrics: of the trained model on the test set.
         chance: the headline with shuffled targets, from `evaluate_trained`.
         count: of test examples: by chance the two differ by about 1/√count.
+        start: the loss before the first step, from `starting_loss`.
     """
-    found = ""
+    found, value, loss = "", metrics[headline], metrics.get("loss", 0.0)
     if chance is not None and abs(value - chance) <= count**-0.5:
         found = f"test {headline} is {value:.4f}, and {chance:.4f} with shuffled labels"
+    if loss > GROWTH * start > 0:
+        found = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
     if rate == 0:
         found = "optimizer.lr is 0"
     more = f" Change optimizer.lr (it is {rate}), the noise or the bound." if rate else ""

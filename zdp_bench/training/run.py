@@ -22,6 +22,7 @@ from zdp_bench.algorithms.adaptive_bound import COUNT_SHARE, JOINT_BOUND
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import (
@@ -45,6 +46,7 @@ from zdp_bench.training.evaluation import (
     evaluate_trained,
     outputs_are_finite,
     refuse_divergence,
+    starting_loss,
     step_schedule,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals
@@ -238,8 +240,10 @@ class Loop:
     guard: Guard | None = None
 
     def __post_init__(self) -> None:
-        if (ema := self.setup.config.trainer.ema) is not None:
-            self.average = average_weights(self.setup.model, ema)
+        setup = self.setup
+        self.starting_loss = starting_loss(setup.model, setup.task, setup.data.test, setup.device)
+        if (ema := setup.config.trainer.ema) is not None:
+            self.average = average_weights(setup.model, ema)
 
     @property
     def trained(self) -> nn.Module:
@@ -254,11 +258,18 @@ class Loop:
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
         """Go on from a checkpoint, if there is one."""
         if saved:
-            saved.restore(self.setup.model, self.setup.optimizer, self.scheduler, self.carried)
+            setup = self.setup
+            average = self.average.module if self.average else None
+            try:
+                saved.restore(setup.model, setup.optimizer, self.scheduler, self.carried, average)
+            except checkpoint.Misfit as error:
+                raise UserError(
+                    f"{self.home / 'checkpoint.pt'}: does not fit this run: {error} "
+                    f"{checkpoint.ADVICE}"
+                ) from None
             self.step, self.epochs = saved.step, saved.epochs
             self.resumed_at = self.steps_done
             if self.average:
-                self.average.module.load_state_dict(saved.model)
                 self.average.n_averaged.fill_(self.step)
 
     @property
@@ -429,7 +440,7 @@ def run_record(
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
     rate = config.optimizer.options.get("lr")
-    warning = doubt(headline, metrics[headline], chance, len(data.test), rate)
+    warning = doubt(headline, metrics, chance, len(data.test), rate, loop.starting_loss)
     return {
         "format": 1,
         "recipe": config.recipe,

@@ -17,6 +17,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
+from zdp_bench.disk import make_folder
 from zdp_bench.errors import UserError, suggestion
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
@@ -112,7 +113,7 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
     Raises:
         Busy: another process holds it, and `wait` is false.
     """
-    home.mkdir(parents=True, exist_ok=True)
+    make_folder(home)
     with hold_lock(home.with_suffix(".lock"), f"{home}: another process is at this run.", wait):
         yield
 

@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import open_regular
+from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.ledger import has_steps
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 
@@ -26,6 +27,12 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE = "spending.json"
+_PLAN: Shape = {
+    "recipe": str,
+    "data": dict.fromkeys(("name", "provenance", "digest"), str),
+    "privacy": {"sampling": dict, "steps": int, **dict.fromkeys(("z", "delta"), int | float)},
+    "sources": str | None,
+}
 
 log = logging.getLogger(__name__)
 
@@ -119,7 +126,7 @@ def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
     }
     found = [read_spending(home) for home in sorted(homes)]
     for path in sorted((results / "runs").rglob("*.jsonl")):
-        if not any(parent in homes for parent in path.parents) and _has_steps(path):
+        if not any(parent in homes for parent in path.parents) and has_steps(path):
             unknown.append(path)
     return found, unknown
 
@@ -150,21 +157,14 @@ def _parse_sources(text: str) -> frozenset[str] | None:
     return frozenset(text.split()) or None
 
 
-def _has_steps(ledger: Path) -> bool:
-    """True if a ledger holds a release; its other lines are its head and the states of starts."""
-    with open_regular(ledger) as file:
-        return any(b'"ledger"' not in line and b'"state"' not in line for line in file)
-
-
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
-        with open_regular(path) as file:
-            plan = json.loads(file.read())
-        plan["privacy"]["sampling"], plan["data"]["digest"], plan.get("sources", "").split()
-    except (ValueError, KeyError, TypeError, AttributeError):
+        plan: dict[str, Any] = read_json(path)
+        if wrong := [*misfits(plan, _PLAN)]:
+            raise UserError(f"{path}: is damaged (see {wrong[0]}).")
+    except UserError as error:
         raise UserError(
-            f"{path}: is damaged, so what its run has spent is not known. The same run writes it "
-            "again."
+            f"{error} So what its run has spent is not known; the same run writes it again."
         ) from None
     return plan
 

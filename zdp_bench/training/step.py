@@ -101,8 +101,10 @@ def private_step(
         own = _sum_by_program(training, mechanism, micro_batches, device)
         if own is None:
             own = sum_contributions(algorithm, mechanism, micro_batches, device)
-    finally:
+    except Exception:  # not ctrl-C, which may come while torch holds other weights in their place
         require_unwritten(training.parameters, marks)
+        raise
+    require_unwritten(training.parameters, marks)
     total = widen(own, training.noise)  # this rank's share of S
     if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
         ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces

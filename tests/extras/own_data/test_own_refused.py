@@ -232,7 +232,8 @@ DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
     (TABLE, {"columns": {**MAPPED, "labels": "x"}}, "dataset.columns 'labels' is not known"),
     (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns says"),
     (TABLE, {"values": {"target": {"a": "0"}}}, "dataset.values 'target' is not known"),
-    (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: does not fit the CSV"),
+    (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: '\(' is not a regular"),
+    (TABLE, {"values": {"label": {"a": r"((\w+)+)+!"}}}, r"dataset.values.label: .* not a simple"),
     (TABLE, {"values": {"label": {"a": "7"}}}, "holds no file"),
 ]
 

@@ -140,7 +140,7 @@ def test_what_cannot_be_exported_is_refused(
 def test_an_export_that_was_killed_anywhere_can_be_repeated(
     finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
 ) -> None:
-    private, whole = make(), records.write_bytes
+    private, whole, model = make(), records.write_bytes, tmp_path / "model"
     train(private, most=2)
     left = 0
 
@@ -168,11 +168,12 @@ def test_an_export_that_was_killed_anywhere_can_be_repeated(
     assert [check for check in verify(tmp_path / "model") if check.state == "wrong"] == []
     assert not [path for path in (tmp_path / "model").iterdir() if "partial" in path.name]
     assert not (tmp_path / "model/ledger.jsonl.7").exists()
-    if own:
-        write()  # the same export changes nothing
-    else:
-        with pytest.raises(UserError, match="is there and not empty"):
-            write()
+    before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
+    write()  # the same export changes nothing
+    assert {path: path.stat().st_mtime_ns for path in model.iterdir()} == before
+    (model / "README.md").write_text("another card")
+    with pytest.raises(UserError, match="is there and not empty"):
+        write()
 
 
 def test_other_weights_than_the_record_s_are_refused(finished: Outcome, tmp_path: Path) -> None:

@@ -111,13 +111,13 @@ def test_an_output_replaces_nothing_but_files(
         lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.pt")),
     ]
     for write in writes:
-        with pytest.raises(UserError, match=r"is there and no regular file; name another"):
+        with pytest.raises(UserError, match=r"exists but is not a regular file; name another"):
             write()
     plt.close(figure)
     page = there(tmp_path / "page.html")
     words = ["report", "--results", str(tmp_path / "results"), "--output", str(page)]
     code, _, err = command(capsys, *words)
     assert code == 2
-    assert "page.html: is there and no regular file" in err
+    assert "page.html: exists but is not a regular file" in err
     assert {path: path.read_bytes() for path in before} == before
     assert page.is_symlink() or page.is_fifo() or page.is_dir()

@@ -16,6 +16,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
@@ -28,7 +29,7 @@ from zdp_bench.data.files import require_inside, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Kind
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import Unfit, compile_pattern, expect, reading
 
 PARTS = ("train", "test", "validation")
 TARGETS = ("label", "mask", "reference")
@@ -42,6 +43,7 @@ log = logging.getLogger(__name__)
 Columns = Mapping[str, str]  # of COLUMNS -> the CSV's name of it, or a template of several
 # of COLUMNS -> {what a cell becomes: a regular expression that the whole cell matches}
 Values = Mapping[str, Mapping[str, str]]
+Rules = dict[str, dict[str, re.Pattern[str]]]
 
 
 @dataclass(frozen=True)
@@ -106,7 +108,9 @@ def find_items(
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
     require(bool(found), "dataset.path", path, "holds no file in a class folder")
     if patient is not None:
-        found = [_with_patient(item, patient) for item in found]
+        with _naming("dataset.patient"):
+            rule = compile_pattern(patient)
+        found = [_with_patient(item, rule) for item in found]
     if bad_links is not None:
         paths = [file for item in found for file in (item.path, item.partner) if file]
         tried = try_each(paths, lambda file: _real(file, home.resolve()))
@@ -195,14 +199,18 @@ def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
         table.fieldnames = names
         cells = _find_cells(names, columns)
         lines = list(table)
-    for key in values:
+    rules: Rules = {}
+    for key, patterns in values.items():
         if key not in COLUMNS:
             raise unknown("dataset.values", key, COLUMNS)
+        require(key in cells, f"dataset.values.{key}", patterns, "the CSV has no such column")
+        with _naming(f"dataset.values.{key}"):
+            rules[key] = {name: compile_pattern(rule) for name, rule in patterns.items()}
     found: dict[Item, None] = {}
     left_out = 0
     for number, line in enumerate(lines, start=2):
         of = {key: _fill(template, line) for key, template in cells.items()}
-        if translated := _translate(of, values):
+        if translated := _translate(of, rules):
             found[_item_of(path, f"{path}, line {number}", translated)] = None
         else:
             left_out += 1
@@ -249,14 +257,10 @@ def _fill(template: str, line: Mapping[str, str | None]) -> str:
     return FIELD.sub(lambda match: (line[match[1]] or "").strip(), template)
 
 
-def _translate(of: dict[str, str], values: Values) -> dict[str, str] | None:
-    """Return a line's cells as `values` call them; None if one matches nothing there."""
-    for key, names in values.items():
-        try:
-            matches = (n for n, rule in names.items() if re.fullmatch(rule, of[key], re.DOTALL))
-            found = next(matches, None)
-        except (KeyError, re.error) as error:
-            raise UserError(f"dataset.values.{key}: does not fit the CSV ({error}).") from None
+def _translate(of: dict[str, str], rules: Rules) -> dict[str, str] | None:
+    """Return a line's cells as `rules` call them; None if one matches nothing there."""
+    for key, names in rules.items():
+        found = next((name for name, rule in names.items() if rule.fullmatch(of[key])), None)
         if found is None:
             return None
         of = {**of, key: found}
@@ -287,15 +291,21 @@ def _named(path: Path, where: str, name: str) -> Path:
     return file
 
 
-def _with_patient(item: Item, pattern: str) -> Item:
+@contextmanager
+def _naming(key: str) -> Iterator[None]:
+    """Name the option that holds an unfit regular expression."""
     try:
-        match = re.search(pattern, item.path.name) or re.search(pattern, item.name)
-    except re.error as error:
-        raise UserError(f"dataset.patient={pattern}: is no regular expression: {error}.") from None
+        yield
+    except Unfit as error:
+        raise UserError(f"{key}: {error}.") from None
+
+
+def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
+    match = rule.search(item.path.name) or rule.search(item.name)
     if not match or not match.groups() or not match[1]:
         raise UserError(
-            f"{item.path}: its name does not tell the patient by dataset.patient={pattern}, whose "
-            "first group is the patient."
+            f"{item.path}: its name does not tell the patient by "
+            f"dataset.patient={rule.pattern}, whose first group is the patient."
         )
     return replace(item, patient=match[1])
 

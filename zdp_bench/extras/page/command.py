@@ -22,9 +22,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.disk import require_regular
     from zdp_bench.experiments.claims import fillings
     from zdp_bench.extras.page import page
-    from zdp_bench.records import read_all, require_regular
+    from zdp_bench.records import read_all
     from zdp_bench.registry import find
     from zdp_bench.report import papers, tables
     from zdp_bench.training.interrupts import require_writable

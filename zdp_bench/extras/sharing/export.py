@@ -13,10 +13,12 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.config.schema import GROUPS
+from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card, own_card
 from zdp_bench.extras.sharing.folder import Report
+from zdp_bench.foreign_files import read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import spread
 from zdp_bench.records import Record
@@ -30,6 +32,8 @@ from zdp_bench.training.run_folder import command_of, find_weights
 def export(results: Path, asked: str, to: Path) -> Record:
     """Write the model of a finished run into an empty or new folder; return the run's record.
 
+    A folder that holds this very export is left as it is.
+
     Args:
         asked: the run, see `find_weights`.
 
@@ -40,6 +44,8 @@ def export(results: Path, asked: str, to: Path) -> Record:
     home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read(home / "record.json")
     assert record is not None
+    if _holds(to, files.RECORD, record):
+        return record
     files.require_empty(to, "--to ")
     if lacking := files.missing_keys(record):
         raise UserError(
@@ -100,7 +106,7 @@ def write_own(
         "environment": environment(next(model.parameters()).device),
         "measured": {"weights": {"digest": checkpoint.state_digest(weights)}},
     }
-    if _holds(to, report):
+    if _holds(to, files.REPORT, report):
         return
     files.require_empty(to)
     _write(to, files.REPORT, report, weights, ledger)
@@ -133,12 +139,15 @@ def texts_of(name: str, source: Record | Report) -> dict[str, str]:
     return {files.RECIPE: recipe_of(source), files.CARD: card(source)}
 
 
-def _holds(folder: Path, report: dict[str, Any]) -> bool:
-    """True if the folder is the whole export of the same weights, ledger and metrics."""
-    whole = all((folder / name).is_file() for name in (files.SUMS, files.REPORT))
-    if not whole or files.is_unfinished(folder):
+def _holds(folder: Path, name: str, source: Record | Report) -> bool:
+    """True if the folder is the whole export of this record, or report, with no file changed."""
+    sums = files.read_sums(folder)
+    for file, digest in sums.items():
+        if not (folder / file).is_file() or sha256(folder / file) != digest:
+            return False
+    if name not in sums:
         return False
-    there, ours = (records.to_json(one) for one in (files.read_report(folder), report))
+    there, ours = read_json(folder / name), records.to_json(source)
     return all(there.get(key) == ours[key] for key in ours if key != "environment")
 
 

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from zdp_bench import records
 from zdp_bench.data.files import sha256
+from zdp_bench.disk import make_folder
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
 from zdp_bench.privacy.ledger import those_aside
@@ -174,7 +175,7 @@ def require_empty(folder: Path, key: str = "") -> None:
 
 def begin(folder: Path) -> None:
     """Make a folder for an export, and mark it as unfinished until `write_sums`."""
-    folder.mkdir(parents=True, exist_ok=True)
+    make_folder(folder)
     for path in folder.iterdir():  # empty, or of an export that was killed
         ours = (WEIGHTS, CARD, RECORD, REPORT, RECIPE, LEDGER, SUMS)
         if path.name.lstrip(".").startswith(ours) and path.name != SUMS:

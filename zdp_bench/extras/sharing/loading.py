@@ -24,9 +24,10 @@ from zdp_bench.config.digests import drop_retired
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.records import Record, is_of_unit, require_regular, write_bytes
+from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
 from zdp_bench.representations import Representation, Represented
 from zdp_bench.representations.network import NO_FILE

@@ -142,7 +142,8 @@ class _Spectra:
     def at_once(self) -> int:
         x, g, sizes = self.of.x, self.of.g, self.of.sizes
         numbers = (x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2
-        return max(1, SPECTRA_BYTES // (numbers * x.element_size()))
+        most = SPECTRA_BYTES * (8 if x.is_cuda else 1)
+        return max(1, most // (numbers * x.element_size()))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
         pieces = self.of.x.split(self.at_once), self.of.g.split(self.at_once)
@@ -197,8 +198,12 @@ def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
     return (*sizes[:-1], sizes[-1] // 2 + 1)
 
 
+@cache
 def multiplicity(size: int, device: torch.device) -> Tensor:
-    """Return how often each frequency of the half spectrum is in the whole one: once or twice."""
+    """Return how often each frequency of the half spectrum is in the whole one: once or twice.
+
+    Made once: writing a number into a tensor on a GPU waits for it.
+    """
     twice = torch.full((size // 2 + 1,), 2.0, device=device)
     twice[0] = 1.0
     if size % 2 == 0:

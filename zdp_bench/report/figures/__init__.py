@@ -29,8 +29,8 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.ticker import FixedFormatter, FixedLocator, NullLocator
 
+from zdp_bench.disk import write_changed
 from zdp_bench.errors import UserError
-from zdp_bench.records import write_changed
 from zdp_bench.registry import lookup, names
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")

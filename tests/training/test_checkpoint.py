@@ -1,0 +1,123 @@
+"""A checkpoint is written whole, and a changed one is refused before it costs anything."""
+
+from __future__ import annotations
+
+import io
+import zipfile
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+from torch.optim.lr_scheduler import CosineAnnealingLR
+
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger import Position
+from zdp_bench.training import checkpoint
+from zdp_bench.training.checkpoint import Checkpoint
+
+STATE = Checkpoint("run", 1, {"w": torch.ones(2)}, {}, Position(1, "d"), [])
+Body = dict[str, Any]
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    checkpoint.save(tmp_path / "checkpoint.pt", STATE)
+    return tmp_path / "checkpoint.pt"
+
+
+def test_a_checkpoint_is_whole_or_not_at_all(path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full_disk(body: Any, file: Any) -> None:
+        file.write(b"half")
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(torch, "save", full_disk)
+    with pytest.raises(OSError, match="No space left"):
+        checkpoint.save(path, replace(STATE, step=2))
+    loaded = checkpoint.load(path, "run")
+    assert loaded is not None
+    assert loaded.step == 1
+
+
+def deflate(path: Path) -> None:
+    """A tensor of 64 MB in an archive of 64 kB."""
+    body = torch.load(path, weights_only=True) | {"model": {"w": torch.zeros(1 << 24)}}
+    torch.save(body, whole := io.BytesIO())
+    with (
+        zipfile.ZipFile(whole) as plain,
+        zipfile.ZipFile(path, "w", zipfile.ZIP_DEFLATED) as archive,
+    ):
+        for name in plain.namelist():
+            archive.writestr(name, plain.read(name))
+
+
+def save_as_long_ago(path: Path) -> None:
+    body = torch.load(path, weights_only=True)
+    torch.save(body, path, _use_new_zipfile_serialization=False)
+
+
+def change(**values: Any) -> Callable[[Path], None]:
+    def act(path: Path) -> None:
+        torch.save(torch.load(path, weights_only=True) | values, path)
+
+    return act
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        deflate,
+        save_as_long_ago,
+        lambda path: path.write_text("a checkpoint"),
+        lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        change(model={"w": torch.ones(2).to_sparse()}),
+        change(model={"w": torch.ones(2, device="meta")}),
+        change(model={"w": torch.ones(1).expand(1 << 50)}),
+        change(model=[torch.ones(2)]),
+        change(optimizer=3),
+        change(epochs=[1]),
+        change(step="1"),
+        change(ledger=["a", None]),
+        change(ledger=[]),
+        change(carried={"bound": "1"}),
+        change(format=0),
+        change(more=1),
+    ],
+)
+def test_a_changed_file_is_refused(path: Path, damage: Callable[[Path], None]) -> None:
+    damage(path)
+    with pytest.raises(UserError, match="is damaged, or no checkpoint of this version"):
+        checkpoint.load(path, "run")
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        lambda state: state.model.pop("weight"),
+        lambda state: state.model.update(bias=torch.ones(7)),
+        lambda state: state.optimizer.pop("param_groups"),
+        lambda state: state.optimizer["param_groups"].clear(),
+        lambda state: state.optimizer["param_groups"][0].pop("lr"),
+        lambda state: state.optimizer["param_groups"][0].update(momentum="0"),
+        lambda state: state.optimizer.update(state=[]),
+        lambda state: state.scheduler.pop("last_epoch"),
+        lambda state: state.scheduler.update(_step_count=[1]),
+        lambda state: state.carried.clear(),
+    ],
+)
+def test_a_state_of_other_parts_is_refused(spoil: Callable[[Checkpoint], Any]) -> None:
+    model = nn.Linear(2, 1)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+    schedule = CosineAnnealingLR(optimizer, 9)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    states = model.state_dict(), optimizer.state_dict()
+    state = Checkpoint("run", 1, *states, Position(1, "d"), [], schedule.state_dict())
+    state.carried["bound"] = 1.0
+    state.restore(model, optimizer, schedule, {"bound": 2.0})
+    spoil(state)
+    with pytest.raises(checkpoint.Misfit):
+        state.restore(model, optimizer, schedule, {"bound": 2.0})

@@ -1,0 +1,77 @@
+"""Write files and folders that are there, whole, after a kill or a power cut."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from contextlib import suppress
+from pathlib import Path
+
+from zdp_bench.errors import UserError
+
+
+def write_bytes(path: Path, content: bytes | memoryview) -> None:
+    """Write `content` to `path` atomically and durably; of two writers, one wins.
+
+    Raises:
+        UserError: `path` is a device, a pipe, a folder or a link.
+    """
+    require_regular(path)
+    make_folder(path.parent)
+    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    try:
+        with partial.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        rename(partial, path)
+    except OSError as error:
+        with suppress(OSError):
+            partial.unlink()
+        if error.errno and not error.filename:  # a full disk's error names none
+            error.filename = str(path)
+        raise
+
+
+def write_changed(path: Path, content: bytes) -> None:
+    """Write `content` to `path` as `write_bytes` does, unless that is what the file holds."""
+    if not path.is_file() or path.read_bytes() != content:
+        write_bytes(path, content)
+
+
+def require_regular(path: Path) -> None:
+    """Refuse an output in whose place something else than a file is: it would be replaced.
+
+    Raises:
+        UserError: `path` is a device, a pipe, a folder or a link.
+    """
+    with suppress(FileNotFoundError, NotADirectoryError):
+        if not stat.S_ISREG(path.lstat().st_mode):
+            raise UserError(f"{path}: exists but is not a regular file; name another one to write.")
+
+
+def make_folder(folder: Path) -> None:
+    """Make a folder and those above it, each durable in the one that holds it."""
+    if not folder.is_dir():
+        if not folder.parent.exists():
+            make_folder(folder.parent)
+        folder.mkdir(exist_ok=True)
+        fsync_folder(folder.parent)
+
+
+def rename(path: Path, to: Path) -> None:
+    """Rename a file, or replace another by it, durably."""
+    os.replace(path, to)
+    fsync_folder(to.parent)
+
+
+def fsync_folder(folder: Path) -> None:
+    """Make durable which files and folders are in `folder`."""
+    if os.name == "nt":  # which opens no folder, and keeps names safe by itself
+        return
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
