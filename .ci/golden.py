@@ -19,8 +19,8 @@ from hydra.errors import HydraException
 from zdp_bench import assets
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import build_parser
-from zdp_bench.config import configured, resolve
-from zdp_bench.config.digests import digest_of
+from zdp_bench.config import configured, parse
+from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims
 from zdp_bench.report import curves, papers, tables
@@ -46,7 +46,7 @@ def main() -> None:
         except HydraException:  # it sweeps over whatever is registered
             words = [()]
         jobs = list(claims._compose(recipe, words))
-        digests = [digest_of(resolve(config)) for _, config in jobs]
+        digests = [experiment_digest(parse(config)) for _, config in jobs]
         print("recipe", recipe, len(jobs), _checksum("\n".join(digests)))
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"

@@ -25,7 +25,6 @@ from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
 from zdp_bench.cli.parser import SCRIPTS, build_parser, complete
-from zdp_bench.config import configured
 from zdp_bench.config.plugins import every_key
 
 TINY = ["trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]", "threads=1"]
@@ -76,7 +75,6 @@ def command(*words, code=(None, 0)):
 command("--help")
 assert not {"torch", "hydra", "pandas", "rich", "numpy", "yaml"} & set(sys.modules)
 command("epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3")
-command("table", "zeta_dp_2021/1", "--format", "csv")
 command("run", "recipe=quickstart", "optimzer.lr=1", code=(2,))
 import zdp_bench.report.results, zdp_bench.training.spending  # of `results` and `budget`
 command("list")
@@ -86,8 +84,6 @@ assert not {"torch", "sklearn", "skimage"} & set(sys.modules)
 
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all else of a command."""
-    moved = configured(["recipe=mnist", "dataset=fashion_mnist"]).resolved["dataset"]
-    save(tmp_path / "results", record("mnist", 1, config={"dataset": moved}))
     done = subprocess.run(
         [sys.executable, "-c", LIGHT],
         cwd=tmp_path,

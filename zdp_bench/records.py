@@ -46,7 +46,7 @@ COLUMNS: dict[str, str] = {
     "epsilon_tight_at_least": "privacy.epsilon_tight_at_least",
     "epsilon_rdp": "privacy.epsilon_rdp",
     "epsilon_patient": "privacy.epsilon_patient",
-    "records_per_patient": "privacy.records_per_patient",
+    "examples_per_patient": "privacy.examples_per_patient",
     "privacy_unit": "privacy.unit",
     "epsilon_of": "privacy.epsilon_of",
     "delta": "privacy.delta",
@@ -83,8 +83,8 @@ SHAPE: Shape = {
     "headline": {"name": str, "value": NUMBER},
     "privacy": {
         **dict.fromkeys(("epsilon_claimed", "epsilon_tight", "delta", "z"), NUMBER),
-        "claimed_by": str,
-        "steps": int,
+        **dict.fromkeys(("claimed_by", "unit", "epsilon_of"), str),
+        **dict.fromkeys(("steps", "examples_per_patient"), int),
         **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER | None),
         **dict.fromkeys(("epsilon_rdp", "epsilon_tight_at_least"), NUMBER | None),
     },
@@ -211,22 +211,20 @@ def frame(records: list[Record]) -> pd.DataFrame:
     """Return a table of one row a record, with `COLUMNS`."""
     import pandas as pd  # here, for it takes a quarter of a second
 
-    made = pd.DataFrame(
+    return pd.DataFrame(
         [{column: get(record, path) for column, path in COLUMNS.items()} for record in records],
         columns=list(COLUMNS),
     )
-    # records of older versions do not name them
-    return made.fillna({"privacy_unit": "patient", "epsilon_of": "record"})
 
 
 def is_of_unit(privacy: Mapping[str, Any]) -> bool:
     """True if a patient, or who else owns examples, was the unit of a record's steps."""
-    return bool(privacy.get("epsilon_of", "record") != "record")
+    return bool(privacy["epsilon_of"] != "example")
 
 
 def shares_of_one(privacy: Mapping[str, Any]) -> int:
     """Return how many shares of one patient a step may hold, by a record's section on privacy."""
-    return 1 if is_of_unit(privacy) else int(privacy.get("records_per_patient") or 1)
+    return 1 if is_of_unit(privacy) else int(privacy["examples_per_patient"])
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

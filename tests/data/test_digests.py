@@ -71,7 +71,7 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "cifar10": (pictures, {"check": False}),
     "cifar10 python": (write_python, {"check": False, "layout": "python"}),
     "cpsc2018": (["CPSC2018"], {"test_share": 0.4}),
-    "cpsc2018 skip": (["CPSC2018"], {"test_share": 0.4, "bad_records": "skip"}),
+    "cpsc2018 skip": (["CPSC2018"], {"test_share": 0.4, "bad_examples": "skip"}),
     "cpsc2018 matlab": (lambda root: matlab(root, LABELS), {"test_share": 0.5}),
     "fashion_mnist": (lambda root: mnist(root, "FashionMNIST"), {"check": False}),
     "fastmri": (["fastMRI"], {"height": 8, "width": 8}),

@@ -125,7 +125,7 @@ def test_the_info_is_what_is_loaded(
 
 def test_an_excerpt_is_counted_and_not_the_release(root: Path) -> None:
     """Eight recordings are eight examples: the release's 1,125 would understate ε thirty-fold."""
-    few = dataset("cpsc2018", test_share=0.3, bad_records="skip")
+    few = dataset("cpsc2018", test_share=0.3, bad_examples="skip")
     info, _ = assert_described(few, root)
     assert (info.train, info.test) == (5, 3)
     with pytest.raises(UserError, match="0 recordings of RBBB and 0 of AF"):

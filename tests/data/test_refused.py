@@ -578,4 +578,4 @@ def test_what_is_broken_is_refused_by_name(
         and path.suffix != ".csv"
         and not re.search("leads out|twice", says)
     ):
-        assert load(bad_records="skip").endswith("1 unusable skipped")
+        assert load(bad_examples="skip").endswith("1 unusable skipped")

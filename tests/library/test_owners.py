@@ -82,14 +82,14 @@ def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:
     assert private.steps == round(3 / rate)
     assert private.epsilon == pld(1.2, rate, private.steps, 1e-3)
     report = private.report()
-    assert (report["epsilon_of"], report["records_per_owner"]) == ("owner", 2)
+    assert (report["epsilon_of"], report["examples_per_owner"]) == ("owner", 2)
     assert report["sampling"]["records"] == 120
 
 
 def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
     report = make().report()
-    assert report["epsilon_of"] == "record"
-    assert "records_per_owner" not in report
+    assert report["epsilon_of"] == "example"
+    assert "examples_per_owner" not in report
 
 
 def test_a_drawn_owner_brings_all_examples_or_so_many(

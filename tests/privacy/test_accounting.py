@@ -295,7 +295,7 @@ def test_patients_of_many_examples() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
 def test_a_patient_owns_some_of_the_examples(count: int) -> None:
-    with pytest.raises(ValueError, match="records_per_patient"):
+    with pytest.raises(ValueError, match="examples_per_patient"):
         patient_epsilon(mechanism(1.0, 0.1), count, 1, DELTA)
 
 

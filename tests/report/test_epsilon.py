@@ -225,7 +225,7 @@ def test_epochs_of_fixed_size_batches_have_whole_batches(capsys: Capture) -> Non
 
 
 def test_fixed_size_batches_are_answered_with_an_interval(capsys: Capture) -> None:
-    training = f"{SETTING} --records 60000 --records-per-patient 8 --sampling uniform"
+    training = f"{SETTING} --records 60000 --examples-per-patient 8 --sampling uniform"
     _, _, _, _, record, patient, *others = answers(capsys, f"--sigma 1.1 {training}")
     assert record["at_least"] == pytest.approx(30.4, abs=0.05)
     assert record["epsilon"] == pytest.approx(33.2, abs=0.05)
@@ -235,7 +235,7 @@ def test_fixed_size_batches_are_answered_with_an_interval(capsys: Capture) -> No
 
 
 def test_a_patients_epsilon_follows_the_records(capsys: Capture) -> None:
-    training = f"{SETTING} --records 5000 --records-per-patient 3"
+    training = f"{SETTING} --records 5000 --examples-per-patient 3"
     record, patient, *_ = answers(capsys, f"--sigma 2 {training} --accountant pld")
     assert patient["epsilon"] > record["epsilon"]
     assert "3 records" in patient["remark"]
@@ -267,8 +267,11 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         (DRAWN + "--sigma 1 --accountant pdl", "Did you mean 'pld'?"),
         (DRAWN + "--sigma 1 --accountant deepee_2021", "needs --records"),
         (DRAWN + "--sigma 1 --sampling posson", "Did you mean 'poisson'?"),
-        (DRAWN + "--sigma 1 --records-per-patient 3", "needs --records"),
-        (DRAWN + "--sigma 1 --records 10 --records-per-patient 30", "between 1 and the 10 records"),
+        (DRAWN + "--sigma 1 --examples-per-patient 3", "needs --records"),
+        (
+            DRAWN + "--sigma 1 --records 10 --examples-per-patient 30",
+            "between 1 and the 10 records",
+        ),
         ("--sigma 1 --steps 3", "--sample-rate is missing"),
         ("--sigma 1 --sample-rate 2 --steps 3", "must lie in (0, 1]"),
         ("--sigma 1 --sample-rate 0.1", "one of them is needed"),

@@ -162,7 +162,7 @@ def test_whose_an_epsilon_is_stands_beside_it_where_units_differ(tmp_path: Path)
     save(tmp_path, other)
     shown = sheet(select(tmp_path, [], None, None))
     place = list(shown.columns).index("epsilon_of")
-    assert [row[place] for row in shown.rows] == ["record", "record", "patient"]
+    assert [row[place] for row in shown.rows] == ["example", "example", "patient"]
 
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:

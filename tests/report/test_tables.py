@@ -214,9 +214,9 @@ def test_generated_data_stands_in_no_line(tmp_path: Path) -> None:
 
 def test_a_patients_epsilon_stands_where_patients_own_several_records(tmp_path: Path) -> None:
     patient, image, alone = (own(name) for name in ("mnist", "phasemnist", "phasemnist_tuned"))
-    patient["privacy"] |= {"records_per_patient": 3, "epsilon_patient": 7.5}
-    image["privacy"] |= {"records_per_patient": 2, "epsilon_patient": 8.5, "unit": "image"}
-    alone["privacy"] |= {"records_per_patient": 1, "epsilon_patient": math.inf, "unit": "patient"}
+    patient["privacy"] |= {"examples_per_patient": 3, "epsilon_patient": 7.5}
+    image["privacy"] |= {"examples_per_patient": 2, "epsilon_patient": 8.5, "unit": "image"}
+    alone["privacy"] |= {"examples_per_patient": 1, "epsilon_patient": math.inf, "unit": "patient"}
     save(tmp_path, patient, image, alone)
     shown = [row["ε per unit"] for row in runs(tmp_path)]
     assert shown == ["8.5 (image)", "∞", "7.5 (patient)"]

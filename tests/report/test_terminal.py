@@ -20,10 +20,10 @@ def show(**privacy: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("privacy", "row"),
     [
-        ({"unit": "image", "records_per_patient": 2, "epsilon_patient": 4.4452}, "ε of an image"),
+        ({"unit": "image", "examples_per_patient": 2, "epsilon_patient": 4.4452}, "ε of an image"),
         # A record of before the unit was named
-        ({"records_per_patient": 80, "epsilon_patient": 4.4452}, "ε of a patient"),
-        ({"unit": "patient", "records_per_patient": 1, "epsilon_patient": 1.0}, None),
+        ({"examples_per_patient": 80, "epsilon_patient": 4.4452}, "ε of a patient"),
+        ({"unit": "patient", "examples_per_patient": 1, "epsilon_patient": 1.0}, None),
         ({}, None),
     ],
 )
@@ -34,7 +34,7 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
     assert [name for name in rows if name.startswith("ε of")] == ([row] if row else [])
     if row:
         assert list(rows)[list(rows).index("tight ε") + 1] == row
-        many = privacy["records_per_patient"]
+        many = privacy["examples_per_patient"]
         assert rows[row] == f"4.45  (tight, of its {many} training records together)"
 
 

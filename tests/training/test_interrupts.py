@@ -85,7 +85,7 @@ def stop_and_go_on(
     [
         ["scheduler=cosine_annealing_lr", "optimizer=adam"],
         ["scheduler=warmup_cosine", "trainer.ema=0.95"],
-        ["privacy.unit=patient", "privacy.max_records=1"],
+        ["privacy.unit=patient", "privacy.max_examples=1"],
     ],
     ids=lambda words: words[1],
 )

@@ -146,7 +146,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
 
 
 def test_epsilon_is_the_patients(tmp_path: Path) -> None:
-    outcome = carry_out(tmp_path, "privacy.max_records=4")
+    outcome = carry_out(tmp_path, "privacy.max_examples=4")
     privacy = outcome.record["privacy"]
     people = privacy["sampling"]["records"]
     assert privacy["sampling"] == vars(Sampling("poisson", 0.3, 0.3 * people, people))
@@ -157,18 +157,18 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     assert privacy["epsilon_tight"] == pytest.approx(right)
     assert privacy["epsilon_patient"] == privacy["epsilon_tight"]
     assert privacy["epsilon_patient_at_least"] == privacy["epsilon_tight_at_least"]
-    assert privacy["records_per_patient"] == 4
+    assert privacy["examples_per_patient"] == 4
     assert (privacy["epsilon_of"], privacy["unit"]) == ("patient", "patient")
     assert outcome.record["config"]["privacy"]["unit"] == "patient"
-    by_record = carry_out(tmp_path, "privacy.unit=record").record["privacy"]
-    assert by_record["records_per_patient"] == 12
-    assert by_record["epsilon_claimed"] == pytest.approx(privacy["epsilon_claimed"])
-    assert by_record["epsilon_patient"] > 5 * privacy["epsilon_patient"]
-    assert by_record["epsilon_of"] == "record"
+    by_example = carry_out(tmp_path, "privacy.unit=example").record["privacy"]
+    assert by_example["examples_per_patient"] == 12
+    assert by_example["epsilon_claimed"] == pytest.approx(privacy["epsilon_claimed"])
+    assert by_example["epsilon_patient"] > 5 * privacy["epsilon_patient"]
+    assert by_example["epsilon_of"] == "example"
 
 
 def test_validate_counts_patients(tmp_path: Path) -> None:
-    report = validate(config(tmp_path, "privacy.max_records=4"))
+    report = validate(config(tmp_path, "privacy.max_examples=4"))
     assert report.sampling["records"] == 12
     assert report.privacy["epsilon_patient"] == report.privacy["epsilon_tight"]
     assert (report.privacy["epsilon_of"], report.privacy["unit"]) == ("patient", "patient")
@@ -180,8 +180,8 @@ def test_validate_counts_patients(tmp_path: Path) -> None:
         (["algorithm=sgd"], "clips nobody's share"),
         (["algorithm=gredp"], "clips single records only"),
         (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of a record"),
-        (["privacy.unit=record", "privacy.max_records=3"], "privacy.unit=patient only"),
-        (["privacy.max_records=0"], "at least 1"),
+        (["privacy.unit=example", "privacy.max_examples=3"], "privacy.unit=patient only"),
+        (["privacy.max_examples=0"], "at least 1"),
         (["privacy.unit=person"], "privacy.unit"),
     ],
 )
@@ -212,9 +212,11 @@ def test_the_model_check_tries_shares_also_where_every_patient_has_one_record(
 ) -> None:
     asked: list[Any] = []
     monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given[-1]) or [])
-    for unit in ("patient", "record"):
-        Setup.of(config(tmp_path, "privacy.max_records=null", f"privacy.unit={unit}")).check_model()
-    one = ["privacy.max_records=1"]
+    for unit in ("patient", "example"):
+        Setup.of(
+            config(tmp_path, "privacy.max_examples=null", f"privacy.unit={unit}")
+        ).check_model()
+    one = ["privacy.max_examples=1"]
     Setup.of(config(tmp_path, *one)).check_model()
     assert asked == [True, False, True]
 

@@ -42,7 +42,7 @@ def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
         "expected_batch_size": 1.0,
         "records": 6,
     }
-    assert by_slice["privacy"]["records_per_patient"] == 2
+    assert by_slice["privacy"]["examples_per_patient"] == 2
     assert by_slice["privacy"]["epsilon_patient"] > by_slice["privacy"]["epsilon_tight"]
     assert {image.shape for image in example.values()} == {(32, 40)}
     assert set(example) == {"reference", "zero_filled", "reconstruction"}

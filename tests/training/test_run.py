@@ -83,7 +83,7 @@ def test_a_run_writes_what_it_promises(finished: Outcome, tmp_path: Path) -> Non
         finished.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
     )
     # an image is in two records
-    assert (privacy["records_per_patient"], privacy["unit"]) == (2, "image")
+    assert (privacy["examples_per_patient"], privacy["unit"]) == (2, "image")
     assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
 
 

@@ -9,13 +9,13 @@ refused by name.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import asdict
 from typing import Any, get_type_hints
 
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config.compose import files, hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
-from zdp_bench.config.digests import name_as_now, name_as_recorded
 from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
 from zdp_bench.config.schema import (
     FEDERATED_RESULT,
@@ -23,6 +23,7 @@ from zdp_bench.config.schema import (
     MAY_BE_NONE,
     PLUGINS,
     SECTIONS,
+    Accountant,
     Federated,
     Run,
     Scalars,
@@ -71,9 +72,8 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
     """Check and freeze a configuration as `parse` does, of which nothing is resolved any more."""
-    named = name_as_now(plain)
     checked: dict[str, Any] = {
-        name: check_section(schema, named.get(name) or {}, name)
+        name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()
     }
     rest = {key: value for key, value in plain.items() if key not in (*SECTIONS, *GROUPS)}
@@ -86,47 +86,43 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
             raise UserError(
                 f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
             )
-    accountant = str((plain.get("accountant") or {}).get("name"))
+    accountant = check_section(Accountant, plain.get("accountant") or {}, "accountant").name
     if accountant not in files("accountant"):  # whose code takes half a second to import
         lookup("accountant", accountant)
+    resolved = {
+        **vars(scalars),
+        **{name: asdict(section) for name, section in checked.items()},
+        "accountant": {"name": accountant},
+    }
+    del resolved["federated"]
+    resolved |= _federated_result(checked["federated"])
     for kind in PLUGINS:
-        node = plain[kind] = drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed)
+        node = dict(drop_strangers(scalars.recipe, kind, plain.get(kind) or {}, typed))
         off = kind in MAY_BE_NONE and node.get("name") is None
         if off and (unread := [key for key, value in node.items() if value is not None]):
             raise UserError(
                 f"{kind}.{unread[0]}: {kind}=none reads no key; leave it out, or name a {kind}."
             )
+        of_all = {key: node.pop(key, None) for key in MODEL_KEYS} if kind == "model" else {}
         checked[kind] = None if off else check_plugin(kind, node)
-    of_models = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}
-    given = {key: plain["model"].get(key) for key in MODEL_KEYS}
-    checked |= check_types(of_models, given, "model")
-    del plain["federated"]
-    plain |= _federated_result(checked["federated"])
-    run = Run(**vars(scalars), **checked, accountant=accountant, resolved=plain)
+        options = {} if off else checked[kind].options
+        resolved[kind] = {key: options.get(key, value) for key, value in node.items()}
+        if kind == "model":
+            hints = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}
+            checked |= check_types(hints, of_all, "model")
+            resolved[kind] |= {key: checked[key] for key in MODEL_KEYS}
+    run = Run(**vars(scalars), **checked, accountant=accountant, resolved=resolved)
     check_values(run)
     check_typed(run, typed)
     return run
 
 
-def resolve(config: DictConfig) -> dict[str, Any]:
-    """Return what `parse` makes `Run.resolved`, with nothing checked but the section `federated`.
-
-    Its digest names a run; no plug-in is imported for it, which takes seconds.
-    """
-    plain = to_plain(config)
-    for kind in PLUGINS:
-        plain[kind] = drop_strangers(plain["recipe"], kind, plain.get(kind) or {})
-    federated = check_section(Federated, plain.pop("federated") or {}, "federated")
-    return plain | _federated_result(federated)
-
-
 def to_plain(config: DictConfig) -> dict[str, Any]:
-    """Return a composed configuration as plain Python, as records name it, without Hydra's."""
+    """Return a composed configuration as plain Python, without Hydra's own keys."""
     with readable_errors([]):
         resolved = OmegaConf.to_container(config, resolve=True, throw_on_missing=False)
     assert isinstance(resolved, dict)
-    own = {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
-    return name_as_recorded(own)
+    return {str(key): value for key, value in resolved.items() if key not in ("hydra", "launcher")}
 
 
 def _federated_result(federated: Federated) -> dict[str, Any]:

@@ -9,27 +9,18 @@ from typing import Any
 
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
 
-# What records, and so digests, call keys of `privacy`, and what they are called now.
-RENAMED = {"max_records": "max_examples"}
-RETIRED = ("privacy.range_test_steps", "trainer.lr_batch")  # null in the records that have them
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
 
 def experiment_digest(run: Run) -> str:
     """Return the SHA-256 of what is computed but the seed: equal for repetitions of one another.
 
-    Null and false values, and the record as the unit of privacy, are left out, so that a new option
-    that is off by default keeps old records valid.
+    Null and false values, and the example as the unit of privacy, are left out, so that a new
+    option that is off by default keeps old records valid.
     """
-    return digest_of(run.resolved)
-
-
-def digest_of(resolved: Mapping[str, Any]) -> str:
-    """Return the experiment digest of a configuration's keys (`Run.resolved`)."""
-    content = {
-        key: value for key, value in resolved.items() if key not in (*OPERATIONAL, "seed", "recipe")
-    }
-    privacy = resolved["privacy"]
+    no_part = (*OPERATIONAL, "seed", "recipe")
+    content = {key: value for key, value in run.resolved.items() if key not in no_part}
+    privacy = content["privacy"]
     left_out = {*NOT_COMPUTED, *([] if privacy["unit"] == "patient" else ["privacy.unit"])}
     for section in ("trainer", "privacy"):
         options = content[section].items()
@@ -38,35 +29,6 @@ def digest_of(resolved: Mapping[str, Any]) -> str:
     if privacy["target_epsilon"] or privacy["claimed_epsilon"]:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def name_as_now(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with today's names in the place of those that records have."""
-    return _rename(config, RENAMED, "example")
-
-
-def drop_retired(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record's or a recipe file's keys without those that are null and no longer exist."""
-    kept = dict(config)
-    for section, _, name in (key.partition(".") for key in RETIRED):
-        if isinstance(node := kept.get(section), dict) and node.get(name) is None:
-            kept[section] = {key: value for key, value in node.items() if key != name}
-    return kept
-
-
-def name_as_recorded(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a configuration with the names that records have, so that no digest changes."""
-    return _rename(config, {now: then for then, now in RENAMED.items()}, "record")
-
-
-def _rename(config: Mapping[str, Any], keys: Mapping[str, str], unit: str) -> dict[str, Any]:
-    privacy = config.get("privacy")
-    if not isinstance(privacy, dict):
-        return dict(config)
-    named = {keys.get(key, key): value for key, value in privacy.items()}
-    if named.get("unit") in ("record", "example"):
-        named["unit"] = unit
-    return {**config, "privacy": named}
 
 
 def drop_empty(node: Any) -> Any:

@@ -129,9 +129,9 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     if not isinstance(name, str):
         raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
     builder = find_builder(kind, name)
-    for key in options:
-        if key not in own_keys(kind, name):
-            raise UserError(explain_unknown_key(kind, name, key))
+    keys = own_keys(kind, name)
+    if strange := [key for key in options if key not in keys]:
+        raise UserError(explain_unknown_key(kind, name, strange[0]))
     if kind == "model":
         options = {key: value for key, value in options.items() if key not in MODEL_KEYS}
     return Plugin(name, check_options(kind, builder, options))
@@ -147,7 +147,8 @@ def check_options(
         TypeError: the builder declares a mutable default, a bug.
     """
     if kind in TORCH:
-        return {key: _check_for_torch(f"{kind}.{key}", value) for key, value in options.items()}
+        hints = {key: TORCH_TYPES.get(key, Any) for key in options}
+        return {key: check_value(f"{kind}.{key}", hints[key], options[key]) for key in options}
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
     hints = get_type_hints(builder.__init__ if in_init else builder, include_extras=True)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
@@ -158,15 +159,6 @@ def check_options(
         rule = SEED if key.rpartition("_")[2] == "seed" else rules.get(key)
         types[key] = (Annotated[hints[key], rule] if rule else hints[key], default)
     return check_types(types, options, kind)
-
-
-def _check_for_torch(key: str, value: Any) -> Any:
-    """Return the value of a parameter of torch's, in its range."""
-    hint = TORCH_TYPES.get(key.rpartition(".")[2], Any)
-    checked = check_value(key, hint, value)
-    if isinstance(value, str) and not isinstance(checked, str):  # a record would hold the text
-        raise UserError(f"{key}={value}: is text to YAML; write {checked!r}.")
-    return tuple(value) if isinstance(value, list) else value
 
 
 def drop_strangers(

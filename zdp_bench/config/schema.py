@@ -113,6 +113,13 @@ class Claims:
 
 
 @dataclass(frozen=True)
+class Accountant:
+    """Which accountant gives the claimed ε."""
+
+    name: str
+
+
+@dataclass(frozen=True)
 class Paths:
     """Where data is read and results are written.
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from types import NoneType, UnionType
 from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
@@ -114,7 +115,7 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
         if value not in choices:
             words = ["null" if one is None else str(one) for one in (value, *choices)]
             raise unknown(key, words[0], words[1:])
-        return value
+        return choices[choices.index(value)]
     try:
         converted = _convert(hint, value)
     except OverflowError:
@@ -142,24 +143,32 @@ def _convert(hint: Any, value: Any) -> Any:
         if not isinstance(value, list | tuple):
             raise TypeError
         return [_convert(inner[0], one) for one in value]
+    if origin is dict:
+        items = value.items() if isinstance(value, dict) else _refuse()
+        return {_convert(inner[0], name): _convert(inner[1], one) for name, one in items}
     if hint is bool:
         return TRUTHS[str(value).lower()] if isinstance(value, str | int) else _refuse()
     if hint is int:
-        return int(value) if type(value) in (int, str) else _refuse()
-    if hint is float:
-        return float(value) if type(value) in (int, float, str) else _refuse()
+        whole = type(value) in (int, str) or (type(value) is float and value.is_integer())
+        return int(value) if whole else _refuse()
+    if hint is float:  # 0, not -0
+        return float(value) + 0.0 if type(value) in (int, float, str) else _refuse()
     if hint is str:
-        return str(value) if isinstance(value, str | int | float) else _refuse()
+        text = str(value).lower() if isinstance(value, bool) else str(value)
+        return text if isinstance(value, str | int | float) else _refuse()
     return value if hint is Any or isinstance(value, origin or hint) else _refuse()
 
 
 def _convert_one_of(hints: list[Any], value: Any, whole: Any) -> Any:
-    """Return a value as the one type, or, of several, as it is if it is of one of them."""
+    """Return a value as the first of the types that takes it; text is the last resort of text."""
     if value is None and NoneType in get_args(whole):
         return None
     if len(hints) == 1:
         return _convert(hints[0], value)
-    return value if type(value) in hints else _refuse()
+    for hint in hints if isinstance(value, str) else [one for one in hints if one is not str]:
+        with suppress(KeyError, TypeError, ValueError):
+            return _convert(hint, value)
+    return _refuse()
 
 
 def _refuse() -> Any:

@@ -23,7 +23,6 @@ from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
-from zdp_bench.config.digests import RENAMED, drop_retired, name_as_now
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, SECTIONS, Scalars
 from zdp_bench.errors import UserError, first_line, suggestion, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
@@ -36,8 +35,6 @@ RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
 NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
 CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
-EARLIER = {f"privacy.{then}": f"privacy.{now}" for then, now in RENAMED.items()}
-EARLIER |= {"dataset.bad_examples": "dataset.bad_records"}  # which the plug-ins still have
 LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
 
 
@@ -51,18 +48,10 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
         UserError: a word is no override, runs a program, names a file to Hydra or what a group
             lacks; a recipe's file is none.
     """
-    found = parse_words([_adopt_all(_rename(word)) for word in words])
+    found = parse_words([_adopt_all(word) for word in words])
     for override in found:
         _check_override(override, sweep)
     return found
-
-
-def _rename(word: str) -> str:
-    """Return a word with today's name of a key or value in the place of an earlier one."""
-    mark, key, rest = re.fullmatch(r"([+~]*)([^=]*)(.*)", word, re.DOTALL).groups()  # type: ignore[union-attr]
-    if key == "privacy.unit":
-        rest = re.sub(r"\brecord\b", "example", rest)
-    return f"{mark}{EARLIER.get(key, key)}{rest}"
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:
@@ -243,10 +232,7 @@ def _adopt(value: str) -> str:
         check_recipe(body)
     except UserError as error:
         raise UserError(f"{said}: {error}") from None
-    node = {**name_as_now(drop_retired(body)), "recipe": path.stem}
-    if params := ((body.get("hydra") or {}).get("sweeper") or {}).get("params"):
-        named = {EARLIER.get(key, key): values for key, values in params.items()}
-        node["hydra"] = {"sweeper": {"params": named}}
+    node = {**body, "recipe": path.stem}
     ConfigStore.instance().store(group="recipe", name=path.stem, node=node, package="_global_")
     return path.stem
 

@@ -37,7 +37,7 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.files import (
-    BadRecords,
+    BadExamples,
     earlier_name,
     note_skipped,
     read_each,
@@ -259,14 +259,14 @@ class Recordings:
         return Recording(path.stem, np.empty(0), str(label))
 
     def read_all(
-        self, channel: int, bad_records: BadRecords, signal: bool = True
+        self, channel: int, bad_examples: BadExamples, signal: bool = True
     ) -> Iterator[tuple[Path, Recording]]:
         """Yield every recording that can be read; others are refused or skipped."""
 
         def read(path: Path) -> Recording:
             return self.read(path, channel, signal)
 
-        return read_each(self.paths, read, bad_records)
+        return read_each(self.paths, read, bad_examples)
 
 
 @register("dataset", "cpsc2018")
@@ -285,7 +285,7 @@ class Cpsc2018(Dataset):
     fft_norm: Norm = "backward"
     test_share: float = 0.1
     split_seed: int = 0
-    bad_records: BadRecords = "refuse"
+    bad_examples: BadExamples = "refuse"
 
     def __post_init__(self) -> None:
         for key in ("positive", "negative"):
@@ -309,7 +309,7 @@ class Cpsc2018(Dataset):
         """Read and split the recordings of a folder."""
         found, inputs, targets = Recordings.find(folder), [], []
         digest, names = hashlib.sha256(), set()
-        for path, one in found.read_all(self.channel, self.bad_records):
+        for path, one in found.read_all(self.channel, self.bad_examples):
             names.add(one.name)
             if (target := self.label(one)) is not None:
                 inputs.append(self.transform(one.signal))
@@ -348,8 +348,8 @@ class Cpsc2018(Dataset):
         if not list_recordings(folder):
             targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
             return self.describe(folder, targets, found=False)
-        skips = self.bad_records == "skip"
-        read = Recordings.find(folder).read_all(self.channel, self.bad_records, signal=skips)
+        skips = self.bad_examples == "skip"
+        read = Recordings.find(folder).read_all(self.channel, self.bad_examples, signal=skips)
         labels = [self.label(one) for _, one in read]
         return self.describe(folder, [label for label in labels if label is not None], found=True)
 

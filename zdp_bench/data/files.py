@@ -22,10 +22,10 @@ from zdp_bench.registry import lookup
 
 log = logging.getLogger(__name__)
 
-BadRecords = Literal["refuse", "skip"]
+BadExamples = Literal["refuse", "skip"]
 T = TypeVar("T")
 R = TypeVar("R")
-ADVICE = " dataset.bad_records=skip leaves such files out."
+ADVICE = " dataset.bad_examples=skip leaves such files out."
 
 # How digests of what committed records were made on begin -> their names there, which left out a
 # part of the files: WFDB's headers, the samples of k-space. Any other byte is another digest.
@@ -343,7 +343,7 @@ def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[
 
 
 def read_each(
-    items: Iterable[T], read: Callable[[T], R], bad_records: BadRecords
+    items: Iterable[T], read: Callable[[T], R], bad_examples: BadExamples
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with what `read` makes of it; without those that it refuses, if skipped."""
     for item in items:
@@ -351,7 +351,7 @@ def read_each(
             with advise_skipping():
                 made = read(item)
         except UserError as error:
-            if bad_records == "refuse":
+            if bad_examples == "refuse":
                 raise
             log.warning("%s Skipped.", str(error).removesuffix(ADVICE))
         else:

@@ -9,7 +9,6 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cached_property
 from itertools import product
 from pathlib import Path
 from typing import Any
@@ -17,9 +16,9 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, records
-from zdp_bench.config import compose, parse, resolve
+from zdp_bench.config import compose, parse
 from zdp_bench.config.compose import defaults
-from zdp_bench.config.digests import digest_of, drop_empty, enters_digest
+from zdp_bench.config.digests import drop_empty, enters_digest, experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
@@ -30,20 +29,11 @@ from zdp_bench.report.papers import recipes_of, rows_of
 
 @dataclass(frozen=True)
 class ClaimedJob:
-    """A job of a recipe and what it fills.
-
-    Attributes:
-        resolved: the keys of its configuration, as in `Run.resolved`.
-    """
+    """A job of a recipe and what it fills."""
 
     filling: Filling
     composed: DictConfig
-    resolved: dict[str, Any]
-
-    @cached_property
-    def config(self) -> Run:
-        """The configuration, checked; that imports every plug-in."""
-        return parse(self.composed)
+    config: Run
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
@@ -69,12 +59,12 @@ def claims_of(table: str, most: int | None = None) -> list[ClaimedJob]:
     claims = []
     for recipe in recipes_of(table):
         for overrides, composed in _compose(recipe, jobs_of(recipe)[:most]):
-            resolved = resolve(composed)
-            row, variant = str(resolved["claims"]["row"]), resolved["claims"]["variant"]
+            config = parse(composed)
+            row, variant = str(config.claims.row), config.claims.variant
             if row not in rows:
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
-            filling = Filling(recipe, overrides, row, variant, digest_of(resolved))
-            claims.append(ClaimedJob(filling, composed, resolved))
+            filling = Filling(recipe, overrides, row, variant, experiment_digest(config))
+            claims.append(ClaimedJob(filling, composed, config))
     return claims
 
 
@@ -125,7 +115,7 @@ def on_other_data(claims: list[ClaimedJob], results: Path) -> list[Filling]:
             datasets.append(run["config"]["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
-        mine = drop_empty(claim.resolved["dataset"])
+        mine = drop_empty(claim.config.resolved["dataset"])
         own.setdefault(claim.filling.recipe, []).append(mine)
     for claim in claims:
         recipe = claim.filling.recipe
@@ -148,7 +138,7 @@ def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[st
         moved.dataset = dataset
         changed = {key: value for key, value in dataset.items() if value != standard[key]}
         options = [f"{key}={value}" for key, value in changed.items()]
-        labels[digest_of(resolve(moved))] = ", ".join([dataset["name"], *options])
+        labels[experiment_digest(parse(moved))] = ", ".join([dataset["name"], *options])
     return labels
 
 

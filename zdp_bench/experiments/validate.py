@@ -110,7 +110,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "train": data.train,
             "test": data.test,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
-            "records_per_patient": data.examples_per_patient,
+            "examples_per_patient": data.examples_per_patient,
             "owners": data.owners,
             "classes": data.classes,
         },
@@ -181,7 +181,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(mechanism, together, steps, delta),
         "unit": data.unit,
-        "epsilon_of": data.unit if by_patient else "record",
+        "epsilon_of": data.unit if by_patient else "example",
         "max_epsilon": config.privacy.max_epsilon,
     }
 

@@ -348,17 +348,17 @@ class Private:
     def report(self) -> dict[str, Any]:
         """Return what a record's `privacy` holds, but for a paper's claim.
 
-        `epsilon_of` says whose ε it is: a record's or, with `unit`, an owner's, who brings at most
-        `records_per_owner` examples to a step. Beside it: `randomness_from`, and `fixed_state`, the
-        buffers and frozen parameters that the output depends on and no ε covers. `steps_taken` are
-        those that led to these weights; `steps`, which ε counts, are all of the ledger.
+        `epsilon_of` says whose ε it is: an example's or, with `unit`, an owner's, with at most
+        `examples_per_owner` examples in a step. Beside it: `randomness_from`, and `fixed_state`,
+        the buffers and frozen parameters that the output depends on and no ε covers. `steps_taken`
+        led to these weights; `steps`, which ε counts, are all of the ledger.
         """
         setting, releases = self.setting, self.ledger.releases
         mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
         report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
-        whose: dict[str, Any] = {"epsilon_of": "record"}
+        whose: dict[str, Any] = {"epsilon_of": "example"}
         if setting.owners is not None:
-            whose = {"epsilon_of": "owner", "records_per_owner": setting.most_owned}
+            whose = {"epsilon_of": "owner", "examples_per_owner": setting.most_owned}
         return (
             whose
             | report

@@ -267,7 +267,7 @@ def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
 
 
 def patient_epsilon(
-    mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
+    mechanism: Mechanism, examples_per_patient: int, steps: int, delta: float
 ) -> float:
     """Return the tight ε for a PATIENT with at most so many examples, who move together.
 
@@ -279,11 +279,11 @@ def patient_epsilon(
     Raises:
         ValueError: fewer than 1 example per patient, or more than there are.
     """
-    sampling, z, count = mechanism.sampling, mechanism.z, records_per_patient
+    sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if not 1 <= count <= sampling.records:
         raise ValueError(
-            f"records_per_patient must lie between 1 and the {sampling.records} records there are, "
-            f"not {count}"
+            f"examples_per_patient must lie between 1 and the {sampling.records} records there "
+            f"are, not {count}"
         )
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
@@ -301,14 +301,14 @@ def patient_epsilon(
 
 
 def patient_interval(
-    mechanism: Mechanism, records_per_patient: int, steps: int, delta: float
+    mechanism: Mechanism, examples_per_patient: int, steps: int, delta: float
 ) -> tuple[float, float]:
     """Return a lower and an upper bound on a patient's ε; see `tight_interval`.
 
     Raises:
         ValueError: as `patient_epsilon`.
     """
-    sampling, z, count = mechanism.sampling, mechanism.z, records_per_patient
+    sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if count == 1:
         return tight_interval(mechanism, steps, delta)
     high = patient_epsilon(mechanism, count, steps, delta)

@@ -92,7 +92,7 @@ class Quoted:
     sample_rate: float | None
     epochs: int | None
     records: int | None
-    records_per_patient: int | None
+    examples_per_patient: int | None
     delta: float | None
     printed: str
     convention: str | None
@@ -122,7 +122,7 @@ def quoted() -> list[Quoted]:
     text = (assets.PAPERS / "epsilon.csv").read_text(encoding="utf-8")
     numbers: dict[str, Callable[[str], Any]] = {
         **dict.fromkeys(("sigma", "sensitivity", "sample_rate", "delta"), float),
-        **dict.fromkeys(("batch_size", "epochs", "records", "records_per_patient"), int),
+        **dict.fromkeys(("batch_size", "epochs", "records", "examples_per_patient"), int),
     }
 
     def typed(field: str, value: str) -> Any:
@@ -161,7 +161,7 @@ def reproduce(q: Quoted) -> Reproduction:
     verdict: Agreement = "reproduced" if same_digits(q.printed, reproduced) else "not reproduced"
     mechanism = _mechanism(q, claim.noise_multiplier, q.sampling, rate)
     at_least, tight = remember(tight_interval, mechanism, steps, q.delta)
-    many = q.records_per_patient
+    many = q.examples_per_patient
     low, high = remember(patient_interval, mechanism, many, steps, q.delta) if many else (None,) * 2
     poisson = None
     if q.sampling != "poisson":
@@ -299,7 +299,7 @@ class OwnNumbers:
     steps: int
     epochs: int
     delta: float
-    records_per_patient: int | None
+    examples_per_patient: int | None
 
 
 @dataclass(frozen=True)
@@ -328,7 +328,7 @@ def read_own(
     steps: int | None,
     epochs: int | None,
     delta: float | None,
-    records_per_patient: int | None = None,
+    examples_per_patient: int | None = None,
 ) -> OwnNumbers:
     """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
 
@@ -342,7 +342,7 @@ def read_own(
     for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
         require(count is None or count > 0, flag, count, "must be at least 1")
         require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
-    parts = {"--batch-size": batch_size, "--records-per-patient": records_per_patient}
+    parts = {"--batch-size": batch_size, "--examples-per-patient": examples_per_patient}
     for flag, count in parts.items():
         if count is not None:
             if records is None:
@@ -372,7 +372,7 @@ def read_own(
     number = records or UNKNOWN_RECORDS
     drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
     epochs = epochs or max(1, round(steps * sample_rate))
-    return OwnNumbers(drawn, steps, epochs, delta, records_per_patient)
+    return OwnNumbers(drawn, steps, epochs, delta, examples_per_patient)
 
 
 def for_sigma(given: OwnNumbers, sigma: float, accountant: str | None) -> list[Answer]:
@@ -395,7 +395,7 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
     """Return the σ that meets a target ε by an accountant (default pld).
 
     One for each convention of noise; one in all for a paper's accountant. With
-    `records_per_patient`, pld meets the target for a patient.
+    `examples_per_patient`, pld meets the target for a patient.
 
     Raises:
         UserError: the target cannot be met, or no accountant has this name.
@@ -422,8 +422,8 @@ def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
     bounds: list[tuple[str, int | None]] = []
     for name in answer_for_mechanisms():
         bounds.append((name, None))
-        if name == "pld" and given.records_per_patient:
-            bounds.append((name, given.records_per_patient))
+        if name == "pld" and given.examples_per_patient:
+            bounds.append((name, given.examples_per_patient))
     return bounds
 
 

@@ -47,8 +47,7 @@ class Line:
     def unit(self) -> str:
         """Whose presence ε hides."""
         private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
-        unit = str(private[0]["privacy"].get("epsilon_of", "record")) if private else ""
-        return "example" if unit == "record" else unit
+        return str(private[0]["privacy"]["epsilon_of"]) if private else ""
 
     def values(self, target: float) -> list[float]:
         """Return the test metric of each seed."""

@@ -65,7 +65,7 @@ SPENT = (
     "epsilon_tight",
     "epsilon_tight_at_least",
     "epsilon_patient",
-    "records_per_patient",
+    "examples_per_patient",
 )
 EPSILONS = (
     "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "

@@ -36,7 +36,7 @@ def show_validation(report: dict[str, Any]) -> list[Sheet]:
 def _facts(report: dict[str, Any]) -> list[list[str]]:
     data, model, privacy, cost = (report[key] for key in ("data", "model", "privacy", "cost"))
     lacking = "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
-    many, unit, of = data["records_per_patient"], privacy["unit"], privacy["epsilon_of"]
+    many, unit, of = data["examples_per_patient"], privacy["unit"], privacy["epsilon_of"]
     owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
@@ -117,7 +117,7 @@ def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
         ],
         ["tight ε", f"{tight}  (PLD of what was run, z = {privacy['z']:.4g})"],
     ]
-    if (many := privacy.get("records_per_patient", 1)) > 1:
+    if (many := privacy.get("examples_per_patient", 1)) > 1:
         together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
         owner = name_one(privacy.get("unit", "patient"))
         whose = f"of its {many:,} training records together"

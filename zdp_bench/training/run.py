@@ -519,7 +519,7 @@ def privacy_report(
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
-        "records_per_patient": min(examples_per_patient, most or examples_per_patient),
+        "examples_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
         "noise_multiplier": setup.algorithm.noise_multiplier,
@@ -548,8 +548,8 @@ def clipping_report(algorithm: Algorithm, releases: int, delta: float) -> dict[s
 
 
 def epsilon_of(config: Run, unit: str) -> str:
-    """Return whose ε a run's is: that of an example ("record"), or of who owns several."""
-    return unit if config.privacy.by_patient else "record"
+    """Return whose ε a run's is: "example", or who owns several."""
+    return unit if config.privacy.by_patient else "example"
 
 
 def released_report(

@@ -135,7 +135,7 @@ def test_a_count_never_falls_and_never_is_below_what_was_asked_for(
 # who is who
 
 
-TOLD = {"node": LIAR, "records": 10, "records_per_patient": 1}
+TOLD = {"node": LIAR, "records": 10, "examples_per_patient": 1}
 SAME = {"experiment": "e", "seed": 1, "data": "d"}
 
 
@@ -145,7 +145,7 @@ SAME = {"experiment": "e", "seed": 1, "data": "d"}
         ({"node": 99}, "says that it is node 99"),
         ({"node": "1"}, "has node of type str"),
         ({"records": 0}, "has other patients than the server dealt out to it"),
-        ({"records_per_patient": 0}, "has no records"),
+        ({"examples_per_patient": 0}, "has no records"),
         ({"experiment": "other"}, "has another experiment than the server"),
         ({"seed": 7}, "has another seed than the server"),
         ({"data": "other"}, "has another data than the server"),

@@ -116,7 +116,7 @@ def test_by_patient_a_node_s_epsilon_is_of_its_patients(
     assert {max(shares) for shares in seen} == {2}
     assert privacy["epsilon_of"] == privacy["unit"] == "image"
     assert privacy["epsilon_patient"] == privacy["epsilon_tight"] <= 4
-    assert (privacy["records_per_patient"], record["data"]["train"]) == (2, 1426)
+    assert (privacy["examples_per_patient"], record["data"]["train"]) == (2, 1426)
     patients = [node["sampling"]["records"] for node in nodes]
     assert sum(patients) == count_owners(load_data(config), "test")
     for node in nodes:

@@ -147,7 +147,7 @@ def test_it_trains_and_no_count_of_a_class_is_recorded(scans: Path, tmp_path: Pa
     words += ["model=real_mlp", "model.hidden=[4]", "algorithm=dp_sgd", "trainer.epochs=1"]
     record = run(parse(compose([*words, f"paths.results={tmp_path}"])), Silent()).record
     assert record["data"]["provenance"] == "own"
-    assert record["privacy"]["records_per_patient"] == 2
+    assert record["privacy"]["examples_per_patient"] == 2
     assert record["privacy"]["epsilon_patient"] > record["privacy"]["epsilon_tight"]
     assert "classes" not in record["data"]
 
@@ -206,9 +206,9 @@ def test_a_damaged_file_of_every_kind_is_named_or_skipped(
     write_classes(tmp_path / "d", kind)
     bad = tmp_path / "d" / "well/w3" / f"1{KINDS[kind][0]}"
     bad.write_bytes(bad.read_bytes()[:30])
-    says = r"dataset.bad_records=skip leaves such files out\.$"
+    says = r"dataset.bad_examples=skip leaves such files out\.$"
     assert_refused(lambda: of_kind(tmp_path / "d", kind).load(tmp_path), str(bad), says)
-    data = of_kind(tmp_path / "d", kind, bad_records="skip")
+    data = of_kind(tmp_path / "d", kind, bad_examples="skip")
     with caplog.at_level(logging.WARNING):
         splits = data.load(tmp_path)
     assert len(splits.train) + len(splits.test) == 23 * (4 if kind == "volume" else 1)

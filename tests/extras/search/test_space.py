@@ -52,7 +52,7 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("dataset.augment=true,false", "all trials train on one data set"),
         ("seed=1,2", "the best of several seeds is luck"),
         ("privacy.delta=1e-5,1e-6", "at one δ"),
-        ("privacy.unit=record,patient", "protect one unit"),
+        ("privacy.unit=example,patient", "protect one unit"),
         ("execution.kernels=auto,off", "it changes no result"),
         ("optimizer.lr=interval(1,1)", "goes from a number to a larger one"),
         ("optimizer.lr=tag(log,interval(0,1))", "needs numbers above 0"),

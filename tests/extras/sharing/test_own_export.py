@@ -56,7 +56,7 @@ def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
     head, text = head_of(folder), (folder / "README.md").read_text()
     stated = head["differential_privacy"]
     assert stated["epsilon_tight"] == pytest.approx(pld(1.2, 0.2, 10, 1e-3))
-    assert (stated["epsilon_of"], stated["steps"], stated["z"]) == ("record", 10, 1.2)
+    assert (stated["epsilon_of"], stated["steps"], stated["z"]) == ("example", 10, 1.2)
     assert head["datasets"] == ["points"]
     assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.75
     assert head["run"]["versions"]["zdp-bench"] == zdp_bench.__version__
@@ -135,7 +135,7 @@ def test_an_owner_s_epsilon_is_not_sold_for_an_example_s_ledger(
     folder, _ = exported
     edit_report(folder, lambda report: report["privacy"].update(epsilon_of="owner"))
     assert "privacy.epsilon_of" in wrong(folder)
-    edit_report(folder, lambda report: report["privacy"].update(records_per_owner=1))
+    edit_report(folder, lambda report: report["privacy"].update(examples_per_owner=1))
     edit_report(folder, lambda report: report.update(owners="0" * 64))
     assert "another mechanism" in wrong(folder)["ledger.jsonl"]
 

@@ -19,7 +19,7 @@ SETTING = (
     "epochs",
     "delta",
     "sampling",
-    "records_per_patient",
+    "examples_per_patient",
 )
 
 
@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("delta", "δ", number("above 0 and below 0.1"), "default 1e-5"),
         ("sampling", "SCHEME", str, "poisson (default), uniform (fixed-size batches) or full"),
         ("accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
-        ("records-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
+        ("examples-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
     ):
         parser.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
     add_format(parser)

@@ -66,9 +66,8 @@ def _show(words: list[str]) -> int:
     from omegaconf import OmegaConf
 
     from zdp_bench.config import compose, parse, to_plain
-    from zdp_bench.config.digests import name_as_now
 
     composed = compose(words)
     parse(composed, words)
-    print(OmegaConf.to_yaml(OmegaConf.create(name_as_now(to_plain(composed)))).rstrip())
+    print(OmegaConf.to_yaml(OmegaConf.create(to_plain(composed))).rstrip())
     return 0

@@ -193,7 +193,7 @@ class Node:
             "experiment": experiment_digest(self.site.config),
             "seed": self.site.config.seed,
             "records": self.units,
-            "records_per_patient": self.site.data.examples_per_patient,
+            "examples_per_patient": self.site.data.examples_per_patient,
         }
         return told | (
             {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}

@@ -20,7 +20,7 @@ PAUSE = 0.1  # seconds between two looks for nodes
 AGAIN = 30.0  # seconds until a refused node is asked again: it may have been started anew
 MOST_RUNS = 100  # a node that claims to have spent this many times the run's steps is not believed
 
-JOINED = {"node": int, "records": int, "records_per_patient": int}
+JOINED = {"node": int, "records": int, "examples_per_patient": int}
 SPENT = {"entries": int, "digest": str}  # what a node says of its ledger
 
 log = logging.getLogger(__name__)
@@ -33,14 +33,14 @@ class Standing:
     Attributes:
         records: how many a step draws from, as it said when it first joined: records, or patients
             with `privacy.unit=patient`.
-        records_per_patient: the most that one patient has, likewise.
+        examples_per_patient: the most that one patient has, likewise.
         entries, digest: how far its ledger had come, as it said last.
         excess: the most steps it ever claimed beyond those asked for by then.
         answers: rounds in which its release was used.
     """
 
     records: int
-    records_per_patient: int
+    examples_per_patient: int
     entries: int = 0
     digest: str = ""
     excess: int = 0
@@ -325,10 +325,10 @@ class Roster:
             raise Malformed(
                 "has other patients than the server dealt out to it: all need the same data set"
             )
-        if not values["records"] or not values["records_per_patient"]:
+        if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
         self.standings.setdefault(
-            number, Standing(values["records"], values["records_per_patient"])
+            number, Standing(values["records"], values["examples_per_patient"])
         )
         self._met[address] = number
 

@@ -351,7 +351,7 @@ def accounted(
     }  # nodes with one mechanism have one ε
     found = {}
     for number, standing in sorted(roster.standings.items()):
-        patient = standing.records_per_patient
+        patient = standing.examples_per_patient
         if not made[number].config.privacy.by_patient:  # else `records` counts patients
             patient = min(patient, standing.records)
         own = of(first[made[number].mechanism], roster.spent(number), patient)

@@ -22,7 +22,7 @@ from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
-    BadRecords,
+    BadExamples,
     advise_skipping,
     digest,
     note_skipped,
@@ -107,7 +107,7 @@ class Folder(Dataset):
     test_share: float = 0.2
     split_seed: int = 0
     max_per_patient: int | None = None
-    bad_records: BadRecords = "refuse"
+    bad_examples: BadExamples = "refuse"
     window: list[float] | None = None
     depth: int | None = None
     length: int | None = None
@@ -263,7 +263,7 @@ class Folder(Dataset):
             raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
         if items[0].reference:
             self._require_images(kind, items[0].reference)
-        checked = list(read_each(items, partial(self._check, kind), self.bad_records))
+        checked = list(read_each(items, partial(self._check, kind), self.bad_examples))
         segments = {file for _, each in checked for file in each.files[1:]}  # of another recording
         checked = [pair for pair in checked if pair[0].path not in segments]
         listed = sum(item.path not in segments for item in items)
@@ -278,7 +278,7 @@ class Folder(Dataset):
 
     def _find_kind(self, items: list[Item]) -> Kind:
         """Return the kind of the first file; if files are skipped, of the first of any kind."""
-        for item in items if self.bad_records == "skip" else ():
+        for item in items if self.bad_examples == "skip" else ():
             with suppress(UserError):
                 return kind_of(item.path)
         return kind_of(items[0].path)
@@ -333,7 +333,7 @@ class Folder(Dataset):
                     f"{partner}: has {'×'.join(map(str, other))} pixels, and its image "
                     f"{'×'.join(map(str, facts.extent))}."
                 )
-        if self.bad_records == "skip":
+        if self.bad_examples == "skip":
             kind.read(item.path, self.form)
             if partner and reader:
                 reader.read(partner, self.form)

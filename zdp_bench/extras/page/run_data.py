@@ -236,8 +236,8 @@ def _privacy(run: Record) -> list[tuple[str, str]]:
     """Return what the run spent and how, in words; what an old record lacks is left out."""
     privacy = run["privacy"]
     sampling, ledger = privacy.get("sampling") or {}, privacy.get("ledger") or {}
-    owner = f"ε of {name_one(str(privacy.get('unit') or 'patient'))}"
-    many = privacy.get("records_per_patient")
+    owner = f"ε of {name_one(privacy['unit'])}"
+    many = privacy["examples_per_patient"]
     rate = sampling.get("sample_rate")
     found = {
         "ε tight": interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"]),

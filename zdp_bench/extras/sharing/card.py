@@ -231,7 +231,7 @@ def _write(
 
 
 def _epsilon_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
-    many = privacy["records_per_patient"]
+    many = privacy["examples_per_patient"]
     tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
     owner = interval(privacy["epsilon_patient_at_least"], privacy["epsilon_patient"])
     owned = f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}"
@@ -245,7 +245,7 @@ def _epsilon_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
 def _own_epsilon_rows(report: Report) -> list[tuple[str, str]]:
     privacy, whose = report["privacy"], "one example"
     if report["owners"]:
-        many = privacy["records_per_owner"]
+        many = privacy["examples_per_owner"]
         whose = f"one owner with {many} example{'' if many == 1 else 's'} or fewer in a step"
     tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
     return [
@@ -293,7 +293,7 @@ def _uncovered_of_own(privacy: dict[str, Any]) -> list[str]:
     """Return what the ε of a report leaves out."""
     found = ["tuning: other trainings on the same examples, of which this may be the best"]
     found += ["what the loop did with the examples outside of `private.step`"]
-    if privacy["epsilon_of"] == "record":
+    if privacy["epsilon_of"] == "example":
         found.append("a person who owns several examples")
     if fixed := privacy["fixed_state"]:
         names = ", ".join(f"`{name}`" for name in fixed[:NAMED])

@@ -42,7 +42,7 @@ _SAMPLING: dict[str, Shape] = {
 # What a model card states of a record's section on privacy, in its order.
 PRIVACY: dict[str, Shape] = {
     **dict.fromkeys(("unit", "epsilon_of"), str),
-    "records_per_patient": int,
+    "examples_per_patient": int,
     "adjacency": str,
     **dict.fromkeys(("delta", "epsilon_claimed"), NUMBER),
     "claimed_by": str,
@@ -105,7 +105,7 @@ _REPORT: Shape = {
         "steps_taken": int | None,
         "mechanism": dict,
         "fixed_state": [str],
-        "records_per_owner": int | None,
+        "examples_per_owner": int | None,
     },
 }
 Report = dict[str, Any]  # `private.report()`, and what the model is
@@ -151,7 +151,7 @@ def read_report(folder: Path) -> Report:
     """
     path = folder / REPORT
     found = read_json(path, records.from_json)
-    of_owners = {"privacy": {"records_per_owner": int}}
+    of_owners = {"privacy": {"examples_per_owner": int}}
     wrong = [*misfits(found, _REPORT)] or [*misfits(found, of_owners if found["owners"] else {})]
     if not wrong and not 0 < found["privacy"]["delta"] < 1:
         wrong = ["privacy.delta"]

@@ -20,7 +20,6 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
-from zdp_bench.config.digests import drop_retired
 from zdp_bench.config.schema import SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
@@ -173,7 +172,7 @@ def config_of(record: Record) -> Run:
     default = to_plain(compose(["recipe=quickstart"]))
     own = {
         key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
-        for key, value in drop_retired(record["config"]).items()
+        for key, value in record["config"].items()
     }
     return check({**default, **own})
 
@@ -191,7 +190,7 @@ def info_of(record: Record) -> DatasetInfo:
         dtype=files.dtype_of(example["input_dtype"]) or torch.float32,
         target_shape=tuple(example["target_shape"]),
         target_dtype=files.dtype_of(example["target_dtype"]) or torch.int64,
-        examples_per_patient=privacy["records_per_patient"],
+        examples_per_patient=privacy["examples_per_patient"],
         unit=privacy["unit"],
         owners=privacy["sampling"]["records"] if is_of_unit(privacy) else None,
     )

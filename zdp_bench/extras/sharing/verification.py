@@ -44,10 +44,10 @@ NOT_IN_EPSILON = (
     "noise_multiplier",
     "randomness_from",
     "fixed_state",
-    "records_per_owner",
+    "examples_per_owner",
     "steps_taken",
 )
-GIVEN = ("unit", "records_per_patient")  # a run's; its data alone would show them
+GIVEN = ("unit", "examples_per_patient")  # a run's; its data alone would show them
 # A federation's node keeps its ledger and its patients to itself.
 OF_NODES = (
     *("node", "ledger", "steps", "epsilon_patient", "epsilon_patient_at_least"),
@@ -109,7 +109,7 @@ def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
         return
     secure = kind == "cryptographic"
     again = released_report(mechanism, ledger, ledger.releases, privacy["delta"], secure)
-    again["epsilon_of"] = "owner" if report["owners"] else "record"
+    again["epsilon_of"] = "owner" if report["owners"] else "example"
     unsaid = {*NOT_IN_EPSILON, "delta"} | facts.keys() - ledger.facts.keys()
     yield from _compare_privacy(report, again, privacy, "privacy", unsaid)
 
@@ -174,7 +174,7 @@ def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[
     except LedgerError as error:
         yield from _distrust(error)
         return
-    again = privacy_report(whole, ledger, privacy["records_per_patient"], privacy["unit"])
+    again = privacy_report(whole, ledger, privacy["examples_per_patient"], privacy["unit"])
     unsaid = {*GIVEN} | facts.keys() - ledger.facts.keys()
     yield from _compare_privacy(record, again, privacy, "privacy", unsaid)
 

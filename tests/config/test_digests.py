@@ -1,0 +1,113 @@
+"""One configuration is one run: however a value is spelled, it gives one digest."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from copy import deepcopy
+from dataclasses import fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from zdp_bench import assets
+from zdp_bench.config import check, compose, configured, to_plain
+from zdp_bench.config.compose import files
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, own_keys
+from zdp_bench.config.schema import PLUGINS, SECTIONS, Scalars
+from zdp_bench.errors import UserError
+
+VALUES: Any = (2, 0, 0.5, True, False, [2, 3], [0.5, 0.25], [8, 1.0])
+TRUTHS = {True: ("true", "True", "yes", "on", "1", 1), False: ("false", "no", "off", "0", 0)}
+
+
+def spellings(value: Any) -> Iterator[Any]:
+    """Yield what else YAML, Hydra or a resolver may make of the same value."""
+    if isinstance(value, bool):
+        yield from TRUTHS[value]
+    elif isinstance(value, list):
+        yield tuple(value)
+        for place, one in enumerate(value):
+            yield from ([*value[:place], other, *value[place + 1 :]] for other in spellings(one))
+    else:
+        yield from (float(value), str(value), str(float(value)), f"{value:e}")
+        yield from (int(value),) if value == int(value) else ()
+        yield from (-0.0,) if value == 0 else ()
+
+
+def require_one_value(checked: Callable[[Any], Any]) -> int:
+    """Fail if spellings of one value are told apart; return how many of them were accepted."""
+
+    def text(value: Any) -> str | None:
+        with suppress(UserError):
+            return json.dumps(checked(value))
+        return None
+
+    found = {id(value): text(value) for value in VALUES}
+    accepted = 0
+    for value in VALUES:
+        if (meant := found[id(value)]) is None or '"' in meant:  # a text is what was typed
+            continue
+        others = {repr(other): one for other in spellings(value) if (one := text(other))}
+        assert set(others.values()) <= {meant}, (value, others)
+        accepted += len(others)
+    return accepted
+
+
+def option(kind: str, base: dict[str, Any], key: str, value: Any) -> Any:
+    return check_plugin(kind, base | {key: value}).options[key]
+
+
+@pytest.mark.parametrize("kind", PLUGINS)
+def test_every_spelling_of_an_option_is_one_value(kind: str) -> None:
+    accepted = 0
+    for name in set(files(kind)) - {"none"}:
+        yaml = assets.read_yaml(files(kind)[name])
+        base = {key: "x" if value == "???" else value for key, value in yaml.items()}
+        base.pop("card", None)
+        for key in set(own_keys(kind, name)) - {*MODEL_KEYS}:
+            accepted += require_one_value(partial(option, kind, base, key))
+    assert accepted > 0 or kind == "task"
+
+
+def test_every_spelling_of_another_key_is_one_configuration() -> None:
+    base = to_plain(compose(["recipe=quickstart", "federated.nodes=3"]))
+    keys = [("", field.name) for field in fields(Scalars) if field.name != "recipe"]
+    keys += [(name, field.name) for name, schema in SECTIONS.items() for field in fields(schema)]
+    keys += [("model", key) for key in MODEL_KEYS]
+
+    def resolved(section: str, key: str, value: Any) -> Any:
+        plain = deepcopy(base)
+        (plain[section] if section else plain)[key] = value
+        found = check(plain).resolved
+        return (found[section] if section else found).get(key)
+
+    accepted = [require_one_value(partial(resolved, *one)) for one in keys]
+    assert sum(map(bool, accepted)) > 20, "of them numbers and truth values"
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        [f"algorithm.max_grad_norm={one}" for one in ("1", "1e0", "1.0", "'1.0'")],
+        [f"privacy.secure={one}" for one in ("false", "no", "off", "0")],
+        [f"optimizer.lr={one}" for one in ("1", "1.0", "'1'")],
+        [f"optimizer.nesterov={one}" for one in ("false", "no", "0")],
+    ],
+)
+def test_a_command_line_has_one_digest(words: list[str]) -> None:
+    digests = {experiment_digest(configured(["recipe=quickstart", word])) for word in words}
+    assert len(digests) == 1
+
+
+def test_what_a_recipe_looks_up_is_a_number_like_any_other(tmp_path: Path) -> None:
+    nested = "${choose:${model.name},{complex_mlp: '${choose:1,{1: 1.5}}'}}"
+    for name, value in (("looked_up", f'"{nested}"'), ("said", "1.5"), ("text", "'1.5'")):
+        (tmp_path / f"{name}.yaml").write_text(f"privacy: {{target_epsilon: {value}}}\n")
+    runs = [configured([f"recipe={path}"]) for path in sorted(tmp_path.glob("*.yaml"))]
+    assert {run.privacy.target_epsilon for run in runs} == {1.5}
+    assert len({experiment_digest(run) for run in runs}) == 1
