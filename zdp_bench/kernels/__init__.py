@@ -4,7 +4,6 @@ No result depends on a kernel. Each has a twin of torch or numpy, which GPUs, ot
 `execution.kernels=off` use, and which tests hold it equal to:
 
     winograd        complex 3×3 convolutions of many channels; twin: `nn.convolution`
-    chacha_normal   seeded noise; twin: `privacy.normal_stream`
 
 What each saves is measured in docs/performance.md.
 """

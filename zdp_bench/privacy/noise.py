@@ -19,7 +19,7 @@ import hashlib
 import math
 import os
 from dataclasses import dataclass, replace
-from functools import lru_cache, partial
+from functools import lru_cache
 from typing import NamedTuple, Protocol
 
 import numpy as np
@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.privacy.mechanism import Block, Mechanism
-from zdp_bench.privacy.normal_stream import add_normals, hash_key, run_parallel
+from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
@@ -101,12 +101,11 @@ class SeededNoise:
     configuration and the data: whoever knows all of the data but one example can try candidates for
     that one.
 
-    On a CPU, float32 noise is ChaCha8's bits made normal by Box and Muller (`normal_stream`): the
-    same bits for any number of threads and, as long as kernels are on, any processor. A number has
-    32 bits for its tail, so none is beyond 6.8 standard deviations, where one of 10¹¹ should be.
-    Float64 noise is numpy's ziggurat. On a GPU it is torch's Philox generator, which keeps 63 bits
-    of the key: two of the n (step, block) pairs of a run share a stream with probability n²/2⁶⁴,
-    5e-6 for ten million.
+    On a CPU, noise is ChaCha20's bits made normal by Box and Muller (`normal_stream`): the same
+    bits for any number of threads. A float32 number has 31 bits for its tail, so none is beyond 6.7
+    standard deviations, where one of 10¹⁰ should be. On a GPU it is torch's Philox generator, which
+    keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
+    probability n²/2⁶⁴, 5e-6 for ten million.
     """
 
     key: int | str  # a run's (`run_key`)
@@ -115,18 +114,13 @@ class SeededNoise:
     def add_white(self, *requests: White) -> None:
         if on_gpu := [white for white in requests if not white.out.is_cpu]:
             self._add_at_once(on_gpu)
-            requests = tuple(white for white in requests if white.out.is_cpu)
+        asked: dict[torch.dtype, list[Request]] = {}
         for white in requests:
-            if white.out.is_cpu and white.out.dtype in (torch.float32, torch.complex64):
+            if (out := white.reals()).is_cpu:
                 key = hash_key((self.key, "noise", *white.key))
-                add_normals(key, white.out, white.std, white.times)
-                continue
-            out = white.reals()
-            seeds = stream(self.key, "noise", *white.key)
-            ziggurat = np.random.Generator(np.random.PCG64DXSM(seeds))
-            out.add_(torch.from_numpy(ziggurat.standard_normal(len(out))), alpha=white.std)
-            if white.times != 1:
-                out.mul_(white.times)
+                asked.setdefault(out.dtype, []).append(Request(key, out, white.std, white.times))
+        for dtype, streams in asked.items():
+            add_normals(streams, dtype)
 
     def _add_at_once(self, requests: list[White]) -> None:
         """Draw the noise of all requests from one stream, which all their keys name.
@@ -165,9 +159,6 @@ class HedgedNoise:
         SeededNoise(chain.hexdigest()).add_white(*requests)
 
 
-_PIECE = 2**16  # numbers of secure noise drawn at once
-
-
 class SecureRandom:
     """The operating system's randomness with the two methods of numpy's that sampling needs."""
 
@@ -189,12 +180,13 @@ class SecureRandom:
 class SecureNoise:
     """Noise for a release to an adversary: nobody can draw it again, nor see the sum's digits.
 
-    The randomness is the operating system's (`os.urandom`: ChaCha20 on Linux), made normal by Box
-    and Muller in float64. One number is the mean of FOUR independent ones, times two (Holohan &
-    Braghin 2021, "Secure random sampling in differential privacy", section 5.1, n = 2): otherwise
-    the digits that a floating-point normal number can have distinguish it from a shifted one
-    (Mironov 2012; Jin et al. 2022). Opacus's secure mode does the same, but leaves the imaginary
-    part without noise; here a complex tensor's parts are drawn as twice as many real numbers.
+    Each tensor's noise has a key of 256 bits from the operating system (`os.urandom`), which
+    ChaCha20 expands, made normal by Box and Muller in float64 (`normal_stream`). One number is the
+    mean of FOUR independent ones, times two (Holohan & Braghin 2021, "Secure random sampling in
+    differential privacy", section 5.1, n = 2): otherwise the digits that a floating-point normal
+    number can have distinguish it from a shifted one (Mironov 2012; Jin et al. 2022). Opacus's
+    secure mode does the same, but leaves the imaginary part without noise; here a complex tensor's
+    parts are drawn as twice as many real numbers.
 
     This is not enough if noise is added to a float32 sum: whoever knows all examples but one then
     sees in thousands of coordinates which of two sums can have led to the release. So sum and noise
@@ -208,30 +200,11 @@ class SecureNoise:
     repeatable = False
 
     def add_white(self, *requests: White) -> None:
-        for white in requests:
-            reals = white.reals()
-            run_parallel(
-                partial(_add_secure, reals, white.std), len(reals), _PIECE, min_parallel=8 * _PIECE
-            )
-            if white.times != 1:
-                reals.mul_(white.times)
-
-
-def _add_secure(out: Tensor, std: float, start: int, stop: int) -> None:
-    """Add noise to the entries `start` to `stop`."""
-    for first in range(start, stop, _PIECE):
-        piece = out[first : min(first + _PIECE, stop)]
-        numbers = 0.5 * sum(_box_muller(len(piece)) for _ in range(4))
-        piece += torch.from_numpy(std * numbers).to(piece)
-
-
-def _box_muller(count: int) -> np.ndarray:
-    """Return `count` independent N(0, 1) numbers, |x| ≤ 8.6, of the system's randomness."""
-    half = -(-count // 2)
-    uniform = SecureRandom().random(2 * half)
-    radius = np.sqrt(-2.0 * np.log(uniform[:half]))
-    angle = (2.0 * np.pi) * uniform[half:]
-    return np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])[:count]
+        add_normals(
+            (Request(os.urandom(32), of.reals(), of.std, of.times) for of in requests),
+            torch.float64,
+            terms=4,
+        )
 
 
 def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> Tensor:

@@ -1,27 +1,28 @@
-"""A stream of standard normal numbers for every key: ChaCha8's bits, made normal by Box and Muller.
+"""A stream of normal numbers for every key: ChaCha20's bits, made normal by Box and Muller.
 
-ChaCha8 in counter mode is the generator behind Go's and Rust's random numbers. Any place of a
-stream is as near as its start, so threads may cut it anywhere.
-
-numpy draws the streams here. `kernels.chacha_normal` draws the same ones, equal up to the rounding
-of logarithm and sine, in a tenth of the time.
+The cipher is OpenSSL's, logarithm and sine are torch's. A stream is drawn in pieces, each of which
+starts the cipher anew with the piece's number, so any threads may take any pieces.
 """
 
 from __future__ import annotations
 
 import hashlib
+import math
 import os
-from collections.abc import Callable
+import struct
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
+from typing import NamedTuple
 
 import numpy as np
 import torch
+from cryptography.hazmat.primitives.ciphers import Cipher
+from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
+from torch import Tensor
 
-from zdp_bench import kernels
-
-GROUP = 512  # consecutive pairs of a stream, made of 64 blocks of ChaCha
-TOGETHER = 64  # groups that are made at once, in a core's cache
+PAIRS = 2**14  # of numbers in a piece: so few that torch makes them on one thread, in its cache
+_ZEROS = memoryview(bytes(8 * PAIRS))
 
 
 def hash_key(key: tuple[int | str, ...]) -> bytes:
@@ -29,96 +30,103 @@ def hash_key(key: tuple[int | str, ...]) -> bytes:
     return hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
 
 
-def add_normals(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
-    """out = (out + std·N(0, 1)) · times, in place.
+class Request(NamedTuple):
+    """`out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream.
+
+    Attributes:
+        out: real numbers [n], float32 or float64, on any device.
+    """
+
+    key: bytes
+    out: Tensor
+    std: float
+    times: float
+
+
+Piece = tuple[Request, int, Tensor]  # a stream's piece: its number, and the part of `out`
+
+
+def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1) -> None:
+    """Add each request's numbers in place, on as many threads as torch uses.
 
     Args:
-        key: see `hash_key`.
-        out: contiguous float32 or complex64 in a CPU's memory: n real numbers. Pair i of the stream
-            is added to numbers i and ⌈n/2⌉ + i.
-
-    Raises:
-        ValueError: `out` is something else.
+        dtype: what numbers are made in: float32, with 31 bits for a tail (|x| ≤ 6.7), or float64,
+            with 52 (|x| ≤ 8.6).
+        terms: how many independent numbers are added up to one, over the root of their count.
     """
-    narrow = out.dtype in (torch.complex64, torch.float32)
-    if not narrow or not out.is_contiguous() or out.is_conj():
-        raise ValueError("noise is laid over numbers of 32 bits that lie side by side")
-    if kernels.enabled():
-        from zdp_bench.kernels import chacha_normal
+    groups: list[list[Piece]] = []  # pieces that are made together: many small tensors, or one
+    room = 0
+    for request in requests:
+        for number, start in enumerate(range(0, len(request.out), 2 * PAIRS)):
+            out = request.out[start : start + 2 * PAIRS]
+            if len(out) > room:
+                groups.append([])
+                room = 2 * PAIRS
+            groups[-1].append((request, number, out))
+            room -= len(out) + len(out) % 2
 
-        chacha_normal.add_normals(key, out, std, times)
-    else:
-        _add_by_numpy(key, out, std, times)
+    def add(start: int, stop: int) -> None:
+        for group in groups[start:stop]:
+            _add_group(group, dtype, terms)
 
-
-def _add_by_numpy(key: bytes, out: torch.Tensor, std: float, times: float = 1.0) -> None:
-    numbers = (torch.view_as_real(out) if out.is_complex() else out).view(-1).numpy()
-    pairs, part = -(-len(numbers) // 2), GROUP * TOGETHER
-    run_parallel(partial(_add_pairs, key, numbers, std, times), pairs, part, min_parallel=part)
-
-
-def _add_pairs(
-    key: bytes, numbers: np.ndarray, std: float, times: float, start: int, stop: int
-) -> None:
-    """Add pairs `start` to `stop`; `start` is a multiple of `GROUP`."""
-    half = -(-len(numbers) // 2)
-    for first in range(start, stop, GROUP * TOGETHER):
-        last = min(first + GROUP * TOGETHER, stop)
-        words = _words(key, first // GROUP, -(-(last - first) // GROUP))
-        radii, angles = words[:, :8].reshape(-1), words[:, 8:].reshape(-1)
-        # A word is a uniform number (word + ½)·2⁻³² in (0, 1], or an angle of word·π/2³¹.
-        uniform = radii.astype(np.float32) * np.float32(2**-32) + np.float32(2**-33)
-        radius = np.sqrt(np.float32(-2) * np.log(uniform)) * np.float32(std)
-        angle = angles.view(np.int32).astype(np.float32) * np.float32(np.pi * 2**-31)
-        here, there = numbers[first:last], numbers[half + first : half + last]
-        here += (np.cos(angle) * radius)[: len(here)]
-        there += (np.sin(angle) * radius)[: len(there)]
-        here *= np.float32(times)
-        there *= np.float32(times)
+    run_parallel(add, len(groups))
 
 
-def _words(key: bytes, group: int, groups: int) -> np.ndarray:
-    """ChaCha8's words for some groups, uint32 [groups, 16, 64]: word w of the group's 64 blocks.
-
-    The nonce is 0 and the counter has 64 bits, as in Bernstein's own version (2008, "ChaCha, a
-    variant of Salsa20", section 2).
-    """
-    blocks = np.arange(64 * group, 64 * (group + groups), dtype=np.uint64)
-    start = np.zeros((4, 4, len(blocks)), np.uint32)
-    start[0] = np.frombuffer(b"expand 32-byte k", "<u4")[:, None]
-    start[1:3] = np.frombuffer(key, "<u4").reshape(2, 4, 1)
-    start[3, 0], start[3, 1] = blocks.astype(np.uint32), (blocks >> np.uint64(32)).astype(np.uint32)
-    a, b, c, d = rows = start.copy()
-    other = np.empty_like(a)
-    for _ in range(4):
-        for turn in (-1, 1):  # columns, and then diagonals
-            for one, two, moved, bits in ((a, b, d, 16), (c, d, b, 12), (a, b, d, 8), (c, d, b, 7)):
-                one += two
-                moved ^= one
-                np.right_shift(moved, np.uint32(32 - bits), out=other)
-                moved <<= np.uint32(bits)
-                moved |= other
-            for row, by in ((b, turn), (c, 2), (d, -turn)):
-                row[:] = np.roll(row, by, axis=0)
-    rows += start
-    return rows.reshape(16, groups, 64).swapaxes(0, 1)
+def _add_group(group: Sequence[Piece], dtype: torch.dtype, terms: int) -> None:
+    first, second = _draw(group, dtype, 0)
+    for term in range(1, terms):
+        for number, other in zip((first, second), _draw(group, dtype, term), strict=True):
+            number += other
+    start = 0
+    for request, _, out in group:
+        # Pair i is added to numbers i and ⌈n/2⌉ + i.
+        half = (len(out) + 1) // 2
+        here, there = first[start : start + half], second[start : start + len(out) - half]
+        alpha = request.std * terms**-0.5
+        out[:half].add_(here.to(out.device), alpha=alpha)
+        out[half:].add_(there.to(out.device), alpha=alpha)
+        if request.times != 1:
+            out.mul_(request.times)
+        start += half
 
 
-def run_parallel(
-    work: Callable[[int, int], None], count: int, unit: int, min_parallel: int
-) -> None:
+def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor, Tensor]:
+    """Return pairs of independent N(0, 1) numbers for the pieces, one behind the other."""
+    size = dtype.itemsize
+    pairs = [(len(out) + 1) // 2 for _, _, out in group]
+    words = np.empty((2, sum(pairs)), f"i{size}")
+    radii, angles = (memoryview(row).cast("B") for row in words)
+    start = 0
+    for (request, number, _), count in zip(group, pairs, strict=True):
+        # Eight bytes count the cipher's blocks, the others are the nonce.
+        nonce = struct.pack("<QII", 0, number, term)
+        cipher = Cipher(ChaCha20(request.key, nonce), mode=None).encryptor()
+        stop = start + size * count
+        cipher.update_into(_ZEROS[: stop - start], radii[start:stop])
+        cipher.update_into(_ZEROS[: stop - start], angles[start:stop])
+        start = stop
+    return _box_muller(torch.from_numpy(words[0]), torch.from_numpy(words[1]), dtype)
+
+
+def _box_muller(radii: Tensor, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+    """Turn pairs of uniform integers [n] into pairs of independent N(0, 1) numbers."""
+    width, bits = (31, 32) if dtype == torch.float32 else (52, 64)
+    # An odd multiple of 2⁻¹⁻ʷ, so never 0.
+    uniform = radii.bitwise_and_(2**width - 1).to(dtype).add_(0.5).mul_(2.0**-width)
+    radius = uniform.log_().mul_(-2).sqrt_()
+    angle = angles.to(dtype).mul_(math.pi * 2.0 ** (1 - bits))
+    return angle.cos().mul_(radius), angle.sin_().mul_(radius)
+
+
+def run_parallel(work: Callable[[int, int], None], count: int) -> None:
     """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
 
-    `work` must let go of the interpreter's lock while it computes, as numpy does.
-
-    Args:
-        unit: parts begin at its multiples.
-        min_parallel: up to this count, one part: handing over would take longer.
+    `work` must let go of the interpreter's lock while it computes, as torch does.
     """
-    threads = torch.get_num_threads() if count > min_parallel else 1
-    cuts = [*(count * i // threads // unit * unit for i in range(threads)), count]
-    pool = _pool(os.getpid(), threads)
-    others = [pool.submit(work, *cuts[i : i + 2]) for i in range(1, threads)]
+    parts = max(1, min(torch.get_num_threads(), count))
+    cuts = [count * part // parts for part in range(parts + 1)]
+    pool = _pool(os.getpid(), parts)
+    others = [pool.submit(work, *cuts[part : part + 2]) for part in range(1, parts)]
     work(cuts[0], cuts[1])
     for other in others:
         other.result()
