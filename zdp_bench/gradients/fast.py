@@ -148,7 +148,7 @@ def _differentiate(
             of_parameter[id(parameter)].pending_calls += 1
     parameters = [of.parameter for of in found.values()]
     of_inputs = sum(call.input.nbytes for call in tape.calls)
-    keep = KEEP_BYTES * (GPU_TIMES if batch[0].is_cuda else 1)
+    keep = KEEP_BYTES * (GPU_TIMES if batch[0].device.type == "cuda" else 1)
     budget = max(keep, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
     full_precision = _full_precision(batch[0].device)
     count = len(batch[0]) if shares is None else len(shares)
