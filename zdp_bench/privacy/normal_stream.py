@@ -95,7 +95,7 @@ def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor
     size = dtype.itemsize
     pairs = [(len(out) + 1) // 2 for _, _, out in group]
     words = np.empty((2, sum(pairs)), f"i{size}")
-    radii, angles = (memoryview(row).cast("B") for row in words)
+    radii, angles = (row.data.cast("B") for row in words)
     start = 0
     for (request, number, _), count in zip(group, pairs, strict=True):
         # Eight bytes count the cipher's blocks, the others are the nonce.
