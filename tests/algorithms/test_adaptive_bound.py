@@ -20,7 +20,7 @@ from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.training.step import Total
+from zdp_bench.training.total import Total
 
 CASE = ("dp_sgd", {"clip_quantile": 0.5}, "real")
 CPU = torch.device("cpu")

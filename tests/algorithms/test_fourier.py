@@ -19,7 +19,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup
 from zdp_bench.tasks.classification import Classification
-from zdp_bench.training.step import Total
+from zdp_bench.training.total import Total
 
 POISSON = Sampling("poisson", 0.1, 1.0, 80)
 SIGMA, BOUND = 1.5, 0.8

@@ -28,7 +28,8 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks.classification import Classification
-from zdp_bench.training.step import Total, Training, descend, private_step
+from zdp_bench.training.step import Training, descend, private_step
+from zdp_bench.training.total import Total
 
 POISSON = Sampling("poisson", 0.1, 8.0, 80)
 GAUSSIAN = {"noise_multiplier": 1.3, "max_grad_norm": 0.7}

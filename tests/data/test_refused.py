@@ -241,6 +241,18 @@ def revolume(how: Callable[[np.ndarray], np.ndarray]) -> Spoil:
     return lambda path: volume(how(voxels_of(path)))(path)
 
 
+def shift(distance: float) -> Spoil:
+    """Move a volume along the first axis, by its affine."""
+
+    def act(path: Path) -> None:
+        image = nibabel.load(path)
+        affine = np.array(image.affine)
+        affine[0, 3] += distance
+        volume(np.asanyarray(image.dataobj), affine)(path)
+
+    return act
+
+
 def list_entries(entries: Any) -> Spoil:
     return put(json.dumps({"training": entries}).encode())
 
@@ -456,6 +468,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("msd", LIVER, keep(5000), CUT),
     ("msd", LIVER, lead_out, "leads out of"),
     ("msd", LIVER_MASK, volume(np.zeros((4, 4, 4), np.uint8)), r"\[4, 4, 4\] voxels, but its"),
+    ("msd", LIVER_MASK, shift(30.0), r"lies 30 mm beside its image"),
     ("msd", LIVER_MASK, revolume(lambda v: v), r"voxels of \(1\.0, 1\.0, 1\.0\) mm"),
     (
         "msd",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import gc
 import json
 import logging
@@ -25,7 +26,7 @@ import torch.nn.functional as F
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_hook
-from torch.utils.data import IterableDataset
+from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
 from tests.library.conftest import Make
@@ -234,6 +235,69 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
         stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"also trained under [01]\.jsonl"):
         stages[2].export(tmp_path / "card")
+
+
+def loaded(model: nn.Module) -> nn.Module:
+    other = network()
+    other.load_state_dict(model.state_dict())
+    return other
+
+
+class Around(nn.Module):
+    """Another network with a trained one, frozen, inside."""
+
+    def __init__(self, inner: nn.Module) -> None:
+        super().__init__()
+        self.inner, self.last = inner.requires_grad_(False), nn.Linear(CLASSES, CLASSES)
+
+    def __getitem__(self, place: int) -> nn.Module:
+        return self.last
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(self.inner(x))
+
+
+HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "itself": lambda model: model,
+    "wrapped": lambda model: nn.Sequential(*model.children()),
+    "copied": copy.deepcopy,
+    "loaded": loaded,
+    "converted": lambda model: copy.deepcopy(model).double(),
+    "frozen": lambda model: Around(copy.deepcopy(model)),
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_export_counts_the_trainings_of_the_weights_whatever_holds_them(
+    make: Make, tmp_path: Path, holder: str
+) -> None:
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    other = HOLDERS[holder](model)
+    if holder != "itself":
+        train(first, most=2)
+    wide = data().tensors if holder != "converted" else (data().tensors[0].double(), data()[:][1])
+    second = make(other, dataset=TensorDataset(*wide), ledger=tmp_path / "second.jsonl")
+    train(second, most=2)
+    third = make(copy.deepcopy(other), dataset=TensorDataset(*wide), ledger=tmp_path / "3.jsonl")
+    train(third, most=1)
+    for private in (second, third):
+        with pytest.raises(UserError, match=r"also trained under (first|second)\.jsonl"):
+            private.export(tmp_path / "model")
+    if holder in ("itself", "wrapped"):  # the same tensors
+        with pytest.raises(UserError, match=r"also trained under second\.jsonl"):
+            first.export(tmp_path / "model")
+    else:
+        first.export(tmp_path / "model")
+
+
+def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
+    make: Make, tmp_path: Path
+) -> None:
+    for number in range(2):
+        private = make(ledger=tmp_path / f"{number}.jsonl", seed=3)
+        train(private, most=2)
+        private.export(tmp_path / f"model{number}")
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(

@@ -411,7 +411,7 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
     release = round_to_grid(
-        add_noise(widen(sum_of(seed), SecureNoise()), SECURE, SecureNoise(), 0),
+        add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0),
         SECURE,
         SecureNoise(),
     )
@@ -423,7 +423,7 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
-    first, second = (widen(sum_of(seed), SecureNoise()) for seed in (2, 1))
+    first, second = (widen(sum_of(seed)) for seed in (2, 1))
     reduced = {
         name: value + second[name]
         for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()
@@ -434,17 +434,14 @@ def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
 def test_rounding_leaves_a_secure_release_its_law() -> None:
     one = Mechanism((Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"),), SECURE.sampling)
     sum_ = {"w": torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)}
-    release = round_to_grid(
-        add_noise(widen(dict(sum_), SecureNoise()), one, SecureNoise(), 0), one, SecureNoise()
-    )
+    release = round_to_grid(add_noise(widen(dict(sum_)), one, SecureNoise(), 0), one, SecureNoise())
     assert_covariance(
         coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64)
     )
 
 
-def test_seeded_releases_are_neither_widened_nor_rounded() -> None:
+def test_seeded_releases_are_not_rounded_to_a_grid() -> None:
     total = zero()
-    assert widen(total, SeededNoise(3))["w"] is total["w"]
     assert round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
 
 

@@ -18,10 +18,11 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
-from zdp_bench.training.batches import MicroBatches, Size
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
+from zdp_bench.training.batches import MicroBatches, Size, read_in_pieces
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.step import Total, Training, private_step
+from zdp_bench.training.step import Training, private_step, sum_contributions
+from zdp_bench.training.total import Total
 
 CPU = torch.device("cpu")
 
@@ -195,3 +196,35 @@ def once_out_of_memory(accumulate: Any) -> Any:
         accumulate(total, batch)
 
     return failing
+
+
+@pytest.mark.parametrize("count", [1000, 17_000, 200_000])
+def test_one_example_more_moves_a_sum_of_many_by_its_bound(tmp_path: Path, count: int) -> None:
+    """All examples are the same: rounding errors add up."""
+    noise = SeededNoise("key")
+    with training(tmp_path / "ledger.jsonl", noise) as of:
+        row = torch.randn(1, 3, dtype=torch.complex64)
+        inputs, device = row.expand(count + 1, 3).contiguous(), CPU
+        mechanism = of.algorithm.mechanism()
+
+        def released(count: int) -> dict[str, torch.Tensor]:
+            pieces = read_in_pieces(
+                lambda cut: (inputs[:count][cut], torch.zeros(count)[cut]),
+                count,
+                Size(5000),
+                device,
+            )
+            total = sum_contributions(of.algorithm, mechanism, pieces, device)
+            return add_noise(total, mechanism, noise, 0)
+
+        one, other = released(count), released(count + 1)
+        moved = [torch.linalg.vector_norm((other[name] - one[name]).cdouble()) for name in one]
+        assert torch.stack(moved).norm() <= 1 + 1e-5
+        assert {value.dtype for value in one.values()} == {
+            torch.complex64 if count <= 1024 else torch.complex128
+        }
+        pieces = [
+            (inputs[cut : cut + 1000], torch.zeros(1000)) for cut in range(0, count - 1, 1000)
+        ]
+        private_step(of, 0, pieces, count)
+        assert {p.dtype for p in of.model.parameters()} == {torch.complex64}

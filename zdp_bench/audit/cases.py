@@ -34,7 +34,7 @@ from zdp_bench.privacy.noise import SeededNoise, draw, run_key, stream
 from zdp_bench.registry import lookup
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.setup import Plan
-from zdp_bench.training.step import Total
+from zdp_bench.training.total import Total
 
 SIGMA = 1.0
 CPU = torch.device("cpu")

@@ -33,7 +33,8 @@ from zdp_bench.training.batches import MicroBatches, micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup
-from zdp_bench.training.step import Total, Training, arguments_of, private_step
+from zdp_bench.training.step import Training, arguments_of, private_step
+from zdp_bench.training.total import Total
 
 
 @dataclass(frozen=True)

@@ -41,7 +41,8 @@ class Trainer:
         batch_size: of uniform and shuffled batches; with poisson, the expected one.
         epochs: passes over the data: epochs / sample_rate steps.
         micro_batch: examples processed at once, halved where memory runs out; never changes the
-            result, so it enters no digest. null: 2048; auto: as many as fit.
+            result, so it enters no digest. null: 1024, which
+            is the most; auto: as many as fit.
         checkpoint_epochs: epochs between checkpoints.
         ema: decay of an average over the weights of all steps, which is evaluated and saved in
             their place; it is made of releases, so it costs no ε. null: the last weights.

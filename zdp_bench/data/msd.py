@@ -132,6 +132,9 @@ def open_pair(image: Path, label: Path) -> LabelledVolume:
         same = np.allclose(header.spacing, mask.spacing, rtol=1e-2)
         rule = f"has voxels of {mask.spacing} mm, but its image's measure {header.spacing} mm"
         expect(same, rule)
+        apart = np.abs(np.subtract(header.corners, mask.corners)).max()
+        rule = f"lies {apart:.3g} mm beside its image, by the affines of both"
+        expect(apart <= max(header.spacing), rule)
     return LabelledVolume(nifti.name_of(image), image, label, header)
 
 

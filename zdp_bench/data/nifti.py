@@ -37,11 +37,16 @@ WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's sc
 
 @dataclass(frozen=True)
 class Header:
-    """Shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm."""
+    """Shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm.
+
+    Attributes:
+        corners: (x, y, z) in mm of the first voxel and of the last.
+    """
 
     shape: tuple[int, ...]
     spacing: tuple[float, float, float]
     is_complex: bool = False
+    corners: tuple[tuple[float, ...], ...] = ()
 
 
 def paths_of(folder: Path) -> list[Path]:
@@ -144,7 +149,11 @@ def _header(image: Any) -> Header:
     stored = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes each of R, A, S
     x, y, z = (float(steps[axis]) for axis in stored)
     shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
-    return Header(shape, (x, y, z), image.get_data_dtype().kind == "c")
+    ends = np.stack([np.zeros(3), np.asarray(image.shape[:3]) - 1.0])
+    ends = np.where(_orientation(image)[:, 1] > 0, ends, ends[::-1])  # of axes that are turned
+    placed = ends @ np.asarray(image.affine)[:3, :3].T + np.asarray(image.affine)[:3, 3]
+    corners = tuple(tuple(corner) for corner in placed.tolist())
+    return Header(shape, (x, y, z), image.get_data_dtype().kind == "c", corners)
 
 
 def _orientation(image: Any) -> np.ndarray:

@@ -202,7 +202,7 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     each = min(each, config.privacy.max_examples or each) * (config.trainer.augmentations or 1)
     expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
     fixed = config.trainer.micro_batch
-    at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, expected)
+    at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, expected)
     trust(model)  # its check, made once a run, takes as long as several steps of a large model
     activations, forward = _time_forward(model, data)
     spent, per_batch, per_example = 0.0, 0.0, FORWARDS * forward

@@ -130,7 +130,7 @@ def make_private(
         sample_rate, expected_batch: instead of `batch_size`, where n is private: the probability,
             and what the noisy sum is divided by. Choose both without a look at the data.
         algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
-        micro_batch: how many examples are processed at once (2,048 by default); halved when memory
+        micro_batch: how many examples are processed at once (1,024 at most); halved when memory
             runs out. It changes memory and speed only.
         precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
         seed: repeats a training on the same machine; for experiments. Every example is read once
@@ -205,7 +205,7 @@ def make_private(
         }
         check_ranks(ranks, seed, facts)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
-    size = micro_batch or MICRO_BATCH
+    size = Size(micro_batch or MICRO_BATCH).examples
     at_once = min(plan.most_drawn * most, size)
     found = find_examples(
         model, of_one, like, None if probe is None else (pack(probe[0]), pack(probe[1]))

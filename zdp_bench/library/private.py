@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
-from weakref import WeakKeyDictionary, finalize
+from weakref import finalize
 
 import torch
 from torch import nn
@@ -19,6 +19,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.library import trails
 from zdp_bench.library.arguments import OF_EXPORT, require_kinds
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
@@ -31,6 +32,7 @@ from zdp_bench.library.optimizers import (
     require_held,
     watch_steps,
 )
+from zdp_bench.library.trails import Trail
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
@@ -48,8 +50,6 @@ from zdp_bench.training.run import clipping_report, released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
-# The ledgers of the trainings that a model had in this process.
-_LEDGERS: WeakKeyDictionary[nn.Module, set[Path]] = WeakKeyDictionary()
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
 
 
@@ -143,6 +143,7 @@ class Private:
         self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
         self._trained = _what_trains(dict(model.named_parameters()))
         self._left: Marks | None = {}  # the weights after the last step; None once a change is said
+        self._trail: Trail | None = None
         self._written: WrittenError | None = None
         self._modes = {module: module.training for module in model.modules()}
         self._limit: int | None = None
@@ -243,7 +244,9 @@ class Private:
             self.setting.guard.require_unchanged()
         self._taken += 1
         setting, model = self.setting, self.setting.model
-        _LEDGERS.setdefault(model, set()).add(setting.ledger_file)
+        trained = [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
+        if self._trail is None:
+            self._trail = trails.begin(setting.ledger_file, model, trained)
         keys, ranks = setting.keys, setting.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
@@ -281,6 +284,7 @@ class Private:
             except KeyboardInterrupt:  # half a step may be in the weights: noisy, so no ε is lost
                 self._left = {}
                 raise
+        self._trail.add(trained)
         self.done += 1
         self._next = None
         if self._left is not None:
@@ -297,6 +301,8 @@ class Private:
         parameters = dict(self.setting.model.named_parameters())
         if self._left and self._left != mark_weights(parameters):
             self._left = None
+            if self._trail:  # as of another training
+                self._trail.origins |= trails.through(self.setting.model, self.setting.ledger_file)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them (an average, a clamp, another optimizer?) saw no private data"
@@ -397,7 +403,7 @@ class Private:
         given = {"folder": folder, "name": name, "data": data, "metrics": metrics}
         require_kinds(OF_EXPORT, given, {"name": None, "metrics": None})
         setting = self.setting
-        for other in _LEDGERS.get(setting.model, set()) - {setting.ledger_file}:
+        for other in trails.through(setting.model, setting.ledger_file):
             raise UserError(
                 f"private.export: these weights were also trained under {other.name}, which the "
                 "card's ε would not count: save them yourself, and state private.epsilon_with(...)."

@@ -241,13 +241,11 @@ def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> 
     return torch.view_as_complex(parts.contiguous())
 
 
-def widen(total: dict[str, Tensor], source: NoiseSource) -> dict[str, Tensor]:
-    """Return the sum in float64 if secure noise is to be added, else as it is."""
-    if not source.repeatable:
-        for name, value in total.items():
-            total[name] = value.resolve_conj().to(
-                torch.complex128 if value.is_complex() else torch.float64
-            )
+def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
+    """Return the sum in float64."""
+    for name, value in total.items():
+        wide = torch.complex128 if value.is_complex() else torch.float64
+        total[name] = value.resolve_conj().to(wide)
     return total
 
 
@@ -258,13 +256,11 @@ def round_to_grid(
 
     The grid is 2⁻¹⁶ of std or a little finer: negligible beside the noise, but coarse beside the
     digits of the sum that float64 keeps (and float32 would show; see `SecureNoise`). Seeded noise
-    is not rounded.
+    is not rounded to it.
     """
-    if source.repeatable:
-        return release
     for block in mechanism.blocks:
         value = release[block.name]
-        if block.std > 0:
+        if block.std > 0 and not source.repeatable:
             grid = 2.0 ** (math.floor(math.log2(block.std)) - 16)
             parts = torch.view_as_real(value) if value.is_complex() else value
             parts.div_(grid).round_().mul_(grid)

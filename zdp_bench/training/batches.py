@@ -33,7 +33,8 @@ from zdp_bench.training.plan import Patients
 
 log = logging.getLogger(__name__)
 
-MICRO_BATCH = 2048
+# By default and at most: the float32 sum of more examples would round one over its bound.
+MICRO_BATCH = 1024
 # A step plans with this share of the free memory; a backward pass takes as much as a forward pass.
 SHARE, PASSES = 0.5, 2
 
@@ -154,9 +155,12 @@ def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> N
 
 @dataclass
 class Size:
-    """How many examples are processed at once. It only shrinks, for all later steps too."""
+    """How many examples are processed at once, up to `MICRO_BATCH`. It only ever shrinks."""
 
     examples: int
+
+    def __post_init__(self) -> None:
+        self.examples = min(self.examples, MICRO_BATCH)
 
     def halve(self) -> bool:
         """Use half as many from now on; return False if it is one example already."""

@@ -26,6 +26,8 @@ from zdp_bench.errors import first_line
 from zdp_bench.gradients import Batch, PerExample
 from zdp_bench.gradients.clipping import defer_finite
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
@@ -88,10 +90,8 @@ class Program:
         if batch[0].dim() == 4 and not batch[0].is_contiguous():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
-        total = {
-            block.name: torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=device)
-            for block in mechanism.blocks
-        }
+        sampling = mechanism.sampling
+        total = Total(mechanism, device, sampling.expected_batch_size > MICRO_BATCH).whole()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
         return Program(algorithm, loss, total, inputs, targets, weights, finite)

@@ -275,7 +275,7 @@ class Setup(ModelSetup):
         most = self.plan.most_drawn * self.most_records
         micro_batch = self.config.trainer.micro_batch
         if not isinstance(micro_batch, str):
-            most = min(most, micro_batch or MICRO_BATCH)
+            most = min(most, micro_batch or MICRO_BATCH, MICRO_BATCH)
         return model_checks.check(
             self.model,
             self.algorithm,

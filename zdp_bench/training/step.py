@@ -19,10 +19,11 @@ from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
-from zdp_bench.training.batches import MicroBatches, free_memory, is_out_of_memory
+from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import Programs, rows_of
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
+from zdp_bench.training.total import Total
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,11 @@ def private_step(
         require_unwritten(training.parameters, marks)
         raise
     require_unwritten(training.parameters, marks)
-    total = widen(own, training.noise)  # this rank's share of S
+    total, many = own, 0  # this rank's share of S, and the most examples of all
+    if isinstance(micro_batches, MicroBatches) and ranks.size > 1:
+        many = ranks.max(micro_batches.count) * ranks.size
+    if many > MICRO_BATCH or not training.noise.repeatable:
+        total = widen(own)
     if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
         ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces
         if taken_again:  # its noise belongs to a sum of other pieces
@@ -167,9 +172,12 @@ def sum_contributions(
         UserError: memory does not hold one example at a time.
     """
     while True:
-        total = Total(mechanism, device)  # S, one tensor a block
+        total, count = Total(mechanism, device), 0  # S, one tensor a block
         try:
             for piece in arguments_of(micro_batches):
+                count += len(piece[0][0])
+                if count > MICRO_BATCH and not total.is_wide:
+                    total.widen()
                 algorithm.accumulate(total, *piece)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
             return total.whole()
         except (RuntimeError, MemoryError) as error:
@@ -202,28 +210,6 @@ def _no_memory(micro_batches: MicroBatches) -> UserError:
         "out of memory with one record at a time: take a smaller model or smaller inputs, or "
         "another device."
     )
-
-
-class Total(dict[str, Tensor]):
-    """S while examples are added to it; a block is made when it is first used.
-
-    What is added first may become the block itself (`gradients.add_up`), which saves a large model
-    two passes over its memory.
-    """
-
-    def __init__(self, mechanism: Mechanism, device: torch.device) -> None:
-        super().__init__()
-        self.blocks = {block.name: block for block in mechanism.blocks}
-        self.device = device
-
-    def __missing__(self, name: str) -> Tensor:
-        block = self.blocks[name]
-        self[name] = torch.zeros(block.shape, dtype=getattr(torch, block.dtype), device=self.device)
-        return self[name]
-
-    def whole(self) -> dict[str, Tensor]:
-        """Return every block in the mechanism's order; those nothing was added to are zero."""
-        return {name: self[name] for name in self.blocks}
 
 
 def descend(

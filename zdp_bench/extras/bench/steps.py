@@ -34,7 +34,8 @@ from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
-from zdp_bench.training.step import Total, Training, private_step
+from zdp_bench.training.step import Training, private_step
+from zdp_bench.training.total import Total
 
 # -------------------------------------------------------------------------------------- non-private
 
