@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
 
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
-from zdp_bench.data.owners import count_owners, owners_of
+from zdp_bench.data.owners import (
+    count_owners,
+    owners_of,
+    pick_test_owners,
+    require_named,
+)
 from zdp_bench.errors import UserError
+from zdp_bench.library.examples import find_owners
 
 FOUR = torch.zeros(4, 1), torch.zeros(4)
 PLAIN = Splits(Examples(*FOUR), Examples(*FOUR), (1,), 1, "synthetic", "digest")
@@ -48,7 +56,64 @@ def test_owners_that_are_not_known_are_refused() -> None:
     with pytest.raises(UserError, match="x: a patient owns up to 2 records"):
         owners_of(several, "x")
     info = DatasetInfo(train=4, test=1, input_shape=(1,), outputs=1, examples_per_patient=2)
-    with pytest.raises(UserError, match="x: a patient owns up to 2 records"):
-        count_owners(info, "x")
     assert count_owners(replace(info, owners=3), "x") == 3
-    assert count_owners(replace(info, examples_per_patient=1), "x") == 4
+    for silent in (info, replace(info, examples_per_patient=1), several, PLAIN):
+        with pytest.raises(UserError, match="x: this data set does not say whose examples are"):
+            count_owners(silent, "x")
+
+
+MISSING: list[Any] = [
+    "",
+    " ",
+    "nan",
+    "None",
+    "n/a",
+    "#N/A",
+    "NULL",
+    "unknown",
+    "-",
+    "?",
+    "__",
+    "-9",
+]
+MISSING += [-1, -99, -1.0]
+
+
+@pytest.mark.parametrize("missing", MISSING, ids=repr)
+def test_a_missing_owner_is_refused_by_name(missing: Any) -> None:
+    """Five patients without a name became one, who moved the sum by 2 C."""
+    known: list[Any] = (
+        ["p1", "p2"] if isinstance(missing, str) else [type(missing)(n) for n in (1, 2)]
+    )
+    with pytest.raises(UserError, match=f"x: owner {re.escape(repr(missing))} stands for a miss"):
+        require_named("x", "owner", [*known, missing])
+    column = [*known, missing, *known]
+    with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
+        find_owners(column, 5, None)
+    with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
+        find_owners([("site a", owner) for owner in column], 5, None)
+
+
+@pytest.mark.parametrize("kind", [int, str, float])
+def test_an_owner_0_is_missing_beside_numbers_that_do_not_count(kind: type) -> None:
+    with pytest.raises(UserError, match=r"owner '?0"):
+        require_named("x", "owner", [kind(n) for n in (0, 104_233, 98_120)])
+    for counted in (range(5), (0, 3, 5, 9)):
+        require_named("x", "owner", [kind(n) for n in counted])
+    require_named("x", "owner", ["Nan Li", "none-7", "p-1", "N.A.", "1-2", "né", "李"])
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_a_training_owner_more_or_less_moves_no_other(seed: int) -> None:
+    """Owners drawn from a list: 35 to 55 of 200 changed sides for one less."""
+    owners = [f"p{n}" for n in range(200)]
+    classes = [str(n % 3) for n in range(200)]
+    held = pick_test_owners(owners, classes, 0.2, seed)
+    assert 20 <= len(held) <= 60
+    for n, owner in enumerate(owners):
+        if owner not in held:
+            fewer = [one[:n] + one[n + 1 :] for one in (owners, classes)]
+            assert pick_test_owners(*fewer, 0.2, seed) == held
+    assert held != pick_test_owners(owners, classes, 0.2, seed + 100)
+    few = pick_test_owners(["a", "b", "c", "d"], ["x", "x", "y", "y"], 0.01, seed)
+    assert len(few & {"a", "b"}) == len(few & {"c", "d"}) == 1

@@ -80,6 +80,22 @@ def test_examples_hold_the_images_they_say(counts: list[int], seed: int) -> None
     assert set(used.values()) == {2}
 
 
+def test_an_image_less_takes_its_two_examples_and_no_other() -> None:
+    """What the ε of an image compares: labels and pairs stay, and the sum moves by 2 C at most."""
+    labels = np.random.default_rng(0).integers(0, 10, 120)
+    images = torch.rand(120, 3, 3, generator=torch.Generator().manual_seed(0)), labels
+    whole, _, made = pair(images, images, 9)
+    share = whole.inputs / torch.linalg.vector_norm(whole.inputs, dim=(1, 2), keepdim=True)
+    for image in range(120):
+        blank = images[0].index_fill(0, torch.tensor([image]), 0.0)
+        changed, _, again = pair((blank, labels), images, 9)
+        moved = (changed.inputs != whole.inputs).flatten(1).any(1)
+        assert np.array_equal(again.couple, made.couple)
+        assert int(moved.sum()) == 2 * int(image in made.real)
+        assert len(made.couple[moved.numpy()]) == 0 or len({*made.couple[moved.numpy()]}) == 1
+        assert torch.linalg.vector_norm(share[moved].sum(0)) <= 2 + 1e-6
+
+
 def test_the_seed_draws_couples_and_who_is_left_out() -> None:
     labels = np.repeat([0, 9], [20, 10])
     drawn = [couple_images(labels, seed) for seed in range(400)]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.test_cli import run
-from zdp_bench.privacy.accounting import pld, pld_uniform
+from zdp_bench.privacy.accounting import pld, pld_replaced, pld_uniform
 from zdp_bench.report import epsilon
 from zdp_bench.report.epsilon import Quoted, Reproduction, same_digits
 
@@ -203,7 +203,11 @@ def answers(capsys: Capture, words: str) -> list[dict[str, Any]]:
 
 def test_sigma_is_answered_with_every_epsilon(capsys: Capture) -> None:
     lines = answers(capsys, f"--sigma 1.1 {SETTING}")
-    found = {(line["noise"], line["accountant"]): line["epsilon"] for line in lines}
+    parts = [line for line in lines if "one example of a unit" in line["remark"]]
+    by_hand = [pld_replaced(z, 0.01, 1000, 1e-5) for z in (1.1, 1.1 / math.sqrt(2))]
+    assert [line["epsilon"] for line in parts] == pytest.approx(by_hand, rel=1e-4)
+    whole = [line for line in lines if line not in parts]
+    found = {(line["noise"], line["accountant"]): line["epsilon"] for line in whole}
     assert set(found) == {
         (noise, accountant)
         for noise in ("per_component", "circular")
@@ -236,8 +240,8 @@ def test_fixed_size_batches_are_answered_with_an_interval(capsys: Capture) -> No
 
 def test_a_patients_epsilon_follows_the_records(capsys: Capture) -> None:
     training = f"{SETTING} --records 5000 --examples-per-patient 3"
-    record, patient, *_ = answers(capsys, f"--sigma 2 {training} --accountant pld")
-    assert patient["epsilon"] > record["epsilon"]
+    record, part, patient, *_ = answers(capsys, f"--sigma 2 {training} --accountant pld")
+    assert patient["epsilon"] > part["epsilon"] > record["epsilon"]
     assert "3 records" in patient["remark"]
 
 

@@ -21,7 +21,7 @@ from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.report.budget import group_by_data, sheet
@@ -325,6 +325,28 @@ def test_a_patient_is_one_share_where_patients_are_the_unit(tmp_path: Path) -> N
     (home,) = (path.parent for path in tmp_path.glob("runs/*/*/record.json"))
     (home / "record.json").unlink()  # what the plan says of a run under way
     assert [one.examples for one in read_spendings(tmp_path)[0]] == [1]
+
+
+def test_a_budget_adds_what_is_spent_of_one_unit(tmp_path: Path) -> None:
+    """A run with an ε of 8 for a beat counted as 8 for a patient."""
+    example, _, _ = carry_out(tmp_path)
+    by_unit = "privacy.unit=patient"
+    of_unit = example["privacy"]["epsilon_patient"]
+    both = of_unit + example["privacy"]["epsilon_tight"]
+    with pytest.raises(UserError, match=f"spent a tight ε of {show_epsilon(of_unit)}"):
+        carry_out(tmp_path, by_unit, f"privacy.total_budget={example['privacy']['epsilon_tight']}")
+    carry_out(tmp_path, by_unit, f"privacy.total_budget={both}")
+    with pytest.raises(UserError, match=r"each hides another \(example, image.*\), so the ε"):
+        carry_out(tmp_path, "seed=2", "privacy.total_budget=1000")
+    runs, _ = read_spendings(tmp_path)
+    shown = sheet(runs, None, [], tmp_path)
+    assert shown.numbers[-1]["epsilon"] is None
+    assert shown.numbers[-1]["epsilon_unit"] > of_unit
+    assert "hide different units" in " ".join(shown.notes)
+    others = [*runs, replace(runs[0], unit="slice")]
+    for of_unit in (True, False):
+        with pytest.raises(ValueError, match="each hides another"):
+            spent_of_one(others, of_unit)
 
 
 def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Path) -> None:

@@ -197,6 +197,14 @@ def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> N
         Setup.of(config(tmp_path, *many))
 
 
+@pytest.mark.parametrize("overrides", [["dataset=cpsc2018_synthetic"], ["dataset=mnist"]])
+def test_patients_of_a_data_set_that_names_none_are_refused(overrides: list[str]) -> None:
+    """Such a run said 'ε of a patient', with each example taken for a patient."""
+    given = configured(["recipe=ecg", "privacy.unit=patient", *overrides])
+    with pytest.raises(UserError, match=r"privacy.unit=patient: this data set does not say whose"):
+        validate(given, trial=False)
+
+
 def test_images_that_share_examples_are_one_unit() -> None:
     """Two images make two examples of theirs alone, so what hides the couple hides either."""
     given = configured(["recipe=quickstart", "privacy.unit=patient"])

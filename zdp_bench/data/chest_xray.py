@@ -38,6 +38,8 @@ PARTS = ("train", "test")
 CLASSES = ("NORMAL", "PNEUMONIA")
 SUFFIXES = (".jpeg", ".jpg")
 OFFICIAL = {"train": 5216, "test": 624}
+# Split by patient: films to train or validate on, how many patients' they are, the most of one.
+SPLIT = {"train": 4135, "test": 1062, "patients": 2276, "most": 30}
 PATIENT = re.compile(r"(?:(person\d+)_(?:bacteria|virus)_|((?:NORMAL2-)?IM-\d+)-)")
 # Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the films in them.
 PIXELS = (0.5, 0.25)
@@ -233,16 +235,19 @@ class ChestXray(Films):
     def info(self, root: Path) -> DatasetInfo:
         """Count by names and sizes, and the bytes of films of one size; others are no copies.
 
-        Without films, the numbers are the release's.
+        Without films, the numbers are the release's; the validation part is in proportion.
         """
         if not holds_any(root / FOLDER):
-            train = round((1 - self.validation_share) * OFFICIAL["train"])
+            used = 1 - self.validation_share
+            train = round(used * SPLIT["train"])
             return DatasetInfo(
                 train=train,
-                test=OFFICIAL["test"],
-                validation=OFFICIAL["train"] - train,
+                test=SPLIT["test"],
+                validation=SPLIT["train"] - train,
                 input_shape=(1, self.size, self.size),
                 outputs=1,
+                examples_per_patient=min(SPLIT["most"], self.max_per_patient or SPLIT["most"]),
+                owners=round(used * SPLIT["patients"]),
                 found=False,
             )
         found = find_films(root / FOLDER)

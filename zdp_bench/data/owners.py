@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Sequence
+from hashlib import blake2b
 
 import numpy as np
 
@@ -36,22 +37,42 @@ def count_owners(data: Splits | DatasetInfo, asked: str) -> int:
     """Return how many patients own the training examples.
 
     Raises:
-        UserError: as `owners_of`.
+        UserError: the data set does not say whose its examples are, be it one of each.
     """
-    if isinstance(data, Splits):
-        return len(np.unique(owners_of(data, asked)))
-    if data.owners is not None:
-        return data.owners
-    if data.examples_per_patient > 1:
+    owners = data.owners if isinstance(data, DatasetInfo) else data.train.groups
+    if owners is None:
         raise UserError(
-            f"{asked}: a patient owns up to {data.examples_per_patient} records of this data set, "
-            "and it does not say how many patients there are."
+            f"{asked}: this data set does not say whose examples are whose (its training part has "
+            "no groups), so only an example's ε is known. Leave the key out."
         )
-    return data.train
+    return owners if isinstance(owners, int) else len(owners.unique())
+
+
+def pick_test_owners(
+    owners: Sequence[str], classes: Sequence[str], test_share: float, seed: int
+) -> set[str]:
+    """Return the owners to test on: those whose keyed hash is below `test_share`.
+
+    Of each class, the owner with the least hash is among them. So an owner that is trained on has
+    no influence on where any other goes.
+
+    Args:
+        owners, classes: of each file.
+    """
+    key = str(seed).encode()
+    place = {one: blake2b(one.encode(), digest_size=8, key=key).digest() for one in owners}
+    first: dict[str, str] = {}
+    for one, label in zip(owners, classes, strict=True):
+        first[label] = min(first.get(label, one), one, key=place.__getitem__)
+    limit = test_share * 2**64
+    return {one for one, at in place.items() if int.from_bytes(at) < limit} | {*first.values()}
 
 
 def hold_out_owners(owners: list[str], test_share: float, seed: int) -> np.ndarray:
-    """Return True for the test examples: whole owners, drawn until `test_share` of the examples."""
+    """Return True for the test examples: whole owners, drawn until `test_share` of the examples.
+
+    Who is drawn depends on who is there: for a release, whose list of owners is public.
+    """
     people = sorted(set(owners))
     counts = Counter(owners)
     test: set[str] = set()
@@ -86,6 +107,32 @@ def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
             raise UserError(
                 f"{where}: {what} {alike!r} and {what} {name!r} differ in case, spaces, zeros or "
                 f"Unicode form alone, and would count as two; write every {what} in one way."
+            )
+
+
+# What tables write where an owner is not known, in the form of `_plain`.
+MISSING = {"nan", "nat", "none", "null", "nil", "n/a", "na", "#n/a", "<na>"}
+MISSING |= {"unknown", "missing", "anonymous"}
+
+
+def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:
+    """Refuse an owner that stands for a missing one, by which strangers would count as one.
+
+    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unknown', a
+    negative number, and 0 beside numbers so large that nobody counted the owners from 0.
+
+    Raises:
+        UserError: names it.
+    """
+    plain = {name: _plain(str(name)) for name in names}
+    numbers = [float(text) for text in plain.values() if text.isdecimal()]
+    counted = max(numbers, default=0.0) <= 10 * len(names)
+    for name, text in plain.items():
+        absent = text in MISSING or not re.search(r"\w", text.replace("_", ""))
+        if absent or re.fullmatch(r"-\d+(\.\d+)?", text) or (text == "0" and not counted):
+            raise UserError(
+                f"{where}: {what} {name!r} stands for a missing one, and its examples would count "
+                f"as those of one {what}. Leave them out, or name the {what} of each."
             )
 
 

@@ -51,6 +51,11 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
     real part. A couple shares them with no other image, so a federation can keep it at one node.
     Images beyond the rarer label's count are left out; the seed chooses them.
 
+    Labels alone decide who is paired with whom, so labels and pairs count as PUBLIC: the ε of an
+    image compares training sets with and without its two examples, all other pairs being the same.
+    (To pair the images that are left anew would change hundreds of examples.) The paper draws each
+    partner with replacement, for 60,000 examples: there an image may be in any number of them.
+
     Args:
         labels: [n]
     """
@@ -133,8 +138,9 @@ def make_splits(train: Images, test: Images, seed: int, source: str, files: str)
         outputs=CLASSES,
         provenance="derived",
         digest=digest(f"phase pairing v2:{seed}:{files}"),
-        notes=f"{source}, paired by the paper's rule with seed {seed}: a training image is in "
-        f"{made.most_of_one} examples, {made.left_out:,} of {total:,} are in none",
+        notes=f"{source}, paired by label with seed {seed} (labels and pairs are public; the paper "
+        f"draws partners with replacement): a training image is in {made.most_of_one} examples, "
+        f"{made.left_out:,} of {total:,} are in none",
         unit="image",
     )
 

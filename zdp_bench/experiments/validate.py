@@ -22,7 +22,7 @@ from zdp_bench.gradients import trust
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accounting import patient_epsilon, rdp_epsilon
+from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH
 from zdp_bench.training.build import build_scheduler, count_real
@@ -180,6 +180,7 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
         "epsilon_tight": setup.epsilon(plan.steps),
         "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
         "epsilon_patient": patient_epsilon(mechanism, together, steps, delta),
+        "epsilon_part": part_epsilon(mechanism, steps, delta) if by_patient else None,
         "unit": data.unit,
         "epsilon_of": data.unit if by_patient else "example",
         "max_epsilon": config.privacy.max_epsilon,

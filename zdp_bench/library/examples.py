@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from zdp_bench.data.owners import require_one_spelling
+from zdp_bench.data.owners import require_named, require_one_spelling
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
@@ -138,10 +138,11 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
             "both would count as two: make all strings, or all whole numbers."
         )
     for parts in zip(*numbers, strict=True):
-        texts = {
+        names = {
             part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts
         }
-        require_one_spelling("unit", "owner", (text for text in texts if isinstance(text, str)))
+        require_named("unit", "owner", names)
+        require_one_spelling("unit", "owner", (text for text in names if isinstance(text, str)))
     return Patients.of(np.array(owners), max_examples)
 
 

@@ -21,7 +21,7 @@ from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library import trails
 from zdp_bench.library.arguments import OF_EXPORT, require_kinds
-from zdp_bench.library.examples import Items
+from zdp_bench.library.examples import Items, owners_digest
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import require_gradients, says_python
 from zdp_bench.library.optimizers import (
@@ -33,7 +33,7 @@ from zdp_bench.library.optimizers import (
     watch_steps,
 )
 from zdp_bench.library.trails import Trail
-from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
+from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
@@ -334,6 +334,7 @@ class Private:
             UserError: another training has another δ, or hides other units.
         """
         spent: list[Spent] = []
+        asked = self.setting.delta, owners_digest(self.setting.owners)
         trainings = (self, *others)
         if not all(isinstance(one, Private) for one in trainings):
             raise UserError("private.epsilon_with takes trainings that make_private made: (a, b).")
@@ -341,7 +342,8 @@ class Private:
             raise UserError("private.epsilon_with: name each ledger's training once.")
         for one in trainings:
             setting = one.setting
-            if (setting.delta, setting.whose) != (self.setting.delta, self.setting.whose):
+            # `whose` names no owners where their number is private
+            if (setting.delta, owners_digest(setting.owners)) != asked:
                 raise UserError(
                     "private.epsilon_with: all trainings need one delta, and the same unit, for "
                     "there is no ε of different ones."
@@ -355,16 +357,21 @@ class Private:
         """Return what a record's `privacy` holds, but for a paper's claim.
 
         `epsilon_of` says whose ε it is: an example's or, with `unit`, an owner's, with at most
-        `examples_per_owner` examples in a step. Beside it: `randomness_from`, and `fixed_state`,
-        the buffers and frozen parameters that the output depends on and no ε covers. `steps_taken`
-        led to these weights; `steps`, which ε counts, are all of the ledger.
+        `examples_per_owner` examples in a step; `epsilon_part` is that of one of these. Beside it:
+        `randomness_from`, and `fixed_state`, the buffers and frozen parameters that the output
+        depends on and no ε covers. `steps_taken` are those that led to these weights; `steps`,
+        which ε counts, are all of the ledger.
         """
         setting, releases = self.setting, self.ledger.releases
         mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
         report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
         whose: dict[str, Any] = {"epsilon_of": "example"}
         if setting.owners is not None:
-            whose = {"epsilon_of": "owner", "examples_per_owner": setting.most_owned}
+            whose = {
+                "epsilon_of": "owner",
+                "epsilon_part": part_epsilon(mechanism, releases, setting.delta),
+                "examples_per_owner": setting.most_owned,
+            }
         return (
             whose
             | report

@@ -18,8 +18,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Literal
@@ -112,6 +112,19 @@ class Spending:
     def is_private(self) -> bool:
         """True if its ε can be finite."""
         return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
+
+
+def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
+    """Return what each run spent of one example, or of one unit with all its examples.
+
+    Raises:
+        ValueError: they are not known of the same: some runs hide other units, or a unit where the
+            others hide an example. (A unit's ε does not bound that of a part of it.)
+    """
+    hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
+    if len(hidden) > 1:
+        raise ValueError(f"runs of which each hides another ({', '.join(sorted(hidden))})")
+    return [replace(run.spent, examples=run.examples) if of_unit else run.spent for run in runs]
 
 
 def together(spent: Iterable[Spent], delta: float) -> float:

@@ -31,8 +31,10 @@ from dataclasses import dataclass
 from functools import lru_cache
 
 import numpy as np
+from dp_accounting import NeighboringRelation
 from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
+from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
 from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
 from scipy.signal import fftconvolve
 from scipy.special import log_ndtr, logsumexp, ndtr
@@ -125,6 +127,30 @@ def uniform_laws(
     """
     own, top = _grid(z, drawn, steps, delta)
     return _uniform_laws(z, drawn, width or own, top)
+
+
+def replaced_epsilon(z: float, sample_rate: float, steps: int, delta: float) -> float:
+    """Return the ε of Poisson batches for a share that is replaced by any other, by dp-accounting.
+
+    Args:
+        z: noise standard deviation in units of the largest share, C; replacing moves a sum by 2C.
+
+    Proof that the shares 1 and −1 are told apart best, of all a and b with norms up to 1: let α be
+    given, q be the rate and c = (1 − q)(α − 1). The hockey-stick divergence is E[(qX − αqY − c)₊]
+    with X = e^(u − |a|²/2z²) and Y = e^(v − |b|²/2z²), where (u, v) is normal with variances
+    |a|²/z² and |b|²/z² and covariance a·b/z². It is convex in X and in Y, so it grows with either
+    variance (X gets an independent factor of mean 1; Jensen). Its derivative in the covariance is
+    E[XY ∂²/∂X∂Y] ≤ 0 (Price's theorem), for q and −αq differ in sign. So it is largest where both
+    variances are and the covariance is least.
+    """
+    width, _ = _grid(z / 2, one_example(sample_rate), steps, delta)
+    step = from_gaussian_mechanism(
+        z,
+        value_discretization_interval=width,
+        sampling_prob=sample_rate,
+        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+    )
+    return float(step.self_compose(steps).get_epsilon_for_delta(delta))
 
 
 def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:

@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.memory import check_one, remember
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
@@ -23,8 +22,8 @@ TOGETHER = (
 )
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not."
 MIXED = (
-    "Poisson batches hide whether an example is there, fixed-size batches which one it is: no "
-    "tight ε of both together is known."
+    "No ε together is known of Poisson batches, which hide whether an example is there, and "
+    "fixed-size ones, which hide which one it is; nor of runs that hide different units."
 )
 ALL = "all"
 
@@ -89,7 +88,8 @@ def _notes(
     notes = [HOW] if lines else []
     several = [group for group in groups if len({one.data for one in group}) > 1]
     notes += [TOGETHER.format(names=_list(one.dataset for one in group)) for group in several]
-    notes += [MIXED] if any(line["epsilon"] is None for line in lines) else []
+    told = [[line["epsilon"], *([line["epsilon_unit"]] if line["unit"] else [])] for line in lines]
+    notes += [MIXED] if any(None in line for line in told) else []
     if stopped := sum(not one.finished for group in groups for one in group):
         notes.append(f"Runs that have not ended: {stopped}; every step they plan is counted.")
     return [*notes, *(f"In no line, for nothing says on which data: {path}." for path in unknown)]
@@ -112,9 +112,8 @@ def _noise(one: Spending) -> str:
 
 def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
     """Return what some runs on one data set have spent."""
-    one, owned = max(runs, key=lambda run: run.examples), max(run.examples for run in runs)
+    owned = max(run.examples for run in runs)
     told = owned > 1 or any(run.by_unit for run in runs)
-    per_unit = [replace(run.spent, examples=run.examples) for run in runs]
     return {
         "dataset": _list(run.dataset for run in runs),
         "provenance": _list(run.provenance for run in runs),
@@ -122,9 +121,9 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
         "noise": noise,
         "runs": len(runs),
         "unfinished": sum(not run.finished for run in runs),
-        "epsilon": remember(together_if_known, [run.spent for run in runs], delta),
-        "epsilon_unit": remember(together_if_known, per_unit, delta) if told else None,
-        "unit": one.unit if told else None,
+        "epsilon": _epsilon_of_one(runs, False, delta),
+        "epsilon_unit": _epsilon_of_one(runs, True, delta) if told else None,
+        "unit": _list(run.unit for run in runs) if told else None,
         "records_per_unit": owned,
         "delta": delta,
     }
@@ -132,6 +131,16 @@ def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
 
 def _list(words: Iterable[str]) -> str:
     return ", ".join(sorted(set(words)))
+
+
+def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
+    """Return the ε of all for one example, or one unit; None where none is known."""
+    try:
+        spent = spent_of_one(runs, of_unit)
+    except ValueError:
+        return None
+    found: float | None = remember(together_if_known, spent, delta)
+    return found
 
 
 def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:

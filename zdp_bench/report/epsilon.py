@@ -21,6 +21,7 @@ from zdp_bench import assets
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import (
+    part_epsilon,
     patient_epsilon,
     patient_interval,
     tight_epsilon,
@@ -288,6 +289,7 @@ REMARKS = {
     "bound": "an upper bound, looser",
     "approximation": "NOT a bound: an approximation that can fall below the truth",
 }
+PART = 0  # in the place of a patient's number of records: one of a unit's examples
 TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
 
 
@@ -407,7 +409,8 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
         if convention:
             sigma = calibrate(target, name, _claim(given, 0.0))
             return [_claim_at(given, sigma, name)]
-        bound = [bound for bound in _bounds(given) if bound[0] == name][-1]  # a patient's is last
+        # a patient's is last
+        bound = [one for one in _bounds(given) if one[0] == name and one[1] != PART][-1]
         found = {
             noise: remember(solve, target, _epsilon_at, given, noise, *bound)
             for noise in CONVENTIONS
@@ -418,10 +421,15 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
 
 
 def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
-    """Return each accountant of mechanisms; after pld, pld of a patient with so many records."""
+    """Return each accountant of mechanisms; after pld, pld of a patient with so many records.
+
+    Before that pld of `PART`, where it differs.
+    """
     bounds: list[tuple[str, int | None]] = []
     for name in answer_for_mechanisms():
         bounds.append((name, None))
+        if name == "pld" and given.sampling.adjacency == "add_or_remove_one":
+            bounds.append((name, PART))
         if name == "pld" and given.examples_per_patient:
             bounds.append((name, given.examples_per_patient))
     return bounds
@@ -431,8 +439,10 @@ def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | 
     """Return an accountant's ε of noise of one convention."""
     mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
     steps, delta = given.steps, given.delta
-    if many:
-        low: float | None = patient_interval(mechanism, many, steps, delta)[0]
+    if many == PART:
+        low: float | None = None
+    elif many:
+        low = patient_interval(mechanism, many, steps, delta)[0]
     else:
         at_least = answer_for_mechanisms()[name].at_least
         low = at_least(mechanism, steps, delta) if at_least else None
@@ -442,12 +452,16 @@ def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | 
 
 def _epsilon_at(sigma: float, given: OwnNumbers, noise: str, name: str, many: int | None) -> float:
     mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
+    if many == PART:
+        return part_epsilon(mechanism, given.steps, given.delta)
     if many:
         return patient_epsilon(mechanism, many, given.steps, given.delta)
     return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
 
 
 def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
+    if many == PART:
+        return "tight, for one example of a unit that is drawn and clipped as one"
     if many:
         return f"tight, for a patient or image with {many} records"
     kind = answer_for_mechanisms()[name].kind

@@ -16,7 +16,10 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record
+from zdp_bench.privacy.accounting import part_epsilon
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.memory import remember
+from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report import names, papers
 from zdp_bench.report.cells import SHARES, Filling
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
@@ -49,6 +52,12 @@ class Line:
         private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
         return str(private[0]["privacy"]["epsilon_of"]) if private else ""
 
+    @property
+    def delta(self) -> str:
+        """The δ of its private runs."""
+        private = [runs[0]["privacy"] for at, runs in self.runs.items() if at < math.inf]
+        return ", ".join(sorted({f"{one['delta']:g}" for one in private}))
+
     def values(self, target: float) -> list[float]:
         """Return the test metric of each seed."""
         return [float(run["headline"]["value"]) for run in self.runs.get(target, [])]
@@ -79,7 +88,8 @@ class Grid:
         """Return the table ready to show."""
         grouped = any(line.variant for line in self.lines)
         heads = ["open" if math.isinf(t) else f"ε = {t:g}" for t in self.targets]
-        columns = ["task", *(["variant"] if grouped else []), "ε hides", "metric", "runs", *heads]
+        columns = ["task", *(["variant"] if grouped else [])]
+        columns += ["ε hides", "δ", "metric", "runs", *heads]
         rows = []
         for line in self.lines:
             count = sorted({len(runs) for runs in line.runs.values()})
@@ -87,7 +97,7 @@ class Grid:
             cells = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
             metric = names.metric(line.metric)
             shown = [_show(line, target) for target in self.targets]
-            rows.append([*cells, line.unit, metric, runs, *shown])
+            rows.append([*cells, line.unit, line.delta, metric, runs, *shown])
         numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]
         origin = f"`zdp-bench table {self.name}` made this from the records; do not edit."
         return Sheet(self.title, columns, rows, self.notes, origin, numbers)
@@ -136,7 +146,8 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
         for row, options in of["rows"].items()
         for variant in sorted((v for r, v in found if r == row), key=lambda v: place(v, of))
     ]
-    notes = [*(of.get("notes") or ()), *compare_variants(lines, of.get("compare"))]
+    notes = [*(of.get("notes") or ()), *_of_parts(lines)]
+    notes += compare_variants(lines, of.get("compare"))
     return Grid(name, of["title"], notes, lines)
 
 
@@ -197,6 +208,26 @@ def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
         at = "open" if math.isinf(target) else f"ε = {target:g}"
         said.append(f"{at}: {mean} [{low}, {high}]{unit}, p {show_p(test.p)}")
     return f"{line.row}, {line.variant} − {other.variant}. {'; '.join(said)}."
+
+
+def _of_parts(lines: Sequence[Line]) -> list[str]:
+    """Say which ε one of several examples has, where all of an owner's are drawn as one."""
+    told: dict[str, list[str]] = {}
+    for line in lines:
+        spent = {at: runs[0]["privacy"] for at, runs in line.runs.items() if math.isfinite(at)}
+        if all(is_of_unit(one) and one["examples_per_patient"] > 1 for one in spent.values()):
+            parts = ", ".join(_part(spent[at]) for at in sorted(spent, reverse=True))
+            told.setdefault(parts, []).append(line.row)
+    told.pop("", None)  # of lines without a private run
+    if not told:
+        return []
+    found = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in told.items())
+    return [f"One of an owner's examples is replaced, not removed, and has a larger ε. {found}."]
+
+
+def _part(privacy: dict[str, Any]) -> str:
+    mechanism = Mechanism.of_z(privacy["z"], Sampling(**privacy["sampling"]))
+    return epsilon(remember(part_epsilon, mechanism, privacy["steps"], privacy["delta"]))
 
 
 def _form(line: Line) -> tuple[float, int, str]:

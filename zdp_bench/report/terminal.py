@@ -52,6 +52,8 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
         f"at δ = {privacy['delta']:g}",
         f"{unit} ε": f"{epsilon(privacy['epsilon_patient'])} of {owner}",
     }
+    if (part := privacy["epsilon_part"]) is not None:
+        facts["example ε"] = f"{epsilon(part)} of one of {name_one(unit)}'s records"
     if privacy["max_epsilon"]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
     if cost:
@@ -124,6 +126,9 @@ def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
         if is_of_unit(privacy):
             whose = "its records drawn and clipped as one"
         rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
+    if "epsilon_part" in privacy:
+        part = f"{epsilon(privacy['epsilon_part'])}  (tight, of one of {owner}'s)"
+        rows.append(["ε of an example", part])
     if bound := privacy.get("clipping"):
         without = epsilon(bound["epsilon_without_count"])
         of = f"{bound['quantile']:g} of the shares unclipped; tight ε {without} without their count"

@@ -26,6 +26,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import (
+    part_epsilon,
     patient_interval,
     rdp_epsilon,
     tight_epsilon,
@@ -519,6 +520,7 @@ def privacy_report(
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
+        **({"epsilon_part": part_epsilon(mechanism, releases, delta)} if by_patient else {}),
         "examples_per_patient": min(examples_per_patient, most or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),

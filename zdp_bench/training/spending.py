@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, misfits, read_json
-from zdp_bench.privacy.composition import Spending, Spent, together
+from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.ledger import has_steps
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
@@ -94,12 +94,12 @@ def _require_within(config: Run, own: Spending) -> None:
         config.results,
     )
     try:
-        before = together((one.spent for one in others), delta)
-        after = together((one.spent for one in (*others, own)), delta)
+        every = spent_of_one([*others, own], own.by_unit)
+        before, after = together(every[:-1], delta), together(every, delta)
     except ValueError as error:
         raise UserError(
             f"privacy.total_budget={budget:g}: {error}, so the ε of all together is not known; "
-            "sample as the earlier runs do, or leave the total budget out."
+            "sample and hide what the earlier runs do, or leave the total budget out."
         ) from None
     if after > budget:
         raise UserError(

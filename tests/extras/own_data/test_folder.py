@@ -67,7 +67,7 @@ def folder(path: Path, **options: Any) -> Folder:
 
 def test_validate_shows_the_classes(scans: Path, tmp_path: Path) -> None:
     info, _ = assert_described(folder(scans, max_per_patient=1), tmp_path)
-    assert (info.train, info.test, info.examples_per_patient) == (16, 8, 1)
+    assert (info.train, info.test, info.examples_per_patient) == (17, 6, 1)
     assert list(info.classes) == list(CLASSES)
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
     words += ["model=real_mlp", "model.hidden=[4]", "algorithm=dp_sgd"]
@@ -186,7 +186,7 @@ def test_every_kind_is_read_with_its_class_and_split_by_patient(tmp_path: Path, 
     planes = 4 if kind == "volume" else 1
     assert info.input_shape == SHAPES[kind]
     assert (info.train + info.test, info.examples_per_patient) == (24 * planes, 2 * planes)
-    assert (info.unit, info.owners, splits.provenance) == ("patient", 9, "own")
+    assert (info.unit, info.owners, splits.provenance) == ("patient", 10, "own")
     assert splits.notes == "classes 0 sick, 1 well"
     assert splits.train.groups is not None
     assert splits.test.groups is not None

@@ -26,7 +26,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data.files import require_inside, try_each, visible_files
-from zdp_bench.data.owners import hold_out_owners, require_one_spelling
+from zdp_bench.data.owners import pick_test_owners, require_named, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, reading
@@ -312,7 +312,9 @@ def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
 
 def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
     """Refuse a patient in two parts, a link out of the data, and a name or file twice."""
-    require_one_spelling(str(path), "patient", {i.patient for i in found if i.patient != i.name})
+    patients = {item.patient for item in found if item.patient != item.name}
+    require_named(str(path), "patient", patients)
+    require_one_spelling(str(path), "patient", patients)
     require_one_spelling(str(path), "class", {i.label for i in found})
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
@@ -424,11 +426,12 @@ def list_examples(
 
 
 def split_items(items: list[Item], test_share: float, seed: int) -> list[str]:
-    """Return the part of each file: its own, or drawn by patient."""
+    """Return the part of each file: its own, or by a hash of its patient's name."""
     if all(item.part for item in items):
         return [item.part for item in items]
-    held = hold_out_owners([item.patient for item in items], test_share, seed)
-    return ["test" if testing else "train" for testing in held]
+    patients, labels = [item.patient for item in items], [item.label for item in items]
+    held = pick_test_owners(patients, labels, test_share, seed)
+    return ["test" if item.patient in held else "train" for item in items]
 
 
 def choose_examples(

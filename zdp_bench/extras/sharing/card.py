@@ -237,7 +237,7 @@ def _epsilon_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
     owned = f"ε of {name_one(privacy['unit'])} with {many} example{'' if many == 1 else 's'}"
     found = [("ε of one example, tight", tight), (owned, owner)]
     if is_of_unit(privacy):
-        found = [(f"{owned}, tight", tight)]
+        found = [(f"{owned}, tight", tight), *_part_row(privacy)]
     claimed = f"{epsilon(privacy['epsilon_claimed'])} (accountant {privacy['claimed_by']})"
     return [*found, ("ε claimed", claimed)]
 
@@ -250,8 +250,16 @@ def _own_epsilon_rows(report: Report) -> list[tuple[str, str]]:
     tight = interval(privacy["epsilon_tight_at_least"], privacy["epsilon_tight"])
     return [
         (f"ε of {whose}, tight", tight),
+        *_part_row(privacy),
         ("ε by Rényi divergences", epsilon(privacy["epsilon_rdp"])),
     ]
+
+
+def _part_row(privacy: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return the row on one of an owner's examples; none where an older version wrote it."""
+    if "epsilon_part" not in privacy:
+        return []
+    return [("ε of one of its examples, tight", epsilon(privacy["epsilon_part"]))]
 
 
 def _sampling_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:

@@ -62,6 +62,7 @@ PRIVACY_OF_OWN: dict[str, Shape] = {
     "randomness_from": str,
     "ledger": PRIVACY["ledger"],
 }
+OF_PART: dict[str, Shape] = {"epsilon_part": NUMBER | None}  # an older record has none
 _MADE: dict[str, Shape] = {
     "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
     "measured": {"weights": {"digest": str}},
@@ -87,7 +88,7 @@ _RECORD: Shape = {
         },
     },
     "model": {"parameters_real": int},
-    "privacy": PRIVACY | {"nodes": (NoneType, [NODE])},
+    "privacy": PRIVACY | {"nodes": (NoneType, [NODE]), **OF_PART},
     "representation": (
         NoneType,
         {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
@@ -106,6 +107,7 @@ _REPORT: Shape = {
         "mechanism": dict,
         "fixed_state": [str],
         "examples_per_owner": int | None,
+        **OF_PART,
     },
 }
 Report = dict[str, Any]  # `private.report()`, and what the model is

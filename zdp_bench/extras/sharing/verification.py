@@ -29,6 +29,7 @@ from zdp_bench.extras.sharing.loading import config_of, sketch_of
 from zdp_bench.foreign_files import parse_yaml, read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
+from zdp_bench.privacy.accounting import part_epsilon
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, get, to_json
@@ -110,6 +111,7 @@ def _check_own_privacy(folder: Path, report: Report) -> Iterator[Check]:
     secure = kind == "cryptographic"
     again = released_report(mechanism, ledger, ledger.releases, privacy["delta"], secure)
     again["epsilon_of"] = "owner" if report["owners"] else "example"
+    again["epsilon_part"] = part_epsilon(mechanism, ledger.releases, privacy["delta"])
     unsaid = {*NOT_IN_EPSILON, "delta"} | facts.keys() - ledger.facts.keys()
     yield from _compare_privacy(report, again, privacy, "privacy", unsaid)
 
@@ -216,7 +218,9 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
         stated = {key: value for key, value in node.items() if key not in OF_NODES}
         yield from _compare_privacy(record, again, stated, f"node {node['node']}")
     worst = {
-        key: max(node[key] for node in nodes) for key in files.NODE if key.startswith("epsilon_")
+        key: max(node[key] for node in nodes)
+        for key in (*files.NODE, *files.OF_PART)
+        if key.startswith("epsilon_") and all(key in node for node in nodes)
     }
     yield from _compare_privacy(record, worst, {key: privacy[key] for key in worst}, "privacy")
     yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
