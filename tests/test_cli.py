@@ -115,8 +115,6 @@ MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
     ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
     ("", "arguments are required: VERB; see `zdp-bench --help`."),
-    ("federate sever", "role 'sever' is not known. Did you mean 'server'?"),
-    ("federate server recipe=quickstart", "federated.nodes is not set: say how many nodes the"),
     ("results --format xml", "--format 'xml' is not known. Did you mean 'html'? Allowed: csv"),
     ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),

@@ -127,7 +127,7 @@ def test_every_key_is_listed_once_with_its_default() -> None:
         "dataset.pairing_seed",
         "model.hidden",
         "privacy.max_epsilon",
-        "federated.node",
+        "federated.nodes",
         "trainer.epochs",
     } <= set(keys)
 

@@ -136,11 +136,9 @@ def _check_federated(run: Run) -> None:
             "optimizer=adam_bc with federated.nodes: the server's step has the noise of the nodes "
             "that answered, which it does not know. Use optimizer=adam."
         )
-    least, node = federated.min_nodes, federated.node
+    least = federated.min_nodes
     rule = f"must lie between 1 and the {nodes} nodes"
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)
-    rule = f"must lie between 0 and {nodes - 1}"
-    require(node is None or 0 <= node < nodes, "federated.node", node, rule)
     sampling = run.trainer.sampling
     rule = "a node's steps are Poisson or uniform samples: use trainer=poisson or trainer=uniform"
     require(sampling != "shuffled", "trainer.sampling", sampling, rule)

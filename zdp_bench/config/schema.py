@@ -164,19 +164,12 @@ class Federated:
         nodes: how many. `trainer.batch_size` is then each node's, and the optimiser the server's.
             null: one central run.
         patients: split (the seed divides the training set, whole patients, among the nodes) or own
-            (each node trains on all that its own data root holds; for `zdp-bench federate`).
+            (each node trains on all that its own data root holds; over the network).
         local_steps: private steps of a node in a round.
         local_lr: rate of SGD between a node's steps of one round; unused if there is one step.
         min_nodes: how many must answer for a round to count. null: all.
         backend: serial (one node after the other, in this process) or ray (Flower's simulation).
-        patience: seconds that a round waits for its answers, and a client for its server.
-        address: HOST:PORT, where the server of `zdp-bench federate` listens.
-        certificate: the server's certificate (PEM, with its chain).
-        key: the server's private key (PEM).
-        authority: the certificate that signed the server's; the clients trust no other.
-        node: which node this client is, from 0.
-        node_key: this client's private key (OpenSSH, ECDSA), by which the server knows the node.
-        node_keys: the server's file of the nodes' public keys, one line each, in order.
+        patience: seconds that a round waits for its answers.
     """
 
     nodes: Count | None
@@ -186,13 +179,6 @@ class Federated:
     min_nodes: int | None
     backend: Literal["serial", "ray"]
     patience: Annotated[float, SECONDS]
-    address: str
-    certificate: str | None
-    key: str | None
-    authority: str | None
-    node: int | None
-    node_key: str | None
-    node_keys: str | None
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from cryptography.hazmat.primitives import serialization
-from cryptography.hazmat.primitives.asymmetric import ec
 
 pytest.importorskip("flwr")
 
@@ -64,25 +62,6 @@ def change_answers(
         return answer
 
     monkeypatch.setattr(simulation, "client_app", app)
-
-
-def node_keys(folder: Path, nodes: int = 3) -> str:
-    """Write each node's key as `ssh-keygen -t ecdsa -b 384` does; return the public keys' file."""
-    lines = []
-    for number in range(nodes):
-        key = ec.generate_private_key(ec.SECP384R1())
-        form = (
-            serialization.Encoding.PEM,
-            serialization.PrivateFormat.OpenSSH,
-            serialization.NoEncryption(),
-        )
-        (folder / f"node-{number}").write_bytes(key.private_bytes(*form))
-        public = key.public_key().public_bytes(
-            serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
-        )
-        lines.append(public + f" node-{number}\n".encode())
-    (folder / "nodes.pub").write_bytes(b"".join(lines))
-    return str(folder / "nodes.pub")
 
 
 @pytest.fixture(scope="session")

@@ -174,7 +174,7 @@ def test_an_answer_that_breaks_the_rule_is_dropped_and_named(
 ) -> None:
     known = {number: asdict(Standing(20, 1)) for number in range(NODES)}
     config = configured(f"federated.nodes={NODES}")
-    roster = Roster(None, config, {}, None, {}, known)  # type: ignore[arg-type]
+    roster = Roster(None, config, {}, None, known)  # type: ignore[arg-type]
     roster.prepare("run", 8, {})
     identify()
     asked = {number: Message(content({}), number + 2, "train") for number in range(NODES)}

@@ -38,7 +38,6 @@ GROUPS: dict[str, str] = {
 ORDER = (
     "run",
     "search",
-    "federate",
     "list",
     "new",
     "data",

@@ -17,10 +17,10 @@ recipe).
     messages.py      what travels
     node.py          one node: its patients, its noise, its ledger, and the ClientApp around it
     roster.py        what the server knows of the nodes, and what they have spent
-    server.py        the ServerApp: the rounds, and the rule for nodes that fail, lie or come late
+    server.py        the rounds, and the rule for nodes that fail, lie or come late
     simulation.py    all nodes on one machine: one after the other, or on Ray
-    network/         nodes over the network with TLS: the two ends, the guard at the door, keys
+    network.py       the app that Flower's SuperLink and SuperNodes run
 
-The same two apps run in all three ways: one node after the other in this process, on Ray, over the
-network.
+Server and nodes are the same in all three ways: one node after the other in this process, on Ray,
+over the network.
 """

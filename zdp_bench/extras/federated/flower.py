@@ -1,7 +1,6 @@
 """Import Flower's public names, with the telemetry of Flower and Ray off.
 
-Flower's private modules are imported here, for two names that a grid needs, and by
-the files of `network`.
+Flower's private modules are imported here alone, for two names that a grid needs.
 """
 
 from __future__ import annotations

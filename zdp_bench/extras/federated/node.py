@@ -310,7 +310,6 @@ def client_app(config: Run, key: str) -> ClientApp:
         query.prepare   {run, rounds, entries, digest} -> `Node.standing` and the mechanism's digest
         train           {round}, weights -> `Node.standing`, the round, and the released gradients
         query.report    {} -> `Node.standing`
-        query.dismiss   {} -> {}: the run is over
     """
     app = ClientApp()
 
@@ -357,10 +356,6 @@ def client_app(config: Run, key: str) -> ClientApp:
             return Message(content(node.standing()), reply_to=message)
 
         return answer_or_refuse(message, work)
-
-    @app.query("dismiss")
-    def dismiss(message: Message, context: Context) -> Message:
-        return Message(content({}), reply_to=message)
 
     return app
 

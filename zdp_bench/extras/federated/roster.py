@@ -90,7 +90,6 @@ class Roster:
         config: Run,
         expected: Mapping[str, Any],
         sizes: Sequence[int] | None,
-        owners: Mapping[int, int],
         known: Mapping[int, Mapping[str, Any]],
     ) -> None:
         """Start with the nodes known from a checkpoint.
@@ -98,7 +97,6 @@ class Roster:
         Args:
             expected: what every node must say when it joins, such as its experiment's digest.
             sizes: how many records each node must have; None: as many as it says.
-            owners: Flower's id -> number of the node with that key; empty where there are no keys.
             known: from a checkpoint, what `saved` gave.
         """
         self.grid, self.nodes = grid, config.federated.nodes or 1
@@ -106,7 +104,7 @@ class Roster:
         self.standings = {number: Standing(**values) for number, values in known.items()}
         self.asked = 0
         self.present: dict[int, int] = {}
-        self._expected, self._sizes, self._owners = expected, sizes, owners
+        self._expected, self._sizes = expected, sizes
         # Flower's id -> number, of every node that has joined and is still connected
         self._met: dict[int, int] = {}
         self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
@@ -233,17 +231,6 @@ class Roster:
             except Malformed as error:
                 self.log_drop(number, f"its report {error}")
 
-    def dismiss(self) -> None:
-        """Tell every node that the run is over."""
-        there = set(self.grid.get_node_ids())
-        self.grid.push_messages(
-            [
-                Message(content({}), address, "query.dismiss")
-                for address in self._met
-                if address in there
-            ]
-        )
-
     def saved(self) -> dict[int, dict[str, Any]]:
         """Return the nodes as plain values, for a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
@@ -269,7 +256,7 @@ class Roster:
 
     def _admit(self, kind: str, address: int, answer: Message) -> None:
         """Advance a node by its answer: from joining to preparing, then to being present."""
-        number = self._owners.get(address, self._met.get(address))
+        number = self._met.get(address)
         second = False
         try:
             if answer.has_error():

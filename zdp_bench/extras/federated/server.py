@@ -1,4 +1,4 @@
-"""Run the ServerApp: rounds of asking nodes for releases, averaging, one optimiser step.
+"""Conduct a federated run: rounds of asking nodes for releases, averaging, one optimiser step.
 
 The rule for a round. Every node that is present is asked, and given `federated.patience` seconds.
 An answer counts if it is to this round, holds the model's tensors, and is no larger than bound and
@@ -18,7 +18,7 @@ import hashlib
 import math
 from collections.abc import Callable, Mapping
 from contextlib import closing
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -26,11 +26,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import Context, Grid, Message, ServerApp
+from zdp_bench.extras.federated.flower import Grid, Message
 from zdp_bench.extras.federated.messages import (
     Malformed,
     checked_values,
@@ -46,12 +46,14 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import build_scheduler
+from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
-from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.interrupts import Stopped, stop_signals
+from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.plan import rounds_of, steps_of
 from zdp_bench.training.run import Loop, Stopwatch, Watcher, privacy_report, run_record
-from zdp_bench.training.run_folder import open_ledger
-from zdp_bench.training.setup import ModelSetup, Setup, count_units
+from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
+from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import descend
 
 SQUARED = 1e18  # a norm whose square is a float32
@@ -63,7 +65,6 @@ class ServerContext:
 
     Attributes:
         data: the test set; with `patients=split` also the training set that is split.
-        owners: Flower's id -> number of the node with that key.
     """
 
     config: Run
@@ -73,40 +74,28 @@ class ServerContext:
     device: torch.device
     watcher: Watcher
     asked_to_stop: Callable[[], int]
-    owners: Mapping[int, int] = field(default_factory=dict)
 
 
-class Result:
-    """The result of a ServerApp, which cannot return one: Flower may call it in a thread."""
+def run_federation(
+    over: Callable[[ServerContext], Record],
+    config: Run,
+    watcher: Watcher,
+    device: torch.device,
+    wait: bool,
+) -> Outcome:
+    """Find a federated run, or carry it out by `over`, which calls `conduct` with a grid.
 
-    record: Record | None = None
-    error: BaseException | None = None
+    Raises:
+        UserError, Stopped: as `conduct`.
+    """
+    data = load_data(config)
+    digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
-    def get(self) -> Record:
-        """The record.
+    def train(home: Path) -> Record:
+        with stop_signals() as asked:
+            return over(ServerContext(config, data, digest, home, device, watcher, asked))
 
-        Raises:
-            UserError, Stopped: what ended the run.
-        """
-        if self.error:
-            raise self.error
-        if self.record is None:
-            raise UserError("Flower ended the run before its end; its own messages are above.")
-        return self.record
-
-
-def server_app(conducting: ServerContext, result: Result) -> ServerApp:
-    """The app that conducts a run, over whatever grid Flower gives it."""
-    app = ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            result.record = conduct(grid, conducting)
-        except BaseException as error:
-            result.error = error
-
-    return app
+    return find_or_run(config, digest, ALONE, wait, train)
 
 
 def conduct(grid: Grid, given: ServerContext) -> Record:
@@ -139,7 +128,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     )
     parts = split_by_patient(data, nodes, config.seed) if split else []
     shares_of = [count_units(config, replace(data, train=part)) for part in parts] or None
-    roster = Roster(grid, config, expected, shares_of, given.owners, saved.nodes if saved else {})
+    roster = Roster(grid, config, expected, shares_of, saved.nodes if saved else {})
     come = roster.wait_for(nodes, patience, given.asked_to_stop)
     if signal := given.asked_to_stop():
         raise Stopped(signal)
@@ -246,7 +235,6 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
         final = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
         roster.report(patience)
-    roster.dismiss()
 
     privacy = accounted(roster, made, repeatable, data.unit)
     record = run_record(loop, watch, fixed, privacy, stopped_by, *final)

@@ -2,84 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
-from typing import Any
+from collections.abc import Iterable
+from concurrent.futures import Future
 
 import torch
 
-from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.flower import (
     FIRST,
     ClientApp,
     Context,
+    Grid,
     Message,
     OneRunGrid,
     RecordDict,
     ServerApp,
     identify,
 )
-from zdp_bench.extras.federated.node import (
-    Site,
-    client_app,
-    find_patients,
-    open_site,
-    reply_to,
-)
-from zdp_bench.extras.federated.server import Result, ServerContext, server_app
+from zdp_bench.extras.federated.node import Site, client_app, open_site, reply_to
+from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
 from zdp_bench.records import Record
 from zdp_bench.training import distributed
-from zdp_bench.training.distributed import ALONE
-from zdp_bench.training.interrupts import stop_signals
-from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.run import Watcher
-from zdp_bench.training.run_folder import Outcome, find_or_run
-from zdp_bench.training.setup import load_data
+from zdp_bench.training.run_folder import Outcome
 
 
 def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
     """Run a federation on this machine; `training.run` calls it for a recipe with nodes.
 
     Raises:
-        UserError: it was started by torchrun, or asks for what only `zdp-bench federate` can do.
+        UserError: it was started by torchrun, or asks for what only SuperNodes can do.
     """
     if distributed.is_distributed():
-        raise UserError(
-            "federated.nodes: torchrun carries out central runs; "
-            "a federation is `zdp-bench federate`."
-        )
+        raise UserError("federated.nodes: torchrun carries out central runs only.")
     if config.federated.patients == "own":
         raise UserError(
-            "federated.patients=own: each node reads its own data root, "
-            "so it is for `zdp-bench federate`."
+            "federated.patients=own: each node reads its own data root, so each needs a SuperNode; "
+            "docs/federated.md has the commands."
         )
-    data = load_data(config)
-    find_patients(data, config.federated.nodes or 1)  # before any node is made
-    digest = run_digest(config, data.digest, plugin_digests(config.plugins))
-
-    def train(home: Any) -> Record:
-        result = Result()
-        with stop_signals() as asked:
-            serving = server_app(
-                ServerContext(config, data, digest, home, device, watcher, asked), result
-            )
-            nodes = config.federated.nodes or 1
-            if config.federated.backend == "ray":
-                run_on_ray(serving, client_app(config, digest), nodes, config.threads)
-            else:
-                with open_site(digest, Site(config, data, device)):
-                    run_serially(serving, client_app(config, digest), nodes)
-        return result.get()
-
-    return find_or_run(config, digest, ALONE, wait, train)
+    over = run_on_ray if config.federated.backend == "ray" else run_serially
+    return run_federation(over, config, watcher, device, wait)
 
 
-def run_serially(serving: ServerApp, answering: ClientApp, nodes: int) -> None:
-    """Run both apps in this process: a message is answered when it is sent."""
+def run_serially(given: ServerContext) -> Record:
+    """Run server and nodes in this process: a message is answered when it is sent."""
     identify()
-    context = Context(1, 0, {}, RecordDict(), {})
-    serving(SerialGrid(answering, nodes), context)
+    config = given.config
+    with open_site(given.run, Site(config, given.data, given.device)):
+        grid = SerialGrid(client_app(config, given.run), config.federated.nodes or 1)
+        return conduct(grid, given)
 
 
 class SerialGrid(OneRunGrid):
@@ -119,22 +91,30 @@ class SerialGrid(OneRunGrid):
         return self.pull_messages(self.push_messages(messages))
 
 
-def run_on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: int | None) -> None:
-    """Run both apps by Flower's own simulation, each node's work in a process of Ray's.
+def run_on_ray(given: ServerContext) -> Record:
+    """Run by Flower's own simulation, each node's work in a process of Ray's.
 
     Raises:
         UserError: Ray does not start or breaks off; its own words are above.
     """
     from flwr.simulation import run_simulation
 
-    resources: Mapping[str, Any] = {"num_cpus": threads or 1, "num_gpus": 0.0}
+    config, record, app = given.config, Future[Record](), ServerApp()
+
+    @app.main()
+    def main(grid: Grid, context: Context) -> None:
+        try:
+            record.set_result(conduct(grid, given))
+        except BaseException as error:
+            record.set_exception(error)
+
     try:
         run_simulation(
-            serving,
-            answering,
-            nodes,
+            app,
+            client_app(config, given.run),
+            config.federated.nodes or 1,
             backend_name="ray",
-            backend_config={"client_resources": dict(resources)},
+            backend_config={"client_resources": {"num_cpus": config.threads or 1, "num_gpus": 0.0}},
         )
     except RuntimeError as error:
         while isinstance(error.__cause__, Exception):
@@ -142,3 +122,6 @@ def run_on_ray(serving: ServerApp, answering: ClientApp, nodes: int, threads: in
         raise UserError(
             f"federated.backend=ray: {error} Take federated.backend=serial, or give Ray more room."
         ) from None
+    if not record.done():
+        raise UserError("Flower ended the run before its end; its own messages are above.")
+    return record.result()

@@ -1,0 +1,39 @@
+"""The Flower app that SuperLink and SuperNodes run: `server` and `client`.
+
+docs/federated.md has the commands. The settings of a site come from its own SuperNode
+(`--node-config`), never from the server.
+"""
+
+from __future__ import annotations
+
+import shlex
+from functools import partial
+
+from zdp_bench.config import configured
+from zdp_bench.experiments.sweep import run_one
+from zdp_bench.extras.federated.flower import ClientApp, Context, Grid, Message, ServerApp
+from zdp_bench.extras.federated.node import client_app
+from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
+from zdp_bench.records import Record
+
+
+class NodeApp(ClientApp):
+    """The ClientApp of one node, by the overrides in its SuperNode's configuration."""
+
+    def __call__(self, message: Message, context: Context) -> Message:
+        config = configured(shlex.split(str(context.node_config["overrides"])))
+        return client_app(config, "node")(message, context)
+
+
+client = NodeApp()
+server = ServerApp()
+
+
+@server.main()
+def main(grid: Grid, context: Context) -> None:
+    """Run the federation that the run configuration's overrides describe."""
+
+    def over(given: ServerContext) -> Record:
+        return conduct(grid, given)
+
+    run_one(shlex.split(str(context.run_config["overrides"])), partial(run_federation, over))
