@@ -41,7 +41,7 @@ ELSEWHERE = ("# needs Slurm", "# needs a cluster", "# needs a GPU")
 HEAVY = re.compile(
     r"^torchrun|^make|^zdp-bench (search|report|figure --runs|compare|reproduce --profile)"
     r"|^zdp-bench epsilon$"
-    r"|audit recipe=quickstart($| --cases recipe$)|launcher=(joblib|submitit)"
+    r"|audit recipe=quickstart$|launcher=(joblib|submitit)"
     r"|recipe=(chest_xray|phasemnist|mri_recon|mri_sequence_fl|mri_sequence_cl_reduced)"
     r"|recipe=(mnist|fashion_mnist|msd_hippocampus)"
 )

@@ -28,7 +28,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from zdp_bench.audit.cases import CASES
 from zdp_bench.audit.recipe import (
     Subject,
     attack_recipe_release,
@@ -37,7 +36,7 @@ from zdp_bench.audit.recipe import (
 )
 from zdp_bench.audit.release import Finding
 from zdp_bench.config.schema import Run
-from zdp_bench.errors import require, unknown
+from zdp_bench.errors import require
 from zdp_bench.registry import lookup
 
 __all__ = ["Finding", "audit", "step"]
@@ -50,35 +49,21 @@ def __getattr__(name: str) -> Any:
 
 
 def audit(
-    config: Run,
-    cases: str = "all",
-    confidence: float = 0.99,
-    canaries: int = 1000,
-    steps: int = 1000,
+    config: Run, confidence: float = 0.99, canaries: int = 1000, steps: int = 1000
 ) -> Iterator[Finding]:
-    """Yield what attacks on a recipe and the built-in cases find; the same for the same seed.
+    """Yield what attacks on a recipe find; the same for the same seed.
 
     Args:
-        cases: all; recipe, for the recipe's own attacks alone; or names of built-in cases,
-            comma-separated.
         canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
             many.
         steps: the run is cut to so many steps, and the attack is compared with their ε.
 
     Raises:
-        UserError: a value or a name is wrong, or the recipe cannot be audited.
+        UserError: a value is wrong, or the recipe cannot be audited.
     """
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
     require(canaries >= 10, "--canaries", canaries, "must be at least 10")
     require(steps >= 1, "--steps", steps, "must be at least 1")
-    known = {case.name: case for case in CASES}
-    chosen = [*known] if cases == "all" else [] if cases == "recipe" else cases.split(",")
-    for name in chosen:
-        if name not in known:
-            raise unknown("case", name, ["all", "recipe", *known])
-    if cases in ("all", "recipe"):
-        yield from attack_recipe_release(Subject.prepare(config), confidence)
-        yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
-        yield attack_with_inputs(Subject.prepare(config), confidence, canaries, steps)
-    for name in chosen:
-        yield known[name].audit(config.seed, confidence)
+    yield from attack_recipe_release(Subject.prepare(config), confidence)
+    yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
+    yield attack_with_inputs(Subject.prepare(config), confidence, canaries, steps)

@@ -27,8 +27,8 @@ import numpy as np
 from scipy.stats import beta, binom, mode
 from torch import Tensor
 
-Verdict = Literal["passes", "flagged", "skipped"]
-Expected = Literal["passes", "flagged", "skipped", "either"]
+Verdict = Literal["passes", "flagged"]
+Expected = Literal["passes", "flagged", "either"]
 
 
 @dataclass(frozen=True)

@@ -218,9 +218,3 @@ def findings_as_rich(findings: list[Finding], title: str) -> Table:
     for row, finding in zip(table.rows, findings, strict=True):
         row.style = None if as_expected(finding) else "bold red"
     return table
-
-
-def write_findings(findings: list[Finding], results: Path, recipe: str, title: str) -> list[Path]:
-    """Write `results/tables/audit.md` and `.csv`; `audit_RECIPE.*` if it is not the quickstart."""
-    name = "audit" if recipe == "quickstart" else f"audit_{recipe}"
-    return show_findings(findings, title).write(results / "tables" / name)

@@ -1,6 +1,4 @@
-"""Attack a recipe's own mechanism and run, and built-in mechanisms known to be sound or broken.
-Exits with 1 when a verdict is not the expected one: when the recipe's own mechanism is caught, or
-a broken one is not.
+"""Attack a recipe's mechanism and run: a lower bound on its ε. Exits with 1 when one is flagged.
 
 With `my_script:function` instead of a recipe: attack a private training of your own, written with
 whatever library; docs/audit_own.md says what the function takes and returns. Exits with 1 when it
@@ -11,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import sys
 from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_format, add_overrides, number, whole
@@ -22,18 +19,12 @@ if TYPE_CHECKING:
 
 GROUP = "understand"
 HELP = "attack a recipe's mechanism, or your own: a lower bound on its ε"
-RECIPES = {"cases": "all", "canaries": 1000, "steps": 1000}  # what no script reads
+RECIPES = {"canaries": 1000, "steps": 1000}  # what no script reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_overrides(
         parser, "recipe=NAME, and any key of the configuration; or my_script:function alone"
-    )
-    parser.add_argument(
-        "--cases",
-        default=RECIPES["cases"],
-        metavar="all|recipe|NAME,...",
-        help="built-in cases to attack (default all)",
     )
     parser.add_argument(
         "--confidence",
@@ -101,26 +92,14 @@ def _audit_script(options: argparse.Namespace) -> int:
 def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.audit import audit
     from zdp_bench.config import configured
-    from zdp_bench.report.terminal import write_findings
-    from zdp_bench.training.interrupts import require_writable
     from zdp_bench.training.progress import console
 
     if options.runs is not None:
         raise UserError("--runs: is for my_script:function; a recipe's attacks do not read it.")
-    all_cases = options.cases == "all"
-    if all_cases:
-        require_writable(options.results)
     config = configured(options.overrides)
-    title = f"Audit of recipe {config.recipe}, seed {config.seed}"
-    settings = (options.cases, options.confidence, options.canaries, options.steps)
     with console().status("attacking ..."):
-        findings = [*audit(config, *settings)]
-    code = _show(findings, title, options)
-    if all_cases:
-        plain = [dataclasses.asdict(finding) for finding in findings]
-        for path in write_findings(plain, options.results, config.recipe, title):
-            print(f"written: {path}", file=sys.stderr)
-    return code
+        findings = [*audit(config, options.confidence, options.canaries, options.steps)]
+    return _show(findings, f"Audit of recipe {config.recipe}, seed {config.seed}", options)
 
 
 def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:

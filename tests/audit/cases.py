@@ -1,6 +1,6 @@
-"""The built-in cases of an audit: mechanisms whose claim is known to be right or wrong.
+"""Mechanisms whose claim is known to be right or wrong.
 
-An audit must let the right ones pass and catch the wrong ones. Ours are the registered algorithms
+An attack must let the right ones pass and catch the wrong ones. Ours are the registered algorithms
 on a tiny network, broken in one place if at all; Opacus is run as it is; and steps and runs that
 draw or return what they should not.
 """
@@ -13,7 +13,6 @@ import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache, partial
-from importlib.util import find_spec
 from typing import Any, Literal
 
 import numpy as np
@@ -401,7 +400,6 @@ class AuditCase:
         z: the noise multiplier it claims for one step.
         rate, steps: of the Poisson batches it claims.
         delta: the δ at which its attack shows most.
-        needs: a package that must be installed, else the case is skipped.
         trials: at most so many of each neighbour.
     """
 
@@ -413,19 +411,15 @@ class AuditCase:
     rate: float = 1.0
     steps: int = 1
     delta: float = RELEASE_DELTA
-    needs: str = ""
     trials: int = TRIALS
 
     def audit(self, seed: int, confidence: float, trials: int = TRIALS) -> Finding:
-        """Attack the mechanism, unless what it needs is not installed."""
+        """Attack the mechanism."""
         claimed = gdp_epsilon(1 / self.z, self.delta)
         if self.rate < 1:
             drawn = Sampling("poisson", self.rate, 4 * self.rate, 4)
             claimed = tight_epsilon(Mechanism.of_z(self.z, drawn), self.steps, self.delta)
         about = (self.name, self.claim, claimed)
-        if self.needs and find_spec(self.needs) is None:
-            said = f"{self.needs} is not installed"
-            return Finding(*about, 0.0, self.delta, confidence, "skipped", "skipped", said)
         bound, evidence = attack_release(
             self.make(seed), min(trials, self.trials), self.delta, confidence
         )
@@ -472,7 +466,7 @@ CASES: tuple[AuditCase, ...] = (
     _sound("spectral_dp", "Spectral-DP, sound noise: z = σ", spectral),
     _broken("spectral_dp_2023", "Spectral-DP as published: z = σ", spectral_2023),
     *(
-        _broken(name, f"Opacus, complex layer, {how}: z = σ", make, needs="opacus")
+        _broken(name, f"Opacus, complex layer, {how}: z = σ", make)
         for name, how, make in (
             ("opacus", "hooks", release_opacus),
             ("opacus_secure", "secure mode", partial(release_opacus, secure_mode=True)),
