@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import hashlib
 import json
 import random
@@ -11,6 +12,7 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +24,11 @@ from tests.conftest import write_mini_mnist
 from tests.data.helpers import copy_folder, dataset, write_mitbih
 from tests.data.test_cifar10 import write_python
 from tests.data.test_cpsc2018 import LABELS, matlab
+from tests.data.test_info import assert_described
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
-from zdp_bench.data import N_UNIFORMS, Source, Splits, cifar10, mitbih
+from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10, mitbih
 from zdp_bench.data.files import collect_sources
+from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 
@@ -104,11 +108,56 @@ WITHOUT_FILES = {"phase_digits", "synthetic_images"}
 STAND_INS = {name for name in names("dataset") if name.endswith(("_synthetic", "phantom"))}
 
 
-def test_every_registered_data_set_is_here_or_has_tests_of_its_own() -> None:
-    here = {case.split()[0] for case in CASES}
-    others = set(names("dataset")) - WITHOUT_FILES - STAND_INS - here
-    assert all(Path(__file__).with_name(f"test_{name}.py").is_file() for name in others)
-    assert here <= set(names("dataset"))
+def test_every_registered_data_set_is_here() -> None:
+    """A new one needs a line of `CASES`, and then keeps the rules below."""
+    assert {case.split()[0] for case in CASES} == {*names("dataset")} - WITHOUT_FILES - STAND_INS
+
+
+@pytest.fixture
+def files_of(
+    case: str, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Path, Dataset]:
+    """A data root with the files of a case, and its data set."""
+    source, options = CASES[case]
+    if case == "folder image":
+        pytest.importorskip("pydicom")
+    root = tmp_path / "root"
+    root.mkdir()
+    for folder in source if isinstance(source, list) else ():
+        copy_folder(small_root, root, folder)
+    if callable(source):
+        source(root)
+    monkeypatch.chdir(root)
+    layout = options.get("layout", "binary")
+    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: layout)
+    return root, dataset(case.split()[0], **options)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_parts_are_apart_and_owners_named_or_refused(
+    case: str, files_of: tuple[Path, Dataset]
+) -> None:
+    root, of = files_of
+    splits = of.load(root)
+    if case != "cifar10 python":  # whose layout counts as the release, or is refused
+        assert_described(of, root)
+    parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]
+    inside = [Counter(_each(part)) for part in parts]
+    for one, other in combinations(inside, 2):
+        assert not one & other, "an example is in two parts"
+    if splits.train.groups is None:
+        with pytest.raises(UserError, match="does not say whose"):
+            count_owners(splits, "privacy.unit=patient")
+    else:
+        assert count_owners(splits, "") == of.info(root).owners
+    assert of.load(root).digest == splits.digest
+
+
+def _each(part: Source) -> Iterator[bytes]:
+    """Yield a name of each example: its numbers, as they are before anything is drawn."""
+    uniforms = torch.zeros(len(part), N_UNIFORMS) if part.is_stochastic else None
+    for arrays in zip(*part.batch(torch.arange(len(part)), uniforms), strict=True):
+        yield b"".join(array.numpy().tobytes() for array in arrays)
 
 
 def content(splits: Splits) -> str:
@@ -150,7 +199,14 @@ def watch_files() -> Iterator[list[str]]:
 
 
 def changes_of(raw: bytes, draw: random.Random, changes: int) -> Iterator[bytes]:
-    """Yield a file's bytes, cut, longer, or changed in one place; of a short text also a number."""
+    """Yield a file's bytes, cut, longer, or changed in one place; of a short text also a number.
+
+    What is packed is changed inside too, where no checksum guards it.
+    """
+    if raw.startswith(b"\x1f\x8b"):
+        inside = bytearray(gzip.decompress(raw))
+        inside[-1 - draw.randrange(20)] ^= 1
+        yield gzip.compress(inside, 1)
     yield raw[: draw.randrange(len(raw))]
     yield raw + draw.randbytes(100)
     for _ in range(changes):
@@ -165,10 +221,11 @@ def changes_of(raw: bytes, draw: random.Random, changes: int) -> Iterator[bytes]
 
 
 def choose_files(root: Path, draw: random.Random) -> list[Path]:
-    """Return two files of each folder and ending: headers and lists are among them."""
+    """Return two files of each folder and name without numbers: headers, lists and labels."""
     kinds: dict[tuple[Any, ...], list[Path]] = {}
     for path in sorted(path for path in root.rglob("*") if path.is_file()):
-        kinds.setdefault((*path.relative_to(root).parts[:2], path.suffix), []).append(path)
+        name = re.sub(r"\d+", "", path.name)
+        kinds.setdefault((*path.relative_to(root).parts[:2], name), []).append(path)
     return [path for of in kinds.values() for path in draw.sample(of, min(2, len(of)))]
 
 
@@ -176,36 +233,25 @@ def choose_files(root: Path, draw: random.Random) -> list[Path]:
 @pytest.mark.parametrize("changes", [2, pytest.param(40, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("case", CASES)
 def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
-    case: str, changes: int, small_root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    case: str, changes: int, files_of: tuple[Path, Dataset], tmp_path: Path
 ) -> None:
-    """`changes` of bytes in each of two files of a folder and ending; a refusal is a sentence."""
-    source, options = CASES[case]
-    if case == "folder image":
-        pytest.importorskip("pydicom")
-    root, cache = tmp_path / "root", tmp_path / "cache"
-    root.mkdir()
-    for folder in source if isinstance(source, list) else ():
-        copy_folder(small_root, root, folder)
-    if callable(source):
-        source(root)
-    monkeypatch.chdir(root)
-    layout = options.get("layout", "binary")
-    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: layout)
-
+    """`changes` of bytes in each of two files of a folder and name; a refusal is a sentence."""
+    root, of = files_of
+    cache = tmp_path / "cache"
     refusals: list[str] = []
 
     def load() -> tuple[str, str] | None:
         """Return digest and content; None if a sentence refuses them."""
         shutil.rmtree(cache, ignore_errors=True)  # an array of the same digest would hide a change
         try:
-            splits = dataset(case.split()[0], **options).load(root)
+            splits = of.load(root)
             return splits.digest, content(splits)
         except UserError as error:
             refusals.append(str(error))
             return None
 
     with watch_files() as opened, collect_sources() as sources:
-        dataset(case.split()[0], **options).load(root)
+        of.load(root)
     assert sources  # by which a run's spending is found
     whole = load()
     assert whole is not None

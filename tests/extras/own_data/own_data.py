@@ -114,7 +114,7 @@ def write_masks(folder: Path, kind: str, patients: int = 10) -> Path:
     """Images of one file a patient, and masks of their right half."""
     ending, write, _ = KINDS[kind]
     for patient in range(patients):
-        write(folder / "images" / f"p{patient}" / f"scan{ending}", 200)
+        write(folder / "images" / f"p{patient}" / f"scan{ending}", 200 + 5 * patient)
         mask = folder / "masks" / f"p{patient}"
         if kind == "volume":
             write_nifti(mask / "scan.nii", 3)
