@@ -23,7 +23,6 @@ import torch
 from tests.conftest import write_mini_mnist
 from tests.data.helpers import copy_folder, dataset, write_mitbih
 from tests.data.test_cifar10 import write_python
-from tests.data.test_cpsc2018 import LABELS, matlab
 from tests.data.test_info import assert_described
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
 from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10, mitbih
@@ -76,7 +75,6 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "cifar10 python": (write_python, {"check": False, "layout": "python"}),
     "cpsc2018": (["CPSC2018"], {"test_share": 0.4}),
     "cpsc2018 skip": (["CPSC2018"], {"test_share": 0.4, "bad_examples": "skip"}),
-    "cpsc2018 matlab": (lambda root: matlab(root, LABELS), {"test_share": 0.5}),
     "fashion_mnist": (lambda root: mnist(root, "FashionMNIST"), {"check": False}),
     "fastmri": (["fastMRI"], {"height": 8, "width": 8}),
     "kspace_from_volumes": (["Task04_Hippocampus"], SLICES),

@@ -23,13 +23,11 @@ import pytest
 import soundfile
 import torch
 from PIL import Image
-from scipy.io import savemat
 
 from tests.conftest import idx_bytes, write_mini_mnist
 from tests.data import test_fastmri
 from tests.data.helpers import assert_refused, copy_folder, dataset
 from tests.data.test_cifar10 import Evil, write_binary, write_python
-from tests.data.test_cpsc2018 import LABELS, matlab
 from tests.data.test_fastmri import arrays
 from zdp_bench.data import cifar10, files, nifti
 from zdp_bench.data.cifar10 import RECORD
@@ -123,27 +121,9 @@ def mark_missing(signal: Path) -> None:
     header.write_text(re.sub(r"-?\d+ 0 III\b", f"{total} 0 III", header.read_text()))
 
 
-def struct_of(data: np.ndarray) -> Spoil:
-    return lambda path: savemat(path, {"ECG": {"data": data}})
-
-
 def again(header: Path) -> None:
     (header.parent / "again").mkdir()
     shutil.copy(header, header.parent / "again")
-
-
-def many_zeros(path: Path) -> None:
-    """20 kB that unpack to 20 MB."""
-    savemat(path, {"ECG": {"data": np.zeros((12, 210_000))}}, do_compression=True)
-
-
-def many_cells(path: Path) -> None:
-    """An array of a billion cells, of which the file holds none."""
-    savemat(path, {"ECG": {"data": np.full((2, 3), "", dtype=object)}})
-    body = path.read_bytes()
-    sides = struct.pack("<2I", 2, 3)
-    assert body.count(sides) == 1
-    path.write_bytes(body.replace(sides, struct.pack("<2I", 2**20, 2**10)))
 
 
 def h5(**changed: Any) -> Spoil:
@@ -294,8 +274,7 @@ def images_of_cifar(**changed: Any) -> Spoil:
 # ---------------------------------------------------------------------------------------- the rows
 
 FILM, CLIP = "chest_xray/train/NORMAL/*", "SpeechCommands/speech_commands_v0.02/no/*"
-WFDB, MAT = "CPSC2018/cinc2020_wfdb/S0002", "CPSC2018/original_mat/A0004.mat"
-CSV = "CPSC2018/original_mat/REFERENCE.csv"
+WFDB = "CPSC2018/cinc2020_wfdb/S0002"
 BEATS = "mit-bih-arrhythmia-database-1.0.0/109"
 H5 = "fastMRI/singlecoil_train/file1000000.h5"
 HEADS, LIVER = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz", "Task03_Liver/imagesTr/*"
@@ -336,24 +315,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "55827005"), "'55827005'.* none of Normal"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "426783006"), "sinus rhythm, which means Normal in"),
     ("cpsc2018", f"{WFDB}.hea", again, "a recording named S0002 is there twice"),
-    # the challenge's form
-    *(("cpsc2018 matlab", MAT, how, "no MATLAB 5 file") for how in (EMPTY, WEB_PAGE)),
-    ("cpsc2018 matlab", MAT, put(struct.pack("<5i", 0, 2**30, 9, 0, 4)), "no MATLAB 5 file"),
-    ("cpsc2018 matlab", MAT, change(lambda whole: whole[: len(whole) // 2]), CUT),
-    ("cpsc2018 matlab", MAT, many_zeros, "unpacks to 19,200,000 bytes or more"),
-    ("cpsc2018 matlab", MAT, many_cells, "announces a larger array than it holds"),
-    ("cpsc2018 matlab", MAT, lambda path: os.truncate(path, 2**30), "has 1,073,741,824 bytes"),
-    ("cpsc2018 matlab", MAT, struct_of(np.zeros((11, 100))), r"shape \(11, 100\)"),
-    ("cpsc2018 matlab", MAT, struct_of(np.zeros((12, 100), complex)), "not real numbers"),
-    ("cpsc2018 matlab", MAT, struct_of(np.zeros((12, 0))), "holds 0 samples"),
-    ("cpsc2018 matlab", MAT, struct_of(np.full((12, 100), np.nan)), "no numbers"),
-    ("cpsc2018 matlab", MAT, beside("A0009.mat"), "A0009.mat: has no line in REFERENCE"),
-    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0001,99"), r"in line 3 the labels \['99', '', ''\]"),
-    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0000,4"), "in line 3 A0000 a second time"),
-    ("cpsc2018 matlab", CSV, edit("A0001,4", "A0001,"), "in line 3"),
-    ("cpsc2018 matlab", CSV, put(LABELS.encode()), "begins with the line"),
-    ("cpsc2018 matlab", CSV, edit("A0000,", "A" * 200_000 + ","), "field larger"),
-    ("cpsc2018 matlab", CSV, put("Recording,É\n".encode("latin-1")), "UnicodeDecodeError"),
     # MIT-BIH
     *(
         ("mitbih", BEATS + suffix, Path.unlink, f"109{suffix}: is missing")
@@ -528,7 +489,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
 MAKE: dict[str, Spoil] = {
     "cifar10": write_binary,
     "cifar10 python": write_python,
-    "cpsc2018 matlab": lambda root: matlab(root, LABELS + "A0004,1,,\n", count=5),
     "fastmri": test_fastmri.write_set,
     "idx": lambda root: [(root / name).write_bytes(IDX) for name in ("a", "a.gz")],
     "mnist": write_mini_mnist,
@@ -544,7 +504,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "chest_xray": {"size": 16},
     "cifar10": {"check": False},
     "cpsc2018": {"test_share": 0.25},
-    "cpsc2018 matlab": {"test_share": 0.5},
     "fastmri": test_fastmri.SMALL,
     "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4},
     "mnist": {"check": False},

@@ -5,13 +5,8 @@ A.2.2 says the signal is "trimmed or padded to a length of 5000" and that numpy'
 crops its INPUT: only the first 512 samples (one second) are ever seen. "Channel 3" is read as the
 third lead of the file, lead III.
 
-The recordings come in two forms, and both may be there. A recording that is in both is read in the
-challenge's form, and its line in REFERENCE.csv is its label in either.
-
-    original_mat/     the challenge's own MATLAB structs (`ECG.data` [leads, samples] in mV, 500 Hz)
-                      with REFERENCE.csv
-    cinc2020_wfdb/    PhysioNet's WFDB: a header that names leads, rate and diagnosis, and the
-                      signal in a .mat beside it
+`cinc2020_wfdb/` holds PhysioNet's WFDB form: of each recording a header that names leads, rate and
+diagnosis, and the signal in a .mat beside it. (The challenge's own MATLAB form is not read.)
 
 A recording counts by its FIRST diagnosis, as the paper's 1,125 recordings do (918 and 207).
 
@@ -20,15 +15,13 @@ Nobody's recordings are linked in the release, so each is taken for a patient of
 
 from __future__ import annotations
 
-import csv
 import hashlib
 import math
 import re
-import struct
-import zlib
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -55,11 +48,7 @@ Norm = Literal["backward", "ortho"]
 RATE = 500  # Hz
 LEADS = 12
 LONGEST = 200 * RATE  # the longest released recording has 144 s
-LARGEST_MAT = 16 * LEADS * LONGEST  # bytes of a MATLAB file, unpacked: twice what LONGEST needs
-LARGEST_CSV = 2**24  # bytes; the release's has 160,000
-COMPRESSED = 15  # MATLAB's type code
-# REFERENCE.csv's codes, in their order from 1, with the SNOMED CT codes of PhysioNet's later
-# releases.
+# The challenge's diagnoses, with their SNOMED CT codes.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "Normal": ("426783006",),
     "AF": ("164889003",),
@@ -75,7 +64,7 @@ DIAGNOSES: dict[str, tuple[str, ...]] = {
 RELEASED = dict(zip(DIAGNOSES, (918, 1098, 704, 207, 1695, 556, 672, 825, 202), strict=True))
 RELEASE = frozenset(f"A{number:04d}" for number in range(1, 6878))  # its recordings' names
 SINUS_RHYTHM = "426783006"  # in CPSC 2018 a normal ECG; elsewhere no more than the rhythm
-_BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in codes}
+_BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *codes)}
 
 
 @dataclass(frozen=True)
@@ -87,22 +76,14 @@ class Recording:
     diagnosis: str
 
 
-def parse_diagnosis(word: str) -> str | None:
-    """Translate a number, text or SNOMED code; None for another diagnosis."""
-    word = word.strip()
-    if word.isdigit() and 1 <= int(word) <= len(DIAGNOSES):
-        return list(DIAGNOSES)[int(word) - 1]
-    return _BY_CODE.get(word) or next(
-        (name for name in DIAGNOSES if name.lower() == word.lower()), None
-    )
-
-
 def read_wfdb(path: Path, channel: int, signal: bool = True) -> Recording:
     """Read one recording of the WFDB form: its header, `path`, and the signal beside it.
 
     Args:
         signal: whether to read the samples too.
     """
+    with reading(path):
+        expect(path.suffix == ".hea", "has no header beside it")
     record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")
     with reading(path):
         rule = f"names {len(record.leads)} leads where {LEADS} were expected"
@@ -124,7 +105,7 @@ def _first_diagnosis(name: str, line: str) -> str:
     database, where it does not mean a normal ECG.
     """
     words = [word.strip() for word in line.split(",")]
-    names = [parse_diagnosis(word) for word in words]
+    names = [_BY_CODE.get(word) for word in words]
     for word, known in zip(words, names, strict=True):
         rule = f"which is none of {', '.join(DIAGNOSES)}"
         expect(known is not None, f"has diagnosis '{word}', {rule}")
@@ -134,139 +115,28 @@ def _first_diagnosis(name: str, line: str) -> str:
     return str(names[0])
 
 
-def read_matlab(path: Path, channel: int, diagnosis: str) -> Recording:
-    """Read one recording of the challenge's own form."""
-    from scipy.io import loadmat
+def find_recordings(folder: Path) -> list[Path]:
+    """List the headers of `cinc2020_wfdb`, each of which may be there once and inside of `folder`.
 
-    with reading(path, LARGEST_MAT):
-        _require_modest(path.read_bytes())
-        signals = np.asarray(loadmat(path, variable_names=["ECG"])["ECG"]["data"][0, 0])
-        rule = f"has data of shape {signals.shape} where ({LEADS}, samples) was expected"
-        expect(signals.ndim == 2 and signals.shape[0] == LEADS, rule)
-        real = np.issubdtype(signals.dtype, np.number) and not np.iscomplexobj(signals)
-        expect(real, f"has samples of {signals.dtype}, not real numbers")
-        expect(0 < signals.shape[1] <= LONGEST, f"holds {signals.shape[1]:,} samples")
-        lead = signals[channel - 1].astype(np.float64)
-        expect(bool(np.isfinite(lead).all()), "holds samples that are no numbers")
-    return Recording(path.stem, lead, diagnosis)
-
-
-def _require_modest(raw: bytes) -> None:
-    """Refuse a MATLAB file that unpacks to more than a recording needs, before scipy unpacks it.
-
-    The format (MATLAB 5): 128 bytes; then elements of type, length and bytes, which may be
-    compressed. Each array in one has a header with its dimensions.
+    A signal without a header is listed too, so that it is not passed over silently.
     """
-    expect(raw[126:128] in (b"IM", b"MI"), "is not a struct 'ECG' (no MATLAB 5 file)")
-    order = "<" if raw[126:128] == b"IM" else ">"
-    flags, dimensions = struct.pack(order + "II", 6, 8), struct.pack(order + "I", 5)
-    start = 128
-    while start + 8 <= len(raw):
-        kind, length = struct.unpack_from(order + "II", raw, start)
-        body = raw[start + 8 : start + 8 + length]
-        if kind == COMPRESSED:
-            body = zlib.decompressobj().decompress(body, LARGEST_MAT)
-        shapes = re.finditer(re.escape(flags) + b".{8}" + re.escape(dimensions), body, re.DOTALL)
-        for found in shapes:
-            (count,) = struct.unpack_from(order + "I", body.ljust(found.end() + 4), found.end())
-            sides = body[found.end() + 4 : found.end() + 4 + min(count, 32)]
-            whole = sides[: len(sides) // 4 * 4]
-            cells = math.prod(side for (side,) in struct.iter_unpack(order + "I", whole))
-            expect(cells <= len(body), "announces a larger array than it holds")
-        expect(len(body) < LARGEST_MAT, f"unpacks to {LARGEST_MAT:,} bytes or more")
-        start += 8 + length
-
-
-def read_reference(path: Path) -> dict[str, str]:
-    """Read REFERENCE.csv: recording -> the first of its one to three diagnoses."""
-    labels: dict[str, str] = {}
-    with reading(path, LARGEST_CSV):
-        rows = list(csv.reader(path.read_text(encoding="utf-8-sig").splitlines()))
-        head = rows[0] if rows else []
-        rule = "'Recording,First_label,Second_label,Third_label' was expected"
-        begins = bool(head) and head[0].strip().lower() == "recording"
-        expect(begins, f"begins with the line {head} where {rule}")
-        for number, row in enumerate(rows[1:], start=2):
-            if row:
-                names = [parse_diagnosis(word) for word in row[1:] if word.strip()]
-                rule = f"each must be a number from 1 to {len(DIAGNOSES)}"
-                known = bool(names) and None not in names
-                expect(known, f"has in line {number} the labels {row[1:]}; {rule}")
-                expect(row[0] not in labels, f"has in line {number} {row[0]} a second time")
-                labels[row[0]] = str(names[0])
-    return labels
-
-
-def find_reference(folder: Path) -> Path | None:
-    """Return REFERENCE.csv, in `original_mat` or beside it; None if it is in neither."""
-    places = (folder / "original_mat", folder)
-    return next((found for one in places if (found := one / "REFERENCE.csv").is_file()), None)
-
-
-def list_recordings(folder: Path) -> list[Path]:
-    """List `original_mat/*.mat`, if REFERENCE.csv is there, and `cinc2020_wfdb/*.hea`.
-
-    A recording in both forms is listed in the first. A signal of the second form without a header
-    is listed too, so that it is not passed over silently.
-    """
-    matlab, wfdb = folder / "original_mat", folder / "cinc2020_wfdb"
-    first = sorted(matlab.rglob("*.mat")) if find_reference(folder) else []
-    headers = sorted(wfdb.rglob("*.hea"))
+    home = folder / "cinc2020_wfdb"
+    headers = sorted(home.rglob("*.hea"))
     named = {path.stem for path in headers}
-    lone = sorted(path for path in wfdb.rglob("*.mat") if path.stem not in named)
-    listed = {path.stem for path in first}
-    return first + [path for path in headers + lone if path.stem not in listed]
-
-
-@dataclass(frozen=True)
-class Recordings:
-    """The recordings of a folder in either form, and REFERENCE.csv's labels."""
-
-    path: Path
-    paths: list[Path]
-    labels: dict[str, str]
-
-    @classmethod
-    def find(cls, folder: Path) -> Recordings:
-        """List the recordings, each of which may stand once and inside of the folder."""
-        reference, paths = find_reference(folder), list_recordings(folder)
-        if not paths:
+    paths = headers + sorted(path for path in home.rglob("*.mat") if path.stem not in named)
+    if not paths:
+        raise UserError(
+            f"dataset 'cpsc2018' finds no recordings under {folder}: no cinc2020_wfdb/*.hea. Put "
+            "them there (see datasets/cpsc2018.yaml), or use dataset=cpsc2018_synthetic."
+        )
+    names = Counter(path.stem for path in paths)
+    for path in paths:
+        if names[path.stem] > 1:
             raise UserError(
-                f"dataset 'cpsc2018' finds no recordings under {folder}: neither "
-                "original_mat/*.mat with a REFERENCE.csv nor cinc2020_wfdb/*.hea. Put them there "
-                "(see datasets/cpsc2018.yaml), or use dataset=cpsc2018_synthetic."
+                f"{path}: a recording named {path.stem} is there twice; each may stand once."
             )
-        names = Counter(path.stem for path in paths)
-        for path in paths:
-            if names[path.stem] > 1:
-                raise UserError(
-                    f"{path}: a recording named {path.stem} is there twice; each may stand once."
-                )
-            require_inside(path, folder)
-        return cls(folder, paths, read_reference(reference) if reference else {})
-
-    def read(self, path: Path, channel: int, signal: bool = True) -> Recording:
-        """Read a recording, or its diagnosis only."""
-        label = self.labels.get(path.stem)
-        if path.suffix == ".hea":
-            one = read_wfdb(path, channel, signal)
-            return replace(one, diagnosis=label or one.diagnosis)
-        with reading(path):
-            expect(path.is_relative_to(self.path / "original_mat"), "has no header beside it")
-            expect(label is not None, "has no line in REFERENCE.csv")
-        if signal:
-            return read_matlab(path, channel, str(label))
-        return Recording(path.stem, np.empty(0), str(label))
-
-    def read_all(
-        self, channel: int, bad_examples: BadExamples, signal: bool = True
-    ) -> Iterator[tuple[Path, Recording]]:
-        """Yield every recording that can be read; others are refused or skipped."""
-
-        def read(path: Path) -> Recording:
-            return self.read(path, channel, signal)
-
-        return read_each(self.paths, read, bad_examples)
+        require_inside(path, folder)
+    return paths
 
 
 @register("dataset", "cpsc2018")
@@ -307,15 +177,14 @@ class Cpsc2018(Dataset):
 
     def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
         """Read and split the recordings of a folder."""
-        found, inputs, targets = Recordings.find(folder), [], []
+        found, inputs, targets = find_recordings(folder), [], []
         digest, names = hashlib.sha256(), set()
-        for path, one in found.read_all(self.channel, self.bad_examples):
+        for path, one in self.read_each(found):
             names.add(one.name)
             if (target := self.label(one)) is not None:
                 inputs.append(self.transform(one.signal))
                 targets.append(target)
-                files = dict.fromkeys((path.with_suffix(".mat"), path))  # the header has units
-                sums = ":".join(map(sha256, files))
+                sums = ":".join(map(sha256, (path.with_suffix(".mat"), path)))
                 digest.update(f"{path.name}:{sums}:{target}".encode())
         train, test = self.split(folder, targets)
         what = (self.positive, self.negative, self.channel, self.length, self.fft_length)
@@ -325,7 +194,7 @@ class Cpsc2018(Dataset):
         notes = {"official": "", "derived": "recordings in CPSC 2018's form: "}[provenance]
         if synthetic:
             provenance, notes = "synthetic", "generated beats: "
-        skipped = note_skipped(len(found.paths) - len(names))
+        skipped = note_skipped(len(found) - len(names))
         x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
         return Splits(
             Examples(x[train], y[train]),
@@ -340,16 +209,16 @@ class Cpsc2018(Dataset):
         )
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by headers and REFERENCE.csv, or as in the release.
+        """Count by headers, or as in the release.
 
         Only a bad signal changes the counts; where those are skipped, signals are read.
         """
         folder = root / FOLDER
-        if not list_recordings(folder):
+        if not any(True for _ in folder.glob("cinc2020_wfdb/**/*.*")):
             targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
             return self.describe(folder, targets, found=False)
         skips = self.bad_examples == "skip"
-        read = Recordings.find(folder).read_all(self.channel, self.bad_examples, signal=skips)
+        read = self.read_each(find_recordings(folder), signal=skips)
         labels = [self.label(one) for _, one in read]
         return self.describe(folder, [label for label in labels if label is not None], found=True)
 
@@ -367,8 +236,13 @@ class Cpsc2018(Dataset):
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every recording."""
-        found = Recordings.find(root / FOLDER)
-        return try_each(found.paths, lambda path: found.read(path, self.channel))
+        found = find_recordings(root / FOLDER)
+        return try_each(found, lambda path: read_wfdb(path, self.channel))
+
+    def read_each(self, paths: list[Path], signal: bool = True) -> Iterator[tuple[Path, Recording]]:
+        """Yield every recording that can be read; others are refused or skipped."""
+        read = partial(read_wfdb, channel=self.channel, signal=signal)
+        return read_each(paths, read, self.bad_examples)
 
     def label(self, one: Recording) -> int | None:
         """Return 1 or 0; None for a recording whose first diagnosis is another."""

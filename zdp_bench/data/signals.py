@@ -66,7 +66,7 @@ class Record:
     Attributes:
         header: wfdb's, of the first segment where there are several.
         leads: their names.
-        length: samples of a lead, without those that a skew leaves behind the end.
+        length: samples of a lead.
         files: everything that its content is in, the header first.
         segments: what is joined in time; none of a plain record.
     """
@@ -132,10 +132,9 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
         with reading(path.parent / name):
             rule = f"has {size:,} bytes where its header announces {announced:,}; it is cut off"
             expect(size >= announced, rule)
-    late = max(skew or 0 for skew in header.skew)
-    expect(late < length, f"has a skew of {late:,} samples")
+    expect(not any(header.skew), "has leads that are skewed in time; shift them before")
     files = [path, *(path.parent / name for name in bits)]
-    return Record(path, header, list(header.sig_name), length - late, files)
+    return Record(path, header, list(header.sig_name), length, files)
 
 
 def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
@@ -181,12 +180,11 @@ def read_leads(
             left -= segment.length
         return np.concatenate(parts)
     header, name = record.header, str(record.path.with_suffix(""))
-    skewed = any(header.skew[channel] for channel in channels)
 
-    def read(start: int, stop: int, **how: Any) -> Any:
+    def read(start: int, stop: int) -> Any:
         # wfdb takes no range where the header has no length.
         place = {} if header.sig_len is None else {"sampfrom": start, "sampto": stop}
-        return wfdb.rdrecord(name, channels=channels, physical=False, **place, **how)
+        return wfdb.rdrecord(name, channels=channels, physical=False, **place)
 
     total = np.zeros(len(channels), np.int64)
     first: Any = None
@@ -194,11 +192,9 @@ def read_leads(
         whole = header.sig_len or record.length
         step = max(AT_ONCE, end) if header.sig_len else whole
         for start in range(0, whole, step):
-            found = read(start, min(start + step, whole), ignore_skew=True)
+            found = read(start, min(start + step, whole))
             first = first or found
             total += found.d_signal.sum(axis=0, dtype=np.int64)
-        if skewed:
-            first = read(0, end)
         sums = header.checksum or [None] * header.n_sig
         samples = np.asarray(first.dac() if physical else first.d_signal, dtype=np.float64)[:end]
         for channel, found in zip(channels, total.tolist(), strict=True):
