@@ -33,7 +33,7 @@ dataset.foo=1 | task=nothing | trainer.epochs=0 | trainer.epochs=1.5 | trainer.b
 trainer.sample_rate=2 | trainer.epoch=1 | privacy.delta=2 | privacy.delta=0 | privacy.unit=person
 privacy.secur=true | privacy.target_epsilon=-1 | optimizer=sdg | optimizer.lr=-1 | optimizer.lr=abc
 optimizer.momentum=x | scheduler=none scheduler.step_size=3 | device=tpu | threads=0 | seed=-1
-seed=x | execution.kernels=perhaps | execution.precision=int8 | accountant=rpd | federated.nodes=0
+seed=x | execution.prefetch=x | execution.precision=int8 | accountant=rpd | federated.nodes=0
 federated.nodes=2 federated.rounds=x | +foo=1 | foo=1 | paths.data= | recipe=quickstrat
 recipe=none.yaml | privacy.unit=patient dataset=mnist | claims.table=x
 """.replace("\n", " | ").split(" | ")

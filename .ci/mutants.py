@@ -4,10 +4,9 @@
 
 cosmic-ray makes the mutants. Each is tried in a copy of the repository against the few test files
 that cover its module (`mutants.toml`), until the time is over; the seed that is printed draws the
-same mutants again. What no test can see is no mutant: types, words of errors, decorators, code that
-numba compiles, and what only decides how fast something is. A mutant that is known to behave like
-the original stands in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest
-die.
+same mutants again. What no test can see is no mutant: types, words of errors, decorators, and
+what only decides how fast something is. A mutant that is known to behave like the original stands
+in `mutants.toml` with the reason. Ends with 1 where less than 95 % of the rest die.
 """
 
 from __future__ import annotations
@@ -319,7 +318,6 @@ def main() -> int:
     }  # as tests/conftest.py has it, before numpy is loaded
     import dp_accounting  # noqa: F401  what takes long to load is loaded once, and forked
     import hypothesis  # noqa: F401
-    import numba  # noqa: F401
     import pandas  # noqa: F401
     import scipy.stats  # noqa: F401
     import torch  # noqa: F401

@@ -32,7 +32,6 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench import kernels
 from zdp_bench.config.compose import _STORED, files
 from zdp_bench.config.words import parse_words
 from zdp_bench.training.model_checks import mixing
@@ -40,7 +39,7 @@ from zdp_bench.training.model_checks import mixing
 mixing.SECONDS = 0.0  # a run compares three samples; tests/training/model_checks compares more
 
 # Folders whose tests carry out no run.
-NO_RUNS = {"algorithms", "config", "gradients", "kernels", "models", "nn", "privacy", "tasks"}
+NO_RUNS = {"algorithms", "config", "gradients", "models", "nn", "privacy", "tasks"}
 
 compose_anew = hydra.compose
 composed: dict[tuple[str, ...], DictConfig] = {}
@@ -72,9 +71,6 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
 
 hydra.compose = compose
 torch.set_num_threads(1)
-if os.environ.get("ZDP_TEST_KERNELS") == "off":  # every test runs on the kernels' twins
-    kernels.enable(False)
-    kernels.enable = lambda on: None  # type: ignore[assignment]
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -20,7 +20,6 @@ EXTRAS = sorted(path.parent.name for path in PACKAGE.glob("extras/*/__init__.py"
 # with thought
 BASE = {"errors", "disk", "foreign_files", "assets", "registry", "caches", "__init__"}
 CORE = {
-    "kernels",
     "privacy",
     "gradients",
     "nn",
@@ -39,14 +38,13 @@ ALLOWED: dict[str, set[str]] = {
     "assets": set(),
     "__init__": set(),
     "caches": set(),
-    "kernels": {"caches", "__init__"},
     "registry": {"errors"},
     "records": BASE,
-    "privacy": BASE | {"kernels"},
-    "nn": BASE | {"kernels"},
-    "models": BASE | {"nn", "kernels"},
-    "gradients": BASE | {"nn", "kernels"},
-    "algorithms": BASE | {"gradients", "privacy", "nn", "kernels"},
+    "privacy": BASE,
+    "nn": BASE,
+    "models": BASE | {"nn"},
+    "gradients": BASE | {"nn"},
+    "algorithms": BASE | {"gradients", "privacy", "nn"},
     "data": BASE,
     "tasks": BASE,
     "representations": BASE | {"data", "config", "nn"},
@@ -124,13 +122,6 @@ def test_an_extra_says_what_it_is(extra: str) -> None:
             assert f"`{name}`" in text
         if kind == "dataset":
             assert (folder / "datasets" / f"{name}.yaml").is_file()
-
-
-def test_only_kernels_import_numba() -> None:
-    for path in PACKAGE.rglob("*.py"):
-        if path.parent.name != "kernels":
-            text = path.read_text(encoding="utf-8")
-            assert not re.search(r"^\s*(import|from) (numba|llvmlite)", text, re.M), path
 
 
 def test_the_order_has_no_circle() -> None:

@@ -7,15 +7,12 @@ import os
 from collections.abc import Callable, Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from zdp_bench import caches
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.kernels import jit
-from zdp_bench.kernels.jit import inlined
 from zdp_bench.privacy.memory import remember
 
 ROWS = np.arange(40, dtype=np.float32).reshape(10, 4)
@@ -33,20 +30,6 @@ def use_numbers() -> bool:
 
 def tick(clock: Iterator[int] = count()) -> int:  # noqa: B008 - one clock for all calls
     return next(clock)
-
-
-@inlined
-def touch_nothing(work: Any) -> Any:
-    return work[0]
-
-
-def loop(work: Any) -> None:
-    touch_nothing(work)
-
-
-def use_kernels() -> bool:
-    jit.compile_loop(loop)
-    return jit.compile_loop(loop).code.cache_hits == 0
 
 
 def as_a_link(root: Path) -> None:
@@ -67,15 +50,13 @@ WEAK: dict[str, Callable[[Path, pytest.MonkeyPatch], object]] = {
 @pytest.fixture
 def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "own" / "cache"))
-    monkeypatch.setattr(jit, "cache_folder", jit.cache_folder.__wrapped__)
-    monkeypatch.setattr(jit._config, "CACHE_DIR", "")
     caches._warn.cache_clear()
     root = tmp_path / "own" / "cache" / "zdp-bench"
     root.mkdir(parents=True)
     return root
 
 
-@pytest.mark.parametrize("use", [use_arrays, use_numbers, use_kernels])
+@pytest.mark.parametrize("use", [use_arrays, use_numbers])
 @pytest.mark.parametrize("weakness", WEAK)
 def test_a_folder_that_others_can_write_to_is_not_used(
     root: Path,
@@ -104,9 +85,3 @@ def test_the_folder_is_closed_to_others(root: Path) -> None:
     caches.cache_folder("rows")
     os.umask(before)
     assert root.stat().st_mode & 0o777 == 0o700
-
-
-def test_the_folder_that_numba_is_told_is_held_to_the_same(root: Path) -> None:
-    root.chmod(0o777)
-    assert caches.cache_folder("kernels", str(root.parent)) is None
-    assert caches.cache_folder("kernels", str(root.parent.parent)) is not None

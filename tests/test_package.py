@@ -14,7 +14,7 @@ import pytest
 
 from tests.test_architecture import EXTRAS as EXTRA_FOLDERS
 from tests.test_cli import TINY, run
-from zdp_bench import assets, kernels
+from zdp_bench import assets
 from zdp_bench.errors import EXTRAS
 from zdp_bench.registry import of_extras
 
@@ -163,15 +163,6 @@ def test_make_install_takes_every_extra() -> None:
     extras = PROJECT["optional-dependencies"]
     (own,) = [word for word in extras["dev"] if word.startswith("zdp-bench[")]
     assert set(own.removeprefix("zdp-bench[").rstrip("]").split(",")) == set(extras) - {"dev"}
-
-
-def test_without_numba_the_twins_run(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kernels, "_has_numba", lambda: False)
-    monkeypatch.setitem(sys.modules, "numba", None)
-    words = ["recipe=quickstart", *TINY, f"paths.results={tmp_path}"]
-    assert run(capsys, "run", *words)[0] == 0
 
 
 def test_citation_and_metadata_agree() -> None:

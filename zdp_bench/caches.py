@@ -13,16 +13,13 @@ from platformdirs import user_cache_path
 log = logging.getLogger(__name__)
 
 
-def cache_folder(kind: str, chosen: str | None = None) -> Path | None:
+def cache_folder(kind: str) -> Path | None:
     """Return the folder of one kind of cached files; None, and one warning, if nobody may trust it.
 
-    numba's index is a pickle, and an array is what a run trains on. So the folder that holds all
+    An array that is kept is what a run trains on. So the folder that holds all
     kinds is this user's, of mode 0700, no link, and nobody else can put another in its place.
-
-    Args:
-        chosen: the folder that is taken instead of the user's cache folder.
     """
-    root = cache_root(chosen)
+    root = cache_root()
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if not (why := _find_weakness(root)):
@@ -34,9 +31,9 @@ def cache_folder(kind: str, chosen: str | None = None) -> Path | None:
     return None
 
 
-def cache_root(chosen: str | None = None) -> Path:
+def cache_root() -> Path:
     """Return the folder of all kinds, which may not be there."""
-    return Path(chosen) / "zdp-bench" if chosen else user_cache_path("zdp-bench")
+    return user_cache_path("zdp-bench")
 
 
 def _find_weakness(root: Path) -> str:
@@ -62,8 +59,8 @@ def _find_weakness(root: Path) -> str:
 @cache
 def _warn(root: Path, why: str) -> None:
     log.warning(
-        "%s: %s, so nothing is read from there or kept; arrays stay in memory and kernels are "
-        "compiled anew. XDG_CACHE_HOME names another cache folder",
+        "%s: %s, so nothing is read from there or kept; arrays stay in memory. "
+        "XDG_CACHE_HOME names another cache folder",
         root,
         why,
     )

@@ -141,7 +141,6 @@ class Execution:
         checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.
             null: do not.
         deterministic: refuse operations whose result differs from call to call (CUDA has some).
-        kernels: auto (compiled CPU kernels run where they can) or off (torch and numpy only).
         prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
         loggers: of tensorboard, mlflow and wandb, those that write the run's numbers too; each
             needs the extra of its name. null: none.
@@ -149,7 +148,6 @@ class Execution:
 
     checkpoint_steps: Count | None
     deterministic: bool
-    kernels: Literal["auto", "off"]
     prefetch: Annotated[int, at_least(0), PREFETCHED] | None
     loggers: list[str] | None
 

@@ -2,7 +2,7 @@
 
 Modules have complex `weight` and `bias` in torch's own shapes. Inside is ONE real convolution over
 interleaved real and imaginary channels (`memory_format.py`), its weight expanded to
-[[Wr, −Wi], [Wi, Wr]]; or, for many channels and a 3×3 kernel on some CPUs, `kernels.winograd`.
+[[Wr, −Wi], [Wi, Wr]].
 PyTorch's native complex convolution makes three or four real ones and several copies, and takes 6
 to 8 times as long as its real twin where this takes 1 to 3.
 """
@@ -15,7 +15,6 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.kernels import winograd
 from zdp_bench.nn.memory_format import (
     as_complex_channels,
     as_real_channels,
@@ -34,14 +33,6 @@ class ConvArguments(NamedTuple):
     transposed: bool
     output_padding: tuple[int, ...]
     groups: int
-
-    def kernel(self, weight: Tensor, x: Tensor, *others: Tensor) -> winograd.Shape | None:
-        """The shape for the Winograd kernel, or None if the real convolution does this one."""
-        if torch.compiler.is_compiling():  # it would try to compile the kernel's checks
-            return None
-        sizes = self.stride, self.padding, self.dilation, self.transposed, self.groups
-        shape = winograd.shape_of(tuple(weight.shape), *sizes)
-        return shape if shape is not None and shape.serves(x, weight, *others) else None
 
 
 def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
@@ -83,8 +74,6 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
-        if (shape := arguments.kernel(weight, x)) is not None:
-            return winograd.convolve(shape, x, winograd.transform_weight(weight), bias)
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
         real_weight = interleaved_weight(weight, arguments.transposed)
         y = torch.convolution(
@@ -107,17 +96,7 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         arguments: ConvArguments = ctx.arguments
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        if (shape := arguments.kernel(weight, x, g)) is not None:
-            of_input = of_weight = None
-            if to_input:
-                transformed = winograd.transform_weight_backward(weight)
-                of_input = winograd.input_gradient(shape, g, transformed)
-            if to_weight:
-                of_weight = winograd.weight_gradient(shape, x, g)
-        else:
-            of_input, of_weight = _interleaved_gradients(
-                x, g, weight, (to_input, to_weight), arguments
-            )
+        of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), arguments)
         return (
             of_input,
             of_weight,

@@ -30,7 +30,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from zdp_bench import __version__, kernels, registry
+from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.nn.precision import float32_products
@@ -257,7 +257,7 @@ def execution_digest(
     """
     if device.type != "cpu" and not deterministic:
         return ""
-    libraries = {name: _version(name) for name in ("torch", "numpy", "numba", "llvmlite", "scipy")}
+    libraries = {name: _version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
     chip = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -270,7 +270,6 @@ def execution_digest(
         chip,
         platform.machine(),
         torch.get_num_threads(),
-        kernels.enabled(),
         ranks,
         micro_batch,
     )

@@ -14,7 +14,6 @@ from typing import cast
 import torch
 from torch import nn
 
-from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
@@ -145,7 +144,6 @@ class ModelSetup:
         Raises:
             UserError: the data or the device is not usable, or model and task do not fit the data.
         """
-        kernels.enable(config.execution.kernels == "auto")
         device = device or pick_device(config.device)
         task: Task = lookup("task", config.task.name)(**config.task.options)
         data = fit_outputs(config, task, data or load_data(config))

@@ -53,7 +53,7 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("seed=1,2", "the best of several seeds is luck"),
         ("privacy.delta=1e-5,1e-6", "at one δ"),
         ("privacy.unit=example,patient", "protect one unit"),
-        ("execution.kernels=auto,off", "it changes no result"),
+        ("execution.deterministic=true,false", "it changes no result"),
         ("optimizer.lr=interval(1,1)", "goes from a number to a larger one"),
         ("optimizer.lr=tag(log,interval(0,1))", "needs numbers above 0"),
         ("optimizer.lr=tag(cubic,interval(0,1))", "the tag 'cubic' means nothing here"),

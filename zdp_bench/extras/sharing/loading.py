@@ -173,6 +173,7 @@ def config_of(record: Record) -> Run:
     own = {
         key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
         for key, value in record["config"].items()
+        if key != "execution"  # of the run that was, with keys that later versions lack
     }
     return check({**default, **own})
 

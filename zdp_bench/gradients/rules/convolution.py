@@ -4,9 +4,8 @@ A complex convolution is a real one over interleaved channels, so its gradient i
 gradient, folded (`nn.convolution.folded_gradient`). `_real_weight` and `_complex_weight` choose
 among the ways to per-sample gradients:
 
-    kernels        a compiled loop, for complex convolutions that it serves (`zdp_bench.kernels`)
     one by one     large examples: the backend's own weight gradient, one after the other
-                   (measured: as fast as the next two at 16 million products)
+                   (measured: as fast as the next two at 40 million products)
     patches        small examples: [O, T] · [T, k·C], of many numbers that lie side by side
     columns        small examples: [C·k, T] · [T, O]
 
@@ -35,7 +34,6 @@ from zdp_bench.gradients.layer_gradient import (
     weigh,
 )
 from zdp_bench.gradients.rules import rule
-from zdp_bench.kernels import winograd
 from zdp_bench.nn.convolution import (
     ComplexConv1d,
     ComplexConv2d,
@@ -47,7 +45,7 @@ from zdp_bench.nn.memory_format import as_real_channels, channels_last
 from zdp_bench.nn.surgery import STANDARDISED, pull_back
 
 # Multiplications of one example's weight gradient from which the backend's own kernel pays.
-LARGE_EXAMPLE = 16_000_000
+LARGE_EXAMPLE = 40_000_000
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
@@ -125,15 +123,6 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
     wide, narrow = geometry.wide_and_narrow(x, g)
     outputs, inputs, *kernel = geometry.shape
     as_real = replace(geometry, shape=(2 * outputs, 2 * inputs, *kernel))
-    kernel_arguments = (
-        geometry.shape,
-        geometry.stride,
-        geometry.padding,
-        geometry.dilation,
-        geometry.transposed,
-        geometry.groups,
-    )
-    shape = winograd.shape_of(*kernel_arguments)
 
     @cache
     def reals() -> tuple[Tensor, Tensor]:
@@ -159,8 +148,6 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
         conjugate = x[start:stop].conj().resolve_conj()
         return by_columns(geometry, *geometry.wide_and_narrow(conjugate, g[start:stop]))
 
-    if shape is not None and shape.serves(x, g):
-        return _winograd_weight(shape, x, g, summands)
     if _is_large(4 * geometry.work(x, g), x):
         per_sample = from_backend
     elif _suits_patches(geometry, wide, 2):
@@ -173,20 +160,6 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
         return fold(weight_gradient(as_real, real_x, weigh(real_g, factors)))
 
     return LayerGradient(per_sample, weighted_sum, summands=summands)
-
-
-def _winograd_weight(
-    of: winograd.Shape, x: Tensor, g: Tensor, summands: Callable[[], Summands]
-) -> LayerGradient:
-    def per_sample_and_norms(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        return winograd.per_sample_gradients(of, x[start:stop], g[start:stop])
-
-    return LayerGradient(
-        lambda start, stop: per_sample_and_norms(start, stop)[0],
-        lambda factors: winograd.weight_gradient(of, x, weigh(g, factors)),
-        per_sample_and_norms=per_sample_and_norms,
-        summands=summands,
-    )
 
 
 def _is_large(work: int, x: Tensor) -> bool:

@@ -21,7 +21,6 @@ from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 
-from zdp_bench import kernels
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch, Loss, per_example, take_over
@@ -104,7 +103,7 @@ def check(
     model, algorithm = copy_apart(model, algorithm)
     devices = [device] if device.type == "cuda" else []
     draws = torch.random.fork_rng(devices=devices)
-    with draws, kernels.disabled(), float32_products(), repeatable(device):
+    with draws, float32_products(), repeatable(device):
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
         try:
