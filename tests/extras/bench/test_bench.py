@@ -5,7 +5,6 @@ is written can be read.
 from __future__ import annotations
 
 import csv
-import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +16,11 @@ from tests.test_cli import leave
 from zdp_bench.errors import UserError
 from zdp_bench.extras.bench import tables
 from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreement
-from zdp_bench.extras.bench.pages import Measurement, read_csv
 from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
 from zdp_bench.extras.bench.workload import Step, Workload
 from zdp_bench.gradients import per_example
 
+ROOT = Path(__file__).resolve().parents[3]
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 COMPLEX = Workload("complex_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
 MAP = Workload("complex_unet", (1, 8, 8), 1, 3, "map", {"width": 2, "depth": 1})
@@ -86,10 +85,11 @@ def test_ratios_are_to_the_fastest_side_that_may_be_the_baseline() -> None:
         "slow": lambda: large @ large,
         "other": lambda: small @ small,
     }
-    timings = by_turns(runs, lambda name: name != "other", 0.0)
-    assert timings["fast"].low == timings["fast"].high == 1.0
-    assert timings["slow"].milliseconds > timings["fast"].milliseconds
-    assert timings["slow"].low > 1
+    base, timings = by_turns(runs, lambda name: name != "other", 0.0)
+    assert base == "fast"
+    assert timings["fast"]["ratio"] == timings["fast"]["ratio_low"] == 1.0
+    assert timings["slow"]["milliseconds"] > timings["fast"]["milliseconds"]
+    assert timings["slow"]["ratio_low"] > 1
 
 
 def test_torchs_slow_complex_layers_are_no_baseline() -> None:
@@ -120,64 +120,49 @@ def test_peak_memory_counts_the_weights() -> None:
     assert abs(again / peak - 1) < 0.05  # what an allocator keeps for later is not in it
 
 
-def test_a_table_is_written_with_what_it_was_measured_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    row = Measurement(
-        "a case, batch 1",
-        "private, fast",
-        12.3456,
-        1.25,
-        1.2,
-        1.3,
-        None,
-        memory=100.0,
-        memory_ratio=1.5,
-        paper_ratio=44.7,
-    )
-    rows = [row, dataclasses.replace(row, side="private, vmap", deviation=1e-7)]
-    monkeypatch.setitem(tables.TABLES, "zoo", lambda quick, threads: iter(rows))
-    monkeypatch.setattr(tables, "hold_memory", lambda: False)
+ROW: tables.Row = {
+    "case": "a case", "side": "private, fast", "milliseconds": 12.3456, "ratio": 1.25,
+    "ratio_low": 1.2, "ratio_high": 1.3, "deviation": None,
+    "memory": 100.0, "memory_ratio": 1.5, "paper_ratio": 44.7,
+}
+
+
+@pytest.fixture
+def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """Return a function that writes these rows as table zoo, of a device, and returns the paths."""
     threads = torch.get_num_threads()
-    _, (markdown, numbers) = tables.run("zoo", False, 2, tmp_path)
-    torch.set_num_threads(threads)
-    assert (
-        "| private, fast | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 |  |"
-        in markdown.read_text()
-    )
-    assert (
-        "| private, vmap | 12.3 ms | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 | 1e-07 |"
-        in markdown.read_text()
-    )
-    assert [row.deviation for row, _ in read_csv(numbers)] == [None, 1e-7]
-    assert "2 threads" in markdown.read_text()
-    line = next(csv.DictReader(numbers.read_text().splitlines()))
-    assert line["threads"] == "2"
-    assert line["torch"] == torch.__version__.split("+")[0] or line["torch"] == torch.__version__
-    assert float(line["ratio"]) == 1.25
-
-
-def test_what_another_machine_measured_stays_beside_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    times, on = iter(map(float, range(1, 99))), {"device": "cpu (one)"}
-
-    def measure(quick: bool, threads: int) -> Iterator[Measurement]:
-        for batch in (1, 2):
-            case = f"MLP, batch {batch}"
-            yield Measurement(case, "private, fast", next(times), 1.0, 1.0, 1.0, None)
-
-    monkeypatch.setitem(tables.TABLES, "zoo", measure)
     monkeypatch.setattr(tables, "hold_memory", lambda: False)
-    monkeypatch.setattr(tables, "environment", lambda threads: {**on, "threads": str(threads)})
-    before = torch.get_num_threads()
-    tables.run("zoo", False, 1, tmp_path)
-    on["device"] = "cpu (other)"
-    tables.run("zoo", False, 1, tmp_path)
-    _, (markdown, numbers) = tables.run("zoo", False, 1, tmp_path)
-    torch.set_num_threads(before)
-    stood = [(row.case[-1], facts["device"], row.milliseconds) for row, facts in read_csv(numbers)]
-    assert sorted(stood) == [
+
+    def write(rows: list[tables.Row], on: str = "cpu (one)") -> tuple[Path, Path]:
+        monkeypatch.setitem(tables.TABLES, "zoo", lambda quick, threads: iter(rows))
+        facts = {"device": on, "threads": "2", "python": "3", "torch": "2.11"}
+        monkeypatch.setattr(tables, "environment", lambda threads: facts)
+        markdown, numbers = tables.run("zoo", False, 2, tmp_path)[1]
+        return markdown, numbers
+
+    yield write
+    torch.set_num_threads(threads)
+
+
+def test_a_table_is_written_with_what_it_was_measured_on(measured: Any) -> None:
+    other = {"side": "private, vmap", "deviation": 1e-7, "memory": None, "memory_ratio": None}
+    markdown, numbers = measured([ROW, ROW | other])
+    page = markdown.read_text()
+    assert "| private, fast | 12.3 | 1.25 | 1.20 to 1.30 | 100 | 1.50 | 44.7 |  |" in page
+    assert "| private, vmap | 12.3 | 1.25 | 1.20 to 1.30 |  |  | 44.7 | 1e-07 |" in page
+    assert "On cpu (one), 2 threads (python 3, torch 2.11, allocator as malloc likes)." in page
+    first, second = csv.DictReader(numbers.read_text().splitlines())
+    assert (first["threads"], first["ratio"], first["deviation"]) == ("2", "1.25", "")
+    assert (second["torch"], second["deviation"]) == ("2.11", "1e-07")
+
+
+def test_what_another_machine_measured_stays_beside_it(measured: Any) -> None:
+    times = iter(map(float, range(1, 99)))
+    for on in ("cpu (one)", "cpu (other)", "cpu (other)"):
+        rows = [ROW | {"case": f"MLP, batch {n}", "milliseconds": next(times)} for n in (1, 2)]
+        markdown, numbers = measured(rows, on)
+    lines = csv.DictReader(numbers.read_text().splitlines())
+    assert [(line["case"][-1], line["device"], float(line["milliseconds"])) for line in lines] == [
         ("1", "cpu (one)", 1.0),
         ("1", "cpu (other)", 5.0),
         ("2", "cpu (one)", 2.0),
@@ -185,17 +170,22 @@ def test_what_another_machine_measured_stays_beside_it(
     ]
     page = markdown.read_text()
     assert page.count("## MLP, batch 2") == 1
-    assert page.count("On cpu (one), 1 threads") == page.count("On cpu (other), 1 threads") == 2
+    assert page.count("On cpu (one), 2 threads") == page.count("On cpu (other), 2 threads") == 2
 
 
 def test_a_file_that_is_no_table_is_told_and_kept(tmp_path: Path) -> None:
     there = tmp_path / "bench_zoo.csv"
     there.write_text("case,side\nmine,own\n")
-    with pytest.raises(
-        UserError,
-        match=r"bench_zoo.csv: has no column 'deviation', as a table of `zdp-bench bench` has",
-    ):
-        read_csv(there)
+    with pytest.raises(UserError, match=r"bench_zoo.csv: has no column 'device', so it is no"):
+        tables.read(there)
+
+
+@pytest.mark.parametrize("table", ["deepee_2021_table3", "library", "zeta_dp_2021_table7"])
+def test_a_committed_table_is_what_its_numbers_give(table: str) -> None:
+    stem = ROOT / f"results/tables/bench_{table}"
+    page = stem.with_suffix(".md").read_text(encoding="utf-8")
+    name = page.partition("\n")[0].removeprefix("# Measured: ")
+    assert tables.as_markdown(name, tables.read(stem.with_suffix(".csv"))) == page
 
 
 @pytest.mark.parametrize(

@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.config.types import Threads, check_value
-    from zdp_bench.extras.bench import pages, tables
+    from zdp_bench.extras.bench import tables
     from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.interrupts import require_writable
 
@@ -44,9 +44,9 @@ def run(options: argparse.Namespace) -> int:
             raise unknown("table", name, tables.TABLES)
     for name in options.tables or tables.TABLES:
         rows, paths = tables.run(name, options.quick, options.threads, options.results)
-        for case in dict.fromkeys(row.case for row in rows):
-            lines = [list(pages.cells(row).values()) for row in rows if row.case == case]
-            print_sheet(Sheet(case, pages.COLUMNS, lines), "rich")
+        for case in dict.fromkeys(row["case"] for row in rows):
+            lines = [tables.cells(row) for row in rows if row["case"] == case]
+            print_sheet(Sheet(case, [*tables.COLUMNS.values()], lines), "rich")
         for path in paths:
             print(f"written: {path}")
     return 0

@@ -17,7 +17,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,15 +28,6 @@ from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import Step, Workload
 
 ROUND_SECONDS = 0.05  # a side repeats for about this long before the next has its turn
-
-
-@dataclass(frozen=True)
-class Timing:
-    """Milliseconds of the best round, and the quartiles of the ratio to the baseline's time."""
-
-    milliseconds: float
-    low: float
-    high: float
 
 
 def require_agreement(
@@ -69,8 +59,11 @@ def require_agreement(
 
 def by_turns(
     runs: Mapping[str, Callable[[], object]], baseline: Callable[[str], bool], seconds: float
-) -> dict[str, Timing]:
+) -> tuple[str, dict[str, dict[str, float]]]:
     """Time every side by turns for about `seconds` in all, three rounds at least.
+
+    Returns the baseline, and of each side the milliseconds of its best round, the ratio to the
+    baseline's, and the quartiles of that ratio round by round.
 
     Args:
         baseline: tells which sides may be the baseline; it is the fastest of them.
@@ -97,11 +90,12 @@ def by_turns(
     best = {name: min(one[name] for one in rounds) for name in runs}
     base = min((name for name in runs if baseline(name)), key=best.__getitem__)
 
-    def timing(name: str) -> Timing:
-        quartiles = statistics.quantiles([one[name] / one[base] for one in rounds], n=4)
-        return Timing(best[name], quartiles[0], quartiles[2])
-
-    return {name: timing(name) for name in runs}
+    found = {}
+    for name in runs:
+        low, _, high = statistics.quantiles([one[name] / one[base] for one in rounds], n=4)
+        ratios = {"ratio": best[name] / best[base], "ratio_low": low, "ratio_high": high}
+        found[name] = {"milliseconds": best[name], **ratios}
+    return base, found
 
 
 # ------------------------------------------------------------------------------------------ memory

@@ -1,6 +1,3 @@
 """What this extra adds, as `zdp_bench/registry.py` reads it."""
 
-ADDS = {
-    "command": {"bench": "zdp_bench.extras.bench.command"},
-    "function": {"measure": "zdp_bench.extras.bench.tables:measure_missing"},
-}
+ADDS = {"command": {"bench": "zdp_bench.extras.bench.command"}}

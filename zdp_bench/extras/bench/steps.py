@@ -15,7 +15,8 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from itertools import count
+from functools import partial
+from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Literal
 from weakref import finalize
@@ -27,7 +28,7 @@ from torch.utils.data import DataLoader, TensorDataset
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, device, flat
-from zdp_bench.gradients import Engine, PerExample
+from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
@@ -40,36 +41,52 @@ from zdp_bench.training.total import Total
 # -------------------------------------------------------------------------------------- non-private
 
 
-def non_private(workload: Workload, last: bool = True, native: bool = False) -> Step:
+def batches_of(workload: Workload, last: bool, whole: bool) -> Iterator[Batch]:
+    """Yield the batch again and again; `whole`: out of a dataset, example by example."""
+    examples = workload.examples(last)
+    if not whole:
+        return repeat(examples)
+    everything = repeat(list(range(workload.batch)))
+    return iter(DataLoader(TensorDataset(*examples), batch_sampler=everything))
+
+
+def non_private(
+    workload: Workload, last: bool = True, native: bool = False, whole: bool = False
+) -> Step:
     """Forward, backward, update; `native`: with torch's own complex convolutions."""
     model = workload.build()
     if native:
         as_native(model)
-    inputs, targets = workload.examples(last)
     optimizer = workload.optimizer_of(model.parameters())
+    batches = batches_of(workload, last, whole)
 
     def backward() -> None:
-        (workload.loss_of(model(inputs), targets).sum() / workload.batch).backward()
+        inputs, targets = next(batches)
+        workload.loss_of(model(inputs), targets).mean().backward()
 
-    def run() -> None:
-        backward()
-        optimizer.step()
-        # a side that waits for its turn holds its weights only
-        optimizer.zero_grad(set_to_none=True)
+    def gradients() -> dict[str, Tensor]:
+        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+
+    return _step(optimizer, backward, lambda: flat(gradients()) * workload.batch)
+
+
+def _take(optimizer: Any, backward: Callable[[], None]) -> None:
+    """Take a step with the gradients that `backward` leaves."""
+    backward()
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)  # a side that waits for its turn holds its weights only
+
+
+def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Tensor]) -> Step:
+    """Return a side whose gradients `backward` leaves where `summed` finds their sum."""
 
     def answer() -> Tensor:
         backward()
-        found = flat(
-            {
-                name: p.grad * workload.batch
-                for name, p in model.named_parameters()
-                if p.grad is not None
-            }
-        )
+        found = summed()
         optimizer.zero_grad(set_to_none=True)
         return found
 
-    return Step(run, answer)
+    return Step(partial(_take, optimizer, backward), answer)
 
 
 def as_native(module: nn.Module) -> None:
@@ -91,6 +108,9 @@ def as_native(module: nn.Module) -> None:
 
 
 # ------------------------------------------------------------------------------------------ private
+
+
+MANY = 10**6  # steps: more than are ever timed
 
 
 class _NoLedger(Ledger):
@@ -153,122 +173,61 @@ def loop(workload: Workload) -> Step:
                 value += gradient * (BOUND / norm).clamp(max=1)
         return total
 
-    def run() -> None:
+    def backward() -> None:
         for name, value in summed().items():
             noise = torch.view_as_real(value) if value.is_complex() else value
             noise += BOUND * torch.randn_like(noise)
             parameters[name].grad = value / workload.batch
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
 
-    return Step(run, lambda: flat(summed()))
+    return Step(partial(_take, optimizer, backward), lambda: flat(summed()))
 
 
-def opacus(workload: Workload, mode: Literal["hooks", "functorch", "ghost"]) -> Step:
-    """Opacus's own step.
+def opacus(
+    workload: Workload, mode: Literal["hooks", "functorch", "ghost"], whole: bool = False
+) -> Step:
+    """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's.
 
     Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too
     small).
+
+    Args:
+        whole: batches are those of its own loader, else always the same.
     """
     # from Opacus's own hooks on a first layer
     warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    from opacus.grad_sample import GradSampleModule, GradSampleModuleFastGradientClipping
-    from opacus.optimizers import DPOptimizer, DPOptimizerFastGradientClipping
-    from opacus.utils.fast_gradient_clipping_utils import DPLossFastGradientClipping
+    warnings.filterwarnings("ignore", message="Secure RNG turned off")
+    from opacus import PrivacyEngine
+    from opacus.validators import ModuleValidator
 
-    model = workload.build()
-    inputs, targets = workload.examples(last=False)
-    plain = workload.optimizer_of(model.parameters())
-    common: dict[str, Any] = {
-        "noise_multiplier": 1.0,
-        "max_grad_norm": BOUND,
-        "expected_batch_size": workload.batch,
-    }
-    if mode != "ghost":
-        module: Any = GradSampleModule(
-            model, loss_reduction="sum", force_functorch=mode == "functorch"
-        )
-        optimizer: Any = DPOptimizer(plain, **common, loss_reduction="sum")
-
-        def backward() -> None:
-            workload.loss_of(module(inputs), targets).sum().backward()
-    else:
-        module = GradSampleModuleFastGradientClipping(
-            model, loss_reduction="sum", max_grad_norm=BOUND
-        )
-        optimizer = DPOptimizerFastGradientClipping(plain, **common, loss_reduction="sum")
-        criterion = DPLossFastGradientClipping(
-            module, optimizer, Criterion(workload), loss_reduction="sum"
-        )
-
-        def backward() -> None:
-            criterion(module(inputs), targets).backward()
-
-    def run() -> None:
-        backward()
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)  # VGG-11's per-sample gradients are gigabytes
-
-    def answer() -> Tensor:
-        backward()
-        if mode != "ghost":
-            optimizer.clip_and_accumulate()
-            found = flat({str(i): p.summed_grad for i, p in enumerate(model.parameters())})  # type: ignore[attr-defined]
-        else:
-            found = flat(
-                {str(i): p.grad for i, p in enumerate(model.parameters()) if p.grad is not None}
-            )
-        optimizer.zero_grad(set_to_none=True)
-        return found
-
-    return Step(run, answer)
-
-
-# -------------------------------------------------------------------------------------- whole loops
-
-MANY = 10**6  # steps: more than are ever timed
-
-
-class _All:
-    """A batch sampler that draws all examples, again and again."""
-
-    def __init__(self, examples: int) -> None:
-        self.examples = examples
-
-    def __iter__(self) -> Iterator[list[int]]:
-        while True:
-            yield list(range(self.examples))
-
-
-def _in_order(tensors: dict[str, Tensor]) -> Tensor:
-    """Join tensors in the order of their names: Opacus's LSTM has its parameters in another."""
-    return flat(dict(sorted(tensors.items())))
-
-
-def _take_step(optimizer: torch.optim.Optimizer, backward: Callable[[], None]) -> None:
-    """Take a step with the gradients that `backward` leaves."""
-    optimizer.zero_grad()
-    backward()
-    optimizer.step()
-
-
-def whole_loop(workload: Workload) -> Step:
-    """torch alone."""
-    model, dataset = workload.build(), TensorDataset(*workload.examples(last=False))
-    optimizer = workload.optimizer_of(model.parameters())
-    batches = iter(DataLoader(dataset, batch_sampler=_All(workload.batch)))
+    model = ModuleValidator.fix(workload.build())
+    dataset = TensorDataset(*workload.examples(last=False))
+    made: Any = PrivacyEngine().make_private(
+        module=model,
+        optimizer=workload.optimizer_of(model.parameters()),
+        criterion=Criterion(workload),
+        data_loader=DataLoader(dataset, batch_size=workload.batch),
+        noise_multiplier=1.0,
+        max_grad_norm=BOUND,
+        grad_sample_mode=mode,
+    )
+    module, optimizer, loader = made[0], made[1], made[-1]
+    loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
+    batches = iter(loader) if whole else batches_of(workload, last=False, whole=False)
 
     def backward() -> None:
         inputs, targets = next(batches)
-        workload.loss_of(model(inputs), targets).mean().backward()
+        if mode == "ghost":
+            made[2](module(inputs), targets).backward()
+        else:
+            workload.loss_of(module(inputs), targets).mean().backward()
 
-    def answer() -> Tensor:
-        optimizer.zero_grad()
-        backward()
-        found = {name: p.grad for name, p in model.named_parameters() if p.grad is not None}
-        return _in_order(found) * workload.batch
+    def summed() -> Tensor:
+        if mode != "ghost":
+            optimizer.clip_and_accumulate()
+        kept = "grad" if mode == "ghost" else "summed_grad"
+        return flat({n: getattr(p, kept) for n, p in module._module.named_parameters()})
 
-    return Step(lambda: _take_step(optimizer, backward), answer)
+    return _step(optimizer, backward, summed)
 
 
 def library_loop(workload: Workload) -> Step:
@@ -295,56 +254,7 @@ def library_loop(workload: Workload) -> Step:
     def run() -> None:
         private.step(next(batches))
 
-    return Step(run, lambda: _in_order(clipped_sum(model, workload.loss_of, examples, BOUND).sums))
-
-
-def opacus_loop(workload: Workload, mode: Literal["hooks", "ghost"]) -> Step:
-    """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's."""
-    # from Opacus's own hooks on a first layer
-    warnings.filterwarnings("ignore", message="Full backward hook is firing")
-    warnings.filterwarnings("ignore", message="Secure RNG turned off")
-    from opacus import PrivacyEngine
-    from opacus.validators import ModuleValidator
-
-    model = ModuleValidator.fix(workload.build())
-    dataset = TensorDataset(*workload.examples(last=False))
-    criterion: Any = Criterion(workload)
-    criterion.reduction = "mean"
-    made = PrivacyEngine().make_private(
-        module=model,
-        optimizer=workload.optimizer_of(model.parameters()),
-        criterion=criterion,
-        data_loader=DataLoader(dataset, batch_size=workload.batch),
-        noise_multiplier=1.0,
-        max_grad_norm=BOUND,
-        grad_sample_mode=mode,
-    )
-    module, optimizer, loader = made[0], made[1], made[-1]
-    loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
-    batches = iter(loader)
-
-    def backward() -> None:
-        inputs, targets = next(batches)
-        if mode == "ghost":
-            made[2](module(inputs), targets).backward()
-        else:
-            workload.loss_of(module(inputs), targets).mean().backward()
-
-    def answer() -> Tensor:
-        optimizer.zero_grad()
-        backward()
-        if mode == "hooks":
-            optimizer.clip_and_accumulate()
-        found = _in_order(
-            {
-                name: p.grad if mode == "ghost" else p.summed_grad
-                for name, p in module._module.named_parameters()
-            }
-        )
-        optimizer.zero_grad()
-        return found
-
-    return Step(lambda: _take_step(optimizer, backward), answer)
+    return Step(run, lambda: flat(clipped_sum(model, workload.loss_of, examples, BOUND).sums))
 
 
 # ------------------------------------------------------------------------------------- all of them
@@ -372,17 +282,16 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus hooks": lambda w: opacus(w, "hooks"),
     "private, Opacus functorch": lambda w: opacus(w, "functorch"),
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),
-    "non-private, whole loop": whole_loop,
+    "non-private, whole loop": lambda w: non_private(w, last=False, whole=True),
     "private, zdp-bench's whole loop": library_loop,
-    "private, Opacus's whole loop, hooks": lambda w: opacus_loop(w, "hooks"),
-    "private, Opacus's whole loop, ghost": lambda w: opacus_loop(w, "ghost"),
+    "private, Opacus's whole loop, hooks": lambda w: opacus(w, "hooks", whole=True),
+    "private, Opacus's whole loop, ghost": lambda w: opacus(w, "ghost", whole=True),
 }
 
 
 def computes(side: str) -> str:
     """Name what a side computes; sides of one name must agree."""
-    kind = "gradient" if side.startswith("non-private") else "clipped sum"
-    return f"{kind}, by name" if "whole loop" in side else kind
+    return "gradient" if side.startswith("non-private") else "clipped sum"
 
 
 def may_be_baseline(side: str) -> bool:

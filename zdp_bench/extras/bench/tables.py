@@ -7,38 +7,50 @@ deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with
 zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
 
-What another machine measured, or another number of threads, stays beside what is measured now.
+Rows that another machine, or another number of threads, measured are kept.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Collection, Iterator
+import platform
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from datetime import UTC, datetime
+from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import torch
 from torch import Tensor, nn
 
 from zdp_bench import records
-from zdp_bench.errors import unknown
+from zdp_bench.errors import UserError
 from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, require_agreement
-from zdp_bench.extras.bench.pages import (
-    Measured,
-    Measurement,
-    as_csv,
-    as_markdown,
-    environment,
-    installed,
-    machine,
-    read_csv,
-)
 from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
 from zdp_bench.extras.bench.workload import Step, Workload, device
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.report import papers
+from zdp_bench.report.number_format import rounded
+from zdp_bench.report.sheet import markdown_table
+
+Row = dict[Any, Any]  # one side of one comparison; its ratio is to the baseline of its case
+COLUMNS = {
+    "side": "side",
+    "milliseconds": "ms",
+    "ratio": "× baseline",
+    "quartiles": "quartiles",
+    "memory": "peak MiB",
+    "memory_ratio": "× its memory",
+    "paper_ratio": "paper's ratio",
+    "deviation": "agrees to",
+}
+ABOUT = """Times are the best of rounds taken by turns; the baseline of a case is its fastest
+non-private side or, where operations are compared, 'real': torch's default layout. Compare ratios
+across machines, not times. 'Agrees to' is the deviation from the first side that computes the same.
+Peak memory is the most that a step holds at once, in a process of its own."""
 
 # ------------------------------------------------------------------------------------- comparisons
 
@@ -51,79 +63,44 @@ def compare(
     threads: int,
     memory: bool = False,
     paper: float | None = None,
-) -> Iterator[Measurement]:
+) -> Iterator[Row]:
     """Compare sides on one workload.
 
     Args:
         memory: measure peak memory too.
         paper: the paper's own ratio of private to non-private.
     """
-    steps, refused = _build(workload, sides)
+    steps = {side: SIDES[side](workload) for side in sides}
     deviations = require_agreement(steps, {side: computes(side) for side in steps})
     runs = {side: step.run for side, step in steps.items()}
-    timings = by_turns(runs, may_be_baseline, seconds)
+    base, timings = by_turns(runs, may_be_baseline, seconds)
     del steps, runs  # their memory, before that of each side is measured
-    best = {side: timing.milliseconds for side, timing in timings.items()}
-    base = min(filter(may_be_baseline, best), key=best.__getitem__)
-    peaks = {
-        side: peak_memory(asdict(workload), side, threads) if memory else None for side in best
+    peaks: dict[str, Any] = {
+        side: peak_memory(asdict(workload), side, threads) for side in sides if memory
     }
     for side, timing in timings.items():
-        peak, at_base = peaks[side], peaks[base]
-        yield Measurement(
-            case,
-            side,
-            timing.milliseconds,
-            timing.milliseconds / best[base],
-            timing.low,
-            timing.high,
-            deviations[side],
-            peak,
-            peak / at_base if peak and at_base else None,
-            paper if side.startswith("private") else None,
-        )
-    for side, reason in refused.items():
-        nan = math.nan
-        yield Measurement(case, side, nan, nan, nan, nan, nan, note=reason)
-
-
-def _build(workload: Workload, sides: list[str]) -> tuple[dict[str, Step], dict[str, str]]:
-    """Return the sides, and what Opacus says of a model that it does not take."""
-    steps: dict[str, Step] = {}
-    refused: dict[str, str] = {}
-    for side in sides:
-        try:
-            step = SIDES[side](workload)
-            if "Opacus" in side:
-                step.answer()
-            steps[side] = step
-        except Exception as error:
-            if "Opacus" not in side:
-                raise
-            refused[side] = (
-                f"refuses the model: {(str(error).splitlines() or [type(error).__name__])[0][:120]}"
-            )
-    return steps, refused
+        yield {
+            "case": case,
+            "side": side,
+            **timing,
+            "deviation": deviations[side],
+            "memory": peaks.get(side),
+            "memory_ratio": peaks[side] / peaks[base] if peaks.get(base) else None,
+            "paper_ratio": paper if side.startswith("private") else None,
+        }
 
 
 def compare_with_real(
     case: str, sides: dict[str, Step], seconds: float, paper: float
-) -> Iterator[Measurement]:
+) -> Iterator[Row]:
     """Compare an operation with its real twin in torch's default layout."""
     deviations = require_agreement(sides, {side: side.split(",")[0] for side in sides})
     runs = {side: step.run for side, step in sides.items()}
-    timings = by_turns(runs, lambda side: side == "real", seconds)
+    _, timings = by_turns(runs, lambda side: side == "real", seconds)
     for side, timing in timings.items():
-        yield Measurement(
-            case,
-            side,
-            timing.milliseconds,
-            timing.milliseconds / timings["real"].milliseconds,
-            timing.low,
-            timing.high,
-            deviations[side],
-            paper_ratio=paper if side.startswith("complex") else None,
-        )
+        own = paper if side.startswith("complex") else None
+        about = {"deviation": deviations[side], "memory": None, "memory_ratio": None}
+        yield {"case": case, "side": side, **timing, **about, "paper_ratio": own}
 
 
 def _step(run: Callable[[], Tensor]) -> Step:
@@ -137,7 +114,7 @@ def _step(run: Callable[[], Tensor]) -> Step:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def operations(quick: bool, threads: int) -> Iterator[Measurement]:
+def operations(quick: bool, threads: int) -> Iterator[Row]:
     """Table 6 of the 2021 paper: single operations, complex against real."""
     torch.manual_seed(0)
     seconds, batch = (1.5, 8) if quick else (10.0, 64)
@@ -172,7 +149,7 @@ def operations(quick: bool, threads: int) -> Iterator[Measurement]:
     yield from compare_with_real(case, convolutions, seconds, paper)
 
 
-def networks(quick: bool, threads: int) -> Iterator[Measurement]:
+def networks(quick: bool, threads: int) -> Iterator[Row]:
     """Table 7 of the 2021 paper, and the complex MLP of Table 1 beside it."""
     seconds, batch = (3.0, 32) if quick else (12.0, 64)
     ours = ["private, fast", "private, vmap"]
@@ -192,7 +169,7 @@ def networks(quick: bool, threads: int) -> Iterator[Measurement]:
         yield from compare(case, mlp, of_mlp, seconds, threads)
 
 
-def imaging(quick: bool, threads: int) -> Iterator[Measurement]:
+def imaging(quick: bool, threads: int) -> Iterator[Row]:
     """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
     seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
     big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
@@ -208,16 +185,15 @@ def imaging(quick: bool, threads: int) -> Iterator[Measurement]:
         yield from compare(case, workload, own, seconds, threads, memory=not quick)
 
 
-def zoo(quick: bool, threads: int) -> Iterator[Measurement]:
+def zoo(quick: bool, threads: int) -> Iterator[Row]:
     """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
-    images, batch = (3, 32, 32), 8 if quick else 64
+    images, batch, seconds = (3, 32, 32), 8 if quick else 64, 2.0 if quick else 30.0
     both = ["non-private", "non-private, channels first", "private, fast"]
     width, size, few = (8, 32, 2) if quick else (32, 320, 4)
     for name in ("resnet20", "model3", "alexnet"):
         workload = Workload(name, images, 10, batch, "classes")
-        sides = [*both, *_opacus()]
         yield from compare(
-            f"{name}, batch {batch}", workload, sides, 2.0 if quick else 30.0, threads
+            f"{name}, batch {batch}", workload, [*both, *_opacus()], seconds, threads
         )
     channels = {"channels": [16, 32]}
     for case, workload in {
@@ -225,10 +201,10 @@ def zoo(quick: bool, threads: int) -> Iterator[Measurement]:
         "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
     }.items():
         title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
-        yield from compare(title, workload, both, 1.0 if quick else 30.0, threads)
+        yield from compare(title, workload, both, seconds, threads)
 
 
-def library(quick: bool, threads: int) -> Iterator[Measurement]:
+def library(quick: bool, threads: int) -> Iterator[Row]:
     """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
@@ -242,29 +218,27 @@ def library(quick: bool, threads: int) -> Iterator[Measurement]:
     }
     for name, (model, shape, options) in networks.items():
         workload = Workload(model, shape, 10, batch, "classes", options)
-        case = f"{name}, batch {batch}"
-        yield from compare(case, workload, sides, seconds, threads, memory=not quick)
+        yield from compare(
+            f"{name}, batch {batch}", workload, sides, seconds, threads, memory=not quick
+        )
 
 
 def _opacus(whole: bool = False) -> list[str]:
     """Return Opacus's sides, of steps or of whole loops, if it is installed (the extra `peers`)."""
     sides = [side for side in SIDES if "Opacus" in side and whole == ("whole loop" in side)]
-    return sides if installed("opacus") else []
+    return sides if find_spec("opacus") else []
 
 
 def _paper_ratio(table: str, above: str, below: str) -> float:
     """Return the paper's own ratio of two rows, on its CPU (or GPU, where ours was one)."""
     column = "gpu" if torch.cuda.is_available() else "cpu"
-    values = {
-        number.row: float(number.value)
-        for number in papers.reference(table)
-        if number.column == column
-    }
+    numbers = [number for number in papers.reference(table) if number.column == column]
+    values = {number.row: float(number.value) for number in numbers}
     return values[above] / values[below]
 
 
 # (quick, threads) -> what is measured
-TABLES: dict[str, Callable[[bool, int], Iterator[Measurement]]] = {
+TABLES: dict[str, Callable[[bool, int], Iterator[Row]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
     "deepee_2021/3": imaging,
@@ -273,43 +247,94 @@ TABLES: dict[str, Callable[[bool, int], Iterator[Measurement]]] = {
 }
 
 
-def run(
-    table: str, quick: bool, threads: int, results: Path
-) -> tuple[list[Measurement], list[Path]]:
-    """Measure a table and write it to `results/tables`.
+def run(table: str, quick: bool, threads: int, results: Path) -> tuple[list[Row], list[Path]]:
+    """Measure one of `TABLES` and write it to `results/tables`.
 
     Args:
         quick: smaller models, batches and fewer rounds: all tables in under two minutes on two
             cores.
 
     Raises:
-        UserError: no such table, sides that should agree do not, or the file is no table of ours.
+        UserError: sides that should agree do not, or the file is no table of ours.
     """
-    if table not in TABLES:
-        raise unknown("table", table, TABLES)
     torch.set_num_threads(threads)
-    held = hold_memory()
+    facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    facts = environment(threads) | {"allocator": "held" if held else "as malloc likes"}
-    before = read_csv(paths[1]) if paths[1].exists() else []
-    fresh = list(TABLES[table](quick, threads))
-    measured: list[Measured] = []
-    for case in dict.fromkeys(row.case for row in fresh):
-        measured += [
-            (row, on) for row, on in before if row.case == case and machine(on) != machine(facts)
-        ]
-        measured += [(row, facts) for row in fresh if row.case == case]
-    records.write_text(paths[0], as_markdown(table, measured))
-    records.write_text(paths[1], as_csv(measured))
-    return fresh, paths
+    before = read(paths[1])  # whose fault is told before hours of measuring
+    rows = [{**row, **facts} for row in TABLES[table](quick, threads)]
+    fresh = pd.DataFrame([rounded(row) for row in rows])
+    here = before[["device", "threads"]].eq([facts["device"], facts["threads"]]).all(axis=1)
+    known = pd.concat([before[~here & before.case.isin(fresh.case)], fresh], ignore_index=True)
+    order = {case: place for place, case in enumerate(fresh.case.unique())}
+    known = known.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
+    records.write_text(paths[0], as_markdown(table, known))
+    records.write_text(paths[1], known.to_csv(index=False, lineterminator="\n"))
+    return rows, paths
 
 
-def measure_missing(
-    results: Path, others: Collection[str], quick: bool, say: Callable[[str], None]
-) -> None:
-    """Measure the tables that `results` lacks, but for `others`, which records fill."""
-    for name in [name for name in TABLES if name not in others]:
-        if not (results / "tables" / f"{papers.file_stem(name)}.md").exists():
-            say(f"measuring {name} ...")
-            run(name, quick=quick, threads=2, results=results)
+def read(path: Path) -> pd.DataFrame:
+    """Return the rows of a CSV that `run` wrote, none if there is no such file.
+
+    Raises:
+        UserError: the file is something else.
+    """
+    needed = ["case", "side", "device", "threads"]
+    if not path.exists():
+        return pd.DataFrame([], columns=needed)
+    frame = pd.read_csv(path, dtype={"threads": str})
+    if lacking := {*needed} - {*frame.columns}:
+        raise UserError(
+            f"{path}: has no column '{min(lacking)}', so it is no table of `zdp-bench bench`; move "
+            "it away, and measure again."
+        )
+    return frame.drop(columns="note", errors="ignore")
+
+
+def cells(row: Row) -> list[str]:
+    """Format a row, in the order of `COLUMNS`."""
+    forms = {"milliseconds": ".3g", "ratio": ".2f", "memory": ".0f", "memory_ratio": ".2f"}
+    forms |= {"paper_ratio": ".1f", "deviation": ".0e"}
+    shown: dict[str, str] = {
+        key: "" if pd.isna(row[key]) else format(row[key], form) for key, form in forms.items()
+    }
+    if row["milliseconds"] >= 1000:
+        shown["milliseconds"] = f"{row['milliseconds']:,.0f}"
+    quartiles = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
+    return [str({**row, **shown, "quartiles": quartiles}[key]) for key in COLUMNS]
+
+
+def as_markdown(table: str, known: pd.DataFrame) -> str:
+    """Return a page with a table for each case and machine."""
+    lines = [
+        f"# Measured: {table}",
+        "",
+        f"`zdp-bench bench {table}` made this.",
+        *ABOUT.split("\n"),
+    ]
+    for case, of_case in known.groupby("case", sort=False):
+        lines += ["", f"## {case}"]
+        for (on, threads), own in of_case.groupby(["device", "threads"], sort=False):
+            facts = own.iloc[0].drop(["device", "threads"])["python":].dropna()
+            with_what = ", ".join(f"{key} {value}" for key, value in facts.items())
+            lines += ["", f"On {on}, {threads} threads ({with_what}).", ""]
+            lines += markdown_table([*COLUMNS.values()], [cells(r) for r in own.to_dict("records")])
+    return "\n".join(lines) + "\n"
+
+
+def environment(threads: int) -> Row:
+    """Describe what a measurement is made on and with."""
+    on = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({_processor()})"
+    named = {name: version(name) for name in ("torch", "numpy", "opacus") if find_spec(name)}
+    day = datetime.now(UTC).date().isoformat()
+    python = platform.python_version()
+    return {"device": on, "threads": str(threads), "python": python, **named, "date": day}
+
+
+def _processor() -> str:
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return platform.machine()
+    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
+    return next(names, platform.machine())

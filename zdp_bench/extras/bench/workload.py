@@ -87,19 +87,15 @@ def device() -> torch.device:
 
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:
-    """Join all tensors in one real vector."""
-    return torch.cat(
-        [
-            torch.view_as_real(t.resolve_conj()).flatten() if t.is_complex() else t.flatten()
-            for t in tensors.values()
-        ]
-    )
+    """Join tensors in one real vector, in the order of their names: Opacus's LSTM has another."""
+    values = (tensors[name].resolve_conj() for name in sorted(tensors))
+    return torch.cat([(torch.view_as_real(t) if t.is_complex() else t).flatten() for t in values])
 
 
 class Criterion(nn.Module):
     """A loss as Opacus's ghost mode wants it: [B] numbers, whatever `reduction` says."""
 
-    reduction = "sum"
+    reduction = "mean"
 
     def __init__(self, workload: Workload) -> None:
         super().__init__()
