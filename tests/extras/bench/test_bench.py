@@ -121,9 +121,16 @@ def test_peak_memory_counts_the_weights() -> None:
 
 
 ROW: tables.Row = {
-    "case": "a case", "side": "private, fast", "milliseconds": 12.3456, "ratio": 1.25,
-    "ratio_low": 1.2, "ratio_high": 1.3, "deviation": None,
-    "memory": 100.0, "memory_ratio": 1.5, "paper_ratio": 44.7,
+    "case": "a case",
+    "side": "private, fast",
+    "milliseconds": 12.3456,
+    "ratio": 1.25,
+    "ratio_low": 1.2,
+    "ratio_high": 1.3,
+    "deviation": None,
+    "memory": 100.0,
+    "memory_ratio": 1.5,
+    "paper_ratio": 44.7,
 }
 
 

@@ -151,6 +151,11 @@ def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(
         carried_out(configured("federated.nodes=2"))
 
 
+def test_more_nodes_than_patients_are_refused(configured: Make) -> None:
+    with pytest.raises(UserError, match=r"federated\.nodes=1000: the training set has only"):
+        carried_out(configured("federated.nodes=1000"))
+
+
 @pytest.mark.parametrize(("patients", "told"), [("split", True), ("own", False)])
 def test_a_site_tells_nobody_a_digest_of_its_own_data(
     configured: Make, patients: str, told: bool

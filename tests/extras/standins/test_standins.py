@@ -9,14 +9,10 @@ import pytest
 import torch
 
 from tests.data.helpers import dataset
-from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.standins.ecg import Cpsc2018Synthetic
 from zdp_bench.extras.standins.pictures import ChestXraySynthetic
 from zdp_bench.extras.standins.speech import SpeechCommandsSynthetic
-from zdp_bench.training.progress import Silent
-from zdp_bench.training.run import run
 
 WORDS = ["yes", "no"]
 
@@ -69,12 +65,3 @@ def test_an_absurd_size_is_refused_before_the_work(
 ) -> None:
     with pytest.raises(UserError, match=says):
         dataset(name, **options)
-
-
-def test_more_nodes_than_patients_are_refused_before_one_is_made(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(simulation, "server_app", lambda *_: pytest.fail("it began"))
-    words = ["recipe=quickstart", "federated.nodes=100000", f"paths.results={tmp_path}"]
-    with pytest.raises(UserError, match=r"federated\.nodes=100000: the training set has only"):
-        run(configured(words), Silent(), runner=simulation.run_simulated)
