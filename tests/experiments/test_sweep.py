@@ -128,7 +128,7 @@ def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> Non
     out, err = ended.communicate()
     assert ended.returncode == 2
     assert "sweep: 2 jobs, 1 failed" in out
-    assert "seed=-1: must be 0 or more." in err
+    assert "seed=-1: must be greater than or equal to 0." in err
     assert [json.loads(body)["seed"] for body in records(tmp_path).values()] == [1]
 
 

@@ -144,7 +144,7 @@ def test_no_example_adds_more_than_the_bound(name: str, engine: Any, style: dict
 
 @pytest.mark.parametrize("gamma", ["0.0", "1e13"])
 def test_other_gammas_are_refused(gamma: str) -> None:
-    with pytest.raises(UserError, match=r"algorithm\.gamma=.*must lie in 1e-12 to 1e\+12"):
+    with pytest.raises(UserError, match=r"algorithm\.gamma=.*must be "):
         configured(["recipe=quickstart", f"algorithm.gamma={gamma}"])
 
 

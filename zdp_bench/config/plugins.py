@@ -9,11 +9,13 @@ from dataclasses import is_dataclass
 from operator import attrgetter
 from typing import Annotated, Any, Literal, get_type_hints
 
+from annotated_types import Interval, Len, MinLen
+
 from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, PLUGINS, Plugin
-from zdp_bench.config.types import NOISE, NORM, SEED, Rule, at_least, check_types, check_value
-from zdp_bench.errors import UserError, suggestion, unknown
+from zdp_bench.config.types import NOISE, NORM, SEED, SHARE, check_types, check_value
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup, names
 
 OPTIMIZERS = {
@@ -35,19 +37,10 @@ SCHEDULERS = {  # torch's own: each takes one step an epoch
 # kind -> torch's module and its classes by our names
 TORCH = {"optimizer": ("optim", OPTIMIZERS), "scheduler": ("optim.lr_scheduler", SCHEDULERS)}
 # What torch's parameters may be: it declares no types, and checks few values, or at the first step.
-NUMBER = Annotated[float, Rule(lambda x: 0 <= x <= 1e30, "must be a number, 0 or more, and finite")]
-UP_TO_ONE = Annotated[float, Rule(lambda x: 0 <= x <= 1, "must be a number in [0, 1]")]
-BELOW_ONE = Rule(lambda x: 0 <= x < 1, "must be a number in [0, 1)")
-ABOVE_ZERO = Rule(lambda x: 0 < x <= 1e30, "must be a number above 0, and finite")
-PAIR = Rule(
-    lambda x: len(x) == 2 and all(0 <= one < 1 for one in x),
-    "must be two numbers in [0, 1), such as [0.9,0.999]",
-)
-EPOCHS = Rule(
-    lambda x: x and all(1 <= one < 2**31 for one in x),
-    "must be a list of epochs, whole numbers from 1, such as [10,20]",
-)
-WHOLE = Rule(lambda x: x < 2**31, "must be below 2³¹")
+NUMBER = Annotated[float, Interval(ge=0, le=1e30)]
+UP_TO_ONE = Annotated[float, Interval(ge=0, le=1)]
+BELOW_ONE = Annotated[float, Interval(ge=0, lt=1)]
+EPOCH = Annotated[int, Interval(ge=1, lt=2**31)]
 TORCH_TYPES: dict[str, Any] = {
     **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay", "floor"), NUMBER),
     **dict.fromkeys(("initial_accumulator_value", "eta_min", "min_lr", "threshold"), NUMBER),
@@ -55,14 +48,14 @@ TORCH_TYPES: dict[str, Any] = {
     **dict.fromkeys(("nesterov", "centered", "amsgrad", "maximize"), bool),
     "decoupled_weight_decay": bool,
     **dict.fromkeys(("foreach", "fused"), bool | None),
-    **dict.fromkeys(("alpha", "warmup"), Annotated[float, BELOW_ONE]),
-    "betas": Annotated[list[float], PAIR],
-    "gamma": Annotated[float, ABOVE_ZERO],
-    "start_factor": Annotated[float, Rule(lambda x: 0 < x <= 1, "must be a number in (0, 1]")],
-    "factor": Annotated[float, Rule(lambda x: 0 < x < 1, "must be a number in (0, 1)")],
-    **dict.fromkeys(("step_size", "T_max", "total_iters"), Annotated[int, at_least(1), WHOLE]),
-    **dict.fromkeys(("patience", "cooldown"), Annotated[int, at_least(0), WHOLE]),
-    "milestones": Annotated[list[int], EPOCHS],
+    **dict.fromkeys(("alpha", "warmup"), BELOW_ONE),
+    "betas": Annotated[list[BELOW_ONE], Len(2, 2)],
+    "gamma": Annotated[float, Interval(gt=0, le=1e30)],
+    "start_factor": Annotated[float, Interval(gt=0, le=1)],
+    "factor": Annotated[float, SHARE],
+    **dict.fromkeys(("step_size", "T_max", "total_iters"), EPOCH),
+    **dict.fromkeys(("patience", "cooldown"), Annotated[int, Interval(ge=0, lt=2**31)]),
+    "milestones": Annotated[list[EPOCH], MinLen(1)],
     "mode": Literal["min", "max"],
     "threshold_mode": Literal["rel", "abs"],
 }
@@ -79,12 +72,11 @@ MODEL_KEYS = (
 
 
 # Options that mean the same wherever a plug-in has them.
-QUANTILE = Rule(lambda x: 0 < x < 1, "must lie in (0, 1): the part of the shares left unclipped")
 PRIVACY_RULES = {
     "noise_multiplier": NOISE,
     "max_grad_norm": NORM,
     "gamma": NORM,
-    "clip_quantile": QUANTILE,
+    "clip_quantile": SHARE,
 }
 
 
@@ -131,7 +123,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     builder = find_builder(kind, name)
     keys = own_keys(kind, name)
     if strange := [key for key in options if key not in keys]:
-        raise UserError(explain_unknown_key(kind, name, strange[0]))
+        raise unknown("key", f"{kind}.{strange[0]}", [f"{kind}.{key}" for key in keys])
     if kind == "model":
         options = {key: value for key, value in options.items() if key not in MODEL_KEYS}
     return Plugin(name, check_options(kind, builder, options))
@@ -215,11 +207,3 @@ def every_key() -> list[tuple[str, str]]:
 
 def _show(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
-
-
-def explain_unknown_key(kind: str, name: str, key: str) -> str:
-    """Return the sentence for a key that the plug-in lacks; it suggests only keys of that one."""
-    keys = own_keys(kind, name)
-    near = suggestion(key, keys).replace("'", f"'{kind}.", 1)
-    has = ", ".join(sorted(keys)) or "no keys"
-    return f"key '{kind}.{key}' is not known.{near} {kind}={name} has {has}."

@@ -7,27 +7,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from zdp_bench.config.types import (
-    Count,
-    Positive,
-    Rule,
-    Threads,
-    at_least,
-    at_most,
-)
-from zdp_bench.privacy.mechanism import MOST
+from annotated_types import Ge, Interval, MinLen
+from pydantic import StringConstraints
 
-RATE = Rule(lambda x: 0 < x <= 1, "must lie in (0, 1]")
-DECAY = Rule(lambda x: 0 < x < 1, "must lie in (0, 1), such as 0.999")
-VIEWS = Rule(lambda x: x >= 2, "must be 2 or more, or null")
-EXAMPLES = Rule(
-    lambda x: x == "auto" if isinstance(x, str) else 1 <= x <= MOST,
-    "must be a number of examples, 1 or more, auto or null",
-)
-PREFETCHED = at_most(1024, ": that many micro-batches are held in memory")
-FINITE = Rule(lambda x: 0 < x < math.inf, "must be positive and finite")
-SECONDS = Rule(lambda x: x > 0, "must be positive: it is in seconds")
-FOLDER = Rule(bool, "must name a folder")
+from zdp_bench.config.types import SHARE, Count, Positive, Threads
+from zdp_bench.privacy.mechanism import MOST
 
 
 @dataclass(frozen=True)
@@ -51,13 +35,13 @@ class Trainer:
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
-    sample_rate: Annotated[float, RATE] | None
+    sample_rate: Annotated[float, Interval(ge=1 / MOST, le=1)] | None
     batch_size: Count | None
     epochs: Count
-    micro_batch: Annotated[int | str, EXAMPLES] | None
+    micro_batch: Count | Literal["auto"] | None
     checkpoint_epochs: Count
-    ema: Annotated[float, DECAY] | None
-    augmentations: Annotated[int, VIEWS] | None
+    ema: Annotated[float, SHARE] | None
+    augmentations: Annotated[int, Ge(2)] | None
 
 
 @dataclass(frozen=True)
@@ -129,8 +113,8 @@ class Paths:
         results: the results folder.
     """
 
-    data: Annotated[str, FOLDER]
-    results: Annotated[str, FOLDER]
+    data: Annotated[str, MinLen(1)]
+    results: Annotated[str, MinLen(1)]
 
 
 @dataclass(frozen=True)
@@ -148,7 +132,7 @@ class Execution:
 
     checkpoint_steps: Count | None
     deterministic: bool
-    prefetch: Annotated[int, at_least(0), PREFETCHED] | None
+    prefetch: Annotated[int, Interval(ge=0, le=1024)] | None
     loggers: list[str] | None
 
 
@@ -173,10 +157,10 @@ class Federated:
     nodes: Count | None
     patients: Literal["split", "own"]
     local_steps: Count
-    local_lr: Annotated[float, FINITE]
+    local_lr: Annotated[float, Interval(gt=0, lt=math.inf)]
     min_nodes: int | None
     backend: Literal["serial", "ray"]
-    patience: Annotated[float, SECONDS]
+    patience: Positive
 
 
 @dataclass(frozen=True)
@@ -194,8 +178,8 @@ class Scalars:
     """
 
     recipe: str
-    seed: Annotated[int, at_least(0), at_most(2**64 - 1)]  # the most that a record is read with
-    device: str
+    seed: Annotated[int, Interval(ge=0, lt=2**64)]  # the most that a record is read with
+    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")]
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
     force: bool

@@ -10,7 +10,7 @@ from __future__ import annotations
 import re
 import traceback
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import fields
 from pathlib import Path
 from typing import Any
@@ -19,12 +19,12 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.core.override_parser.types import ChoiceSweep, Glob, Override, RangeSweep
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import OmegaConf
 from omegaconf.errors import OmegaConfBaseException
 
 from zdp_bench.config.compose import files, group_options
-from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, SECTIONS, Scalars
-from zdp_bench.errors import UserError, first_line, suggestion, unknown
+from zdp_bench.config.plugins import own_keys
+from zdp_bench.config.schema import GROUPS, PLUGINS, SECTIONS, Scalars
+from zdp_bench.errors import UserError, first_line, unknown
 from zdp_bench.foreign_files import parse_yaml, read_text
 
 MOST_TEXT = 1 << 15
@@ -76,69 +76,44 @@ def _explain_syntax(word: str) -> str:
     """Return the sentence for a word that Hydra's grammar does not take."""
     if word in group_options("recipe"):
         return f"'{word}' is a recipe: write recipe={word}."
-    if not re.match(r"[+~]{0,2}\w+([./@]\w+)*=.", word):
-        return (
-            f"'{word}' is no override: write key=value, such as seed=1 or "
-            "algorithm.noise_multiplier=0.8."
-        )
     return (
-        f"{word}: its value cannot be read; close every bracket and quote, and put a text that has "
-        "any of ()[]{}:,= in quotes within quotes, as in 'claims.row=\"A (b)\"'."
+        f"'{word}' is no override: write key=value, such as seed=1, close every bracket and quote, "
+        "and put a text that has any of ()[]{}:,= in quotes within quotes, as in "
+        "'claims.row=\"A (b)\"'."
     )
 
 
 def _check_override(override: Override, sweep: bool) -> None:
     """Refuse what runs a program, has no effect, or names what is not there."""
     word, key = str(override.input_line), str(override.key_or_group)
-    if re.search(r"(?<!\w)_target_(?!\w)", word):
-        raise UserError(
-            f"{word}: names a program to run; what runs is chosen by name alone, such as "
-            "launcher=NAME."
-        )
-    if "@" in word.partition("=")[0]:
-        raise UserError(f"{word}: a group has its own place; leave the @ and what follows out.")
+    name, _, value = word.partition("=")
+    if re.search(r"(?<!\w)_target_(?!\w)", word) or "@" in name:
+        raise UserError(f"{word}: what runs is chosen by name alone, such as launcher=NAME.")
     if key in CHOICES and not override.is_delete():
         _check_choice(override)
-    if key == "hydra/sweeper":
-        raise UserError(
-            f"{word}: a sweep runs the values that are listed; `zdp-bench search` chooses them, by "
-            "Optuna, within one ε."
-        )
     if key == "launcher" or key.startswith(LAUNCHING):
         if not sweep and word != "launcher=local":
-            raise UserError(
-                f"{word}: only a sweep reads it; say `zdp-bench run -m`, or leave it out."
-            )
-        if "/" in word.partition("=")[2]:
-            raise unknown(key, word.partition("=")[2], [])
+            raise UserError(f"{word}: only a sweep reads it; add -m, or leave it out.")
+        if "/" in value:
+            raise unknown(key, value, [])
     elif re.split(r"[./]", key)[0] == "hydra" and key != "hydra.verbose":
         raise UserError(
-            f"{word}: has no effect here. A run's folder is named by its configuration, and "
-            "paths.results=DIR says where it lies; of Hydra's own keys hydra.launcher.*, "
-            "hydra.sweeper.* and hydra.verbose are read."
+            f"{word}: has no effect here; of Hydra's own keys hydra.launcher.*, hydra.sweeper.* "
+            "and hydra.verbose are read."
         )
     if override.is_sweep_override() and not sweep:
-        raise UserError(
-            f"{word}: names several values; add -m, as in `zdp-bench run -m {word}`, or give one."
-        )
+        raise UserError(f"{word}: names several values; add -m, or give one.")
 
 
 def _check_choice(override: Override) -> None:
     """Refuse what a group does not have, and a second choice."""
     word, group, value = override.input_line, str(override.key_or_group), override.value()
-    if override.is_add():
-        raise UserError(f"{word}: a run has one {group} already; leave the + out.")
-    if isinstance(value, list | dict):
-        raise UserError(f"{word}: a run has one {group}; name one, or sweep with -m.")
+    if override.is_add() or isinstance(value, list | dict):
+        raise UserError(f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.")
     for one in value.list if isinstance(value, ChoiceSweep) else [value]:
         name = "null" if one is None else str(one)
-        if isinstance(one, Glob | RangeSweep) or name in group_options(group):
-            continue
-        if group == "recipe" and (file := Path(f"{name}.yaml")).is_file():
-            raise UserError(
-                f"recipe '{name}' is not known, but {file} is here: write recipe=./{file}."
-            )
-        raise unknown(group, name, group_options(group))
+        if not isinstance(one, Glob | RangeSweep) and name not in group_options(group):
+            raise unknown(group, name, group_options(group))
 
 
 @contextmanager
@@ -153,8 +128,7 @@ def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
         if not {"hydra", "omegaconf"} & set(raised_in.parts):  # a bug of ours, shown as one
             raise
         raise UserError(
-            f"'{' '.join(overrides)}' cannot be composed: {first_line(error)} "
-            "Give groups a name and keys a value."
+            f"'{' '.join(overrides)}' cannot be composed: {first_line(error)}"
         ) from None
 
 
@@ -164,34 +138,24 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         error = error.__cause__  # Hydra wraps some of its errors in one without words
     if match := re.search(r"Could not override '([^']+)'", str(error)):
         return _explain_unknown(match[1], overrides)
-    if match := re.search(r"You must specify '(\w+)'", str(error)):
-        alike = [word for word in overrides if suggestion(word.partition("=")[0], [match[1]])]
-        meant = f" Did you mean that by {alike[0]}?" if alike else ""
-        return f"no {match[1]} is named: say {match[1]}=NAME (`zdp-bench list` has them).{meant}"
     sentence, key = first_line(error), getattr(error, "full_key", None)
     return f"{key}: {sentence}" if key and key not in sentence else sentence
 
 
 def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
-    """Return the sentence for a key that no YAML file names: our own, once Hydra lets it pass."""
-    from zdp_bench.config import compose, configured
+    """Return the sentence for a key that no YAML file names."""
+    from zdp_bench.config import compose, to_plain
 
     if key.startswith("hydra."):
         return f"key '{key}' is not known: it is none of this launcher's."
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
-    if "." not in key:
-        with suppress(UserError):
-            sections: Any = OmegaConf.to_container(compose(chosen), resolve=False)
-            inside = {name: keys for name, keys in sections.items() if isinstance(keys, dict)}
-            if near := [f"{name}.{key}" for name, keys in inside.items() if key in keys]:
-                return f"key '{key}' is not known. Did you mean {' or '.join(near)}?"
-    value = 0 if key.partition(".")[0] in MAY_BE_NONE else "null"  # none reads no key but null
-    try:
-        configured([*chosen, f"++{key}={value}"])
-    except UserError as error:
-        if str(error).startswith("key ") or "=none reads no key" in str(error):
-            return str(error)
-    return f"key '{key}' is not set by this recipe: write +{key}=... to add it."
+    (section, _, name), sections = key.partition("."), to_plain(compose(chosen))
+    plugin = (sections.get(section) or {}).get("name") if section in PLUGINS else None
+    if plugin and name in own_keys(section, plugin):
+        return f"key '{key}' is not set by this recipe: write +{key}=... to add it."
+    known = [f"{section}.{name}" for section in SECTIONS for name in sections[section]]
+    known += [f"{kind}.{name}" for kind in PLUGINS for name in sections[kind] or {}]
+    return str(unknown("key", key, [*known, *KEYS]))
 
 
 def is_file_name(recipe: str) -> bool:
@@ -217,17 +181,13 @@ def _adopt(value: str) -> str:
     path, said = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
-    if path.stem in files("recipe") and not path.exists():
+    text = read_text(path, MOST_TEXT)
+    if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
         raise UserError(
-            f"{said}: there is no such file; the recipe that ships is recipe={path.stem}."
+            f"{said}: rename the file: a recipe's name has letters, digits and _ only, and is not "
+            "that of a recipe of zdp-bench."
         )
-    if path.stem in files("recipe"):
-        raise UserError(f"{said}: a recipe of zdp-bench has this name; rename the file.")
-    if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem.lower() in NOT_NAMES:
-        raise UserError(
-            f"{said}: a recipe's name has letters, digits and _ only, and is no truth value."
-        )
-    body = parse_yaml(read_text(path, MOST_TEXT), said, MOST_VALUES)
+    body = parse_yaml(text, said, MOST_VALUES)
     try:
         check_recipe(body)
     except UserError as error:
@@ -251,11 +211,6 @@ def check_recipe(body: Any) -> None:
             _check_defaults(node)
         elif key == "hydra":
             _check_sweep(node)
-        elif key == "paths":
-            raise UserError(
-                "paths: where your data and results lie is for you to say, not for a "
-                "recipe; leave it out, and write paths.data=DIR or paths.results=DIR."
-            )
         elif key not in KEYS:
             raise unknown("key", str(key), KEYS)
 
@@ -322,13 +277,9 @@ def _check_sweep(node: Any) -> None:
     given = node
     for key in ("sweeper", "params"):
         if not isinstance(given, dict) or list(given) != [key]:
-            named = next((name for name in given if name != key), key) if given else key
-            raise UserError(
-                f"hydra: {named}: of Hydra's own keys a recipe may hold "
-                "hydra.sweeper.params only; leave the others out."
-            )
+            raise UserError("hydra: a recipe may hold hydra.sweeper.params only.")
         given = given[key]
     for key, value in given.items() if isinstance(given, dict) else [("", given)]:
         if str(key).partition(".")[0] not in KEYS - {"recipe"}:
-            raise UserError(f"hydra.sweeper.params: '{key}' is no key of a run.")
+            raise unknown("key of hydra.sweeper.params,", str(key), KEYS)
         read_words([f"{key}={value}"], sweep=True)

@@ -199,7 +199,7 @@ def test_a_committed_table_is_what_its_numbers_give(table: str) -> None:
     ("words", "sentence"),
     [
         (["zeta_dp_2021/9"], "Did you mean 'zeta_dp_2021/"),
-        (["zoo", "--threads", "0"], "at least 1"),
+        (["zoo", "--threads", "0"], "equal to 1"),
     ],
 )
 def test_bad_arguments_end_in_a_sentence(

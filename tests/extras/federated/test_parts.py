@@ -119,7 +119,7 @@ def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_p
 @pytest.mark.parametrize(
     ("overrides", "sentence"),
     [
-        (["federated.nodes=0"], "federated.nodes=0: must be at least 1"),
+        (["federated.nodes=0"], "federated.nodes=0: must be greater than or equal to 1"),
         (["federated.nodes=3", "federated.min_nodes=4"], "federated.min_nodes=4: must lie"),
         (["federated.nodes=3", "federated.patients=all"], "federated.patients 'all' is not known"),
         (

@@ -186,7 +186,6 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("volume", {"window": [5, 5]}, "must be .low, high. with low < high"),
     ("volume", {"depth": 0}, "dataset.depth=0: must lie between"),
     ("clip", {"scale": 0.0}, "dataset.scale=0.0: must be positive"),
-    ("picture", {"mean": "train"}, "dataset.mean=train: must be a number that is public"),
     ("picture", {"deviation": 0.0}, "dataset.deviation=0.0: must be positive"),
     ("picture", {"channels": 2}, r"dataset.channels=2: must be 1 \(grey\) or 3"),
     ("picture", {"test_share": 1.0}, "dataset.test_share=1.0: must lie"),

@@ -61,7 +61,7 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
         ("optimizer.lr=range(2,2)", "is an empty range"),
         ("optimizer.lr=glob(a*)", "list the values"),
         ("optimizer.lr=1", "no key has several values"),
-        ("optimizer.lr=choice(1", "its value cannot be read"),
+        ("optimizer.lr=choice(1", "close every bracket"),
     ],
 )
 def test_what_cannot_be_searched_is_one_sentence(word: str, sentence: str) -> None:

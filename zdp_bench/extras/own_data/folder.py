@@ -101,8 +101,8 @@ class Folder(Dataset):
     size: int = 64
     fit: Fit = "resize"
     channels: int = 1
-    mean: float | str = 0.5
-    deviation: float | str = 0.25
+    mean: float = 0.5
+    deviation: float = 0.25
     augment: str | None = None
     test_share: float = 0.2
     split_seed: int = 0
@@ -124,15 +124,9 @@ class Folder(Dataset):
         for key, most in (*counts.items(), ("max_per_patient", 2**31)):
             value, rule = getattr(self, key), f"must lie between 1 and {most:,}"
             require(value is None or 1 <= value <= most, f"dataset.{key}", value, rule)
-        for key in ("mean", "deviation"):
-            value = getattr(self, key)
-            rule = "must be a number that is public: computed from the training set, it would "
-            rule += "need an ε of its own"
-            require(not isinstance(value, str), f"dataset.{key}", value, rule)
         for key in ("deviation", "scale"):
             value = getattr(self, key)
-            positive = value is None or isinstance(value, str) or value > 0
-            require(positive, f"dataset.{key}", value, "must be positive")
+            require(value is None or value > 0, f"dataset.{key}", value, "must be positive")
         rising = window is None or (len(window) == 2 and window[0] < window[1])
         require(rising, "dataset.window", window, "must be [low, high] with low < high")
         fits = self.spectrum is None or 2 <= self.spectrum <= (self.length or 0)
