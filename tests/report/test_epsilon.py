@@ -242,7 +242,7 @@ def test_a_patients_epsilon_follows_the_records(capsys: Capture) -> None:
     training = f"{SETTING} --records 5000 --examples-per-patient 3"
     record, part, patient, *_ = answers(capsys, f"--sigma 2 {training} --accountant pld")
     assert patient["epsilon"] > part["epsilon"] > record["epsilon"]
-    assert "3 records" in patient["remark"]
+    assert "3 examples" in patient["remark"]
 
 
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "gdp_clt", "deepee_2021"])

@@ -35,7 +35,7 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
     if row:
         assert list(rows)[list(rows).index("tight ε") + 1] == row
         many = privacy["examples_per_patient"]
-        assert rows[row] == f"4.45  (tight, of its {many} training records together)"
+        assert rows[row] == f"4.45  (tight, of its {many} training examples together)"
 
 
 @pytest.mark.parametrize(

@@ -110,9 +110,9 @@ def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
             )
 
 
-# What tables write where an owner is not known, in the form of `_plain`.
-MISSING = {"nan", "nat", "none", "null", "nil", "n/a", "na", "#n/a", "<na>"}
-MISSING |= {"unknown", "missing", "anonymous"}
+# What tables write where an owner is not known, in lower case and without signs and spaces.
+MISSING = {"", "nan", "nat", "na", "none", "null", "nil", "unknown", "unk", "missing", "anonymous"}
+MISSING |= {"notavailable", "notknown", "undefined", "empty"}
 
 
 def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:
@@ -128,7 +128,7 @@ def require_named(where: str, what: str, names: Collection[str | int | float]) -
     numbers = [float(text) for text in plain.values() if text.isdecimal()]
     counted = max(numbers, default=0.0) <= 10 * len(names)
     for name, text in plain.items():
-        absent = text in MISSING or not re.search(r"\w", text.replace("_", ""))
+        absent = re.sub(r"[\W_]", "", text) in MISSING
         if absent or re.fullmatch(r"-\d+(\.\d+)?", text) or (text == "0" and not counted):
             raise UserError(
                 f"{where}: {what} {name!r} stands for a missing one, and its examples would count "

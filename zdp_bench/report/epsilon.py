@@ -463,7 +463,7 @@ def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
     if many == PART:
         return "tight, for one example of a unit that is drawn and clipped as one"
     if many:
-        return f"tight, for a patient or image with {many} records"
+        return f"tight, for a patient or image with {many} examples"
     kind = answer_for_mechanisms()[name].kind
     fixed_size = kind == "tight" and given.sampling.scheme == "uniform"
     return TIGHT_INTERVAL if fixed_size else REMARKS[kind]

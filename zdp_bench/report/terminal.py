@@ -21,7 +21,7 @@ def show_validation(report: dict[str, Any]) -> list[Sheet]:
         [layer["name"], layer["kind"], f"{layer['parameters']:,}", layer["rule"]]
         for layer in report["layers"]
     ]
-    columns = ("layer", "kind", "parameters", "a record's gradient is bounded by")
+    columns = ("layer", "kind", "parameters", "an example's gradient is bounded by")
     made = [
         Sheet(f"recipe {report['recipe']}, not run", (), _facts(report)),
         Sheet("layers", columns, layers),
@@ -37,10 +37,10 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     data, model, privacy, cost = (report[key] for key in ("data", "model", "privacy", "cost"))
     lacking = "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
     many, unit, of = data["examples_per_patient"], privacy["unit"], privacy["epsilon_of"]
-    owner = f"{name_one(unit)} with {many} record{'s' if many > 1 else ''}"
+    owner = f"{name_one(unit)} with {many} example{'s' if many > 1 else ''}"
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
-        "records": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
+        "examples": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
         **({"owners": f"{data['owners']:,} {unit}s to train"} if data["owners"] else {}),
         **({"classes": _classes(data["classes"])} if data["classes"] else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
@@ -53,7 +53,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
         f"{unit} ε": f"{epsilon(privacy['epsilon_patient'])} of {owner}",
     }
     if (part := privacy["epsilon_part"]) is not None:
-        facts["example ε"] = f"{epsilon(part)} of one of {name_one(unit)}'s records"
+        facts["example ε"] = f"{epsilon(part)} of one of {name_one(unit)}'s examples"
     if privacy["max_epsilon"]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
     if cost:
@@ -122,9 +122,9 @@ def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
     if (many := privacy.get("examples_per_patient", 1)) > 1:
         together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
         owner = name_one(privacy.get("unit", "patient"))
-        whose = f"of its {many:,} training records together"
+        whose = f"of its {many:,} training examples together"
         if is_of_unit(privacy):
-            whose = "its records drawn and clipped as one"
+            whose = "its examples are drawn and clipped as one"
         rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
     if "epsilon_part" in privacy:
         part = f"{epsilon(privacy['epsilon_part'])}  (tight, of one of {owner}'s)"
