@@ -5,21 +5,16 @@ from __future__ import annotations
 import math
 
 import dp_accounting
-import numpy as np
 import pytest
 from dp_accounting.pld import PLDAccountant
-from dp_accounting.rdp import compute_epsilon
-from dp_accounting.rdp.rdp_privacy_accountant import DEFAULT_RDP_ORDERS, compute_delta
 
 from zdp_bench.privacy.accounting import (
     gdp_epsilon,
     patient_epsilon,
     pld,
     pld_uniform,
-    poisson_rdp,
-    tight_epsilon,
 )
-from zdp_bench.privacy.composition import Law, Spent, draw_number, selected_epsilon, together
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 DELTA = 1e-5
@@ -119,67 +114,3 @@ def test_many_kinds_of_steps_stay_an_upper_bound_near_the_sum_of_their_variances
     """Twelve kinds that hardly differ cost a little less than as many steps of the worst."""
     kinds = [Spent(1.0 + 0.001 * n, poisson(0.02), 25) for n in range(12)]
     assert pld(1.011, 0.02, 300, DELTA) < together(kinds, DELTA) < pld(1.0, 0.02, 300, DELTA)
-
-
-POISSON = Sampling("poisson", 0.05, 50, 1000)
-UNIFORM = Sampling("uniform", 0.05, 50, 1000)
-ORDERS = np.array(DEFAULT_RDP_ORDERS)
-
-
-def theorem_2(rates: np.ndarray, gamma: float, shape: float, mean: float) -> np.ndarray:
-    """Papernot & Steinke 2022: the truncated negative binomial, with the best second order."""
-    hat = (1 + shape) * ((1 - 1 / ORDERS) * rates + math.log(1 / gamma) / ORDERS)
-    return rates + hat.min() + math.log(mean) / (ORDERS - 1)
-
-
-def theorem_6(rates: np.ndarray, mean: float) -> np.ndarray:
-    """Likewise: Poisson, with ε̂ = log(1 + 1/(λ − 1)) and its δ̂."""
-    deltas = [compute_delta(ORDERS, rates, math.log1p(1 / (order - 1)))[0] for order in ORDERS]
-    return rates + mean * np.array(deltas) + math.log(mean) / (ORDERS - 1)
-
-
-@pytest.mark.parametrize("sampling", [FULL, POISSON], ids=lambda one: one.scheme)
-def test_the_best_of_some_runs_follows_the_theorems(sampling: Sampling) -> None:
-    z, steps, gamma = 4.0, 16, 0.05
-    of_a_step = ORDERS / (2 * z**2)  # of the Gaussian mechanism
-    if sampling is POISSON:
-        of_a_step = np.array(poisson_rdp(z, sampling.sample_rate, tuple(ORDERS)))
-    mean = (1 / gamma - 1) / math.log(1 / gamma)  # of the logarithmic law
-    laws: dict[Law, np.ndarray] = {
-        "geometric": theorem_2(steps * of_a_step, 1 / mean, 1.0, mean),
-        "logarithmic": theorem_2(steps * of_a_step, gamma, 0.0, mean),
-        "poisson": theorem_6(steps * of_a_step, mean),
-    }
-    for law, rates in laws.items():
-        expected = compute_epsilon(ORDERS, rates, DELTA)[0]
-        got = selected_epsilon(z, sampling, steps, law, mean, DELTA)
-        assert got == pytest.approx(expected, rel=1e-6), law
-
-
-@pytest.mark.parametrize("sampling", [FULL, POISSON, UNIFORM], ids=lambda one: one.scheme)
-@pytest.mark.parametrize("law", ["poisson", "geometric", "logarithmic"])
-def test_the_best_costs_more_than_a_run_and_grows_with_the_mean(
-    sampling: Sampling, law: Law
-) -> None:
-    one = tight_epsilon(Mechanism.of_z(4.0, sampling), 20, DELTA)
-    spent = [selected_epsilon(4.0, sampling, 20, law, mean, DELTA) for mean in (2, 20, 200)]
-    assert one < spent[0] < spent[1] < spent[2]
-
-
-def test_without_noise_nothing_is_promised() -> None:
-    shuffled = Sampling("shuffled", 0.05, 50, 1000)
-    assert selected_epsilon(0.0, POISSON, 20, "poisson", 10, DELTA) == math.inf
-    assert selected_epsilon(4.0, shuffled, 20, "poisson", 10, DELTA) == math.inf
-
-
-@pytest.mark.parametrize("law", ["poisson", "geometric", "logarithmic"])
-@pytest.mark.parametrize("mean", [1, 3, 20])
-def test_numbers_have_the_mean_that_was_asked_for(law: Law, mean: int) -> None:
-    random = np.random.default_rng(0)
-    drawn = [draw_number(law, mean, random) for _ in range(4000)]
-    assert np.mean(drawn) == pytest.approx(mean, rel=0.15)
-    assert min(drawn) >= (0 if law == "poisson" else 1)
-
-
-def test_a_number_is_drawn_anew_each_time() -> None:
-    assert len({draw_number("poisson", 10**6) for _ in range(8)}) > 4

@@ -14,7 +14,7 @@ from optuna.distributions import (
 )
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.search.space import SEEDS, make_search, read_space
+from zdp_bench.extras.search.space import make_search, read_space
 
 KEY = "optimizer.lr"
 
@@ -77,20 +77,12 @@ def test_a_grid_has_every_combination() -> None:
     assert make_search(space, "grid", 99).trials == 6
 
 
-def test_of_a_random_number_each_trial_has_a_seed_of_its_own() -> None:
-    space = read_space(["recipe=quickstart", "optimizer.lr=1,2"])
-    assert make_search(space, "random", 5, "poisson").space.searched["seed"] == SEEDS
-    assert "seed" not in make_search(space, "random", 5).space.searched
-
-
 @pytest.mark.parametrize(
     ("words", "options", "sentence"),
     [
         ([], {"trials": 0}, r"--trials=0: must be 1 or more"),
         ([], {"trials": None}, r"--trials N is missing"),
         ([], {"epsilon": -1.0}, r"--epsilon=-1.0: must be positive"),
-        ([], {"number": "poisson"}, "trial depends on another; add --sampler random"),
-        (["seed=3"], {"number": "poisson", "sampler": "random"}, "draws a seed of its own"),
         (["privacy.target_epsilon=2"], {"epsilon": 1.0}, "privacy.target_epsilon with --epsilon"),
         (["x.y=interval(0,1)"], {"sampler": "grid"}, "which has no end of values"),
     ],
@@ -108,6 +100,5 @@ def test_more_trials_go_on_with_the_same_search_but_not_with_what_was_promised()
     space = read_space(["optimizer.lr=1,2"])
     assert make_search(space, "tpe", 3).name == make_search(space, "tpe", 9).name
     assert make_search(space, "tpe", 3).name != make_search(space, "random", 3).name
-    for promised in ({"epsilon": 1.0}, {"number": "poisson"}):
-        few, many = (make_search(space, "random", n, **promised) for n in (3, 9))  # type: ignore[arg-type]
-        assert few.name != many.name
+    few, many = (make_search(space, "random", n, epsilon=1.0) for n in (3, 9))
+    assert few.name != many.name

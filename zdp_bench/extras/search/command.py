@@ -1,7 +1,7 @@
 """Search hyper-parameters within one ε: 'optimizer.lr=tag(log,interval(0.01,1))',
 algorithm.max_grad_norm=0.5,1,2, or any other value of Hydra's sweep grammar. Optuna proposes
 trials; each is a run with a record, chosen by validation records. The ε of all trials together is
-stated, and --epsilon E keeps it. The same command goes on after a stop; several share one search.
+stated, and --epsilon E keeps it. After a stop, the same command continues the search.
 """
 
 from __future__ import annotations
@@ -28,12 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=number("above 0"),
         metavar="E",
         help="give each trial the noise that keeps the whole search within E",
-    )
-    parser.add_argument(
-        "--number",
-        choices=["fixed", "poisson", "geometric", "logarithmic"],
-        default="fixed",
-        help="draw how many trials there are, N on average: the best alone then costs less ε",
     )
     parser.add_argument(
         "--metric", metavar="NAME", help="of the validation records (default: the task's own)"
@@ -78,7 +72,6 @@ def run(options: argparse.Namespace) -> int:
         read_space(words),
         options.sampler,
         options.trials,
-        options.number,
         options.epsilon,
         options.metric,
         options.choose_by_test,

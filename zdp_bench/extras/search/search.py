@@ -16,8 +16,8 @@ from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.extras.search.space import Search
 from zdp_bench.extras.search.trials import Launch, Study, Trials, Yardstick
-from zdp_bench.privacy.composition import Spent, selected_epsilon
-from zdp_bench.records import Record
+from zdp_bench.privacy.composition import Spent
+from zdp_bench.records import Record, hold_lock
 from zdp_bench.report import figures, names
 from zdp_bench.report.budget import together_if_known
 from zdp_bench.report.figures import COLOURS, STYLE, WIDTH
@@ -37,19 +37,17 @@ def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Recor
     """
     asked = hold_out(asked, say)
     trials = Trials(asked)
-    study = Study(asked, trials.folder, trials.by.direction, trials.config.seed)
-    try:
-        while True:
-            with study.take(by.at_once) as batch:
-                if not batch:
-                    break
+    trials.folder.mkdir(parents=True, exist_ok=True)
+    with hold_lock(trials.folder / "study.lock"):  # another process waits, and finds it done
+        study = Study(asked, trials.folder, trials.by.direction, trials.config.seed)
+        try:
+            while batch := study.take(by.at_once):
                 trials.carry_out(batch, study, by)
-            for trial in study.trials():
-                if trial.number in [one.number for one in batch]:
-                    say(_told(trial, trials.by, study.count))
-    finally:  # what was spent is told, however the search ended
-        # Alone, so that nobody writes what was true before another's trials.
-        with study.alone():
+                numbers = [one.number for one in batch]
+                for trial in study.trials():
+                    if trial.number in numbers:
+                        say(_told(trial, trials.by, asked.trials))
+        finally:  # what was spent is told, however the search ended
             found = describe(asked, trials, study)
             records.write(trials.folder / "search.json", found)
     return found, trials.folder
@@ -89,9 +87,7 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
 
     Formal guarantees:
         - `epsilon_all` is the tight ε of everything the search made, in any adaptive order, and
-          `epsilon_all_unit` that of who owns several examples;
-        - `epsilon_best` is that of the best trial's output alone, if nothing else leaves: see
-          `privacy/composition.py`; None where their number was fixed or not all are done.
+          `epsilon_all_unit` that of who owns several examples.
     """
     every = study.trials()
     lines = [_line(trials, trial) for trial in every]
@@ -100,7 +96,7 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
     spent = [one.spent for one in spendings.values()]
     units = [replace(one.spent, examples=one.examples) for one in spendings.values()]
     delta = trials.config.privacy.delta
-    finished = len(every) == study.count and all(trial.state.is_finished() for trial in every)
+    finished = len(every) == asked.trials and all(trial.state.is_finished() for trial in every)
     scored = [line for line in lines if line["score"] is not None]
     sign = -1 if trials.by.direction == "minimize" else 1
     best = max(scored, key=lambda line: (sign * line["score"], -line["trial"]), default=None)
@@ -110,7 +106,6 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
         "fixed": list(asked.space.fixed),
         "searched": {key: str(values) for key, values in asked.space.searched.items()},
         "sampler": asked.sampler,
-        "number": asked.law or "fixed",
         "asked": asked.trials,
         "finished": finished,
         "chosen_by": {"metric": trials.by.metric, "of": trials.by.part},
@@ -124,7 +119,6 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
             "epsilon_all": together_if_known(spent, delta),
             "epsilon_all_unit": together_if_known(units, delta) if units != spent else None,
             "unit": trials.data.unit,
-            "epsilon_best": _of_best(asked, spent, delta) if finished else None,
             "epsilon_so_far": _curve(homes, {h: s.spent for h, s in spendings.items()}, delta),
         },
     }
@@ -147,14 +141,6 @@ def _line(trials: Trials, trial: FrozenTrial) -> dict[str, Any]:
 
 def _has_begun(home: Path) -> bool:
     return any((home / name).exists() for name in (FILE, "record.json"))
-
-
-def _of_best(asked: Search, spent: Sequence[Spent], delta: float) -> float | None:
-    """Return the ε of the best alone; None if the number was fixed, or drawn to be 0."""
-    if not asked.law or not spent:
-        return None
-    z, steps = min(one.z for one in spent), max(one.steps for one in spent)
-    return selected_epsilon(z, spent[0].sampling, steps, asked.law, asked.trials, delta)
 
 
 def _curve(
@@ -220,7 +206,7 @@ def sheet(found: Record) -> Sheet:
 def _notes(found: Record) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
     privacy, by = found["privacy"], found["chosen_by"]
-    delta, law = f"δ {privacy['delta']:g}", found["number"]
+    delta = f"δ {privacy['delta']:g}"
     every = epsilon(privacy["epsilon_all"]) or "not known: the samplings of its trials differ"
     unit = privacy["epsilon_all_unit"]
     owner = f", of {name_one(privacy['unit'])} {epsilon(unit)}" if unit is not None else ""
@@ -229,17 +215,6 @@ def _notes(found: Record) -> list[str]:
         "covers all records, and every choice made by looking at them. The ε of one trial covers "
         "less."
     ]
-    if privacy["epsilon_best"] is not None:
-        notes.append(
-            f"ε of the best trial alone: {epsilon(privacy['epsilon_best'])} ({delta}; Rényi-DP, "
-            f"Papernot & Steinke 2022, number of trials {law} with mean {found['asked']}). It "
-            "holds if nothing else of the search leaves this machine: not the other records, nor "
-            "this table, nor how many trials there were."
-        )
-    elif law != "fixed" and not found["finished"]:
-        notes.append("The ε of the best trial alone is stated once all trials are done.")
-    elif not found["trials"]:
-        notes.append("The number of trials was drawn to be 0, so there is no best.")
     if by["of"] == "test":
         notes.append(
             "Chosen by the test set, so the best trial's test metric is too good to be true of "
@@ -283,10 +258,6 @@ def draw(found: Record) -> Figure:
     if path:
         label = "the best so far, at the ε of all so far"
         axes.plot(*zip(*path, strict=True), "-o", color=COLOURS[0], markersize=3, label=label)
-    if (alone := found["privacy"]["epsilon_best"]) is not None:
-        top = best(score for _, score in own)
-        label = "the best alone (Papernot & Steinke 2022)"
-        axes.plot([alone], [top], "D", color=COLOURS[1], markersize=5, label=label)
     figures.spread(axes, [x for x, _ in (*own, *path)])
     axes.set_xlabel(f"ε (δ {found['privacy']['delta']:g})")
     axes.set_ylabel(f"{by['of']} {names.metric(by['metric'])}")

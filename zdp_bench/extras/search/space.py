@@ -22,10 +22,8 @@ from optuna.distributions import (
 from zdp_bench.config.digests import enters_digest
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, require
-from zdp_bench.privacy.composition import Law
 
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
-SEEDS = IntDistribution(0, 2**31 - 1)
 # What all trials share, with the reason.
 SHARED = {
     "recipe": "a search is of one recipe",
@@ -153,8 +151,7 @@ class Search:
     """What was asked of a search.
 
     Attributes:
-        trials: how many; of a random number the mean.
-        law: of a random number of trials, which lets the best be published at less ε; None: fixed.
+        trials: how many.
         epsilon: the whole search stays within it, by the noise it gives each trial; None: each
             trial has the noise of its configuration.
         metric: by which the best is chosen; None: the task's headline.
@@ -164,7 +161,6 @@ class Search:
     space: Space
     sampler: Literal["tpe", "random", "grid"]
     trials: int
-    law: Law | None = None
     epsilon: float | None = None
     metric: str | None = None
     on_test: bool = False
@@ -173,13 +169,13 @@ class Search:
     def name(self) -> str:
         """The same for the same search, also if it is to have more trials now.
 
-        With `epsilon` or a random number, how many there are is part of what is promised.
+        With `epsilon`, how many there are is part of what is promised.
         """
-        promised = self.trials if self.law or self.epsilon else None
+        promised = self.trials if self.epsilon else None
         asked = [
             self.space.fixed,
             {key: distribution_to_json(values) for key, values in self.space.searched.items()},
-            [self.sampler, self.law, self.epsilon, promised, self.metric, self.on_test],
+            [self.sampler, self.epsilon, promised, self.metric, self.on_test],
         ]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -188,7 +184,6 @@ def make_search(
     space: Space,
     sampler: str,
     trials: int | None,
-    number: str = "fixed",
     epsilon: float | None = None,
     metric: str | None = None,
     on_test: bool = False,
@@ -209,22 +204,7 @@ def make_search(
     assert asked
     if epsilon is not None:
         _require_free(space)
-    if number == "fixed":
-        return Search(space, sampler, asked, None, epsilon, metric, on_test)  # type: ignore[arg-type]
-    if sampler != "random":
-        raise UserError(
-            f"--number {number} with --sampler {sampler}: a random number costs less only if no "
-            "trial depends on another; add --sampler random, or leave --number out."
-        )
-    # A trial's own seed: the best must not tell by its seed how many came before it.
-    space = Space(space.fixed, {**space.searched, "seed": SEEDS})
-    fixed = [word.partition("=")[0] for word in space.fixed]
-    if "seed" in fixed:
-        raise UserError(
-            f"seed with --number {number}: every trial draws a seed of its own, so that nobody can "
-            "tell how many there were; leave it out."
-        )
-    return Search(space, "random", asked, number, epsilon, metric, on_test)  # type: ignore[arg-type]
+    return Search(space, sampler, asked, epsilon, metric, on_test)  # type: ignore[arg-type]
 
 
 def _require_free(space: Space) -> None:

@@ -1,29 +1,23 @@
 """The trials of a search: kept in Optuna's study, made into runs within one ε, and scored.
 
-The study is one SQLite file, which several processes may share. One process at a time is at a
-trial, and holds its lock. A trial that a killed process left is open: whoever has no new trial to
-make carries it out again, with the values it has, so that its run goes on from its checkpoint. What
-Optuna proposes depends on the trial's number and those before it, and on nothing that a restart
-would lose.
+A trial that a killed search left open is carried out again with the values it has, so that its run
+continues from its checkpoint. What Optuna proposes depends on the trial's number and those before
+it, and on nothing that a restart would lose.
 """
 
 from __future__ import annotations
 
 import hashlib
 import math
-import secrets
 import warnings
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import islice
 from pathlib import Path
 from typing import Literal
 
 import optuna
 import torch
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
-from optuna.storages import RDBStorage
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import FrozenTrial, TrialState
 from sqlalchemy.engine import URL
 
@@ -33,95 +27,55 @@ from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
-from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Place, Shown, launch
 from zdp_bench.extras.search.space import Search
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.calibration import calibrate_mechanism, solve
-from zdp_bench.privacy.composition import Spent, draw_number, selected_epsilon, together
+from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import hold_lock
 from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.training import checkpoint
 from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 
-DRAWN = "number of trials"
 Direction = Literal["minimize", "maximize"]
 
 
 class Study:
-    """An Optuna study of a search, safe to share between processes and to kill at any time.
+    """An Optuna study of a search, in one SQLite file that survives a kill at any time.
 
     Args:
         folder: the search's own; `study.db` is in it.
-        seed: the recipe's, from which proposals follow; of a random number of trials, the
-            operating system draws them instead.
+        seed: the recipe's, from which proposals follow.
     """
 
     def __init__(self, search: Search, folder: Path, direction: Direction, seed: int) -> None:
         optuna.logging.set_verbosity(optuna.logging.ERROR)
-        folder.mkdir(parents=True, exist_ok=True)
-        self._search, self._folder, self._seed = search, folder, seed
+        self._search, self._seed = search, seed
         url = URL.create("sqlite", database=str(folder / "study.db"))
-        with self.alone():
-            storage = RDBStorage(
-                url.render_as_string(), engine_kwargs={"connect_args": {"timeout": 60}}
-            )
-            self._study = optuna.create_study(
-                storage=storage, study_name="search", direction=direction, load_if_exists=True
-            )
-            if search.law and DRAWN not in self._study.user_attrs:
-                drawn = draw_number(search.law, search.trials)
-                self._study.set_user_attr(DRAWN, drawn)
-
-    @property
-    def count(self) -> int:
-        """How many trials there are to be."""
-        drawn: int = self._study.user_attrs.get(DRAWN, self._search.trials)
-        return drawn
+        self._study = optuna.create_study(
+            storage=url.render_as_string(),
+            study_name="search",
+            direction=direction,
+            load_if_exists=True,
+        )
 
     def trials(self) -> list[FrozenTrial]:
         """Return every trial that has its values, in order."""
         every = self._study.get_trials(deepcopy=False)
         return [one for one in every if set(one.params) == set(self._search.space.searched)]
 
-    @contextmanager
-    def take(self, most: int) -> Iterator[list[FrozenTrial]]:
-        """Hold trials to carry out, at most so many: new ones, or else open ones; [] if none.
-
-        Waits where other processes hold all that are open.
-        """
-        while True:
-            with ExitStack() as held:
-                with self.alone():
-                    known = len(self.trials())
-                    new = [*map(self._ask, range(known, min(known + most, self.count)))]
-                    free = (one for one in new or self._open() if self._hold(one, held))
-                    mine = [*islice(free, most)]
-                    left = self._open()  # read again: another may have told just now
-                taken = [one for one in self.trials() if one.number in {*mine} & {*left}]
-                if taken or not left:
-                    yield taken
-                    return
-            with hold_lock(self._lock(left[0])):  # until another process is done with it
-                pass
-
-    def _open(self) -> list[int]:
-        return [one.number for one in self.trials() if not one.state.is_finished()]
-
-    def _lock(self, trial: int) -> Path:
-        return self._folder / f"trial-{trial}.lock"
-
-    def _hold(self, trial: int, held: ExitStack) -> bool:
-        """Hold a trial's lock; return False if another process does."""
-        with suppress(Busy):
-            held.enter_context(hold_lock(self._lock(trial), wait=False))
-            return True
-        return False
+    def take(self, most: int) -> list[FrozenTrial]:
+        """Return trials to carry out, at most so many: open ones, or else new ones; [] if none."""
+        known = self.trials()
+        mine = [one.number for one in known if not one.state.is_finished()][:most]
+        if not mine:
+            left = range(len(known), min(len(known) + most, self._search.trials))
+            mine = [self._ask(number) for number in left]
+        return [one for one in self.trials() if one.number in mine]
 
     def tell(self, trial: FrozenTrial, value: float | None) -> None:
         """Enter a trial's score; None: it failed."""
@@ -129,27 +83,16 @@ class Study:
         self._study.tell(trial.number, value, state=state)
 
     def _ask(self, number: int) -> int:
-        search = self._search
-        self._study.sampler = self._sampler(number)
-        if search.sampler == "grid":
-            self._study.enqueue_trial(search.space.grid()[number])
+        search, own = self._search, hashlib.sha256(f"{self._seed}:{number}".encode()).digest()[:4]
+        seed = int.from_bytes(own)
+        with warnings.catch_warnings(
+            action="ignore", category=optuna.exceptions.ExperimentalWarning
+        ):
+            tpe = TPESampler(seed=seed, constant_liar=True)
+        self._study.sampler = tpe if search.sampler == "tpe" else RandomSampler(seed=seed)
+        if search.sampler == "grid":  # a killed search may have left it there already
+            self._study.enqueue_trial(search.space.grid()[number], skip_if_exists=True)
         return self._study.ask(search.space.searched).number
-
-    def _sampler(self, number: int) -> BaseSampler:
-        own = hashlib.sha256(f"{self._seed}:{number}".encode()).digest()[:4]
-        seed = secrets.randbits(32) if self._search.law else int.from_bytes(own)
-        if self._search.sampler == "tpe":
-            with warnings.catch_warnings(
-                action="ignore", category=optuna.exceptions.ExperimentalWarning
-            ):
-                return TPESampler(seed=seed, constant_liar=True)
-        return RandomSampler(seed=seed)
-
-    @contextmanager
-    def alone(self) -> Iterator[None]:
-        """Keep other processes of this search waiting."""
-        with hold_lock(self._folder / "study.lock"):
-            yield
 
 
 FOLDER = "searches"  # under the results folder
@@ -226,7 +169,7 @@ class Trials:
             UserError: a run could not be made, for another reason than that it diverged.
         """
         jobs = {trial.number: self.job(trial) for trial in trials}
-        if self.search.law or self.search.epsilon:
+        if self.search.epsilon:
             for trial in study.trials():
                 if trial.number <= trials[-1].number and trial.number not in self._spent:
                     self._spent[trial.number] = spend(self.job(trial).config, self.data)
@@ -235,7 +178,7 @@ class Trials:
         words = [job.words for job in jobs.values()]
         with hydra_session() as driver:
             numbers = tuple(trial.number for trial in trials)
-            place = Place(study.count, tuple(self.search.space.searched), numbers)
+            place = Place(self.search.trials, tuple(self.search.space.searched), numbers)
             failed = launch(driver, words, by.launcher, list(by.settings), by.show, place)
         reasons = {tuple(said[-len(words[0]) :]): reason for said, reason in failed}
         for trial in trials:
@@ -266,8 +209,7 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     """Return the overrides that give a trial its share of the search's ε; [] without one.
 
     Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
-    `search.epsilon`, or the best of them alone, where their number is random. `max_epsilon` ends
-    a trial that has to repeat steps after a kill.
+    `search.epsilon`. `max_epsilon` ends a trial that has to repeat steps after a kill.
 
     Raises:
         UserError: no noise reaches the ε.
@@ -284,7 +226,8 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     delta = first.privacy.delta
     unit = spend(configured([*words, *off, "algorithm.noise_multiplier=1.0"]), data)
     try:
-        found = _calibrate(search, unit, delta)
+        mechanism, steps = Mechanism.of_z(unit.z, unit.sampling), unit.steps * search.trials
+        found = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={found!r}"
@@ -293,34 +236,16 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
 
 
-def _calibrate(search: Search, unit: Spent, delta: float) -> float:
-    """Return the noise multiplier for trials that spend as `unit` does at a multiplier of 1."""
-    epsilon, mean, law = search.epsilon, search.trials, search.law
-    assert epsilon is not None
-    mechanism = Mechanism.of_z(unit.z, unit.sampling)
-    if law is None:
-        return calibrate_mechanism(epsilon, mechanism, unit.steps * mean, delta)
-    of = unit.sampling, unit.steps, law, mean, delta
-    return float(remember(solve, epsilon, selected_epsilon, *of) / unit.z * (1 + 1e-9))
-
-
 def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None:
-    """Refuse a trial that would take the search past its ε, or out of what was promised of it.
+    """Refuse a trial that would take the search past its ε.
 
     Args:
         spent: of every trial so far, the new one last.
 
     Raises:
-        UserError: says which key of the search does it.
+        UserError: says so.
     """
-    if search.law and any(not _as_private(one, spent[0]) for one in spent):
-        raise UserError(
-            f"--number {search.law}: trials differ in noise, sampling or steps, and the ε of the "
-            "best of a random number is known for one mechanism only. Search keys that change "
-            "none of these, such as optimizer.lr or algorithm.max_grad_norm, or leave --number out."
-        )
-    if search.epsilon is None or search.law:
-        return
+    assert search.epsilon is not None
     total = together(spent, delta)
     if total > search.epsilon:
         raise UserError(
@@ -328,12 +253,6 @@ def require_within(search: Search, spent: Sequence[Spent], delta: float) -> None
             f"tight ε of {show_epsilon(total)}, since its trials differ in sampling or steps. It "
             "ends here; search keys that change neither, or ask for fewer trials."
         )
-
-
-def _as_private(one: Spent, other: Spent) -> bool:
-    """True if two runs are equally private, but for rounding."""
-    same = (one.sampling, one.steps) == (other.sampling, other.steps)
-    return same and abs(one.z - other.z) <= 1e-9 * other.z
 
 
 @dataclass(frozen=True)
