@@ -45,7 +45,8 @@ def example_ecgs(results: Path, data_root: Path) -> Figure:
             "`zdp-bench run recipe=ecg dataset=cpsc2018_synthetic`; --root names another folder."
         )
     found: dict[str, ecg.Recording] = {}
-    for _, one in ecg.Recordings.find(folders[0]).read_all(3, "skip"):
+    skipping = ecg.Cpsc2018(channel=3, bad_examples="skip")
+    for _, one in skipping.read_each(ecg.find_recordings(folders[0])):
         found.setdefault(one.diagnosis, one)
         if {"Normal", "LBBB"} <= found.keys():
             break
