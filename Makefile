@@ -7,7 +7,6 @@ WITH := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 TABLE ?= zeta_dp_2021/1
 SEEDS ?=
 PROFILE ?=
-BUDGET ?=
 MUTANTS ?= 300
 
 $(STAMP): constraints.txt pyproject.toml
@@ -44,17 +43,17 @@ vulnerabilities: $(STAMP) ## hold the pinned dependencies against the OSV databa
 format: $(STAMP) ## let ruff format the code and fix what it can
 	$(BIN)/ruff check --fix . ; $(BIN)/ruff format .
 
-table: $(STAMP) ## rebuild a table from the records: make table TABLE=zeta_dp_2021/1
-	$(BIN)/zdp-bench table $(TABLE)
+table: $(STAMP) ## write a table from the records: make table TABLE=zeta_dp_2021/1; TABLE= writes all
+	$(BIN)/zdp-bench table $(TABLE) --write
 
-reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper BUDGET=2h for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
-	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE),$(TABLE)) $(if $(filter smoke,$(PROFILE)),--seeds 1,$(if $(SEEDS),--seeds $(SEEDS))) $(if $(BUDGET),--budget $(BUDGET))
+reproduce: $(STAMP) ## run what is lacking, then write it: PROFILE=smoke|here|paper for all tables, or TABLE=zeta_dp_2021/1 SEEDS=3
+	$(BIN)/zdp-bench reproduce $(if $(PROFILE),--profile $(PROFILE),$(TABLE)) $(if $(SEEDS),--seeds $(SEEDS))
 
-gpu: ## on a machine with a GPU: its tests, the bench tables, then the as-published rows that fit BUDGET=2h; with .venv or, without one, with PYTHON and its own torch
+gpu: ## on a machine with a GPU: its tests, the bench tables, then the rows as published; with .venv or, without one, with PYTHON and its own torch
 	@$(WITH) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())' || { echo "make gpu: the PyTorch of $(WITH) finds no GPU on this machine" >&2; exit 2; }
 	$(WITH) -m pytest -q -m gpu tests/gradients tests/privacy tests/training
 	$(WITH) -m zdp_bench bench
-	$(WITH) -m zdp_bench reproduce --profile here --only as-published --budget $(or $(BUDGET),2h) device=cuda
+	$(WITH) -m zdp_bench reproduce --profile here --only as-published device=cuda
 
 docs: $(STAMP) ## build docs/_build/html; warnings are errors
 	$(BIN)/sphinx-build -q -W --keep-going -b html docs docs/_build/html

@@ -23,7 +23,7 @@ from zdp_bench.config import configured, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims
-from zdp_bench.report import curves, papers, tables
+from zdp_bench.report import papers
 
 ROOT = Path(__file__).resolve().parent.parent
 REFUSED = """
@@ -45,15 +45,14 @@ def main() -> None:
             words = claims.jobs_of(recipe)
         except HydraException:  # it sweeps over whatever is registered
             words = [()]
-        jobs = list(claims._compose(recipe, words))
-        digests = [experiment_digest(parse(config)) for _, config in jobs]
+        jobs = [claims.compose_job(recipe, job) for job in words]
+        digests = [experiment_digest(parse(config)) for config in jobs]
         print("recipe", recipe, len(jobs), _checksum("\n".join(digests)))
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"
         shutil.copytree(ROOT / "results", results)
-        for name in filter(papers.recipes_of, papers.available()):
-            build = curves.build if papers.is_figure(name) else tables.build
-            for path in build(name, results, claims.fillings(name, results)).write(results):
+        for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
+            for path in claims.build_table(name, results).write(results):
                 print("table", path.name, _checksum(path.read_text(encoding="utf-8")))
     parser = build_parser()
     print("help", "all", _checksum(parser.format_help()))

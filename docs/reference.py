@@ -72,11 +72,11 @@ def coverage(paper: str = "") -> str:
     """How much of a paper's tables and figures is filled, or of all papers' tables."""
     from zdp_bench.report import coverage
 
-    counts = {
-        kind: coverage.total(RUNS.parent, paper, figures)
-        for kind, figures in (("Tables", False), ("Figures", True))
-    }
-    return f"*{' '.join(f'{kind}: {c.sentence}' for kind, c in counts.items() if c.of)}*"
+    said = []
+    for kind, unit, figures in (("Tables", "number", False), ("Figures", "curve", True)):
+        if of := coverage.of_paper(RUNS.parent, paper, figures):
+            said.append(f"{kind}: {coverage.sentence(of, unit)}")
+    return f"*{' '.join(said)}*"
 
 
 def toolbox() -> str:

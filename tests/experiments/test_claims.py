@@ -8,44 +8,36 @@ from pathlib import Path
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import assets, records
-from zdp_bench.config import compose, parse
+from zdp_bench import assets
+from zdp_bench.config import compose, parse, to_plain
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims
-from zdp_bench.report import cells, papers
+from zdp_bench.report import papers
 
 TABLE = "zeta_dp_2021/1"
-RESULTS = Path(__file__).parents[2] / "results"
-
-
-@pytest.fixture(scope="module")
-def done() -> set[str]:
-    """The experiments that have a committed record."""
-    return {run["experiment"] for run in records.read_all(RESULTS)}
 
 
 @pytest.mark.parametrize("table", [name for name in papers.available() if papers.recipes_of(name)])
-def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(
-    table: str, done: set[str]
-) -> None:
-    """As the note below every table says; the ∞ of non-private runs may be by any accountant.
-
-    And no row has committed records of two variants to choose from.
-    """
+def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(table: str) -> None:
+    """As the note below every table says; the ∞ of non-private runs may be by any accountant."""
     general = {"pld", "rdp", "rdp_wor", "gdp_clt"}
-    found = claims.claims_of(table)  # raises for a row that the table lacks
-    for claim in found:
+    for claim in claims.claims_of(table):  # raises for a row that the table lacks
         private = claim.config.algorithm.name != "sgd"
         assert not private or claim.config.accountant not in general, claim.filling
         assert claim.filling.digest == experiment_digest(claim.config)
-    if papers.is_figure(table):
-        return
-    rules, variants = cells.rules_of(table), dict[str, set[str]]()
-    for one in [*(claim.filling for claim in found), *claims.on_other_data(found, RESULTS)]:
-        if one.digest in done and one.variant and not rules.is_aside(one.variant):
-            variants.setdefault(one.row, set()).add(one.variant)
-    assert [row for row, of in variants.items() if len(of) > 1] == []
+
+
+@pytest.mark.parametrize(
+    "recipe",
+    sorted({r for t in [*papers.available(), *papers.ours()] for r in papers.recipes_of(t)}),
+)
+def test_a_job_is_composed_as_hydra_does(recipe: str) -> None:
+    """The first and the last of each recipe, which differ in all that its sweep chooses."""
+    jobs = claims.jobs_of(recipe)
+    for job in {jobs[0], jobs[-1]}:
+        ours, hydras = claims.compose_job(recipe, job), compose([f"recipe={recipe}", *job])
+        assert to_plain(ours) == to_plain(hydras)
 
 
 def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:
@@ -95,6 +87,10 @@ def test_a_sweep_fills_a_row_with_each_job(sweeping: str) -> None:
 
 
 def test_the_folds_of_a_recipe_are_not_other_data_to_each_other() -> None:
-    folds = [f for f in claims.fillings("zeta_dp_2021/2", RESULTS) if "mitbih" in f.recipe]
+    folds = [
+        f
+        for f in claims.fillings("zeta_dp_2021/2", Path(__file__).parents[2] / "results")
+        if "mitbih" in f.recipe
+    ]
     assert len(folds) == 12
     assert not any(filling.on for filling in folds)

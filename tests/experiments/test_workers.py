@@ -20,21 +20,7 @@ LONG = [
     "accountant=gdp_clt",
     "threads=1",
 ]
-REPRODUCE = """
-import sys
-from types import SimpleNamespace
-from zdp_bench import cli
-from zdp_bench.cli.commands import COMMANDS
-from zdp_bench.config import configured
-from zdp_bench.experiments.reproduce import run_jobs
-if __name__ == "__main__":
-    configs = [configured([*sys.argv[1:], f"seed={seed}"]) for seed in range(5)]
-    jobs = [SimpleNamespace(config=config, table="") for config in configs]
-    COMMANDS["list"].run = lambda _: run_jobs(jobs, 2, print)
-    cli.main(["list"])
-"""
 COMMANDS = {
-    "reproduce": ["starter.py", *LONG],
     "sweep": ["-m", "zdp_bench", "run", "-m", "launcher=joblib", *LONG, "seed=1,2,3,4,5"],
     "federation": [
         *("-m", "zdp_bench", "run", *LONG, "federated.nodes=2", "federated.backend=ray")
@@ -62,9 +48,8 @@ def alive(session: int) -> list[str]:
 @pytest.mark.parametrize(
     ("what", "number"),
     [
-        ("reproduce", signal.SIGKILL),
-        ("reproduce", signal.SIGTERM),
         ("sweep", signal.SIGKILL),
+        ("sweep", signal.SIGTERM),
         ("federation", signal.SIGKILL),
     ],
 )
@@ -72,7 +57,6 @@ def test_workers_end_with_their_command(tmp_path: Path, what: str, number: signa
     needed = {"sweep": "hydra_plugins", "federation": "ray"}.get(what, "zdp_bench")
     if find_spec(needed) is None:
         pytest.skip(f"needs {needed}")
-    (tmp_path / "starter.py").write_text(REPRODUCE)
     with (tmp_path / "said").open("w") as said:
         started = subprocess.Popen(
             [sys.executable, *COMMANDS[what]],

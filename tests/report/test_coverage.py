@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import math
 import re
 from pathlib import Path
 
@@ -13,8 +12,8 @@ import pytest
 
 from tests.test_cli import run
 from tests.test_package import ROOT
-from zdp_bench.report import coverage, papers
-from zdp_bench.report.cells import AGAIN, PROTECTIONS, Count, Standing, count_once, protection_of
+from zdp_bench.report import coverage
+from zdp_bench.report.cells import OTHER
 
 RESULTS = ROOT / "results"
 PAGE = re.split(r"<!-- made by coverage (\w+) -->", (ROOT / "docs/papers.md").read_text("utf-8"))
@@ -34,82 +33,57 @@ CELLS = {
 }
 
 
-def test_a_count_is_told_in_one_sentence_that_sets_apart_what_protects() -> None:
-    none, tight, claim = PROTECTIONS
-    cells = [Standing("reproduced", none), Standing("reproduced", claim), Standing("close", tight)]
-    cells += [Standing("different", claim), Standing("reduced"), *[Standing("other data")] * 2]
-    assert Count.count(cells).sentence == (
-        "7 cells: 4 as published (1 not private: 1 reproduced; 1 private with a finite tight ε: "
-        "1 close; 2 private by the paper's ε only, with a tight ε of ∞: 1 reproduced, 1 "
-        "different), 3 with other settings or data (2 other data, 1 reduced), 0 empty."
-    )
-    curves = [Standing("as published", tight), *map(Standing, ("no data", "no data", "too dear"))]
-    assert Count.count(curves, "curves").sentence == (
-        "4 curves: 1 as published (1 private with a finite tight ε), 0 with other settings or "
-        "data, 3 empty (2 no data, 1 too dear)."
-    )
-    assert Count.count(curves[:1], "curves").sentence.startswith("1 curve: 1 as published (1 ")
-    for epsilons, protection in {(9, 1): tight, (1, math.inf): claim}.items():
-        assert protection_of(*epsilons) == protection
-    assert protection_of(math.inf, math.inf) == none
+def make(*lines: tuple[str, str, str, str]) -> list[dict[str, str]]:
+    keys = ("row", "status", "epsilon_tight", "runs")
+    made = [dict(zip(keys, line, strict=True)) for line in lines]
+    return [line | {"metric": "accuracy", "epsilon_claimed": "1.0"} for line in made]
 
 
-def test_a_run_that_fills_cells_of_two_tables_counts_once() -> None:
-    found = [Standing("close", PROTECTIONS[2], f"accuracy {run}") for run in "aba"]
-    found += [Standing("too dear", "", "accuracy")] * 2
-    once = count_once(found)
-    assert [one.status for one in once] == ["close", "close", AGAIN, "too dear", "too dear"]
-    assert Count.count(once).sentence.endswith(
-        "2 empty (2 too dear), 1 the same run as in another table."
+def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
+    first = make(
+        ("a", "different", "inf", "1"),
+        ("a", "other settings", "1.0", "2"),
+        ("b", "not run", "", ""),
+        ("b", "reduced", "1.0", "3"),
+        ("c", "no data", "", ""),
+        ("d", "", "1.0", "4"),
+    )
+    first[4]["reason"] = "their pictures"
+    again = make(("a", "close", "inf", "1"), ("e", "close", "2.0", "5"))
+    assert coverage.sentence([first, again]) == (
+        "5 numbers: 2 as published (1 close, 1 different), 1 reduced, 1 no data, 1 counted above."
+    )
+    counts = coverage.count([first, again])
+    assert (counts[coverage.UNBOUNDED], counts["why: their pictures"]) == (1, 1)
+    assert coverage.sentence([make(("a", "as published", "1.0", "1"))], "curve") == (
+        "1 curve: 1 as published."
     )
 
 
 @pytest.mark.parametrize("results", [RESULTS, Path("/nowhere")])
 def test_the_result_tables_of_the_papers_have_109_numbers(results: Path) -> None:
-    counts = coverage.of_tables(results)
-    sizes = {n: c.numbers["cells"] for n, c in counts.items() if not papers.is_figure(n)}
-    assert sizes == CELLS
-    assert sum(sizes.values()) == 109
-
-
-def test_a_table_that_was_not_written_is_empty(tmp_path: Path) -> None:
-    count = coverage.of_tables(tmp_path)["zeta_dp_2021/1"]
-    assert count.numbers["empty"] == count.numbers["cells"] == 4
-
-
-def test_a_curve_counts_with_the_best_of_its_rows(tmp_path: Path) -> None:
-    (tmp_path / "tables").mkdir()
-    lines = ["row,status,protection", "lenet5,reduced,", "lenet5,as published,not private", ""]
-    (tmp_path / "tables" / "gredp_2024_fig4.csv").write_text("\n".join(lines))
-    count = coverage.of_tables(tmp_path)["gredp_2024/fig4"]
-    assert count.sentence == (
-        "4 curves: 1 as published (1 not private), 0 with other settings or data, "
-        "3 empty (3 too dear)."
-    )
+    sizes = {}
+    for line in coverage.sheet(results).numbers:
+        sizes[line["table"]] = line["all"]
+    assert {name: sizes[name] for name in CELLS} == CELLS
+    assert (sizes["all tables"], sizes["all figures"]) == (109, 62)
 
 
 def test_the_command_prints_every_table_and_the_total(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "csv")
     assert code == 0
-    lines = {line["table"]: line for line in csv.DictReader(io.StringIO(out))}
-    assert lines["all tables"]["cells"] == "109"
-    assert set(lines) == {*coverage.of_tables(RESULTS), "all tables", "all figures (curves)"}
-    parts = ("as published", "other settings or data", "empty", AGAIN)
-    for line in lines.values():
-        assert sum(int(line[part]) for part in parts) == int(line["cells"])
-    sentence = coverage.sheet(RESULTS).notes[0]
-    for form in ("rich", "md"):
-        code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", form)
-        assert code == 0
-        assert sentence in " ".join(out.split())
+    for line in csv.DictReader(io.StringIO(out)):
+        parts = ("published", *OTHER, coverage.AGAIN, "empty")
+        assert sum(int(line[part]) for part in parts) == int(line["all"])
     code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "json")
     assert json.loads(out)[0]["table"] == "deepee_2021/1"
 
 
 def test_the_readme_shows_the_total() -> None:
-    sentence = coverage.sheet(RESULTS).notes[0]
     text = " ".join((ROOT / "README.md").read_text(encoding="utf-8").split())
-    assert sentence in text, f"the results changed: write '{sentence}' in README.md"
+    for unit, figures in (("number", False), ("curve", True)):
+        sentence = coverage.sentence(coverage.of_paper(RESULTS, figures=figures), unit)
+        assert sentence in text, f"the results changed: write '{sentence}' in README.md"
 
 
 NUMBER = re.compile(r"(?<![\w.,/^-])\d+(?:,\d{3})*(?:\.\d+)?(?![\w/²×^]|[.,]\d)")
@@ -133,7 +107,7 @@ def test_the_numbers_of_a_papers_section_stand_in_one_table(paper: str) -> None:
         path for name in (f"{paper}_", "epsilon", "faceoff") for path in folder.glob(f"{name}*.md")
     ]
     for path in (*printed, *shown):
-        name = path.stem.removesuffix("_runs").removeprefix(f"{paper}_")
+        name = path.stem.removeprefix(f"{paper}_")
         tables.setdefault(name, set()).update(map(float, read_numbers(path.read_text("utf-8"))))
     text = re.sub(r"```.*?```|`[^`]*`", "", SECTIONS[paper], flags=re.S)
     for block in re.split(r"\n\n|\n(?=- )", text):
@@ -154,13 +128,3 @@ def test_the_numbers_of_a_papers_section_stand_in_one_table(paper: str) -> None:
 def _rounds_to(found: float, shown: str) -> bool:
     digits = len(shown.partition(".")[2])
     return abs(found - float(shown)) <= 0.5001 * 10**-digits
-
-
-def test_every_empty_cell_has_a_reason_and_every_table_is_there() -> None:
-    for name, count in coverage.of_tables(RESULTS).items():
-        assert count.of["not run"] == 0, f"say in paper.yaml why {name} has rows that were not run"
-    for name in papers.available():
-        stem = papers.file_stem(name)
-        stem = stem if papers.recipes_of(name) else f"bench_{stem}"
-        text = (RESULTS / "tables" / f"{stem}.md").read_text(encoding="utf-8")
-        assert not papers.recipes_of(name) or " as published" in text.split("\n")[2], name

@@ -16,7 +16,7 @@ from tests.test_records import record, save
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.registry import names
-from zdp_bench.report import curves, figures, papers
+from zdp_bench.report import figures, papers, tables
 from zdp_bench.report.cells import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
@@ -69,17 +69,15 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(results: Path, *more: Filling) -> curves.Curves:
-    return curves.build(FIGURE, results, [*FILLINGS, *more])
+def build(results: Path, *more: Filling) -> tables.Table:
+    return tables.build(FIGURE, results, [*FILLINGS, *more])
 
 
-def column(results: Path, head: str, *more: Filling) -> list[str]:
-    sheet = build(results, *more).sheet(PANEL)
-    return [row[list(sheet.columns).index(head)] for row in sheet.rows]
-
-
-def curve_of(results: Path, label: str) -> curves.Curve:
-    return next(c for c in build(results).curves if c.points and c.label == label)
+def points(results: Path, curve: str, *more: Filling) -> list[dict[str, str]]:
+    """The points of a curve, as shown."""
+    sheet = build(results, *more).sheet
+    shown = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
+    return [one for one in shown if one["curve"] == curve and one["epoch"]]
 
 
 def panel_of(results: Path) -> Axes:
@@ -92,88 +90,64 @@ def drawn(results: Path) -> dict[str, list[float]]:
 
 
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
-    sheet = build(results).sheet(PANEL)
-    assert sheet.columns == [
-        "epoch",
-        "ε claimed",
-        "ε tight",
-        "DP-BP, %",
-        "DP-DFA hybrid, %",
-        "non-private, %",
+    found = points(results, "DP-BP")
+    assert [(one["panel"], one["epoch"]) for one in found] == [(PANEL, n) for n in "123"]
+    assert [found[1][c] for c in ("ours", "ε tight", "status")] == [
+        "35.00 ± 7.07",
+        "1",
+        "as published",
     ]
-    assert [row[0] for row in sheet.rows] == ["1", "2", "3"]
-    assert sheet.rows[1][2:] == ["1", "35.00 ± 7.07", "70.00", "80.00"]
+    assert [one["command"] for one in found] == ["`zdp-bench run recipe=bp`", "", ""]
 
 
-def test_of_many_epochs_a_panel_shows_the_first_every_fifth_and_the_last(tmp_path: Path) -> None:
+def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> None:
     run = make_run("bp", 1, 0.1)
-    run["epochs"] = [run["epochs"][0] | {"epoch": e, "step": 117 * e} for e in range(1, 13)]
+    run["epochs"] = [run["epochs"][0] | {"epoch": e, "step": 117 * e} for e in range(1, 61)]
     save(tmp_path, run)
-    figure = build(tmp_path)
-    assert [row[0] for row in figure.sheet(PANEL).rows] == ["1", "5", "10", "12"]
-    assert figure.as_csv().count("\n") == 1 + 12
+    shown = [one["epoch"] for one in points(tmp_path, "DP-BP")]
+    # The paper's text names an ε at epoch 50.
+    assert shown == [str(e) for e in (1, *range(5, 61, 5))]
+    of_curve = [line for line in build(tmp_path).sheet.numbers if line["x"]]
+    assert len(of_curve) == 60
 
 
 def test_a_claimed_epsilon_that_does_not_hold_is_shown_beside_its_infinity(tmp_path: Path) -> None:
     """As GReDP's with real noise."""
-    plain = make_run("plain", 1, 0.6, math.inf, 0.0)
-    save(tmp_path, make_run("bp", 1, 0.1, tight=math.inf), plain)
-    assert column(tmp_path, "ε tight") == ["∞"] * EPOCHS
-    assert all(0 < float(claimed) < 10 for claimed in column(tmp_path, "ε claimed"))
+    save(tmp_path, make_run("bp", 1, 0.1, tight=math.inf))
+    found = points(tmp_path, "DP-BP")
+    assert [one["ε tight"] for one in found] == ["∞"] * EPOCHS
+    assert all(0 < float(one["ε claimed"]) < 10 for one in found)
 
 
 def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> None:
-    for point in curve_of(results, "DP-BP").points:
-        epochs = int(point.x)
+    of_curve = [line for line in build(results).sheet.numbers if line["row"] == "bp_10.24"]
+    for point in of_curve:
+        epochs = int(str(point["x"]))
         claim = Claim(10.24, 512 / 60_000, 117 * epochs, 1e-5, 60_000, epochs)
-        assert point.epsilon_claimed == claimed_epsilon("dp_dfa_2020", claim)
+        assert point["epsilon_claimed"] == claimed_epsilon("dp_dfa_2020", claim)
 
 
-def test_curves_that_spend_differently_have_their_own_epsilon(results: Path) -> None:
-    save(results, make_run("dfa", 1, 0.3, tight=0.7))
-    assert build(results).sheet(PANEL).columns[1:5] == [
-        "ε claimed (DP-BP, DP-DFA hybrid)",
-        "ε tight (DP-BP, DP-DFA hybrid)",
-        "ε claimed (DP-DFA)",
-        "ε tight (DP-DFA)",
-    ]
-    assert column(results, "ε tight (DP-DFA)")[2] == "2.1"
-
-
-def test_a_curve_without_a_panel_stands_in_every_panel(results: Path) -> None:
-    figure = build(results)
-    assert figure.panels == ["a: σ = 0.01", PANEL, "c: σ = 0.05"]
-    assert all("non-private, %" in figure.sheet(panel).columns for panel in figure.panels)
-    assert list(figure.sheet("a: σ = 0.01").columns) == ["epoch", "non-private, %"]
-
-
-def test_what_the_text_prints_is_shown_and_what_was_not_run_is_named(results: Path) -> None:
-    printed = "ε printed: 1.28 at epoch 50, 1.82 at epoch 100, 2.25 at epoch 150, 2.61 at epoch 200"
-    figure = build(results)
-    assert printed in figure.as_markdown()
-    assert "\n".join(figure.as_rich()[2].notes) == printed
-    assert "what it only draws is left out" in figure.notes[0]
-    assert "Not run: `zdp-bench run recipe=dfa algorithm.convolutions=dfa`." in figure.notes
-    more = build(results, filling("dfa", "dfa_17.0666667", digest="8" * 64))
-    sweep = "Not run: 2 jobs of `zdp-bench run -m recipe=dfa`."
-    assert sweep in more.notes
+def test_what_was_not_run_has_a_line_with_its_command(results: Path) -> None:
+    sheet = build(results).sheet
+    row = next(row for row in sheet.rows if row[1] == "DP-DFA" and row[0] == PANEL)
+    assert row[-2:] == ["not run", "`zdp-bench run recipe=dfa algorithm.convolutions=dfa`"]
+    assert sheet.origin.startswith("10 curves: ")
 
 
 def test_other_data_is_another_curve(results: Path) -> None:
     moved = filling("hybrid", "hybrid_10.24", digest="m" * 64, on="mnist")
     save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})
-    assert column(results, "DP-DFA hybrid (on MNIST), %", moved)[0] == "50.00"
-    assert column(results, "DP-DFA hybrid, %", moved)[0] == "60.00"
+    assert points(results, "DP-DFA hybrid (on MNIST)", moved)[0]["ours"] == "50.00"
+    assert points(results, "DP-DFA hybrid", moved)[0]["ours"] == "60.00"
 
 
 def test_numbers_of_the_text_stand_beside_ours(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     row = ("P", "fig2", "bp_10.24", "DP-BP", "accuracy at 2", "41.5", "%", PANEL)
-    printed = papers.Reference(*row)
-    numbers = [*papers.reference(FIGURE), printed]
+    numbers = [*papers.reference(FIGURE), papers.Reference(*row)]
     monkeypatch.setattr(papers, "reference", lambda table: numbers)
-    assert column(results, "DP-BP, paper, %") == ["", "41.5", ""]
+    assert [one["paper"] for one in points(results, "DP-BP")] == ["", "41.5", ""]
 
 
 def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> None:
@@ -183,9 +157,10 @@ def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> N
         figures.draw(FIGURE, results, results)
     paths = build(results).write(results)
     assert [path.name for path in paths] == ["dp_dfa_2020_fig2.md", "dp_dfa_2020_fig2.csv"]
-    lines = list(csv.DictReader(io.StringIO(paths[1].read_text())))
+    every = csv.DictReader(io.StringIO(paths[1].read_text()))
+    lines = [line for line in every if line["x"]]
     assert len(lines) == 3 * EPOCHS
-    assert lines[0]["values"] == "20 30"
+    assert next(line for line in lines if line["row"] == "bp_10.24")["values"] == "20 30"
     found = drawn(results)
     assert found["DP-BP"] == pytest.approx([25, 35, 45])
     assert found["non-private"] == pytest.approx([70, 80, 90])
@@ -199,10 +174,9 @@ def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
         save(tmp_path, *runs)
         figure = build(tmp_path, short)
         figure.write(tmp_path)
-        assert figure.notes[0].startswith("Not drawn: none of the paper's curves")
         with pytest.raises(UserError, match="none of the paper's curves was run as published"):
             figures.draw(FIGURE, tmp_path, tmp_path)
-    assert {curve.status for curve in figure.curves if curve.points} == {"reduced"}
+    assert {line.status for line in figure.lines if line.runs} == {"reduced"}
 
 
 def test_every_figure_of_a_paper_is_drawn_and_has_axes_and_recipes() -> None:

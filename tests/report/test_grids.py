@@ -32,11 +32,8 @@ def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path
     private = [run("private", seed, value, 3.0) for seed, value in ((1, 0.8), (2, 0.82))]
     save(tmp_path, run("open", 1, 0.9, None), *private)
     grid = grids.build("cost", tmp_path, [filling("open"), filling("private")])
-    (line,) = grid.lines
-    assert (line.unit, grid.targets) == ("patient", [math.inf, 3.0])
-    assert line.kept(3.0) == pytest.approx((0.81 - 0.1) / (0.9 - 0.1))
-    sheet = grid.sheet()
-    shown = dict(zip(sheet.columns, sheet.rows[0], strict=True))
+    shown = dict(zip(grid.sheet.columns, grid.sheet.rows[0], strict=True))
+    assert shown["ε hides"] == "patient"
     assert (shown["open"], shown["ε = 3"]) == ("90.0 %", "81.0 ± 1.4 % (89 %)")
     assert shown["runs"] == "1 to 2"
     with (grid.write(tmp_path)[1]).open() as file:
@@ -50,9 +47,8 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
     tmp_path: Path,
 ) -> None:
     save(tmp_path, run("private", 1, 0.8, 3.0), run("stranger", 1, 0.99, 3.0))
-    (line,) = grids.build("cost", tmp_path, [filling("private")]).lines
-    assert line.values(3.0) == [0.8]
-    assert line.kept(3.0) is None
+    (line,) = grids.build("cost", tmp_path, [filling("private")]).sheet.numbers
+    assert (line["values"], line["kept"]) == ("0.8", None)
 
 
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
@@ -72,8 +68,8 @@ def test_variants_stand_in_the_tables_order_and_are_compared_seed_by_seed(tmp_pa
         save(tmp_path, *(run(name, seed, value, 3.0) for seed, value in enumerate(values)))
     fillings = [filling(name, "PhaseMNIST", name) for name in VALUES]
     grid = grids.build("complex", tmp_path, fillings)
-    assert [line.variant for line in grid.lines] == list(VALUES)
-    said, magnitude, channels = grid.notes[-3:]
+    assert [line["variant"] for line in grid.sheet.numbers] == list(VALUES)
+    said, magnitude, channels = grid.sheet.notes[-3:]
     assert said.startswith("Of 2 comparisons, complex is better in 1, worse in 0 and not shown")
     assert magnitude.startswith("PhaseMNIST, complex − magnitude. ε = 3: +41.0 [")
     assert channels == ("PhaseMNIST, complex − channels. ε = 3: +0.0 [-2.5, +2.5] points, p = 1.")
@@ -83,4 +79,4 @@ def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> 
     save(tmp_path, run("complex", 1, 0.8, 3.0), run("channels", 1, 0.7, 3.0))
     fillings = [filling(name, "PhaseMNIST", name) for name in ("complex", "channels")]
     grid = grids.build("complex", tmp_path, fillings)
-    assert not any("complex −" in note for note in grid.notes)
+    assert not any("complex −" in note for note in grid.sheet.notes)

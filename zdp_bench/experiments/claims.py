@@ -7,7 +7,7 @@ cell of that row with the records whose experiment digest is its own.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -16,13 +16,15 @@ from typing import Any
 from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench import assets, records
-from zdp_bench.config import compose, parse
-from zdp_bench.config.compose import defaults
+from zdp_bench.config import parse
+from zdp_bench.config.compose import defaults, files
 from zdp_bench.config.digests import drop_empty, enters_digest, experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
+from zdp_bench.experiments.times import Times, read_times, seconds_of
 from zdp_bench.registry import lookup
+from zdp_bench.report import grids, papers, tables
 from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, rows_of
 
@@ -42,15 +44,26 @@ def fillings(table: str, results: Path) -> list[Filling]:
     Raises:
         UserError: no such table, or a recipe claims a row that the table lacks.
     """
-    claims = claims_of(table)
+    claims = claims_of(table, times=read_times(records.read_all(results)))
     return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
 
 
-def claims_of(table: str, most: int | None = None) -> list[ClaimedJob]:
+def build_table(name: str, results: Path) -> tables.Table:
+    """Return a paper's table or figure, or one of our own, as the records of a folder give it.
+
+    Raises:
+        UserError: no such table; or it has no recipes or, one of ours, no runs.
+    """
+    build = grids.build if name in papers.ours() else tables.build
+    return build(name, results, fillings(name, results))
+
+
+def claims_of(table: str, most: int | None = None, times: Times | None = None) -> list[ClaimedJob]:
     """Return the jobs of a table's recipes as the recipes are now.
 
     Args:
         most: so many of a recipe's sweep; all by default.
+        times: what says how long they take.
 
     Raises:
         UserError: no such table, or a recipe claims a row that the table lacks.
@@ -58,34 +71,49 @@ def claims_of(table: str, most: int | None = None) -> list[ClaimedJob]:
     rows = set(rows_of(table))
     claims = []
     for recipe in recipes_of(table):
-        for overrides, composed in _compose(recipe, jobs_of(recipe)[:most]):
-            config = parse(composed)
+        for overrides in jobs_of(recipe)[:most]:
+            config = parse(composed := compose_job(recipe, overrides))
             row, variant = str(config.claims.row), config.claims.variant
             if row not in rows:
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
-            filling = Filling(recipe, overrides, row, variant, experiment_digest(config))
+            seconds = seconds_of(config.resolved, times or {})
+            digest = experiment_digest(config)
+            filling = Filling(recipe, overrides, row, variant, digest, seconds=seconds)
             claims.append(ClaimedJob(filling, composed, config))
     return claims
 
 
-def _compose(
-    recipe: str, jobs: Iterable[tuple[str, ...]]
-) -> Iterator[tuple[tuple[str, ...], DictConfig]]:
-    """Yield each job with its configuration.
+def compose_job(recipe: str, job: Iterable[str]) -> DictConfig:
+    """Return what Hydra composes of a recipe and the overrides of one job.
 
-    Hydra takes a tenth of a second to compose one. Jobs that choose the same plug-ins share that,
-    and set their values in a copy, as Hydra does at the end of a composition.
+    Hydra takes a tenth of a second for each, and all tables have seven hundred jobs. Recipes choose
+    plug-ins and set values, no more, so merging their files does. A test holds both equal.
     """
-    shared: dict[tuple[str, ...], DictConfig] = {}
-    for job in jobs:
-        chosen = tuple(word for word in job if word.partition("=")[0] in GROUPS)
-        if chosen not in shared:
-            shared[chosen] = compose([f"recipe={recipe}", *chosen])
-        config = shared[chosen].copy()
-        values = [word for word in job if word not in chosen]
-        for override in parse_words(values):
-            OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
-        yield job, config
+    base, body = (
+        assets.read_yaml(assets.CONF / "config.yaml"),
+        assets.read_yaml(files("recipe")[recipe]),
+    )
+    entries = [
+        one for one in base.pop("defaults") + body.pop("defaults", []) if isinstance(one, dict)
+    ]
+    chosen = {key.removeprefix("override /"): name for one in entries for key, name in one.items()}
+    chosen |= {key: name for key, _, name in (word.partition("=") for word in job) if key in GROUPS}
+    merged = {group: _options_of(group, chosen[group]) for group in GROUPS}
+    for node in (base, body, {"recipe": recipe}):
+        _merge(merged, node)
+    config = OmegaConf.create({key: merged[key] for key in merged if key != "hydra"})
+    for override in parse_words([word for word in job if word.partition("=")[0] not in GROUPS]):
+        OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
+    return config
+
+
+def _merge(into: dict[str, Any], node: Mapping[str, Any]) -> None:
+    """Set the keys of one mapping in another, those of its mappings in the other's."""
+    for key, value in node.items():
+        if isinstance(value, dict) and isinstance(into.get(key), dict):
+            _merge(into[key], value)
+        else:
+            into[key] = value
 
 
 def jobs_of(recipe: str) -> list[tuple[str, ...]]:
@@ -130,7 +158,7 @@ def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[st
     """Return {experiment digest: label} of a recipe with each of `datasets`."""
     labels = {}
     for dataset in datasets:
-        standard = _options_of(dataset["name"])
+        standard = _options_of("dataset", dataset["name"])
         if not dataset.keys() <= standard.keys():
             continue  # a record of an older version, whose data set had other options
         moved = composed.copy()
@@ -142,32 +170,14 @@ def _digests_on(datasets: list[dict[str, Any]], composed: DictConfig) -> dict[st
     return labels
 
 
-def _options_of(name: str) -> dict[str, Any]:
-    """Return a data set's options with their defaults; {} if there is no such data set now."""
-    card = assets.group(assets.DATASETS).get(name)
-    if card:
-        return assets.read_yaml(card)
+def _options_of(kind: str, name: str) -> dict[str, Any]:
+    """Return a plug-in's options with their defaults; {} if there is no such plug-in now."""
+    if name in files(kind):
+        return {k: v for k, v in assets.read_yaml(files(kind)[name]).items() if k != "card"}
     try:
-        return {"name": name} | defaults(lookup("dataset", name))
+        return {"name": name} | defaults(lookup(kind, name))
     except UserError:
         return {}
-
-
-class Equals:
-    """Runs by what they compute, so that `reproduce` makes one of several equal runs.
-
-    Recipes may have jobs in common, and the record of one fills the cells of all.
-    """
-
-    def __init__(self, results: Path) -> None:
-        self._recipes: dict[tuple[str, int], list[str]] = {}
-        for run in records.read_all(results):
-            self._recipes.setdefault((run["experiment"], run["seed"]), []).append(run["recipe"])
-
-    def claim(self, filling: Filling, seed: int) -> str:
-        """Return the recipe that makes the run or has made it: this one if there is no other."""
-        recipes = self._recipes.setdefault((filling.digest, seed), [filling.recipe])
-        return filling.recipe if filling.recipe in recipes else recipes[0]
 
 
 def require_unchanged(overrides: list[str]) -> None:

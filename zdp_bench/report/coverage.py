@@ -7,79 +7,121 @@ from __future__ import annotations
 
 import csv
 import io
+import math
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from zdp_bench.report import curves, papers
-from zdp_bench.report.cells import AGAIN, Count, Standing, count_once, rules_of
+from zdp_bench.report import papers
+from zdp_bench.report.cells import EMPTY, OTHER, PUBLISHED
 from zdp_bench.report.sheet import Sheet
 
+AGAIN = "counted above"  # a run that fills a cell of an earlier table too
+STATUSES = (*PUBLISHED, *OTHER, *EMPTY, AGAIN)
+UNBOUNDED = "of these, tight ε = ∞"
 
-def of_tables(results: Path) -> dict[str, Count]:
-    """Return the count of every table and figure that records fill, by name."""
-    return {
-        name: curves.count(_lines(name, results))
-        if papers.is_figure(name)
-        else Count.count(standing for _, standing in _lines(name, results))
-        for name in papers.available()
-        if papers.recipes_of(name)
-    }
+Lines = Iterable[Mapping[str, object]]  # of a table's CSV
+
+
+def count(tables: Iterable[Lines]) -> Counter[str]:
+    """Count the numbers of tables, or the curves of figures, by status.
+
+    Of several lines of one number the first of `STATUSES` counts, and a run once in all tables, or
+    in all figures over one axis.
+    """
+    counts: Counter[str] = Counter()
+    seen: set[tuple[str, str, str]] = set()
+    for lines in tables:
+        best: dict[tuple[str, str], Mapping[str, object]] = {}
+        for line in lines:
+            at = str(line["row"]), str(line["metric"])
+            if line["status"] and (at not in best or _place(line) < _place(best[at])):
+                best[at] = line
+        for (_, metric), line in best.items():
+            runs = metric, str(line.get("axis") or ""), str(line.get("runs") or "")
+            status = AGAIN if runs[2] and runs in seen else str(line["status"])
+            seen.add(runs)
+            counts[status] += 1
+            if status in PUBLISHED and _claims_too_little(line):
+                counts[UNBOUNDED] += 1
+            if status in EMPTY:
+                counts[f"why: {line.get('reason') if status == 'no data' else status}"] += 1
+    return counts
+
+
+def _place(line: Mapping[str, object]) -> int:
+    return STATUSES.index(str(line["status"]))
+
+
+def _claims_too_little(line: Mapping[str, object]) -> bool:
+    """True if a run's claimed ε is finite, and its tight one is not."""
+    claimed, tight = (float(str(line[f"epsilon_{of}"])) for of in ("claimed", "tight"))
+    return math.isfinite(claimed) and math.isinf(tight)
+
+
+def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
+    """Return '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'."""
+    counts = count(tables)
+    total = sum(counts[status] for status in STATUSES)
+    kinds = [f"{counts[s]} {s}" for s in PUBLISHED[1:] if counts[s]]
+    published = sum(counts[status] for status in PUBLISHED)
+    said = [f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")]
+    how = {"other settings": "with other settings", "other data": "on other data"}
+    said += [f"{counts[s]} {how.get(s, s)}" for s in OTHER if counts[s]]
+    said += [f"{counts[s]} {s}" for s in (*EMPTY, AGAIN) if counts[s]]
+    return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join(said)}."
+
+
+def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Lines]:
+    """Return the lines of every table, or figure, of a paper, or of all papers."""
+    names = [name for name in papers.available() if papers.recipes_of(name)]
+    return [
+        read(name, results)
+        for name in names
+        if name.startswith(paper) and papers.is_figure(name) == figures
+    ]
+
+
+def read(name: str, results: Path) -> Lines:
+    """Return the lines of a table's CSV; without one, every number of the paper is not run."""
+    path = results / "tables" / f"{papers.file_stem(name)}.csv"
+    if path.is_file():
+        return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
+    figure = papers.is_figure(name)
+    wanted = [n for n in papers.reference(name) if figure or n.number is not None]
+    return [
+        {"row": n.row, "metric": n.column.partition(" at ")[0], "status": "not run"}
+        for n in wanted
+        if not n.column.startswith("epsilon")
+    ]
 
 
 def sheet(results: Path) -> Sheet:
-    """Return the counts as a table: a line for each table and figure, and all tables together.
-
-    In the sum a run that fills cells of two tables counts once; the notes name such cells.
-    """
-    lines = of_tables(results)
-    once = _count_once(results)
-    again = [f"{row}: the same run as in another table." for row, s in once if s.status == AGAIN]
-    lines["all tables"] = total(results)
-    lines["all figures (curves)"] = total(results, figures=True)
-    numbers = [{"table": name, **count.numbers} for name, count in lines.items()]
-    heads = list(numbers[0])
+    """Return the counts as a table: a line for each table and figure, and for all of either."""
+    of: dict[str, Sequence[Lines]] = {
+        name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
+    }
+    of |= {"all tables": of_paper(results), "all figures": of_paper(results, figures=True)}
+    numbers = []
+    for name, tables in of.items():
+        counts = count(tables)
+        figure = name == "all figures" or papers.is_figure(name)
+        numbers.append(
+            {
+                "table": name,
+                "of": "curves" if figure else "numbers",
+                "all": sum(counts[status] for status in STATUSES),
+                "published": sum(counts[status] for status in PUBLISHED),
+                **{status: counts[status] for status in PUBLISHED[1:]},
+                UNBOUNDED: counts[UNBOUNDED],
+                **{status: counts[status] for status in (*OTHER, AGAIN)},
+                "empty": sum(counts[status] for status in EMPTY),
+                "why": "; ".join(
+                    f"{many} {why.removeprefix('why: ')}"
+                    for why, many in counts.items()
+                    if why.startswith("why: ")
+                ),
+            }
+        )
     shown = [[str(value) for value in line.values()] for line in numbers]
-    return Sheet("Coverage", heads, shown, [lines["all tables"].sentence, *again], "", numbers)
-
-
-def total(results: Path, paper: str = "", figures: bool = False) -> Count:
-    """Return the count of all tables, or figures, of a paper, or of all papers."""
-    if figures:
-        return curves.count(_all_lines(results, figures, paper))
-    return Count.count(s for row, s in _count_once(results) if row.startswith(paper))
-
-
-def _count_once(results: Path) -> list[tuple[str, Standing]]:
-    """Return the lines of all tables; a run that filled an earlier table's cell is `AGAIN`."""
-    lines = _all_lines(results)
-    once = count_once(standing for _, standing in lines)
-    return [(row, standing) for (row, _), standing in zip(lines, once, strict=True)]
-
-
-def _all_lines(results: Path, figures: bool = False, paper: str = "") -> list[tuple[str, Standing]]:
-    """Return 'TABLE, ROW' and standing of each line of all tables, or of all figures."""
-    names = [n for n in papers.available() if papers.recipes_of(n) and n.startswith(paper)]
-    return [
-        (f"{name}, {row}", standing)
-        for name in names
-        if papers.is_figure(name) == figures
-        for row, standing in _lines(name, results)
-    ]
-
-
-def _lines(name: str, results: Path) -> list[tuple[str, Standing]]:
-    """Return the row and standing of each line of a table's CSV, and of rows that it lacks."""
-    path = results / "tables" / f"{papers.file_stem(name)}.csv"
-    text = path.read_text(encoding="utf-8") if path.is_file() else ""
-    found = [
-        (line["row"], Standing(line["status"], line["protection"], line.get("runs") or ""))
-        for line in csv.DictReader(io.StringIO(text))
-        if line.get("status")
-    ]
-    if papers.is_figure(name):
-        rules = rules_of(name)
-        rows = dict.fromkeys(number.row for number in papers.reference(name))
-        found += [(row, Standing(rules.lacking(row)[0])) for row in rows]
-    elif not found:
-        wanted = (n for n in papers.reference(name) if n.number is not None)
-        found = [(n.row, Standing("not run")) for n in wanted if n.column[:7] != "epsilon"]
-    return found
+    return Sheet("Coverage", list(numbers[0]), shown, [], "", numbers)

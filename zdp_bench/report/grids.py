@@ -25,6 +25,7 @@ from zdp_bench.report.cells import SHARES, Filling
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.report.tables import Table, origin
 
 
 @dataclass(frozen=True)
@@ -70,52 +71,7 @@ class Line:
         return (mean(self.values(target)) - self.floor) / gain if gain > 0 else None
 
 
-@dataclass(frozen=True)
-class Grid:
-    """A table of our own, as `papers/ours.yaml` and the records give it."""
-
-    name: str
-    title: str
-    notes: Sequence[str]
-    lines: list[Line]
-
-    @property
-    def targets(self) -> list[float]:
-        """The targets of ε of all lines, ∞ first."""
-        return sorted({target for line in self.lines for target in line.runs}, reverse=True)
-
-    def sheet(self) -> Sheet:
-        """Return the table ready to show."""
-        grouped = any(line.variant for line in self.lines)
-        heads = ["open" if math.isinf(t) else f"ε = {t:g}" for t in self.targets]
-        columns = ["task", *(["variant"] if grouped else [])]
-        columns += ["ε hides", "δ", "metric", "runs", *heads]
-        rows = []
-        for line in self.lines:
-            count = sorted({len(runs) for runs in line.runs.values()})
-            runs = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
-            cells = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
-            metric = names.metric(line.metric)
-            shown = [_show(line, target) for target in self.targets]
-            rows.append([*cells, line.unit, line.delta, metric, runs, *shown])
-        numbers = [_numbers(line, target) for line in self.lines for target in sorted(line.runs)]
-        origin = f"`zdp-bench table {self.name}` made this from the records; do not edit."
-        return Sheet(self.title, columns, rows, self.notes, origin, numbers)
-
-    def as_rich(self) -> list[Any]:
-        """Return what the terminal shows, part by part."""
-        return [self.sheet()]
-
-    def as_text(self, form: str) -> str:
-        """Return the table in one of `sheet.FORMS`."""
-        return self.sheet().as_text(form)
-
-    def write(self, results: Path) -> list[Path]:
-        """Write `results/tables/NAME.md` and `.csv`."""
-        return self.sheet().write(results / "tables" / self.name)
-
-
-def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
+def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     """Lay out a table of our own.
 
     Args:
@@ -148,7 +104,20 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Grid:
     ]
     notes = [*(of.get("notes") or ()), *_of_parts(lines)]
     notes += compare_variants(lines, of.get("compare"))
-    return Grid(name, of["title"], notes, lines)
+    targets = sorted({target for line in lines for target in line.runs}, reverse=True)
+    grouped = any(line.variant for line in lines)
+    heads = ["open" if math.isinf(target) else f"ε = {target:g}" for target in targets]
+    columns = ["task", *(["variant"] if grouped else [])]
+    columns += ["ε hides", "δ", "metric", "runs", *heads]
+    rows = []
+    for line in lines:
+        count = sorted({len(runs) for runs in line.runs.values()})
+        seeds = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
+        named = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
+        shown = [_show(line, target) for target in targets]
+        rows.append([*named, line.unit, line.delta, names.metric(line.metric), seeds, *shown])
+    numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
+    return Table(name, [], Sheet(of["title"], columns, rows, notes, origin(name), numbers))
 
 
 def place(variant: str | None, of: dict[str, Any]) -> tuple[int, str]:

@@ -14,6 +14,15 @@ def name_one(unit: str) -> str:
     return f"{'an' if unit.startswith(tuple('aeiou')) else 'a'} {unit}"
 
 
+def duration(seconds: float) -> str:
+    """'under 1 s', '45 s', '12 min', '3.4 h'."""
+    if seconds < 1:
+        return "under 1 s"
+    if seconds < 90:
+        return f"{seconds:.0f} s"
+    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+
+
 def interval(low: float | None, high: float | None) -> str:
     """Format two bounds on ε: '30.3 to 33.2'; the upper one if they print alike or low is None."""
     if epsilon(low) in ("", epsilon(high)):

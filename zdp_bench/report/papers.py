@@ -149,7 +149,7 @@ def seeds(table: str) -> int:
 
 def file_stem(table: str) -> str:
     """'zeta_dp_2021/1' -> 'zeta_dp_2021_table1'; 'dp_dfa_2020/fig2' -> 'dp_dfa_2020_fig2'."""
-    return f"{table.partition('/')[0]}_{_path(table).stem}"
+    return table if table in ours() else f"{table.partition('/')[0]}_{_path(table).stem}"
 
 
 def recipes_of(table: str) -> list[str]:

@@ -1,320 +1,71 @@
-"""Builds a paper's table: a cell for each of its numbers, and beside it all runs that fill it.
+"""Builds the table of a paper's table or figure: our runs beside its numbers, a line each.
 
-`PAPER_tableN.md` and `.csv` hold the cells (`cells.Cell`), a line each: as published, our best,
-what differs, and a status. `PAPER_tableN_runs.md` and `.csv` hold every run with its command, the
-statistics and the notes.
+Of a figure each line is a point of a curve. `PAPER_tableN.md` and `.csv`, or `PAPER_figN`, hold
+them. Of the paper's figures, only the numbers that its text gives are shown; nothing is read off a
+picture.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from statistics import stdev
+from statistics import mean, stdev
 from typing import Any
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import cells, names, papers
-from zdp_bench.report.cells import (
-    EPSILON_COLUMNS,
-    RULE,
-    Cell,
-    Count,
-    Filling,
-    Measured,
-    Rules,
-    Verdict,
-)
+from zdp_bench.report import cells, coverage, names, papers
+from zdp_bench.report.cells import EPSILON_COLUMNS, RULE, Filling, Line
 from zdp_bench.report.comparisons import Family
-from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.sheet import Sheet
+from zdp_bench.report.number_format import epsilon, mean_and_deviation
+from zdp_bench.report.papers import Axes, Reference
+from zdp_bench.report.sheet import Numbers, Sheet
 
-RUN_COLUMNS = (
-    "row",
-    "metric",
-    "ours",
-    "ε claimed",
-    "ε tight",
-    "ε per unit",
-    "δ",
-    "data",
-    "command",
-)
-# What the CSV of the cells holds of each number of ours.
-MEASURED = (
-    "mean",
-    "deviation",
-    "n",
-    "over",
-    "paper_data",
-    "recipe",
-    "variant",
-    "data",
-    "provenance",
-    "epsilon_claimed",
-    "epsilon_tight",
-    "epsilon_unit",
-    "unit",
-)
-# Of a record's section on privacy, what the CSV of the runs holds.
+MOST = 12  # points of a curve that a page shows; the CSV holds all
+# Of a record's section on privacy, what the CSV of a table holds.
 SPENT = (
-    "epsilon_claimed",
-    "claimed_by",
-    "epsilon_tight",
-    "epsilon_tight_at_least",
-    "epsilon_patient",
-    "examples_per_patient",
-)
-EPSILONS = (
-    "ε claimed: by the paper's own accountant and convention. ε tight: the privacy loss "
-    "distribution of what was really run.",
-    "Hyper-parameter search is not counted in any ε.",
-)
-INTERVAL = (
-    "ε 'A to B': batches of fixed size have no exact law known. A is what an attack on two data "
-    "sets that exist reaches, B is proven; quote B."
-)
-PER_UNIT = (
-    "ε per unit: of all training records that one patient, or the unit named behind it, is in, "
-    "together; the other ε are of one record."
+    *("epsilon_claimed", "claimed_by", "epsilon_tight", "epsilon_tight_at_least"),
+    *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
 )
 READING = (
-    "± is over seeds, or over folds where it says so. In brackets: on other data than the paper's, "
-    "compared with nothing. Reduced: with less training, or a smaller network, than the paper's, "
-    "on whatever data. Best of ours: the one variant of a row that `paper.yaml` leaves, not the "
-    "best on the test set; its recipe says what its settings were chosen on. It is not shown if "
-    "its tight ε is larger than that of the row as published, or its result is worse. ε tight is "
-    "the privacy loss distribution of what was really run; hyper-parameter search is in no ε."
+    "± is over seeds, or over folds where it says so. In brackets: on other data than the paper's. "
+    "Reduced: less training, a smaller network or a part of the curve. ε claimed is by the "
+    "paper's own accountant and convention; ε tight is the privacy loss distribution of what was "
+    "run. Behind it stands that of a patient, or of another unit, that owns several examples. "
+    "Hyper-parameter search is counted in no ε."
+)
+INTERVAL = (
+    "ε 'A to B': no exact privacy law is known for fixed-size batches. A is what an attack on two "
+    "data sets that exist reaches, B is proven; quote B."
 )
 
 
 @dataclass(frozen=True)
 class Table:
-    """A paper's table.
+    """A paper's table, or the curves of a figure.
 
     Attributes:
-        rows: all that may stand in it, with or without runs: a job by a metric.
-        cells: one for each number of the paper.
-        notes: sentences below all runs.
-        remarks: sentences below the cells and below all runs.
+        lines: the paper's settings of each row, and below them every variant that was run.
+        sheet: all of it, ready to show.
     """
 
     name: str
-    title: str
-    rows: list[Measured]
-    cells: list[Cell]
-    notes: list[str]
-    remarks: Sequence[str] = ()
-
-    @property
-    def count(self) -> Count:
-        """How many of its cells have which status."""
-        return Count.count(cell.standing for cell in self.cells)
-
-    @property
-    def stem(self) -> str:
-        """The name of its files."""
-        return papers.file_stem(self.name)
-
-    def sheet(self) -> Sheet:
-        """Return the cells ready to show, a line each."""
-        lines = [show(cell) for cell in self.cells]
-        notes = [*self.remarks, READING, RULE]
-        if any(" to " in line["ε printed / tight"] for line in lines):
-            notes.append(INTERVAL)
-        notes.append(f"Commands, other variants and statistics: `{self.stem}_runs.md`.")
-        head = f"{self.count.sentence}\n\n{origin(self.name)}"
-        shown = [list(line.values()) for line in lines]
-        return Sheet(self.title, list(lines[0]), shown, notes, head, [*map(_numbers, self.cells)])
-
-    def runs_sheet(self) -> Sheet:
-        """Return every run, ready to show; what was not run is in the notes."""
-        shown = [_show_runs(row) for row in self.rows if row.runs]
-        notes = [*self.remarks, *self.notes]
-        numbers = [*map(_numbers_of_runs, self.rows)]
-        title = f"{self.title}: the runs"
-        return Sheet(title, RUN_COLUMNS, shown, notes, origin(self.name), numbers)
-
-    def verdicts(self, missing: Mapping[str, str]) -> list[Verdict]:
-        """Return what became of every cell.
-
-        Args:
-            missing: experiment digest -> why it was not run, where that is known.
-        """
-        return [
-            Verdict(
-                self.name,
-                cell.metric.label,
-                show(cell)["metric"],
-                cell.standing,
-                self._explain(cell, missing),
-            )
-            for cell in self.cells
-        ]
-
-    def _explain(self, cell: Cell, missing: Mapping[str, str]) -> str:
-        """Return in words why a cell has its status."""
-        if cell.difference is not None:
-            return f"Δ {show(cell)['Δ']}"
-        if cell.measured:
-            return cell.differs
-        rows = [row for row in self.rows if row.metric == cell.metric]
-        known = [missing[row.filling.digest] for row in rows if row.filling.digest in missing]
-        runs = [run for row in rows for run in row.runs]
-        made_up = bool(runs) and all(run["data"]["provenance"] == "synthetic" for run in runs)
-        generated = "run on generated data" if made_up else ""
-        return next(filter(None, [*known, generated]), cell.reason)
-
-    def as_rich(self) -> list[Any]:
-        """Return what the terminal shows, part by part."""
-        return [replace(self.sheet(), title=f"{self.title}. {self.count.sentence}")]
-
-    def as_text(self, form: str) -> str:
-        """Return the cells in one of `sheet.FORMS`."""
-        return self.sheet().as_text(form)
+    lines: list[Line]
+    sheet: Sheet
 
     def write(self, results: Path) -> list[Path]:
-        """Write `results/tables/PAPER_tableN.md` and `.csv`, and both with `_runs`."""
-        folder = results / "tables"
-        runs = self.runs_sheet().write(folder / f"{self.stem}_runs")
-        return [*self.sheet().write(folder / self.stem), *runs]
-
-
-def show(cell: Cell) -> dict[str, str]:
-    """Return what each column shows of a cell."""
-    difference = "" if cell.difference is None else f"{cell.difference:+.3g}"
-    if cell.difference is not None and cell.metric.unit == "%":
-        difference = f"{cell.difference:+.2f}"
-    return {
-        "row": cell.metric.label,
-        "metric": names.metric(cell.metric.column),
-        "paper": cell.metric.printed,
-        "as published": _show_measured(cell.published),
-        "Δ": difference,
-        "best of ours": _show_measured(cell.best),
-        "what differs": cell.differs,
-        "ε printed / tight": _show_epsilons(cell),
-        "status": f"{cell.status} ({cell.reason})" if cell.reason else cell.status,
-    }
-
-
-def _show_measured(ours: Measured | None) -> str:
-    """Return mean and deviation, in brackets if it is not on the paper's data."""
-    if not ours:
-        return ""
-    return ours.shown if ours.on_paper_data else f"[{ours.shown}]"
-
-
-def _show_epsilons(cell: Cell) -> str:
-    """Return 'printed / tight'; behind that of a record a unit's, if it differs."""
-    printed = (cell.epsilon_printed or "–").replace("inf", "∞")
-    printed += f" ({cell.epsilon_rdp} by RDP)" if cell.epsilon_rdp else ""
-    spent: list[str] = []
-    for ours in cell.measured.values():
-        value, _, unit = ours.per_unit.partition(" (")
-        shown = f"{ours.tight} ({unit[:-1]} {value})" if unit else ours.tight
-        if shown not in spent:
-            spent.append(f"best {shown}" if spent else shown)
-    if not spent or spent == [printed] == ["∞"]:
-        return printed
-    return f"{printed} / {', '.join(spent)}"
-
-
-def _numbers(cell: Cell) -> dict[str, object]:
-    """Return what the CSV holds of a cell: the numbers behind it, unrounded."""
-    return {
-        "row": cell.metric.row,
-        "label": cell.metric.label,
-        "metric": cell.metric.column,
-        "unit": cell.metric.unit,
-        "paper": cell.metric.number,
-        "status": cell.status,
-        "protection": cell.standing.protection,
-        "runs": cell.standing.runs,
-        "reason": cell.reason,
-        "difference": None if cell.difference is None else round(cell.difference, 6),
-        "differs": cell.differs,
-        "epsilon_printed": cell.epsilon_printed,
-        "epsilon_rdp": cell.epsilon_rdp,
-        **_numbers_of(cell.published, "published"),
-        **_numbers_of(cell.best, "best"),
-    }
-
-
-def _numbers_of(ours: Measured | None, prefix: str) -> dict[str, object]:
-    """Return the numbers behind what was measured, with `prefix` before each name."""
-    values: tuple[object, ...] = (None,) * len(MEASURED)
-    if ours:
-        spread = stdev(ours.values) * ours.scale if len(ours.values) > 1 else None
-        values = (
-            round(ours.mean, 6),
-            None if spread is None else round(spread, 6),
-            len(ours.values),
-            "folds" if ours.over_folds else "seeds",
-            ours.on_paper_data,
-            ours.filling.recipe,
-            ours.filling.variant,
-            ours.data["name"],
-            ours.data["provenance"],
-            ours.privacy["epsilon_claimed"],
-            ours.privacy["epsilon_tight"],
-            ours.privacy.get("epsilon_patient"),
-            ours.privacy["unit"],
-        )
-    return {f"{prefix}_{name}": value for name, value in zip(MEASURED, values, strict=True)}
-
-
-def _show_runs(row: Measured) -> list[str]:
-    """Return what `RUN_COLUMNS` show of a job's runs."""
-    return [
-        row.label,
-        names.metric(row.metric.column),
-        row.shown,
-        epsilon(row.privacy["epsilon_claimed"]),
-        row.tight,
-        row.per_unit,
-        f"{row.privacy['delta']:g}",
-        row.data["provenance"],
-        f"`{row.filling.command}`",
-    ]
-
-
-def _numbers_of_runs(row: Measured) -> dict[str, object]:
-    """Return what the CSV holds of a job: the numbers behind its cells, unrounded."""
-    numbers: dict[str, object] = {
-        "row": row.label,
-        "recipe": row.filling.recipe,
-        "overrides": " ".join(row.filling.overrides),
-        "on": row.filling.on,
-        "variant": row.filling.variant,
-        "metric": row.metric.column,
-        "unit": row.metric.unit,
-        "n": len(row.runs),
-    }
-    if not row.runs:
-        return numbers
-    spent = row.privacy
-    return numbers | {
-        "mean": round(row.mean, 6),
-        "lowest": round(min(row.values) * row.scale, 6),
-        "highest": round(max(row.values) * row.scale, 6),
-        "values": " ".join(f"{value * row.scale:.6g}" for value in row.values),
-        "seeds": " ".join(str(run["seed"]) for run in row.runs),
-        **{name: spent.get(name) for name in SPENT},
-        "privacy_unit": spent["unit"],
-        **{name: spent[name] for name in ("delta", "z", "steps")},
-        "provenance": row.data["provenance"],
-        "runs": " ".join(run["run"][:16] for run in row.runs),
-    }
+        """Write `results/tables/PAPER_tableN.md` and `.csv`."""
+        return self.sheet.write(results / "tables" / papers.file_stem(self.name))
 
 
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
-    """Lay a table out: a cell for each of its numbers, in the paper's order.
+    """Lay a table or figure out, in the paper's order.
 
     Args:
-        fillings: what may stand in the table (see `experiments.claims.fillings`).
+        fillings: what may stand in it (see `experiments.claims.fillings`).
 
     Raises:
         UserError: no such table, or one that no recipe fills.
@@ -325,95 +76,259 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
             f"table '{table}' is filled by no recipe; "
             f"its numbers are measured by `zdp-bench bench {table}`."
         )
-    order = list(dict.fromkeys(number.row for number in numbers))
-    fillings = sorted(fillings, key=lambda f: (order.index(f.row), f.variant or "", f.on or ""))
-    every = records.read_all(results)
-    rules = cells.rules_of(table)
-    shown = [number for number in numbers if number.column not in EPSILON_COLUMNS]
-    rows = [
-        replace(row, label=_label(row, fillings, rules))
-        for row in cells.measure(shown, fillings, every, rules)
-    ]
-    title = f"{numbers[0].paper}, Table {numbers[0].table}"
-    made = cells.make_cells(numbers, rows, rules)
-    return Table(table, title, rows, made, _notes(table, rows, results))
-
-
-def _label(row: Measured, fillings: Sequence[Filling], rules: Rules) -> str:
-    """Return the paper's name of a row, with what is ours about it.
-
-    Behind it stand the overrides that tell a job from others of its row, variant and data set.
-    """
-    own = row.filling
-    same = [
-        set(one.overrides)
-        for one in fillings
-        if (one.row, one.variant, one.on) == (own.row, own.variant, own.on)
-    ]
-    job = " ".join(word for word in own.overrides if word not in set.intersection(*same))
-    label = cells.mark(row.metric.label, own.variant and rules.of_variant(own.variant), own.on)
-    return f"{label}, {job}" if job else label
-
-
-def _notes(table: str, rows: list[Measured], results: Path) -> list[str]:
-    ran = [row for row in rows if row.runs]
-    runs = [run for row in ran for run in row.runs]
-    notes = [*EPSILONS, *papers.notes(table), *data_notes(runs), *_baselines(runs)]
-    notes += [sentence for family in _families(ran) for sentence in family.sentences(results)]
-    if any(" to " in row.tight for row in ran):
-        notes.append(INTERVAL)
-    if any(row.per_unit not in ("", row.tight) for row in ran):
-        notes.append(PER_UNIT)
-    return [*notes, *not_run(row.filling for row in rows if not row.runs)]
-
-
-def not_run(fillings: Iterable[Filling]) -> list[str]:
-    """Return a sentence for each recipe with jobs that were not run: the command."""
-    lacking: dict[str, dict[str, Filling]] = {}
-    for filling in fillings:
-        if not filling.on:
-            lacking.setdefault(filling.recipe, {})[filling.digest] = filling
-    notes = []
-    for recipe, jobs in lacking.items():
-        several = f"{len(jobs)} jobs of `zdp-bench run -m recipe={recipe}`"
-        one = f"`{next(iter(jobs.values())).command}`"
-        notes.append(f"Not run: {one if len(jobs) == 1 else several}.")
-    return notes
-
-
-def _families(rows: list[Measured]) -> list[Family]:
-    """Return the rows that can be compared with one another: one metric, run on the same data."""
-    families: dict[tuple[str, str], Family] = {}
-    for row in rows:
-        key = row.metric.column, row.data["digest"]
-        families.setdefault(key, Family(row.metric.column, {})).rows[row.label] = row.runs
-    return list(families.values())
-
-
-def _baselines(runs: list[Record]) -> list[str]:
-    """Return the metrics of the zero-filled images that reconstructions start from."""
-    notes = set()
-    for run in runs:
-        shown = [
-            f"{name.removeprefix('zero_filled_')} {value:.4g}"
-            for name, value in run["metrics"].items()
-            if name.startswith("zero_filled_")
-        ]
-        if shown:
-            notes.add(f"{run['data']['name']}, zero-filled: {', '.join(shown)}.")
-    return sorted(notes)
-
-
-def data_notes(runs: Iterable[Record]) -> list[str]:
-    """Return what the runs' data sets say of themselves, each once."""
-    notes = {
-        f"{data['name']}: {data['provenance']}, {data['notes']}."
-        for data in (run["data"] for run in runs)
-        if data["notes"]
-    }
-    return sorted(notes)
+    every, rules = records.read_all(results), cells.rules_of(table)
+    if figure := papers.is_figure(table):
+        # The line of a row that no number of the text is in says what its curve shows.
+        drawn = {number.row: number for number in reversed(numbers) if " at " not in number.column}
+        shown = [drawn[row] for row in dict.fromkeys(number.row for number in numbers)]
+    else:
+        rows = list(dict.fromkeys(number.row for number in numbers))
+        shown = [number for number in numbers if number.column not in EPSILON_COLUMNS]
+        shown.sort(key=lambda number: rows.index(number.row))
+    lines = cells.make_lines(shown, fillings, every, rules)
+    form = _curves if figure else _cells
+    columns, rows_shown, of_csv = form(table, lines, numbers)
+    kind, number = ("Figure", table.partition("/fig")[2]) if figure else ("Table", numbers[0].table)
+    sheet = Sheet(
+        f"{numbers[0].paper}, {kind} {number}",
+        columns,
+        rows_shown,
+        _notes(table, lines, results),
+        f"{coverage.sentence([of_csv], 'curve' if figure else 'number')}\n\n{origin(table)}",
+        of_csv,
+    )
+    return Table(table, lines, sheet)
 
 
 def origin(table: str) -> str:
     """The sentence that says what made a page of `results/tables`."""
     return f"`zdp-bench table {table}` made this from the records; do not edit."
+
+
+Forms = tuple[list[str], list[list[str]], list[Numbers]]  # columns, rows as shown, rows of the CSV
+
+
+# ------------------------------------------------------------------------------ a table's cells
+
+
+def _cells(table: str, lines: Sequence[Line], numbers: Sequence[Reference]) -> Forms:
+    printed = {(number.row, number.column): number.value for number in numbers}
+    shown: list[dict[str, str]] = []
+    of_csv: list[Numbers] = []
+    for line in lines:
+        row, ours = line.number.row, not line.variant and not line.on
+        claim, rdp = (printed.get((row, column)) for column in EPSILON_COLUMNS)
+        said = (claim or "–").replace("inf", "∞") + (f" ({rdp} by RDP)" if rdp else "")
+        shown.append(
+            {
+                "row": line.number.label,
+                "metric": names.metric(line.number.column),
+                "paper": line.number.printed if ours else "",
+                "ours": line.shown,
+                "Δ": _show_difference(line),
+                "what differs": line.differs,
+                "ε printed": said if ours else "",
+                "ε claimed": epsilon(line.privacy["epsilon_claimed"]) if line.runs else "",
+                "ε tight": line.tight if line.runs else "",
+                "δ": f"{line.privacy['delta']:g}" if line.runs else "",
+                "status": f"{line.status} ({line.reason})" if line.reason else line.status,
+                "command": f"`{line.command}`" if line.command else "",
+            }
+        )
+        of_csv.append(_numbers(line) | {"epsilon_printed": claim, "epsilon_rdp": rdp})
+    return list(shown[0]), [list(one.values()) for one in shown], of_csv
+
+
+def _show_difference(line: Line) -> str:
+    if line.difference is None:
+        return ""
+    return f"{line.difference:+.2f}" if line.number.unit == "%" else f"{line.difference:+.3g}"
+
+
+def _numbers(line: Line) -> dict[str, object]:
+    """Return what the CSV holds of a line: the numbers behind it, unrounded."""
+    found: dict[str, object] = {
+        "row": line.number.row,
+        "label": line.label,
+        "metric": line.number.column,
+        "unit": line.number.unit,
+        "paper": line.number.number,
+        # A number that the paper does not print is no cell of its table.
+        "status": "" if line.number.number is None else line.status,
+        "reason": line.reason,
+        "variant": line.variant,
+        "on": line.on,
+        "differs": line.differs,
+        "recipe": line.jobs[0][0].recipe if line.jobs else "",
+        "overrides": line.command.partition("recipe=")[2].partition(" ")[2],
+        "n": len(line.values) if line.runs else 0,
+    }
+    if not line.runs:
+        return found
+    spread = stdev(line.values) * line.scale if len(line.values) > 1 else None
+    return found | {
+        "mean": round(line.mean, 6),
+        "deviation": None if spread is None else round(spread, 6),
+        "difference": None if line.difference is None else round(line.difference, 6),
+        "over": "folds" if line.over_folds else "seeds",
+        "values": " ".join(f"{value * line.scale:.6g}" for value in line.values),
+        "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in line.runs)),
+        **{name: line.privacy.get(name) for name in SPENT},
+        "privacy_unit": line.privacy["unit"],
+        "data": line.runs[0]["data"]["name"],
+        "provenance": line.runs[0]["data"]["provenance"],
+        "runs": " ".join(run["run"][:16] for run in line.runs),
+    }
+
+
+# ----------------------------------------------------------------------------- a figure's curves
+
+
+def _curves(table: str, lines: Sequence[Line], numbers: Sequence[Reference]) -> Forms:
+    axes = papers.axes(table)
+    at = {(n.row, *n.column.rpartition(" at ")[::2]): n.value for n in numbers}
+    columns = ["panel", "curve", axes.label, "paper", "ours", "ε printed", "ε claimed", "ε tight"]
+    shown: list[list[str]] = []
+    of_csv: list[Numbers] = []
+    for line in lines:
+        ours, row, metric = not line.on, line.number.row, line.number.column
+        points = _points(line, axes)
+        place, digits = [line.number.where, line.label], 2 if line.number.unit == "%" else 4
+        if not points:
+            of_csv.append(_numbers_at(line, axes, None, None))
+            status = f"{line.status} ({line.reason})" if line.reason else line.status
+            shown.append([*place, *[""] * 6, status, f"`{line.command}`" if line.command else ""])
+            continue
+        printed, claims = (
+            {p.x: at.get((row, name, f"{p.x:g}"), "") if ours else "" for p in points}
+            for name in (metric, "epsilon")
+        )
+        of_csv += [_numbers_at(line, axes, point, printed[point.x]) for point in points]
+        step = math.ceil(len(points) / MOST)
+        for number, point in enumerate(points, start=1):
+            named = printed[point.x] or claims[point.x]
+            if named or number in (1, len(points)) or number % step == 0:
+                shown.append(
+                    [
+                        *place,
+                        f"{point.x:g}",
+                        printed[point.x],
+                        mean_and_deviation(point.values, "", digits).partition(" (n")[0],
+                        claims[point.x],
+                        epsilon(point.epsilon_claimed),
+                        epsilon(point.epsilon_tight),
+                        line.status,
+                        f"`{line.command}`" if number == 1 else "",
+                    ]
+                )
+    return [*columns, "status", "command"], shown, of_csv
+
+
+@dataclass(frozen=True)
+class Point:
+    """One point of a curve: the metric of each seed, in the paper's unit."""
+
+    x: float
+    values: tuple[float, ...]
+    epsilon_claimed: float
+    epsilon_tight: float
+
+
+def _points(line: Line, axes: Axes) -> list[Point]:
+    """Return one point for each x, over all seeds that have it, in order."""
+    by_x: dict[float, list[tuple[float, float, float]]] = {}
+    metric = line.number.column
+    for run in line.runs:
+        if axes.x == "epoch":
+            for epoch in run["epochs"]:
+                if epoch["epoch"] is not None:
+                    spent = _claimed(run, epoch), epoch["epsilon_tight"]
+                    found = by_x.setdefault(float(epoch["epoch"]), [])
+                    found.append((epoch[metric] * line.scale, *spent))
+        else:
+            spent = run["privacy"]["epsilon_claimed"], run["privacy"]["epsilon_tight"]
+            known = (records.get(run, path) for path in axes.x.split(" or "))
+            x = float(next(value for value in known if value is not None))
+            by_x.setdefault(x, []).append((run["metrics"][metric] * line.scale, *spent))
+    # Every seed has spent the same: no ε depends on data.
+    columns = [(x, list(zip(*at_x, strict=True))) for x, at_x in sorted(by_x.items())]
+    return [Point(x, values, max(claimed), max(tight)) for x, (values, claimed, tight) in columns]
+
+
+def _claimed(run: Record, epoch: dict[str, Any]) -> float:
+    """Return ε by the run's own claiming accountant, had the run ended with this epoch."""
+    privacy = run["privacy"]
+    # Imported here: printing a table needs neither dp-accounting nor torch.
+    from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+
+    claim = Claim(
+        privacy["noise_multiplier"],
+        privacy["sampling"]["sample_rate"],
+        epoch["step"],
+        privacy["delta"],
+        privacy["sampling"]["records"],
+        epoch["epoch"],
+    )
+    return claimed_epsilon(privacy["claimed_by"], claim)
+
+
+def _numbers_at(line: Line, axes: Axes, point: Point | None, printed: str | None) -> Numbers:
+    """Return what the CSV holds of a point, or of a curve without any."""
+    found: dict[str, object] = {
+        "row": line.number.row,
+        "status": line.status,
+        "reason": line.reason,
+        "panel": line.number.where,
+        "curve": line.label,
+        "axis": axes.label,
+        "x": f"{point.x:g}" if point else "",
+        "metric": line.number.column,
+        "unit": line.number.unit,
+    }
+    if not point:
+        return found
+    return found | {
+        "paper": printed,
+        "mean": round(mean(point.values), 6),
+        "values": " ".join(f"{value:.6g}" for value in point.values),
+        "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in line.runs)),
+        "epsilon_claimed": point.epsilon_claimed,
+        "epsilon_tight": point.epsilon_tight,
+        "provenance": line.runs[0]["data"]["provenance"],
+        "recipe": line.jobs[0][0].recipe,
+        "overrides": " ".join(line.jobs[0][0].overrides) if len(line.jobs) == 1 else "",
+        "runs": " ".join(run["run"][:16] for run in line.runs),
+    }
+
+
+# -------------------------------------------------------------------------------- what is below
+
+
+def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
+    runs = [run for line in lines for run in line.runs]
+    notes = [READING, *([] if papers.is_figure(table) else [RULE]), *papers.notes(table)]
+    if any(" to " in line.tight for line in lines if line.runs):
+        notes.append(INTERVAL)
+    notes += data_notes(runs)
+    if papers.is_figure(table):
+        return [*notes, "What the paper only draws is left out."]
+    families: dict[tuple[str, str], Family] = {}  # rows that can be compared with one another
+    for line in lines:
+        if line.runs and not line.over_folds:
+            key = line.number.column, line.runs[0]["data"]["digest"]
+            families.setdefault(key, Family(line.number.column, {})).rows[line.label] = line.runs
+    return [*notes, *(said for one in families.values() for said in one.sentences(results))]
+
+
+def data_notes(runs: Iterable[Record]) -> list[str]:
+    """Return what the runs' data sets say of themselves, and of the images they start from."""
+    notes = set()
+    for run in runs:
+        data, start = run["data"], "zero_filled_"
+        if data["notes"]:
+            notes.add(f"{data['name']}: {data['provenance']}, {data['notes']}.")
+        of = {k.removeprefix(start): v for k, v in run["metrics"].items() if k.startswith(start)}
+        if of:
+            said = ", ".join(f"{name} {value:.4g}" for name, value in of.items())
+            notes.add(f"{data['name']}, zero-filled: {said}.")
+    return sorted(notes)

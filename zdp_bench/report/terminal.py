@@ -9,7 +9,7 @@ from rich.table import Table
 
 from zdp_bench.data.files import Card, card, has_files, missing
 from zdp_bench.records import Record, is_of_unit
-from zdp_bench.report.number_format import epsilon, interval, name_one
+from zdp_bench.report.number_format import duration, epsilon, interval, name_one
 from zdp_bench.report.sheet import Sheet
 
 # -------------------------------------------------------------------------------- a recipe, not run
@@ -81,15 +81,6 @@ def _sampling(of: dict[str, Any], unit: str) -> str:
     }[of["scheme"]]
     neighbours = of["adjacency"].replace("_", " ")
     return f"{kind}; {of['steps']:,} steps in {of['epochs']} epochs; neighbours: {neighbours}"
-
-
-def duration(seconds: float) -> str:
-    """'under 1 s', '45 s', '12 min', '3.4 h'."""
-    if seconds < 1:
-        return "under 1 s"
-    if seconds < 90:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def size(count: int) -> str:

@@ -1,6 +1,5 @@
-"""Count how much of the papers is filled: as published (not private, private, or private by the
-paper's ε only), with other settings or data, or empty. It reads the tables in results/tables, as
-`zdp-bench table` and `reproduce` write them.
+"""Count how much of the papers is filled: as published, with other settings or data, or empty, and
+why. It reads the tables in results/tables, as `zdp-bench table --write` and `reproduce` write them.
 """
 
 from __future__ import annotations

@@ -1,52 +1,56 @@
-"""Print a paper's table beside ours, and write it."""
+"""Print a paper's table, our runs beside its numbers, or a table of our own, from the records.
+
+--write also writes it to results/tables; without a name, all tables and figures are written.
+"""
 
 from __future__ import annotations
 
 import argparse
-import errno
-import sys
 from pathlib import Path
 
-from zdp_bench.cli.arguments import add_format, add_results, require_records
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
+from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
-HELP = "print a paper's table beside ours, and write it"
+HELP = "print a paper's table beside ours"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("table", metavar="PAPER/N", help="`zdp-bench list tables` names them")
+    parser.add_argument(
+        "table", nargs="?", metavar="PAPER/N", help="`zdp-bench list tables` names them"
+    )
+    parser.add_argument(
+        "--write", action="store_true", help="write it to results/tables; all if none is named"
+    )
     add_format(parser)
     add_results(parser)
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.experiments.claims import build_table
+
     require_records(options.results, runs=False)
-    print_table(options.table, options.results, options.format)
+    if options.table:
+        table = build_table(options.table, options.results)
+        print_sheet(table.sheet, options.format)
+        written = table.write(options.results) if options.write else []
+        print("".join(f"written: {path}\n" for path in written), end="")
+    elif options.write:
+        write_tables(options.results)
+    else:
+        raise UserError("`zdp-bench table` needs PAPER/N, or --write alone for all tables.")
     return 0
 
 
-def print_table(name: str, results: Path, form: str = "rich") -> None:
-    """Print a table, or the curves of a figure as a table, and write it where one may."""
-    from zdp_bench.experiments.claims import fillings
-    from zdp_bench.report import curves, grids, papers, tables
-    from zdp_bench.training.progress import console
+def write_tables(results: Path) -> None:
+    """Write every table and figure of which recipes may fill a number, and those of our own."""
+    from zdp_bench.experiments.claims import build_table
+    from zdp_bench.report import papers
 
-    every = fillings(name, results)
-    table: tables.Table | curves.Curves | grids.Grid
-    if name in papers.ours():
-        table = grids.build(name, results, every)
-    else:
-        build = curves.build if papers.is_figure(name) else tables.build
-        table = build(name, results, every)
-    try:
-        written = [f"written: {path}" for path in table.write(results)]
-    except OSError as error:  # somebody else's results can be read all the same
-        if error.errno not in (errno.EACCES, errno.EPERM, errno.EROFS):
-            raise
-        print(f"zdp-bench: {error.filename}: {error.strerror}; not written.", file=sys.stderr)
-        written = []
-    if form == "rich":
-        console().print(*table.as_rich(), sep="\n")
-        print(*written, sep="\n")
-    else:
-        print(table.as_text(form))
+    for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
+        try:
+            paths = build_table(name, results).write(results)
+        except UserError as error:  # a table of our own that has no run yet
+            print(error)
+        else:
+            print("".join(f"written: {path}\n" for path in paths), end="", flush=True)

@@ -23,11 +23,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.disk import require_regular
-    from zdp_bench.experiments.claims import fillings
+    from zdp_bench.experiments.claims import build_table
     from zdp_bench.extras.page import page
     from zdp_bench.records import read_all
     from zdp_bench.registry import find
-    from zdp_bench.report import papers, tables
+    from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
     require_records(options.results)
@@ -39,7 +39,7 @@ def run(options: argparse.Namespace) -> int:
     claims = [run.get("claims") or {} for run in read_all(options.results)]
     if not any(of.get("table") for of in claims):  # own runs only: their page is there at once
         names = []
-    made = [tables.build(n, options.results, fillings(n, options.results)) for n in names]
+    made = [build_table(name, options.results) for name in names]
     card = find("function", "model_card") or (lambda run: "")
     written = page.write(made, options.results, output, card)
     print(f"written: {written}")

@@ -26,9 +26,9 @@ from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.page import run_data
 from zdp_bench.records import Record, to_json
-from zdp_bench.report import figures, names, papers
-from zdp_bench.report.cells import EMPTY, RULE, Cell, Count, count_once
-from zdp_bench.report.tables import Table, show
+from zdp_bench.report import coverage, figures, names, papers
+from zdp_bench.report.cells import RULE, Line
+from zdp_bench.report.tables import Table
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 PARTS = {
@@ -61,21 +61,19 @@ class Section:
     """One paper's table as the page shows it.
 
     Attributes:
-        lines: the cells that are filled.
+        lines: those that were run.
         empty: those that nothing fills, as shown.
         charts: for each headline metric, (its axis, the places of the runs that have it).
-        runs: the table of its runs, if `zdp-bench table` has written it.
     """
 
     table: Table
     lines: list[dict[str, Any]]
     empty: list[dict[str, str]]
     charts: list[tuple[str, str]]
-    runs: Markup | None
 
     @property
-    def count(self) -> Count:
-        return self.table.count
+    def count(self) -> str:
+        return coverage.sentence([self.table.sheet.numbers])
 
 
 def write(
@@ -106,10 +104,11 @@ def write(
         styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
         licences=[_read(name) for name in LICENCES],
         policy=_policy(),
-        sections=[s for s in (_section(t, every, results) for t in tables) if s.lines],
-        parts=_parts({table.stem for table in tables}, results),
+        sections=[s for s in (_section(t, every) for t in tables) if s.lines],
+        parts=_parts({papers.file_stem(table.name) for table in tables}, results),
         figures=_figures(results),
-        total=Count.count(count_once(cell.standing for table in tables for cell in table.cells)),
+        total=coverage.count(table.sheet.numbers for table in tables),
+        sentence=coverage.sentence(table.sheet.numbers for table in tables),
         rule=RULE,
         records=len(every),
         own=sum(not (run.get("claims") or {}).get("table") for run in every),
@@ -121,41 +120,34 @@ def write(
     return path
 
 
-def _section(table: Table, every: list[Record], results: Path) -> Section:
-    shown = {run["run"] for row in table.rows for run in row.runs}
+def _section(table: Table, every: list[Record]) -> Section:
+    shown = {run["run"] for line in table.lines for run in line.runs}
     by_metric: dict[str, list[int]] = {}
     for place, run in enumerate(every):
         if run["run"] in shown:
             by_metric.setdefault(run["headline"]["name"], []).append(place)
     charts = [(names.axis(name), " ".join(map(str, places))) for name, places in by_metric.items()]
-    filled = [_line(cell) for cell in table.cells if cell.status not in EMPTY]
-    empty = [show(cell) for cell in table.cells if cell.status in EMPTY]
-    runs = results / "tables" / f"{table.stem}_runs.md"
-    shown_runs = _markdown(_text(runs).partition("\n")[2]) if runs.is_file() else None
-    return Section(table, filled, empty, charts, shown_runs)
+    rows = [dict(zip(table.sheet.columns, row, strict=True)) for row in table.sheet.rows]
+    both = list(zip(table.lines, rows, strict=True))
+    filled = [_line(line, row) for line, row in both if line.runs]
+    return Section(table, filled, [row for line, row in both if not line.runs], charts)
 
 
-def _line(cell: Cell) -> dict[str, Any]:
-    """Return a cell as shown, its status, and the runs behind it."""
-    spent = [ours.privacy for ours in cell.measured.values()]
+def _line(line: Line, row: dict[str, str]) -> dict[str, Any]:
+    """Return a line as shown, its status, and the runs behind it."""
+    spent = line.privacy
     return {
-        "cells": list(show(cell).items()),
-        "kind": cell.status.replace(" ", "-"),
-        "links": [
-            (name.removesuffix(" of ours"), [(run["seed"], run["run"][:16]) for run in ours.runs])
-            for name, ours in cell.measured.items()
-        ],
-        "over": any(one["epsilon_tight"] > 1.01 * one["epsilon_claimed"] for one in spent),
-        "provenances": dict.fromkeys(
-            run["data"]["provenance"] for ours in cell.measured.values() for run in ours.runs
-        ),
+        "cells": [(name, cell.strip("`")) for name, cell in row.items()],
+        "kind": line.status.replace(" ", "-"),
+        "runs": [(run["seed"], run["run"][:16]) for run in line.runs],
+        "over": spent["epsilon_tight"] > 1.01 * spent["epsilon_claimed"],
+        "provenances": dict.fromkeys(run["data"]["provenance"] for run in line.runs),
     }
 
 
 def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
     """Return (anchor, heading, what it shows, [(name, table)]) of each part that has a file."""
-    left_out = {*shown, *(f"{stem}_runs" for stem in shown)}
-    files = [f for f in sorted((results / "tables").glob("*.md")) if f.stem not in left_out]
+    files = [f for f in sorted((results / "tables").glob("*.md")) if f.stem not in shown]
     found: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
     for file in files:
         start = next(start for start in PARTS if file.stem.startswith(start))

@@ -2,5 +2,4 @@
 
 ADDS = {
     "command": {"report": "zdp_bench.extras.page.command"},
-    "function": {"write_page": "zdp_bench.extras.page.page:write"},
 }

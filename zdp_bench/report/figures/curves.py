@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -18,7 +18,6 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.registry import register
 from zdp_bench.report import names, papers
-from zdp_bench.report.curves import panels_of
 from zdp_bench.report.figures import (
     MARKERS,
     REFERENCE,
@@ -83,7 +82,8 @@ def panels(name: str, results: Path) -> Figure:
         UserError: the table has not been made, or holds no curve as published.
     """
     path = results / "tables" / f"{papers.file_stem(name)}.csv"
-    points = read_table(path, f"zdp-bench table {name} --results {results}")
+    points = read_table(path, f"zdp-bench table {name} --write --results {results}")
+    points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
         raise UserError(
             f"{path}: none of the paper's curves was run as published, so nothing is drawn as its "
@@ -124,6 +124,16 @@ def panels(name: str, results: Path) -> Figure:
         axes.tick_params(labelbottom=True)
     legend_below(figure, say_runs(points["values"].str.split().map(len)))
     return figure
+
+
+def panels_of(names: Iterable[str]) -> list[str]:
+    """Return the distinct names that no other name ends with; the rest are parts of panels."""
+    distinct = list(dict.fromkeys(names))
+    return [
+        name
+        for name in distinct
+        if not any(other != name and other.endswith(name) for other in distinct)
+    ]
 
 
 def _draw_curve(
@@ -176,7 +186,7 @@ def draw_grid(name: str, results: Path) -> Figure:
         UserError: the table has not been made.
     """
     path = results / "tables" / f"{name}.csv"
-    points = read_table(path, f"zdp-bench table {name} --results {results}")
+    points = read_table(path, f"zdp-bench table {name} --write --results {results}")
     kept = bool(papers.ours()[name].get("kept"))
     groups = [("", points)] if kept else list(points.groupby("row", sort=False))
     figure, grid = make_grid(len(groups), min(2, len(groups)), 3.2 if kept else 2.8, 0.5)
