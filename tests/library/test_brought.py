@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -307,14 +308,14 @@ def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:
         make(Ranked(), dataset=dataset, loss=of_ratings)
 
 
-def test_a_layer_that_mixes_is_found_among_the_probes_examples(make: Make) -> None:
-    class Mixes(NotNegative):
-        def forward(self, x: Tensor) -> Tensor:
-            return super().forward(x) - x.mean()
-
+def test_what_looks_at_numbers_is_told_and_run_alone(
+    make: Make, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`sum of those of each example alone`: see `test_examples_of_any_domain_are_served`."""
     dataset = brought()["five or more"][1]
-    with pytest.raises(UserError, match="lets one sample see another"):
-        make(Mixes(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
+    make(NotNegative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
+    said = r"NotNegative\) looks at numbers \(\w+\): its records are run one at a time"
+    assert re.search(said, caplog.text)
 
 
 # ----------------------------------------------------------------------------- the true reason
@@ -356,6 +357,20 @@ class Pair(nn.Module):
         return self.first(x), x
 
 
+class Autocast(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.inside = network()
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast("cpu", torch.bfloat16):
+            return self.inside(x)
+
+
+def sparse() -> nn.Module:
+    return nn.Sequential(nn.Embedding(9, 3, sparse=True), nn.Flatten(), nn.Linear(6, CLASSES))
+
+
 def between(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), layer, nn.Linear(6, CLASSES))
 
@@ -376,6 +391,18 @@ def linear() -> nn.Module:
         ),
         ({"model": lambda: between(weight_norm(linear()))}, r"layer '1' .*weight_norm writes"),
         (
+            {"model": lambda: Autocast()},
+            r"'inside' .* runs under torch\.autocast.*precision=\"bf16\"",
+        ),
+        (
+            {"model": sparse, "dataset": [(torch.tensor([1, 2]), 0)] * 20},
+            r"layer '0' \(Embedding\) has sparse gradients.*sparse=False",
+        ),
+        (
+            {"dataset": [(torch.zeros(4 + i), 0) for i in range(20)]},
+            "do not make one batch.*pad them in the dataset",
+        ),
+        (
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
             "moves its estimate of the norm",
         ),
@@ -395,6 +422,29 @@ def test_the_true_reason_is_given_in_pythons_words(
     with pytest.raises(UserError, match=sentence) as said:
         make(**changed)
     assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
+
+
+@pytest.mark.parametrize(
+    ("model", "sentence"),
+    [
+        (Pair, "with tuple: put it into a module"),
+        (lambda: nn.Sequential(nn.Linear(4, 4), Checkpointed(network())), "checkpoint is called"),
+        (sparse, "has sparse gradients"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
+def test_clipped_sum_gives_the_reason_that_check_model_gives(model: Any, sentence: str) -> None:
+    inputs = torch.ones(3, 2, dtype=torch.int64) if model is sparse else torch.randn(3, 4)
+    with pytest.raises(UserError, match=sentence):
+        zdp_bench.clipped_sum(model(), loss, (inputs, torch.arange(3)), 1.0)
+
+
+def test_items_that_make_no_batch_cost_nothing(make: Make) -> None:
+    dataset = [(torch.zeros(4 + (5 < i < 15)), 0) for i in range(20)]
+    private = make(dataset=dataset, **WHOLE)
+    with pytest.raises(UserError, match="do not make one batch"):
+        train(private)
+    assert private.ledger.releases == 0
 
 
 def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
-from tests.library.models import HEAVY, QUICK, ComplexViT, complex_vit, cut, loss, targets_of
+from tests.library.models import HEAVY, QUICK, ComplexViT, bert, cut, loss, targets_of, vit
 
 BOUND = 0.7
 
@@ -20,7 +20,7 @@ pytestmark = [
     # torch's, of LSTM and attention under vmap on a CPU
     pytest.mark.filterwarnings("ignore:There is a performance drop"),
     # transformers', of a name that peft asks for
-    pytest.mark.filterwarnings("ignore:.*is_gradient_checkpointing"),
+    pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
 ]
 
 
@@ -85,10 +85,48 @@ def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
         assert torch.equal(p, before[name]) != p.requires_grad, name
 
 
-def test_norms_over_the_batch_are_refused() -> None:
+GROUP_NORM = "use zdp_bench.nn.ComplexGroupNorm there"
+
+
+class Normed(nn.Module):
+    def __init__(self, norm: nn.Module) -> None:
+        super().__init__()
+        self.conv, self.norm = nn.Conv2d(1, 4, 3, dtype=torch.complex64), norm
+        self.last = nn.Linear(4 * 36, 3, dtype=torch.complex64)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.last(self.norm(self.conv(z)).flatten(1)).abs()
+
+
+@pytest.mark.parametrize(
+    ("library", "name", "sentence"),
+    [
+        ("torchcvnn.nn", "BatchNorm2d", f"keeps .* 'running_mean'.*{GROUP_NORM}"),
+        ("complexPyTorch.complexLayers", "ComplexBatchNorm2d", f"another.*{GROUP_NORM}"),
+        ("complexPyTorch.complexLayers", "NaiveComplexBatchNorm2d", r"replace_batchnorm\(model"),
+        ("torchcvnn.nn", "LayerNorm", f"norm1' .LayerNorm. lets one sample .*{GROUP_NORM}"),
+    ],
+)
+def test_norms_over_the_batch_are_refused_with_their_fix(
+    library: str, name: str, sentence: str
+) -> None:
     """torchcvnn 0.10 divides by the deviation of a feature over all examples of the batch."""
     torch.manual_seed(0)
-    model, (_, inputs) = ComplexViT("LayerNorm"), complex_vit()
-    sentence = r"'backbone\.layers\.0\.norm1' \(LayerNorm\) lets one sample see another"
+    layer = getattr(pytest.importorskip(library), name)
+    model = ComplexViT(name) if name == "LayerNorm" else Normed(layer(4))
+    inputs = torch.randn(4, 1, 8, 8, dtype=torch.complex64)
     with pytest.raises(zdp_bench.UserError, match=sentence):
-        zdp_bench.check_model(model, loss, (inputs, torch.arange(4)), algorithm="zeta_dp_sgd")
+        zdp_bench.check_model(model, loss, (inputs, torch.arange(4) % 3), algorithm="zeta_dp_sgd")
+
+
+@pytest.mark.parametrize("make", [vit, bert], ids=lambda make: make.__name__)
+def test_checkpoints_of_libraries_are_refused_with_their_switch(make: Any) -> None:
+    model, inputs = make()
+    if make is vit:
+        model.set_grad_checkpointing(True)
+    else:
+        model.model.gradient_checkpointing_enable()
+    batch = inputs, targets_of(model.eval(), inputs)
+    sentence = r"checkpoint is called there.*set_grad_checkpointing.*gradient_checkpointing_dis"
+    with pytest.raises(zdp_bench.UserError, match=sentence):
+        zdp_bench.check_model(model.train(), loss, batch)

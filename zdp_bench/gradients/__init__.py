@@ -55,12 +55,15 @@ __all__ = [
     "add_up",
     "clipped_sum",
     "per_example",
+    "run_alone",
+    "runs_alone",
     "take_over",
     "trust",
 ]
 
 # For a model and a loss, whether the fast engine serves the two.
 _served: WeakKeyDictionary[nn.Module, dict[Any, tuple[ref[Any], bool]]] = WeakKeyDictionary()
+_alone: WeakKeyDictionary[nn.Module, str] = WeakKeyDictionary()  # why they run one at a time
 # Models that are not to be checked, and those whose layers without a rule are named in the log.
 _trusted: WeakSet[nn.Module] = WeakSet()
 _named: WeakSet[nn.Module] = WeakSet()
@@ -71,8 +74,25 @@ def trust(model: nn.Module) -> None:
     _trusted.add(model)
 
 
+def run_alone(model: nn.Module, reason: str) -> None:
+    """Have each example of a model run in a pass of its own, mapped where torch can map it.
+
+    Args:
+        reason: what in the model a batch could make depend on other examples.
+    """
+    _alone[model] = reason
+
+
+def runs_alone(model: nn.Module) -> str:
+    """Return the reason that `run_alone` was given; empty if it was not called."""
+    return _alone.get(model, "")
+
+
 def take_over(model: nn.Module, twin: nn.Module) -> None:
     """Let what was found out about a model's copy, on random examples, hold for the model."""
+    _alone.pop(model, None)
+    if twin in _alone:
+        _alone[model] = _alone[twin]
     if twin in _served:
         _served[model] = _served[twin]
 
@@ -133,6 +153,10 @@ def clipped_sum(
     }
     loss = per_example(loss)
     known = _is_served(model, loss)
+    if reason := runs_alone(model):
+        if rules or engine == "fast":
+            raise UserError(f"{reason}: this algorithm cannot run its records one at a time.")
+        return reference.clipped_sum(model, loss, batch, bound, **how)
     if rules:
         engine = "auto" if engine == "reference" else engine
     elif engine == "reference" or (engine == "auto" and known is False):

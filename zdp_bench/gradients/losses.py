@@ -8,12 +8,21 @@ one example for the next.
 
 from __future__ import annotations
 
+import random
 import sys
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
-from types import CodeType, FunctionType, MethodType, ModuleType, SimpleNamespace
+from itertools import count
+from types import (
+    CodeType,
+    FunctionType,
+    GeneratorType,
+    MethodType,
+    ModuleType,
+    SimpleNamespace,
+)
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -35,6 +44,8 @@ SEQUENCES = (list, tuple, set, frozenset, deque)
 CONTAINERS = (dict, *SEQUENCES)
 
 KEPT = (*PLAIN, *CONTAINERS)
+# What gives another number at each call.
+DRAWS = (np.random.Generator, np.random.BitGenerator, np.random.RandomState, random.Random)
 
 Place = tuple[str, str]  # name of the module, and of what it holds
 
@@ -57,6 +68,7 @@ def places_of(thing: Any) -> Iterator[tuple[Place, Any]]:
             if name:
                 module = f"{module}.{name}" if module else name
             yield (module, ""), type(value)
+            yield from _of_class(module, type(value), visit)
             own = vars(value)
             parts = own["_parameters"] | own["_buffers"] | own["_modules"]
             held = {key: part for key, part in own.items() if key not in _OF_MODULES} | parts
@@ -76,6 +88,21 @@ def places_of(thing: Any) -> Iterator[tuple[Place, Any]]:
                 yield from visit(module, f"{name}.{key}" if name else key, part)
 
     yield from visit("", "", thing)
+
+
+def _of_class(
+    module: str, kind: type, visit: Callable[[str, str, Any], Iterator[tuple[Place, Any]]]
+) -> Iterator[tuple[Place, Any]]:
+    """Yield the numbers that a module's class holds, and those that its forward finds beside it."""
+    forward = getattr(kind, "forward", None)
+    if _root(kind.__module__) in {*LIBRARIES, "zdp_bench"} or not isinstance(forward, FunctionType):
+        return
+    for key, value in vars(kind).items():
+        if isinstance(value, KEPT) and not key.startswith("__"):
+            yield from visit(module, f"class.{key}", value)
+    for key in forward.__code__.co_names:
+        if isinstance(value := forward.__globals__.get(key), KEPT):
+            yield from visit(module, f"forward.{key}", value)
 
 
 _OF_MODULES = {"_parameters", "_buffers", "_modules", "training"}
@@ -111,6 +138,13 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, type):
         if _root(value.__module__) not in LIBRARIES:
             yield from ((k, v) for k, v in vars(value).items() if isinstance(v, KEPT))
+    elif isinstance(value, count):
+        yield "state", repr(value)
+    elif isinstance(value, DRAWS):
+        yield "state", list(value.__reduce__()[1:])
+    elif isinstance(value, GeneratorType):
+        yield "state", [value.gi_frame and value.gi_frame.f_lasti]
+        yield from (value.gi_frame.f_locals if value.gi_frame else {}).items()
     elif isinstance(value, SimpleNamespace) or _root(type(value).__module__) not in LIBRARIES:
         yield from getattr(value, "__dict__", {}).items()
         for of in type(value).__mro__:

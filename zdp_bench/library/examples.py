@@ -62,7 +62,7 @@ class Items:
         except (RuntimeError, TypeError) as error:
             raise UserError(
                 f"dataset: its items do not make one batch: {first_line(error)} Give all of them "
-                "one shape and tensors, numbers or arrays."
+                "one shape (pad them in the dataset) and tensors, numbers or arrays."
             ) from None
         for part in (inputs, targets):
             if strange := [leaf for leaf in leaves_of(part) if not isinstance(leaf, Tensor)]:
@@ -73,8 +73,9 @@ class Items:
         return inputs, targets
 
     def like(self) -> Batch:
-        """Return a batch without an example, of the first item's shapes and dtypes."""
-        inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in self.batch([0]))
+        """Return a batch without an example, of the first and the last item's shapes and dtypes."""
+        both = self.batch([0, len(self) - 1])
+        inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in both)
         return inputs, targets
 
     def describe(self) -> str:

@@ -19,7 +19,7 @@ from zdp_bench.gradients.parts import describe, leaves_of, map_leaves, pack, tak
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
-from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic, forward
+from zdp_bench.training.model_checks.probes import INTEGERS, SAMPLES, draw_synthetic, forward
 from zdp_bench.training.model_checks.state import Guard, copy_apart, differing, watch
 
 
@@ -29,7 +29,7 @@ def check_model(
     batch: tuple[Any, Any],
     *,
     algorithm: str = "dp_sgd",
-    examples: int = model_checks.SAMPLES,
+    examples: int = SAMPLES,
     public: bool = False,
     **options: Any,
 ) -> list[str]:
@@ -62,7 +62,9 @@ def check_model(
 
 # What a recipe says, and `make_private` calls otherwise.
 _BATCHNORM = re.compile(r"set model\.replace_batchnorm=.*?\(in Python: (.*?\))\)")
-_VALUE = re.compile(r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm))=([a-z_]+)\b")
+_VALUE = re.compile(
+    r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm|precision))=([a-z_0-9]+)\b"
+)
 _KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
 
@@ -151,7 +153,7 @@ def find_examples(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None
         return given[0], given[1]
 
     def tame(leaf: Tensor) -> Tensor:
-        shape = (model_checks.SAMPLES, *leaf.shape[1:])
+        shape = (SAMPLES, *leaf.shape[1:])
         if leaf.dtype.is_floating_point:
             return torch.rand(shape, dtype=leaf.dtype).to(device)
         if leaf.dim() == 1 and not leaf.dtype.is_complex:
@@ -229,7 +231,6 @@ def synthetic(model: nn.Module, like: Batch) -> Batch:
     device = next(model.parameters()).device
     below = INTEGERS, count_outputs(model, like)
     inputs, targets = (
-        draw_synthetic(part, model_checks.SAMPLES, most, device)
-        for part, most in zip(like, below, strict=True)
+        draw_synthetic(part, SAMPLES, most, device) for part, most in zip(like, below, strict=True)
     )
     return inputs, targets

@@ -266,15 +266,16 @@ class Private:
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with adding, seeds, takes_parts(model), exact:
+        with adding, seeds, takes_parts(model), exact, setting.guard.hold():
             seed_layers(key, batch.number, ranks.rank, keys.secure)
-            pieces = read_in_pieces(
-                lambda cut: setting.examples.batch(indices[cut]),
-                len(indices),
-                self.size,
-                device,
-                shares=shares,
-            )
+            first: dict[str, Any] = {}
+
+            def read(cut: slice) -> Any:
+                return first.pop(str(cut), None) or setting.examples.batch(indices[cut])
+
+            pieces = read_in_pieces(read, len(indices), self.size, device, shares=shares)
+            for cut, _ in pieces.cuts()[:1]:  # items that make no batch raise before a step counts
+                first[str(cut)] = read(cut)
             try:
                 with in_private_step():
                     private_step(training, batch.number, pieces, divisor)

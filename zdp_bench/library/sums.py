@@ -7,9 +7,11 @@ from typing import Any
 from torch import nn
 
 from zdp_bench import gradients
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import ClippedSum, Loss
 from zdp_bench.gradients.parts import pack, takes_parts
-from zdp_bench.library.model_check import require_whole
+from zdp_bench.library.model_check import check_model, require_whole
+from zdp_bench.training.batches import is_out_of_memory
 
 
 def clipped_sum(
@@ -34,14 +36,19 @@ def clipped_sum(
         bound: C.
     """
     require_whole(model)
-    with takes_parts(model):
-        return gradients.clipped_sum(
-            model,
-            loss,
-            (pack(batch[0]), pack(batch[1])),
-            bound,
-            per_layer=per_layer,
-            gamma=gamma,
-            complex_scale=complex_scale,
-            engine=engine,
-        )
+    try:
+        with takes_parts(model):
+            return gradients.clipped_sum(
+                model,
+                loss,
+                (pack(batch[0]), pack(batch[1])),
+                bound,
+                per_layer=per_layer,
+                gamma=gamma,
+                complex_scale=complex_scale,
+                engine=engine,
+            )
+    except Exception as error:
+        if not isinstance(error, UserError) and not is_out_of_memory(error):
+            check_model(model, loss, batch)  # says what of the model cannot be served
+        raise

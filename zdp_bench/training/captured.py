@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import first_line
-from zdp_bench.gradients import Batch, PerExample
+from zdp_bench.gradients import Batch, PerExample, runs_alone
 from zdp_bench.gradients.clipping import defer_finite
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.training.batches import MICRO_BATCH
@@ -217,6 +217,8 @@ def why_not(algorithm: Algorithm, model: nn.Module) -> str:
         return "the algorithm does not say what it trains"
     if getattr(algorithm, "carried", {}):
         return "the bound changes from step to step"
+    if reason := runs_alone(model):
+        return reason
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] not in PURE:
             return f"layer '{name}' runs code that a graph might not repeat"

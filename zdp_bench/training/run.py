@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing
+from contextlib import closing, nullcontext
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -193,7 +193,8 @@ class _CentralSteps:
 
     def take(self, step: int) -> bool:
         batches, divisor = self.setup.draw(self.key, step, self.loop.size, self.loop.ranks)
-        private_step(self.training, step, batches, divisor)
+        with self.loop.guard.hold() if self.loop.guard else nullcontext():
+            private_step(self.training, step, batches, divisor)
         return True
 
     def epsilon(self, steps: int) -> float:

@@ -9,24 +9,25 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
+from torch.utils._pytree import tree_map
 
 from tests.training.model_checks.models import (
     CLASSES,
     IMAGES,
+    LABELS,
     VECTORS,
     Layer,
     check,
     convolutional,
+    cross_entropy,
     mlp,
 )
 from zdp_bench.errors import UserError
-from zdp_bench.training.model_checks import SAMPLES, mixing
-
-
-@pytest.fixture(autouse=True)
-def time_enough(monkeypatch: pytest.MonkeyPatch) -> None:
-    """However busy the machine is."""
-    monkeypatch.setattr(mixing, "SECONDS", 1e9)
+from zdp_bench.gradients import _alone
+from zdp_bench.library.model_check import check_model
+from zdp_bench.training import model_checks
+from zdp_bench.training.model_checks import SAMPLES
 
 
 class BatchWideNorm(nn.Module):
@@ -205,43 +206,182 @@ def test_a_model_that_takes_no_such_batch_is_told_where() -> None:
 
 
 def compared(monkeypatch: pytest.MonkeyPatch, records: int) -> list[int]:
-    """The sizes of the larger batches that samples were compared in."""
+    """The sizes of the batches that are checked."""
     sizes: list[int] = []
-    compare = mixing._compare
+    check_apart = model_checks.check_apart
 
-    def spy(model: nn.Module, inputs: Tensor, *rest: Any) -> None:
+    def spy(model: nn.Module, inputs: Tensor) -> str:
         sizes.append(len(inputs))
-        compare(model, inputs, *rest)
+        return check_apart(model, inputs)
 
-    monkeypatch.setattr(mixing, "_compare", spy)
+    monkeypatch.setattr(model_checks, "check_apart", spy)
     check(mlp(), records=records)
-    assert sizes[:SAMPLES] == [SAMPLES] * SAMPLES
-    return sizes[SAMPLES:]
+    return sizes
 
 
-def test_every_sample_is_compared_where_there_is_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert compared(monkeypatch, 40) == [12, 40, 40, 40, 40, 40]
+def test_as_many_are_checked_as_a_run_processes(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert compared(monkeypatch, 40) == [SAMPLES, 40]
 
 
-def test_a_slow_model_is_compared_in_three_samples_alone(
-    monkeypatch: pytest.MonkeyPatch, caplog: Any
+def test_no_more_are_checked_than_time_or_memory_allows(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.setattr(mixing, "SECONDS", 0.0)
+    monkeypatch.setattr("zdp_bench.training.batches.available_memory", lambda: 2**13)
+    assert 3 < max(compared(monkeypatch, 2048)) < 200
+    monkeypatch.setattr(model_checks, "SECONDS", 0.0)
     with caplog.at_level("INFO"):
-        assert compared(monkeypatch, 40) == []
+        assert compared(monkeypatch, 40) == [SAMPLES]
     assert f"in batches of {SAMPLES}, not of 40" in caplog.text
 
 
-def test_no_more_are_compared_than_fit_into_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("zdp_bench.training.batches.available_memory", lambda: 2**13)
-    assert 3 < max(compared(monkeypatch, 2048)) < 200
-
-
-def test_where_memory_runs_out_the_last_batch_that_fitted_counts() -> None:
+def test_where_memory_runs_out_the_smallest_batch_counts(caplog: pytest.LogCaptureFixture) -> None:
     def greedy(x: Tensor) -> Tensor:
         if len(x) > 20:
             raise MemoryError("can't allocate memory")
         return x
 
-    model, inputs = mlp(Layer(greedy)), torch.randn(60, 5)
-    assert mixing.check_growing_batches(model, inputs, took=0.1) == 12
+    with caplog.at_level("INFO"):
+        check(mlp(Layer(greedy)), records=60)
+    assert f"in batches of {SAMPLES}, not of 60" in caplog.text
+
+
+# ---------------------------------------- what mixes padded, sparse, whole or short samples only
+
+SERIES, TABLE = torch.zeros(3, 10, 2), torch.zeros(3, 4)
+IDS, LENGTHS = torch.zeros(3, 10, dtype=torch.int64), torch.ones(3, dtype=torch.int64)
+MASK = torch.ones(3, 10, dtype=torch.bool)
+
+
+class Net(nn.Module):
+    """A function of a few layers and the inputs."""
+
+    def __init__(self, function: Callable[..., Tensor], width: int) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.function, self.last = function, nn.Linear(width, CLASSES)
+        self.embedding = nn.Embedding(50, width) if function is embedded else nn.Identity()
+        of_lengths = function in (packed, last_state, masked_by_length)
+        self.lstm = nn.LSTM(2, width, batch_first=True) if of_lengths else nn.Identity()
+
+    def forward(self, *inputs: Tensor) -> Tensor:
+        return self.function(self, *inputs)
+
+
+def trimmed(net: Net, x: Tensor) -> Tensor:
+    last = int((x != 0).any(0).any(-1).nonzero().max()) + 1
+    return net.last(x[:, :last]).mean(1)
+
+
+def embedded(net: Net, ids: Tensor) -> Tensor:
+    last = int((ids != 0).any(0).nonzero().max()) + 1
+    return net.last(net.embedding(ids[:, :last])).mean(1)
+
+
+def imputed(net: Net, x: Tensor) -> Tensor:
+    missing = x == 0
+    return net.last(torch.where(missing, x.sum(0) / (~missing).sum(0).clamp(min=1), x))
+
+
+def nan_imputed(net: Net, x: Tensor) -> Tensor:
+    return net.last(torch.where(x.isnan(), x.nanmean(0), x))
+
+
+def whole(net: Net, x: Tensor) -> Tensor:
+    y = net.last(x)
+    return y - 5 * (x == x.round()).float().mean() * y.mean(0, keepdim=True)
+
+
+def shared_mask(net: Net, x: Tensor, mask: Tensor) -> Tensor:
+    kept = mask.any(0)[:, None]
+    return (net.last(x) * kept).sum(1) / kept.sum(0)
+
+
+def run_lstm(net: Net, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+    packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+    states, (last, _) = net.lstm(packed)
+    return pad_packed_sequence(states, batch_first=True)[0], last[-1]
+
+
+def packed(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+    return net.last(run_lstm(net, x, lengths)[0]).mean(1)
+
+
+def last_state(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+    return net.last(run_lstm(net, x, lengths)[1])
+
+
+def masked_by_length(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+    states = run_lstm(net, x, lengths)[0]
+    real = torch.arange(states.shape[1]) < lengths[:, None]
+    return (net.last(states) * real[..., None]).sum(1) / lengths[:, None]
+
+
+def experts(net: Net, x: Tensor) -> Tensor:
+    """The second expert no sample reaches."""
+    outputs = torch.zeros(len(x), CLASSES)
+    for chosen in (x[:, 0] < 1e9, x[:, 0] >= 1e9):
+        if chosen.any():
+            outputs[chosen] = net.last(x[chosen])
+    return outputs
+
+
+def nan_as_zero(net: Net, x: Tensor) -> Tensor:
+    return net.last(x.nan_to_num())
+
+
+def masked_mean(net: Net, x: Tensor, mask: Tensor) -> Tensor:
+    kept = mask[..., None]
+    return (net.last(x) * kept).sum(1) / kept.sum(1)
+
+
+def at_its_end(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+    return net.last(x)[torch.arange(len(x)), lengths - 1]
+
+
+KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
+    "refused": {
+        imputed: (4, TABLE),
+        nan_imputed: (4, TABLE),
+        whole: (4, TABLE),
+        shared_mask: (2, (SERIES, MASK)),
+    },
+    "alone": {
+        trimmed: (2, SERIES),
+        embedded: (5, IDS),
+        experts: (4, TABLE),
+        packed: (5, (SERIES, LENGTHS)),
+        last_state: (5, (SERIES, LENGTHS)),
+        masked_by_length: (5, (SERIES, LENGTHS)),
+    },
+    "in a batch": {
+        nan_as_zero: (4, TABLE),
+        masked_mean: (2, (SERIES, MASK)),
+        at_its_end: (2, (SERIES, LENGTHS)),
+    },
+}
+
+
+def differ(leaf: Tensor) -> Tensor:
+    numbers = torch.arange(1, 4).view(3, *[1] * (leaf.dim() - 1))
+    return leaf if leaf.dtype == torch.bool else leaf + numbers
+
+
+@pytest.mark.parametrize("public", [False, True])
+@pytest.mark.parametrize(
+    ("kind", "function"), [(kind, function) for kind in KINDS for function in KINDS[kind]]
+)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_samples_of_any_structure_stay_apart(
+    kind: str, function: Callable[..., Tensor], public: bool
+) -> None:
+    width, inputs = KINDS[kind][function]
+    torch.manual_seed(1)
+    if public:
+        inputs = tree_map(differ, inputs)
+    model, batch = Net(function, width), (inputs, LABELS.new_tensor([0, 1, 2]))
+    if kind != "refused":
+        check_model(model, cross_entropy, batch, public=public)
+        assert (model in _alone) == (kind == "alone")
+        return
+    with pytest.raises(UserError, match=r"the model \(Net\) lets one sample see another"):
+        check_model(model, cross_entropy, batch, public=public)

@@ -28,13 +28,14 @@ from tests.training.model_checks.models import (
     cross_entropy,
     mlp,
 )
-from zdp_bench import registry
+from zdp_bench import kernels, registry
 from zdp_bench.algorithms import Problem
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
+from zdp_bench.training.model_checks.mixing import check_apart
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 
@@ -47,6 +48,12 @@ def check_on(device: str, case: Case) -> None:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     model_checks.check(model, algorithm, loss, (inputs, targets), 2, 8)
+
+
+@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
+def test_every_model_of_the_zoo_keeps_samples_apart_in_a_batch(case: Case) -> None:
+    with kernels.disabled():
+        assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) == ""
 
 
 @pytest.mark.gpu

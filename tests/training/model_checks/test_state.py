@@ -19,7 +19,7 @@ from tests.training.model_checks.models import VECTORS, Layer, check, mlp
 from zdp_bench import UserError, registry
 from zdp_bench.config import compose, parse
 from zdp_bench.registry import names
-from zdp_bench.training.model_checks import mixing
+from zdp_bench.training import model_checks
 from zdp_bench.training.model_checks.state import fingerprint, watch
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
@@ -305,7 +305,7 @@ def probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 6) -> nn.
 def test_a_buffer_that_is_written_late_ends_a_run(
     passes: int, ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mixing, "SECONDS", 0.0)  # or the check itself would come that far
+    monkeypatch.setattr(model_checks, "SECONDS", 0.0)  # or the check itself would come that far
     names("model")  # loads the real ones first
     monkeypatch.setitem(registry._builders["model"], "late_probe", probe)
     words = ["recipe=quickstart", "trainer.epochs=12", "trainer.sample_rate=0.25", "threads=1"]

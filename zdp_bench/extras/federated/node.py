@@ -5,7 +5,7 @@ ClientApp that answers the server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -282,7 +282,8 @@ class Node:
         with setup.arithmetic():
             for step in range(round_ * count, (round_ + 1) * count):
                 batches, divisor = setup.draw(key, step, self.size)
-                private_step(training, step, batches, divisor, of)
+                with self.site.guard.hold() if self.site.guard else nullcontext():
+                    private_step(training, step, batches, divisor, of)
         if self.site.guard:
             self.site.guard.require_unchanged()
         self._size = self._path.stat().st_size

@@ -2,8 +2,9 @@
 
 Clipping bounds what an example does through its own loss. It bounds nothing if a layer mixes
 samples, or writes what it saw into its own state. A layer's name does not tell (torchcvnn's
-LayerNorm mixes, GroupNorm does not), so the model is run on random numbers, never on examples: one
-sample is changed, and the others must come out as before.
+LayerNorm mixes, GroupNorm does not), so it is followed through a pass of the model on random
+numbers what depends on what (`influence`). Where Python decides, it cannot be followed: such a
+model's examples are run one at a time.
 
 BatchNorm is the usual offender; `nn/surgery.py` replaces it on request.
 """
@@ -12,7 +13,9 @@ from __future__ import annotations
 
 import logging
 import math
-import warnings
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -20,26 +23,22 @@ from torch import Tensor, nn
 from torch.nn.utils import parametrizations
 from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
+from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients import Batch, Loss, per_example, take_over
+from zdp_bench.gradients import Batch, Loss, per_example, run_alone, take_over
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
-from zdp_bench.gradients.parts import describe, unpack
+from zdp_bench.gradients.parts import describe, shapes, unpack
 from zdp_bench.nn.precision import float32_products, repeatable
-from zdp_bench.training.batches import initial_size
-from zdp_bench.training.model_checks.mixing import (
-    SAMPLES,
-    check_growing_batches,
-    check_samples_stay_apart,
-    mixing_error,
-    next_size,
-)
+from zdp_bench.training.batches import initial_size, is_out_of_memory
+from zdp_bench.training.model_checks.mixing import check_apart, mixing_error
 from zdp_bench.training.model_checks.probes import (
     INTEGERS,
     ROUNDED,
+    SAMPLES,
     Innermost,
     describe_layer,
     describe_owner,
@@ -50,11 +49,11 @@ from zdp_bench.training.model_checks.probes import (
     probe,
 )
 from zdp_bench.training.model_checks.state import copy_apart, watch
-from zdp_bench.training.model_checks.structured import check_structured
 
 log = logging.getLogger(__name__)
 
 OWNED = (2, 1)  # examples of two shares
+SECONDS = 1.0  # about as long the check of a large batch may take
 
 
 def check(
@@ -82,11 +81,13 @@ def check(
         The names of buffers and frozen parameters that the output depends on. They are released
         with the model, outside of any ε, so they must not come from the training examples.
 
-    Formal guarantees (as far as running can tell, on random inputs of three sizes):
-        - changing or leaving out one sample changes no other sample's output, loss or gradient,
-          among three, and among as many as the run will process if memory and two seconds allow;
-          nor, among three, giving it zeros, padding, gaps, whole numbers or another length;
-        - a forward pass in training leaves nothing behind that depends on the samples;
+    Formal guarantees:
+        - no sample's output, loss or gradient depends on another sample: whatever the values are,
+          if torch can follow the model, else because each sample is run alone;
+        - nor on how many samples there are, as far as batches of three, and of as many as the run
+          will process if memory and time allow, can tell;
+        - a forward pass in training leaves nothing behind that depends on the samples, as far as
+          three batches of random numbers can tell;
         - the algorithm's sum over a batch is the sum of its per-example contributions, each within
           its bound.
 
@@ -106,28 +107,24 @@ def check(
     with draws, float32_products(), repeatable(device):
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
-        try:
-            took = check_samples_stay_apart(model, batch[0], public)
-        except RuntimeError as error:  # of torch's backward pass, which does not say whose
-            raise _no_gradient(describe_layer(model, ""), error) from None
-        check_structured(model, batch[0], public)
-        watch(original, batch[0], public)
+        start = time.perf_counter()
+        reason = check_apart(copy_apart(model)[0], batch[0])
+        took = time.perf_counter() - start
+        reason = watch(original, batch[0], public).moves or reason
         _check_losses(original, model, loss, batch)
-        _check_gradients(model, batch[0])
-        tried = _check_large_batch(model, loss, like, examples, took)
-        if tried < examples:
-            log.info(
-                "large model: that it keeps records apart was checked in batches of %d, not of %d",
-                tried,
-                examples,
-            )
+        if not reason:
+            _check_gradients(model, batch[0])
+            reason = _check_large_batch(model, loss, like, examples, took)
+        if reason:
+            log.warning("%s: its records are run one at a time, which takes longer", reason)
+            run_alone(model, reason)
         _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
         take_over(original, model)
         return _find_fixed_state(model, batch[0])
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
-    """Refuse what is known to change in every pass, which running would blame on something else."""
+    """Refuse what running would blame on something else."""
     for name, module in model.named_modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm | WeightNorm):
@@ -137,6 +134,11 @@ def _refuse_by_kind(model: nn.Module) -> None:
                     "in every pass, beside the parameters that train: use "
                     "torch.nn.utils.parametrizations.weight_norm, or no norm of the weight."
                 )
+        if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
+            raise UserError(
+                f"{describe_layer(model, name)} has sparse gradients, which cannot be clipped by "
+                "their norm: build it with sparse=False."
+            )
         if isinstance(module, parametrizations._SpectralNorm) and module.training:
             raise UserError(
                 f"{describe_layer(model, name)} moves its estimate of the norm in every pass, "
@@ -146,16 +148,26 @@ def _refuse_by_kind(model: nn.Module) -> None:
 
 
 def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
-    inside = Innermost(model)
+    device = inputs.device.type
+    outside = torch.is_autocast_enabled(device)
+
+    def note(name: str, leaves: bool, _: Any) -> None:
+        if not leaves and torch.is_autocast_enabled(device) and not outside:
+            raise UserError(
+                f"{describe_layer(model, name)} runs under torch.autocast, which would round the "
+                "gradients that are clipped: take autocast out of the forward function, and set "
+                "precision=bf16, which keeps sums in float32."
+            )
+
+    inside = Innermost(model, note)
     try:
-        with torch.no_grad(), inside, warnings.catch_warnings():
-            warnings.filterwarnings("error", message=NO_INPUT_GRADIENT)
+        with torch.enable_grad(), inside, _no_checkpoints(inside):
             output = forward(model, inputs)
+    except UserError:
+        raise
     except Exception as error:
-        if any(word in str(error) for word in CHECKPOINT_WORDS):
-            raise _no_gradient(inside.name, error) from None
         if "BatchNorm" in inside.name and "more than 1 value" in str(error):
-            raise mixing_error(inside.name) from None
+            raise mixing_error(model, inside.stack[-1]) from None
         raise DomainError(
             f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
         ) from None
@@ -171,24 +183,62 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
         raise DomainError(f"the model gives NaN for {describe(inputs)}.")
 
 
+@contextmanager
+def _no_checkpoints(inside: Innermost) -> Iterator[None]:
+    """Refuse both kinds of torch's checkpoints within."""
+
+    def refuse(*_: object, **__: object) -> None:
+        raise UserError(
+            f"{describe_layer(inside.model, inside.stack[-1])}: torch.utils.checkpoint is called "
+            "there, and per-sample gradients cannot pass that: switch it off "
+            "(set_grad_checkpointing(False) in timm, gradient_checkpointing_disable() in "
+            "transformers), and set trainer.micro_batch to save memory."
+        )
+
+    kinds: Any = checkpoints
+    held = kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator
+    refusing = type("Refusing", (), {"apply": refuse})
+    kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = refusing, refuse
+    try:
+        yield
+    finally:
+        kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = held
+
+
 def _check_large_batch(
     model: nn.Module, loss: Loss, like: Batch, examples: int, took: float
-) -> int:
-    """Repeat the checks on larger batches; return the size of the largest one.
+) -> str:
+    """Repeat the check on as many samples as the run will process, or memory and time allow.
 
     Args:
-        examples: the most to try, as far as time and memory allow.
-        took: seconds of one comparison of three samples.
+        took: seconds of the check of three samples.
     """
-    if next_size(SAMPLES, took, examples) is None:
-        return SAMPLES
-    device = next(model.parameters()).device
-    fit = min(examples, initial_size(model, loss, like, examples, device).examples)
-    inputs, public = draw_synthetic(like[0], fit, INTEGERS, device), len(like[0]) > 0
-    size = check_growing_batches(model, inputs, took, public)
+    device, public = next(model.parameters()).device, len(like[0]) > 0
+    size = min(examples, int(SAMPLES * SECONDS / took))
     if size > SAMPLES:
-        watch(model, inputs[:size], public)
-    return size
+        size = min(size, initial_size(model, loss, like, size, device).examples)
+    inside, reason = Innermost(model), ""
+    inputs = draw_synthetic(like[0], size, INTEGERS, device)
+    try:
+        if size > SAMPLES:
+            with inside:
+                reason = check_apart(copy_apart(model)[0], inputs)
+                watch(model, inputs, public)
+    except UserError:
+        raise
+    except Exception as error:
+        if not is_out_of_memory(error):
+            asked = f"the model cannot take both one sample and {size} of shape "
+            asked += shapes(inputs[0])
+            raise UserError(f"{asked}: {inside.name} says: {first_line(error)}") from None
+        size = SAMPLES
+    if size < examples:
+        log.info(
+            "that the model keeps records apart was checked in batches of %d, not of %d",
+            max(size, SAMPLES),
+            examples,
+        )
+    return reason
 
 
 def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:
@@ -281,18 +331,7 @@ def _check_contributions(
             )
 
 
-# Words of torch's about its two kinds of checkpoints.
-NO_INPUT_GRADIENT = "None of the inputs have requires_grad"
-CHECKPOINT_WORDS = ("use_reentrant", "utils.checkpoint", "_NoopSaveInputs", NO_INPUT_GRADIENT)
-
-
 def _no_gradient(layer: str, error: Exception) -> UserError:
-    if any(word in str(error) for word in CHECKPOINT_WORDS):
-        return UserError(
-            f"{layer}: torch.utils.checkpoint is called there or around it, and per-sample "
-            "gradients cannot pass that: call what it wraps directly, and set trainer.micro_batch "
-            "to save memory."
-        )
     return UserError(
         f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer "
         "there."

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -14,6 +16,7 @@ from zdp_bench.gradients.parts import map_leaves, takes_parts
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.
 SAME, ROUNDED = 1e-6, 1e-4
+SAMPLES = 3  # of the smallest batch
 # Integers in inputs are drawn below this: tokens, types and masks that every vocabulary has.
 INTEGERS = 2
 
@@ -36,22 +39,6 @@ def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device)
         return drawn.to(device=device, dtype=leaf.dtype)
 
     return map_leaves(draw, like)
-
-
-def change_sample(inputs: Tensor, at: int | slice, scale: float, public: bool) -> Tensor:
-    """Return other values for the samples at `at`: of public examples, those of their neighbours.
-
-    A model may not take any other values than such examples have.
-    """
-
-    def change(leaf: Tensor) -> Tensor:
-        if public:
-            return leaf.roll(1, 0)[at]
-        if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
-            return -scale * leaf[at] + 0.5 * scale
-        return leaf[at].logical_not().to(leaf.dtype)
-
-    return map_leaves(change, inputs)
 
 
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -82,21 +69,30 @@ def probe(output: Tensor) -> Tensor:
 
 @dataclass
 class Innermost:
-    """While active, follows which module is running, to name it when an error comes."""
+    """While active, follows which module is running, to name it when an error comes.
+
+    Attributes:
+        note: is told what enters and what leaves each module: (its name, True if it leaves, what).
+    """
 
     model: nn.Module
+    note: Callable[[str, bool, Any], None] = lambda *_: None
     stack: list[str] = field(default_factory=list)
     handles: list = field(default_factory=list)
     name: str = "the model"
 
     def __enter__(self) -> Innermost:
-        def leave(*_: object) -> None:  # a value it returned would replace the output
-            self.stack.pop()
-
         for name, module in self.model.named_modules():
-            self.handles.append(
-                module.register_forward_pre_hook(lambda *_, name=name: self.stack.append(name))
-            )
+
+            def enter(_: nn.Module, entering: Any, name: str = name) -> None:
+                self.stack.append(name)
+                self.note(name, False, entering)
+
+            def leave(_: nn.Module, __: Any, left: Any, name: str = name) -> None:
+                self.stack.pop()
+                self.note(name, True, left)
+
+            self.handles.append(module.register_forward_pre_hook(enter, prepend=True))
             self.handles.append(module.register_forward_hook(leave))
         return self
 

@@ -9,20 +9,22 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import Place, places_of
-from zdp_bench.training.model_checks.mixing import REPLACE_BATCHNORM
+from zdp_bench.gradients.parts import map_leaves
+from zdp_bench.training.model_checks.mixing import advice_on
 from zdp_bench.training.model_checks.probes import (
-    change_sample,
     describe_layer,
     describe_owner,
     forward,
@@ -125,11 +127,48 @@ class Guard:
         start: its state.
         moved: the state that a pass on random numbers leaves: what is made at a first call, or
             counts. Whatever that leaves was found not to depend on the numbers.
+        inputs: one example of these numbers.
+        counts: the attributes that every pass changes, as (module, name).
     """
 
     model: nn.Module
     start: State
     moved: State
+    inputs: Tensor
+    counts: list[tuple[Any, str]] = field(default_factory=list)
+
+    @property
+    def moves(self) -> str:
+        """What every pass changes, in words; empty if nothing."""
+        if not self.counts:
+            return ""
+        module, name = self.counts[0]
+        names = {id(one): of for of, one in self.model.named_modules()}
+        return f"{describe_layer(self.model, names[id(module)])} counts its passes in '{name}'"
+
+    @contextmanager
+    def hold(self) -> Iterator[None]:
+        """Have each pass within begin with the same counts; then let them go on by one pass.
+
+        How many passes a step takes depends on how many records it draws.
+        """
+        if not self.counts:
+            yield
+            return
+        held = [(module, name, copy.deepcopy(_get(module, name))) for module, name in self.counts]
+
+        def restore(*_: Any) -> None:
+            for module, name, value in held:
+                setattr(module, name, copy.deepcopy(value))
+
+        handle = self.model.register_forward_pre_hook(restore, prepend=True)
+        try:
+            yield
+        finally:
+            handle.remove()
+            restore()
+        with torch.no_grad():
+            forward(self.model, self.inputs)
 
     def require_unchanged(self) -> None:
         """Refuse a model that has changed beside its trainable parameters since it was checked.
@@ -139,8 +178,8 @@ class Guard:
         """
         now = fingerprint(self.model)
         for place in differing(self.start, now):
-            was, moved, found = (held.get(place, Guard) for held in (self.start, self.moved, now))
-            if found == moved or _counts(was, moved, found):
+            moved, found = self.moved.get(place, Guard), now.get(place, Guard)
+            if found == moved or _attribute(self.model, place) in self.counts:
                 continue
             layer, key = describe(self.model, place)
             what = f"'{key}' of {layer}" if key else layer
@@ -149,14 +188,6 @@ class Guard:
                 "train nothing may change, for no noise covers it. Change the model before the "
                 "check, and let no layer and no hook keep what it sees."
             )
-
-
-def _counts(was: Any, moved: Any, found: Any) -> bool:
-    """True if a number went on by whole steps, each as large as that of one pass."""
-    if not all(isinstance(value, int | float) for value in (was, moved, found)) or was == moved:
-        return False
-    steps = (found - was) / (moved - was)
-    return bool(steps >= 0 and steps == round(steps))
 
 
 def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
@@ -169,7 +200,7 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
         UserError: names the layer, and what it keeps.
     """
     start, ends = fingerprint(model), []
-    other = change_sample(inputs, 0, 2.0, public)
+    other = map_leaves(partial(_change, public=public), inputs)
     for samples in (inputs, other.expand_as(inputs), inputs[:-1]):
         twin, _ = copy_apart(model)
         marks = mark_weights(dict(twin.named_parameters()))
@@ -184,14 +215,45 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
                     "forward pass (max_norm, flatten_parameters?), and no noise covers that: leave "
                     "it out there."
                 )
+    end = fingerprint(model)
+    if places := [at for at in differing(start, end) if isinstance(end.get(at), int | float)]:
+        layer, key = describe(model, places[0])
+        raise UserError(
+            f"{layer} changes '{key}' in each pass, which is not the layer's own, so that no step "
+            "can put it back, and it tells how many records there were: leave it out, or keep it "
+            "in an attribute or a buffer of the layer."
+        )
     for end in ends[1:]:
         if places := differing(ends[0], end):
             layer, key = describe(model, places[0])
             raise UserError(
                 f"{layer} keeps what it sees of the training records in '{key}', which nothing "
-                "bounds and no noise covers: " + _advice(model, places[0][0])
+                "bounds and no noise covers: " + _advice(_attribute(model, places[0])[0])
             )
-    return Guard(model, start, ends[0])
+    once = fingerprint(twin)
+    with torch.no_grad():
+        forward(twin, inputs[:1])
+    counts = [_attribute(model, place) for place in differing(once, fingerprint(twin))]
+    return Guard(model, start, ends[0], inputs[:1], list(dict.fromkeys(counts)))
+
+
+def _attribute(model: nn.Module, place: Place) -> tuple[Any, str]:
+    """Return the module that holds what is at a place, and the name of its attribute."""
+    layers = dict(model.named_modules(remove_duplicate=False))
+    return layers.get(place[0]), re.split(r"[.\[]", place[1])[0]
+
+
+def _change(leaf: Tensor, public: bool) -> Tensor:
+    """Return other values for the first example: of public ones, those of the last."""
+    if public:
+        return leaf[-1]
+    if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
+        return 1 - 2 * leaf[0]
+    return leaf[0].logical_not().to(leaf.dtype)
+
+
+def _get(module: nn.Module, name: str) -> Any:
+    return module._buffers[name] if name in module._buffers else vars(module)[name]
 
 
 def differing(one: State, other: State) -> list[Place]:
@@ -209,10 +271,9 @@ def describe(model: nn.Module, place: Place) -> tuple[str, str]:
     return describe_layer(model, name), key
 
 
-def _advice(model: nn.Module, module: str) -> str:
-    if isinstance(dict(model.named_modules()).get(module), _BatchNorm):
-        return f"{REPLACE_BATCHNORM}."
-    return (
-        "switch it off (track_running_stats=False for torch's norms), remove the hook, or use "
-        "another layer there."
-    )
+def _advice(layer: Any) -> str:
+    if "Norm" in type(layer).__name__:
+        return (
+            f"{advice_on(layer)}, or switch it off (track_running_stats=False for torch's norms)."
+        )
+    return "switch it off, remove the hook, or use another layer there."
