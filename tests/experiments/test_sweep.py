@@ -15,7 +15,7 @@ import pytest
 from tests.test_records import record
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.experiments.sweep import Place, _count, show_sweep, sweep
+from zdp_bench.experiments.sweep import name_job, show_sweep, sweep
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run_folder import only_one_process
 
@@ -63,18 +63,17 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        place, jobs = sweep(
+        jobs = sweep(
             driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"]
         )
     assert done == [1, 3, 2]
-    assert place == Place(4, ("seed",))
     assert [(job.words[1], job.ended) for job in jobs if isinstance(job.ended, str)] == [
         ("seed=4", "four is not to be had.")
     ]
-    shown = show_sweep(place, jobs)
-    assert shown.columns == ["#", "seed", "test accuracy", "tight ε", "run"]
-    assert shown.rows[1] == ["2", "2", "0.5000", "∞", jobs[1].ended.run[:8]]
-    assert shown.rows[3] == ["4", "4", "failed", "", ""]
+    shown = show_sweep(jobs)
+    assert shown.columns == ["job", "test", "tight ε", "run"]
+    assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].ended.run[:8]]
+    assert shown.rows[3] == ["seed=4", "failed", "", ""]
     with (
         only_one_process(tmp_path / "5"),
         pytest.raises(Busy, match="another process"),
@@ -116,7 +115,7 @@ def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
 
     monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
     with hydra_session() as driver:
-        _, jobs = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
+        jobs = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
     assert jobs[0].ended == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
     assert not isinstance(jobs[1].ended, str)
     assert "Traceback" in capsys.readouterr().err
@@ -157,16 +156,12 @@ def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no
         sweep(driver, words)
 
 
-def test_a_job_is_called_by_its_number_and_what_differs() -> None:
-    keys = ("optimizer.lr", "algorithm.noise_multiplier", "model.hidden", "a.depth", "b.depth")
-    words = ["recipe=q", "optimizer.lr=0.12345678", "algorithm.noise_multiplier=1"]
-    words += ["model.hidden=[4, 2]", "a.depth=2", "b.depth=3", "seed=9"]
-    shown = "#2/8 lr=0.1235 σ=1 hidden=[4,2] a.depth=2 b.depth=3"
-    assert Place(8, keys).name(1, words) == shown
-    assert Place(20, numbers=(4, 7)).name(1, words) == "#8/20"
+def test_a_job_is_called_by_its_overrides() -> None:
+    words = ["recipe=q", "launcher=joblib", "optimizer.lr=0.1", "paths.results=x", "seed=9"]
+    assert name_job(words) == "optimizer.lr=0.1 seed=9"
 
 
-def test_the_jobs_of_a_recipes_glob_are_counted(tmp_path: Path) -> None:
-    with hydra_session() as driver:
-        place = _count(driver, ["recipe=quickstart", "algorithm=glob(*dp_sgd)", "seed=1"])
-    assert place == Place(2, ("algorithm",))
+def test_a_sweep_without_jobs_is_refused(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", "algorithm=glob(nothing*)", f"paths.results={tmp_path}"]
+    with hydra_session() as driver, pytest.raises(UserError, match="no jobs"):
+        sweep(driver, words)

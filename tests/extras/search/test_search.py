@@ -196,7 +196,7 @@ def test_the_quickstart_can_be_searched_as_it_is(
     code, out, _ = command(capsys, "search", *words)
     assert code == 0
     assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
-    assert "#1/1 lr=" in out
+    assert "optimizer.lr=" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
 
 

@@ -51,9 +51,9 @@ def run(options: argparse.Namespace) -> int:
             if isinstance(error, UserError):
                 raise error
             return 0
-        place, jobs = sweep(driver, words)
+        jobs = sweep(driver, words)
     failed = [job for job in jobs if isinstance(job.ended, str)]
-    console().print(show_sweep(place, jobs))
+    console().print(show_sweep(jobs))
     print(f"sweep: {len(jobs)} jobs, {len(failed)} failed")
     for job in failed:
         said = hide_environment(f"{' '.join(job.words)}: {job.ended}", options.overrides)

@@ -28,7 +28,7 @@ from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source, Splits
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.experiments.sweep import Place, Shown, launch
+from zdp_bench.experiments.sweep import Shown, launch
 from zdp_bench.extras.search.space import Search
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
@@ -177,9 +177,7 @@ class Trials:
             require_within(self.search, spent, self.config.privacy.delta)
         words = [job.words for job in jobs.values()]
         with hydra_session() as driver:
-            numbers = tuple(trial.number for trial in trials)
-            place = Place(self.search.trials, tuple(self.search.space.searched), numbers)
-            failed = launch(driver, words, by.launcher, list(by.settings), by.show, place)
+            failed = launch(driver, words, by.launcher, list(by.settings), by.show)
         reasons = {tuple(said[-len(words[0]) :]): reason for said, reason in failed}
         for trial in trials:
             job = jobs[trial.number]
