@@ -16,12 +16,28 @@ from tests.test_cli import run as command
 from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.registry import names
+from zdp_bench.registry import lookup, names
 from zdp_bench.report import epsilon, figures
-from zdp_bench.report.figures import own
+from zdp_bench.report.figures import own, zeta_dp_2021
 from zdp_bench.report.sheet import Sheet
 
+WORDS = {"words": ["stop", "no"], "clips_per_word": 4}
 TABLES = Path(__file__).resolve().parents[2] / "results" / "tables"
+
+
+@pytest.mark.parametrize(
+    ("figure", "dataset", "options"),
+    [
+        ("example_ecgs", "cpsc2018_synthetic", {"count": 20}),
+        ("example_word", "speech_commands_synthetic", WORDS),
+    ],
+)
+def test_examples_are_drawn_of_stand_ins(
+    tmp_path: Path, figure: str, dataset: str, options: dict[str, Any]
+) -> None:
+    lookup("dataset", dataset)(**options).load(tmp_path)
+    drawn = getattr(zeta_dp_2021, figure)(tmp_path, tmp_path)
+    assert sum(axes.has_data() for axes in drawn.axes) >= 2
 
 
 def test_a_figure_is_the_same_file_each_time(
