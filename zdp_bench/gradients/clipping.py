@@ -27,6 +27,8 @@ SMALLEST = torch.finfo(torch.float32).tiny
 # A gradient of 1/MOST of what it is summed up from has lost so many digits in float32 that it is
 # clipped as if it were longer.
 MOST = 4096.0
+# So many numbers become float64 at a time, in a core's cache: a quarter of the time of all at once.
+NORM_AT_ONCE = 2**15
 
 
 @dataclass(frozen=True)
@@ -126,7 +128,19 @@ def held(factors: Tensor) -> Tensor:
 
 def squared_norms(gradients: Tensor) -> Tensor:
     """Return ‖gᵢ‖₂² of [B, ...], [B] in float64."""
-    return torch.linalg.vector_norm(_flat(gradients), dim=1, dtype=torch.float64).square_()
+    rows = _flat(gradients)
+    if not rows.is_cpu or rows.numel() <= NORM_AT_ONCE:
+        return _squares(rows)
+    few = max(1, NORM_AT_ONCE // rows.shape[1])
+    squares = [
+        torch.stack([_squares(part) for part in some.split(NORM_AT_ONCE, dim=1)]).sum(dim=0)
+        for some in rows.split(few)
+    ]
+    return torch.cat(squares)
+
+
+def _squares(rows: Tensor) -> Tensor:
+    return torch.linalg.vector_norm(rows, dim=1, dtype=torch.float64).square_()
 
 
 def _flat(rows: Tensor) -> Tensor:

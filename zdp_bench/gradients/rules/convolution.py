@@ -297,7 +297,8 @@ def _channels_first(x: Tensor) -> Tensor:
 
 def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return [B, *shape], a view; real maps, one group."""
-    channels_end = channels_last(_pad(geometry, wide)).movedim(1, -1)
+    sides = [p for size in reversed(geometry.padding) for p in (size, size)]
+    channels_end = F.pad(wide.movedim(1, -1), [0, 0, *sides]).contiguous()  # one copy at most
     patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
     patches = patches.movedim(1 + len(geometry.kernel), -1)  # [B, *positions, *k, C]
     gradients = narrow.flatten(2)  # [B, O, T]
