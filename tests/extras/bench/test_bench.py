@@ -17,8 +17,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.bench import tables
 from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreement
 from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
-from zdp_bench.extras.bench.workload import Step, Workload
+from zdp_bench.extras.bench.workload import NETWORKS, Step, Workload
 from zdp_bench.gradients import per_example
+from zdp_bench.training.model_checks.mixing import check_apart
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
@@ -42,6 +43,15 @@ def test_all_sides_compute_the_same_and_run(workload: Workload) -> None:
     require_agreement(steps, {side: computes(side) for side in steps})
     for step in steps.values():
         step.run()
+
+
+@pytest.mark.parametrize("model", NETWORKS)
+@pytest.mark.filterwarnings("ignore:There is a performance drop")
+def test_a_users_network_is_found_to_keep_examples_apart_in_batches(model: str) -> None:
+    """Else its examples would run one at a time, and the loop be many times slower."""
+    shape = (3, 16, 16) if "cnn" in model else (12, 16)
+    workload = Workload(model, shape, 10, 4, "classes", {"width": 16})
+    assert check_apart(workload.build(), workload.examples(last=False)[0]) == ""
 
 
 def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:

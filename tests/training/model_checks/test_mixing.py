@@ -338,6 +338,10 @@ def at_its_end(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
     return net.last(x)[torch.arange(len(x)), lengths - 1]
 
 
+def of_classes(net: Net, ids: Tensor) -> Tensor:
+    return net.last(nn.functional.one_hot(ids, num_classes=50).float()).mean(1)
+
+
 KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
     "refused": {
         imputed: (4, TABLE),
@@ -355,6 +359,7 @@ KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
     },
     "in a batch": {
         nan_as_zero: (4, TABLE),
+        of_classes: (50, IDS),
         masked_mean: (2, (SERIES, MASK)),
         at_its_end: (2, (SERIES, LENGTHS)),
     },

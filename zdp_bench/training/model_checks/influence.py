@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -39,7 +40,7 @@ BOTH = FIRST | OTHERS
 # Kinds of operations, by name without a trailing underscore. Views share their masks with what they
 # show (`is_view`), and what is made anew (`empty`, `zeros_like`) has none.
 # Each number of the result depends on the arguments' numbers at its own place (torch tags others).
-POINTWISE = {"_to_copy", "native_dropout", "native_dropout_backward"}
+POINTWISE = {"_to_copy", "native_dropout", "native_dropout_backward", "rrelu_with_noise"}
 # They overwrite their first argument, with draws or with the second argument.
 FILLS = {"fill", "zero", "copy", "uniform", "normal", "bernoulli", "exponential", "random"}
 FILLS |= {"geometric", "cauchy", "log_normal"}
@@ -288,6 +289,8 @@ class _Follower(TorchDispatchMode):
         if value.is_floating_point() or value.is_complex():
             drawn = self._draw(value)
             return drawn if scale == 1 else scale * (1 + drawn.abs()).to(value.dtype)
+        if value.dtype == torch.uint8 and "rnn" in kind:
+            return value  # a kernel's own notes for its backward pass, which it may not miss
         if kind not in VALUES:  # it may be an index: of those that are there, each is valid
             least, most = int(value.min()), int(value.max())
             if least == most:
@@ -330,11 +333,16 @@ class _Exits(TorchFunctionMode):
         self.follower = follower
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        if func is one_hot and (*args[1:], *kwargs.values(), -1)[0] > 0:
+            looks, found = self.follower.looks, func(*args, **kwargs)
+            self.follower.looks = looks  # it looks whether the numbers are valid, at nothing else
+            return found
         if getattr(func, "__name__", "") in LOOKS:
             with no_dispatch():
                 if self.follower.of(args[0]) is not None or self.follower.is_moving(args[0]):
                     self.follower.note_look(f"looks at numbers ({func.__name__})")
-        return func(*args, **(kwargs or {}))
+        return func(*args, **kwargs)
 
 
 def _key(tensor: Tensor) -> int:
