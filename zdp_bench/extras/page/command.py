@@ -26,7 +26,6 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.experiments.claims import build_table
     from zdp_bench.extras.page import page
     from zdp_bench.records import read_all
-    from zdp_bench.registry import find
     from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
@@ -40,7 +39,6 @@ def run(options: argparse.Namespace) -> int:
     if not any(of.get("table") for of in claims):  # own runs only: their page is there at once
         names = []
     made = [build_table(name, options.results) for name in names]
-    card = find("function", "model_card") or (lambda run: "")
-    written = page.write(made, options.results, output, card)
+    written = page.write(made, options.results, output)
     print(f"written: {written}")
     return 0

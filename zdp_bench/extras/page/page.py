@@ -8,26 +8,28 @@ papers' tables, which the records fill. What other commands have written to `res
 from __future__ import annotations
 
 import json
+import os
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
+from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.page import run_data
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import coverage, figures, names, papers
-from zdp_bench.report.cells import RULE, Line
+from zdp_bench.report.cells import RULE
+from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.tables import Table
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
@@ -50,42 +52,27 @@ PARTS = {
     "": (
         "measured",
         "Measurements and curves",
-        "Time and memory, audits, and the numbers behind the figures, as last measured.",
+        "Time and memory, and the numbers behind the figures, as last measured.",
     ),
 }
 MADE_BY = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"  # the page is not edited
+OWN = "outside papers"
+# What the table of runs shows, sorts or filters by.
+CELLS = (
+    *("metric", "value", "epsilon_tight", "epsilon_claimed", "epsilon_of", "delta", "provenance"),
+    *("recipe", "seed", "started_utc", "variant"),
+)
+# Heading in the page's view of one run -> section of its record.
+SECTIONS = {
+    "Privacy and ledger": "privacy",
+    "Configuration": "config",
+    "Data": "data",
+    "Environment": "environment",
+}
 
 
-@dataclass(frozen=True)
-class Section:
-    """One paper's table as the page shows it.
-
-    Attributes:
-        lines: those that were run.
-        empty: those that nothing fills, as shown.
-        charts: for each headline metric, (its axis, the places of the runs that have it).
-    """
-
-    table: Table
-    lines: list[dict[str, Any]]
-    empty: list[dict[str, str]]
-    charts: list[tuple[str, str]]
-
-    @property
-    def count(self) -> str:
-        return coverage.sentence([self.table.sheet.numbers])
-
-
-def write(
-    tables: Sequence[Table],
-    results: Path,
-    path: Path,
-    card: Callable[[Record], str] = lambda record: "",
-) -> Path:
+def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
     """Write the page to `path`, whole or not at all; links to records are relative to it.
-
-    Args:
-        card: gives a record's model card in Markdown; empty where the record lacks what one states.
 
     Raises:
         UserError: a file among the tables or figures is none.
@@ -98,17 +85,22 @@ def write(
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    page = environment.get_template("page.html").render(
-        data=escape_json(run_data.build(every, results, path, card)),
+    numbers = [table.sheet.numbers for table in tables]
+    text = environment.get_template("page.html").render(
+        data=escape_json(runs_of(every, results, path)),
         scripts=[_script(name) for name in SCRIPTS],
         styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
         licences=[_read(name) for name in LICENCES],
         policy=_policy(),
-        sections=[s for s in (_section(t, every) for t in tables) if s.lines],
+        tables=[
+            (papers.file_stem(table.name), table.sheet.title, _markdown(table.sheet.as_markdown()))
+            for table in tables
+            if any(line.runs for line in table.lines)
+        ],
         parts=_parts({papers.file_stem(table.name) for table in tables}, results),
         figures=_figures(results),
-        total=coverage.count(table.sheet.numbers for table in tables),
-        sentence=coverage.sentence(table.sheet.numbers for table in tables),
+        total=coverage.count(numbers),
+        sentence=coverage.sentence(numbers),
         rule=RULE,
         records=len(every),
         own=sum(not (run.get("claims") or {}).get("table") for run in every),
@@ -116,33 +108,80 @@ def write(
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
-    records.write_text(path, page)
+    records.write_text(path, text)
     return path
 
 
-def _section(table: Table, every: list[Record]) -> Section:
-    shown = {run["run"] for line in table.lines for run in line.runs}
-    by_metric: dict[str, list[int]] = {}
-    for place, run in enumerate(every):
-        if run["run"] in shown:
-            by_metric.setdefault(run["headline"]["name"], []).append(place)
-    charts = [(names.axis(name), " ".join(map(str, places))) for name, places in by_metric.items()]
-    rows = [dict(zip(table.sheet.columns, row, strict=True)) for row in table.sheet.rows]
-    both = list(zip(table.lines, rows, strict=True))
-    filled = [_line(line, row) for line, row in both if line.runs]
-    return Section(table, filled, [row for line, row in both if not line.runs], charts)
+# -------------------------------------------------------------------------------------- the runs
 
 
-def _line(line: Line, row: dict[str, str]) -> dict[str, Any]:
-    """Return a line as shown, its status, and the runs behind it."""
-    spent = line.privacy
-    return {
-        "cells": [(name, cell.strip("`")) for name, cell in row.items()],
-        "kind": line.status.replace(" ", "-"),
-        "runs": [(run["seed"], run["run"][:16]) for run in line.runs],
-        "over": spent["epsilon_tight"] > 1.01 * spent["epsilon_claimed"],
-        "provenances": dict.fromkeys(run["data"]["provenance"] for run in line.runs),
+def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
+    """Return what the page's scripts read; paths of records are relative to the page.
+
+    Runs have most settings in common, so each stands once, in `pairs`, and a run names its place.
+    """
+    frame, keys = read_frame(every)
+    differs = tell_differences(frame, keys)
+    lines: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    titles = name_runs(every, list(differs))
+    places: dict[str, int] = {}
+    pairs: list[tuple[str, Any]] = []
+
+    def place(pair: tuple[str, Any]) -> int:
+        if repr(pair) not in places:
+            places[repr(pair)] = len(pairs)
+            pairs.append(pair)
+        return places[repr(pair)]
+
+    runs = []
+    for run, line, title in zip(every, lines, titles, strict=True):
+        record = records.folder(results, run["recipe"], run["run"]) / "record.json"
+        shown = {
+            heading: [
+                place(pair) for pair in flatten(run.get(section) or {}).items() if _told(pair)
+            ]
+            for heading, section in SECTIONS.items()
+        }
+        link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
+        runs.append({"cells": _cells(run, line, title), "record": link, **shown})
+    metrics = dict.fromkeys([*names.METRICS, *(key for run in every for key in run["metrics"])])
+    about = {key: [names.metric(key), names.unit(key)] for key in metrics}
+    return {"metrics": about, "pairs": pairs, "runs": runs}
+
+
+def _told(pair: tuple[str, Any]) -> bool:
+    """False for what is too long for a page: every block of a mechanism."""
+    return not pair[0].startswith("mechanism.")
+
+
+def name_runs(every: list[Record], differs: list[str]) -> list[str]:
+    """Return names that tell runs apart: 'mnist, lr 0.1, seed 2', and of twins their digits."""
+    made = [
+        ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
+        for run, what in zip(every, differs, strict=True)
+    ]
+    twins = Counter(made)
+    return [
+        f"{name} ({run['run'][:6]})" if twins[name] > 1 else name
+        for name, run in zip(made, every, strict=True)
+    ]
+
+
+def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
+    """Return the values of a row of the table of runs, those that the run has."""
+    cells = {key: line.get(key) for key in CELLS} | {
+        "name": title,
+        "what": names.run(run),
+        "algorithm": names.algorithm(line["algorithm"] or ""),
+        "dataset": names.data(line["dataset"]),
+        "model": names.model(line["model"] or ""),
+        "paper": (run.get("claims") or {}).get("table") or OWN,
+        "run": run["run"][:16],
     }
+    return {key: value for key, value in cells.items() if value not in (None, "")}
+
+
+# ---------------------------------------------------------------------------- tables and figures
 
 
 def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
@@ -151,8 +190,8 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
     found: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
     for file in files:
         start = next(start for start in PARTS if file.stem.startswith(start))
-        heading, _, body = _text(file).lstrip().removeprefix("# ").partition("\n")
-        found[start].append((heading, _markdown(re.sub(MADE_BY, "", body, count=1))))
+        text = _text(file).lstrip()
+        found[start].append((text.partition("\n")[0].removeprefix("# "), _markdown(text)))
     return [(*PARTS[start], tables) for start, tables in found.items() if tables]
 
 
@@ -185,8 +224,10 @@ def _text(file: Path) -> str:
 
 
 def _markdown(text: str) -> Markup:
-    """Return a generated table as HTML, its papers by name; raw HTML in it stays text."""
-    made = run_data.markdown_parser().render(text)
+    """Return a generated page as HTML without its title; raw HTML in it stays text."""
+    parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
+    body = text.partition("\n")[2] if text.startswith("# ") else text
+    made = parser.render(re.sub(MADE_BY, "", body, count=1))
     for ours, pages in (("h2>", "h5>"), ("h1>", "h4>")):
         made = made.replace(ours, pages)
     for paper, title in papers.titles().items():
@@ -209,13 +250,14 @@ def _image(file: Path) -> str:
     return f"data:image/svg+xml;base64,{b64encode(body).decode()}"
 
 
+# -------------------------------------------------------------------------- scripts and safety
+
 _REPORT = files("zdp_bench.extras.page")
 SCRIPTS = (
     "bundled/tabulator.min.js",
     "bundled/chart.umd.min.js",
     "templates/charts.js",
     "templates/runs.js",
-    "templates/dialog.js",
 )
 STYLES = ("bundled/tabulator_simple.min.css", "templates/page.css")
 LICENCES = ("bundled/tabulator.LICENSE", "bundled/chart.LICENSE")

@@ -39,11 +39,6 @@ UNKNOWN_LICENCE = "its owner's"
 NAMED = 8  # buffers and frozen parameters that a card names
 
 
-def card_or_nothing(record: Record) -> str:
-    """Return the model card of a run, or nothing for one whose model cannot be handed on."""
-    return "" if files.missing_keys(record) else card(record)
-
-
 def card(record: Record) -> str:
     """Return the model card of a run's record."""
     task, data, privacy = record["config"]["task"]["name"], record["data"], record["privacy"]

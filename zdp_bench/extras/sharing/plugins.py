@@ -8,7 +8,6 @@ ADDS = {
     },
     "function": {
         "load": "zdp_bench.extras.sharing.loading:load",
-        "model_card": "zdp_bench.extras.sharing.card:card_or_nothing",
         "write_own": "zdp_bench.extras.sharing.export:write_own",
     },
 }

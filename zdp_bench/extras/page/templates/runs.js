@@ -1,21 +1,43 @@
 "use strict";
-// The table of runs: search, filters, columns, sorting, choice; the scatter follows it.
+// The table of runs: search, filters, sorting; the chart follows it. A run opens by a click or by
+// the page's address (#run-ID).
 
 const $ = (id) => document.getElementById(id);
 const phone = matchMedia("(max-width: 42rem)").matches;
-const SETTING = "setting:"; // a configuration key as a column
 const goTo = (id) => (location.hash = `run-${id}`);
 
 function element(tag, properties = {}, ...children) {
   const made = Object.assign(document.createElement(tag), properties);
-  made.append(...children.filter((child) => child !== null));
+  made.append(...children);
   return made;
 }
 
+// key, title, kind, least width, share of what is left over, whether a phone has room for it
+const COLUMNS = [
+  ["name", "run", "run", phone ? 150 : 230, 6, true],
+  ["algorithm", "algorithm", "text", 112, 2, false],
+  ["dataset", "data set", "text", 112, 2, false],
+  ["metric", "metric", "metric", 92, 1, false],
+  ["value", "test", "value", 88, 0.5, true],
+  ["epsilon_tight", "ε tight", "epsilon", 86, 0.5, true],
+  ["epsilon_claimed", "ε claimed", "epsilon", 112, 0.5, false],
+  ["epsilon_of", "ε of", "text", 68, 0.5, false],
+  ["provenance", "data", "mark", 84, 0.5, false],
+  ["started_utc", "date", "date", 100, 0.5, false],
+];
+const FILTERS = {
+  algorithm: "any algorithm",
+  model: "any network",
+  dataset: "any data set",
+  metric: "any metric",
+  provenance: "any provenance",
+  recipe: "any recipe",
+  paper: "any table",
+};
 const ROWS = PAGE.runs.map((run, place) => {
-  const settings = run.config.map((pair) => [SETTING + PAGE.pairs[pair][0], PAGE.pairs[pair][1]]);
-  const words = [...Object.values(run.cells), ...run.config.map((pair) => PAGE.pairs[pair].join("="))];
-  return { ...Object.fromEntries(settings), ...run.cells, place, words: words.join(" ").toLowerCase() };
+  const settings = run.Configuration.map((pair) => PAGE.pairs[pair].join("="));
+  const words = [...Object.values(run.cells), ...settings].join(" ").toLowerCase();
+  return { ...run.cells, place, words };
 });
 
 // Numbers before words, and what a run lacks last, whichever way the column is sorted.
@@ -26,60 +48,34 @@ function compare(a, b, rowA, rowB, column, direction) {
   return String(a).localeCompare(String(b), "en", { numeric: true });
 }
 
-function cellOf(column) {
-  return (cell) => {
-    const value = cell.getValue();
-    const row = cell.getData();
-    if (value === null || value === undefined) return "";
-    if (column.kind === "run") {
-      const link = element("a", { href: `#run-${row.run}`, textContent: value });
-      return element("span", {}, link, element("small", { textContent: row.what }));
-    }
-    const over = column.key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
-    const mark = column.kind === "mark" ? `mark ${value}` : over ? "over" : "";
-    return element("span", { className: mark, textContent: WRITE[column.kind](value, row.metric) });
-  };
-}
+const cellOf = (key, kind) => (cell) => {
+  const value = cell.getValue();
+  const row = cell.getData();
+  if (value === null || value === undefined) return "";
+  if (kind === "run") {
+    const link = element("a", { href: `#run-${row.run}`, textContent: value });
+    return element("span", {}, link, element("small", { textContent: row.what }));
+  }
+  const over = key === "epsilon_claimed" && row.epsilon_tight > 1.01 * value;
+  const className = kind === "mark" ? `mark ${value}` : over ? "over" : "";
+  return element("span", { className, textContent: (WRITE[kind] ?? WRITE.text)(value, row.metric) });
+};
 
 // As `records.plain_cell`: text that a sheet would compute has a ' before it.
 const plain = (value) => (value === Infinity ? "inf" : typeof value === "string" && /^\s*[=+\-@＝＋－＠]/.test(value) ? `'${value}` : value);
 
-// [least width, share of what is left over] by kind
-const WIDTHS = { run: [230, 6], words: [210, 6], text: [112, 2], metric: [92, 1], value: [88, 0.5], mark: [84, 0.5], date: [100, 0.5], epsilon: [86, 0.5] };
-
-function asColumn(column) {
-  const right = ["number", "epsilon", "value", "seconds"].includes(column.kind);
-  const [minWidth, widthGrow] = WIDTHS[column.kind] ?? [68, 0.5];
-  return {
-    field: column.key,
-    title: column.title,
-    titleFormatter: () => element("span", { textContent: column.title }),
-    visible: Boolean(phone ? column.narrow : column.wide),
-    sorter: compare,
-    formatter: cellOf(column),
-    formatterPrint: cellOf(column),
-    accessorDownload: plain,
-    hozAlign: right ? "right" : "left",
-    headerHozAlign: right ? "right" : "left",
-    widthGrow,
-    minWidth: phone && column.kind === "run" ? 150 : column.key === "epsilon_claimed" ? 112 : minWidth,
-  };
-}
-
-const numeric = (key) => ROWS.every((row) => ["number", "undefined"].includes(typeof row[key]) || row[key] === null);
-const settings = PAGE.settings.map((key) => ({ key: SETTING + key, title: key, kind: numeric(SETTING + key) ? "number" : "text" }));
-const pick = { field: "pick", title: "", formatter: "rowSelection", headerSort: false, print: false, download: false, width: 36, minWidth: 36, hozAlign: "center" };
-
 const table = new Tabulator("#runs-table", {
   data: ROWS,
   index: "place",
-  columns: [pick, ...[...PAGE.columns, ...settings].map(asColumn)],
-  nestedFieldSeparator: false,
+  columns: COLUMNS.map(([field, title, kind, minWidth, widthGrow, narrow]) => ({
+    ...{ field, title, minWidth, widthGrow, visible: narrow || !phone, sorter: compare },
+    ...{ formatter: cellOf(field, kind), formatterPrint: cellOf(field, kind), accessorDownload: plain },
+    hozAlign: ["value", "epsilon"].includes(kind) ? "right" : "left",
+    headerHozAlign: ["value", "epsilon"].includes(kind) ? "right" : "left",
+  })),
   layout: "fitColumns",
   renderVertical: "basic",
   initialSort: [{ column: "started_utc", dir: "desc" }],
-  persistence: { sort: true, columns: ["visible"], page: { size: true } },
-  persistenceID: location.pathname,
   pagination: true,
   paginationSize: phone ? 10 : 15,
   paginationSizeSelector: [10, 15, 50, true],
@@ -92,22 +88,18 @@ const table = new Tabulator("#runs-table", {
 
 // Search and filters
 
-const filters = PAGE.columns
-  .filter((column) => column.any)
-  .map((column) => {
-    const values = [...new Set(ROWS.map((row) => row[column.key]).filter((value) => value !== undefined))].sort();
-    const choice = element("select", { ariaLabel: column.title, name: column.key });
-    choice.append(element("option", { value: "", textContent: column.any }));
-    choice.append(...values.map((value) => element("option", { value, textContent: value })));
-    if (values.length > 1) $("filters").append(choice);
-    return { key: column.key, choice };
-  });
+const filters = Object.entries(FILTERS).map(([key, any]) => {
+  const values = [...new Set(ROWS.map((row) => row[key]).filter((value) => value !== undefined))].sort();
+  const choice = element("select", { ariaLabel: any, name: key }, element("option", { value: "", textContent: any }));
+  choice.append(...values.map((value) => element("option", { value, textContent: value })));
+  if (values.length > 1) $("filters").append(choice);
+  return { key, choice };
+});
 
 function passes(row) {
-  const words = $("search").value.toLowerCase().split(/\s+/);
   const limit = $("limit").value;
   return (
-    words.every((word) => row.words.includes(word)) &&
+    $("search").value.toLowerCase().split(/\s+/).every((word) => row.words.includes(word)) &&
     filters.every(({ key, choice }) => !choice.value || row[key] === choice.value) &&
     (limit === "" || row.epsilon_tight <= Number(limit))
   );
@@ -126,47 +118,32 @@ function writeAddress() {
   history.replaceState(null, "", set.size ? `#${set}` : location.pathname + location.search);
 }
 
-function readAddress() {
-  if (!location.hash.includes("=")) return;
-  const set = new URLSearchParams(location.hash.slice(1));
-  for (const field of $("tools").elements) if (field.name) field.value = set.get(field.name) ?? "";
-  refilter();
-}
-
-// Columns
-
-function addChoices(heading, columns) {
-  if (!columns.length) return;
-  $("columns").append(element("b", { textContent: heading }));
-  for (const { key, title } of columns) {
-    const box = element("input", { type: "checkbox", checked: table.getColumn(key).isVisible() });
-    box.addEventListener("change", () => {
-      table[box.checked ? "showColumn" : "hideColumn"](key);
-      table.redraw(true);
-    });
-    $("columns").append(element("label", {}, box, ` ${title}`));
+function followAddress() {
+  const run = PAGE.runs.find((one) => `#run-${one.cells.run}` === location.hash);
+  if (run) return show(run);
+  if (location.hash.includes("=")) {
+    const set = new URLSearchParams(location.hash.slice(1));
+    for (const field of $("tools").elements) if (field.name) field.value = set.get(field.name) ?? "";
+    return refilter();
   }
+  const target = location.hash.length > 1 && $(decodeURIComponent(location.hash.slice(1)));
+  if (target && target.tagName === "DETAILS") target.open = true;
 }
 
-// The scatter
+// The chart
 
-function choose(select, values, titles) {
-  select.append(...values.map((value) => element("option", { value, textContent: titles(value) })));
-}
-
-const often = (metric) => ROWS.filter((row) => row.metric === metric).length;
-const metrics = [...new Set(ROWS.map((row) => row.metric))].sort((a, b) => often(b) - often(a));
-choose($("scatter-metric"), metrics, titleOf);
-choose($("scatter-colour"), ["algorithm", "dataset", "model", "recipe"], (key) => PAGE.columns.find((c) => c.key === key).title);
+const often = (rows, metric) => rows.filter((row) => row.metric === metric).length;
+const metrics = [...new Set(ROWS.map((row) => row.metric))].sort((a, b) => often(ROWS, b) - often(ROWS, a));
+const options = (values, title) => values.map((value) => element("option", { value, textContent: title(value) }));
+$("scatter-metric").append(...options(metrics, titleOf));
+$("scatter-colour").append(...options(["algorithm", "dataset", "model", "recipe"], (key) => FILTERS[key].replace("any ", "")));
 let shown = ROWS;
-let wanted = metrics[0]; // of the scatter, while a run that is shown has it
+let wanted = metrics[0]; // of the chart, while a run that is shown has it
 
 function redrawScatter() {
   if (!metrics.length) return;
-  const there = metrics.filter((metric) => shown.some((row) => row.metric === metric));
-  for (const option of $("scatter-metric").options) option.hidden = option.disabled = !there.includes(option.value);
-  const count = (metric) => shown.filter((row) => row.metric === metric).length;
-  const most = [...there].sort((a, b) => count(b) - count(a))[0];
+  const there = metrics.filter((metric) => often(shown, metric));
+  const most = [...there].sort((a, b) => often(shown, b) - often(shown, a))[0];
   $("scatter-metric").value = there.includes(wanted) ? wanted : (most ?? wanted);
   drawScatter(shown, $("scatter-metric").value, $("scatter-colour").value, goTo);
 }
@@ -177,20 +154,13 @@ table.on("dataFiltered", (_, rows) => {
   redrawScatter();
 });
 table.on("tableBuilt", () => {
-  addChoices("Records", PAGE.columns);
-  addChoices("Configuration, what differs", settings);
-  $("tools").addEventListener("input", (event) => event.target.closest(".choose") || refilter());
+  $("tools").addEventListener("input", refilter);
   $("tools").addEventListener("reset", () => setTimeout(refilter));
   $("tools").addEventListener("submit", (event) => event.preventDefault());
-  addEventListener("hashchange", readAddress);
-  readAddress();
+  addEventListener("hashchange", followAddress);
+  followAddress();
 });
-table.on("rowSelectionChanged", (rows) => {
-  $("compare").disabled = rows.length < 2 || rows.length > COLOURS.length;
-  $("compare").textContent = rows.length < 2 ? "Compare" : `Compare ${rows.length}`;
-  $("compare").title = rows.length > COLOURS.length ? `${COLOURS.length} at most` : "";
-});
-$("compare").addEventListener("click", () => compareRuns(table.getSelectedData().map((row) => PAGE.runs[row.place])));
+table.on("rowClick", (event, row) => event.target.closest("a") || goTo(row.getData().run));
 $("download").addEventListener("click", () => table.download("csv", "runs.csv"));
 $("scatter-metric").addEventListener("change", () => {
   wanted = $("scatter-metric").value;
@@ -198,4 +168,35 @@ $("scatter-metric").addEventListener("change", () => {
 });
 $("scatter-colour").addEventListener("change", redrawScatter);
 $("scatter-figure").hidden = !metrics.length;
-document.addEventListener("click", (event) => event.target.closest(".choose") || ($("columns").parentElement.open = false));
+
+// One run
+
+function folded([title, places]) {
+  const cell = (textContent) => element("td", { textContent });
+  const row = ([key, value]) => element("tr", {}, cell(key), cell(value === null ? "null" : String(value)));
+  const body = element("tbody", {}, ...places.map((place) => row(PAGE.pairs[place])));
+  const head = element("summary", {}, element("h3", { textContent: title }));
+  return element("details", { className: "section", open: true }, head, element("table", { className: "pairs" }, body));
+}
+
+function show({ cells, record, ...sections }) {
+  const tile = ([title, value]) => element("div", {}, element("span", { textContent: title }), element("b", { textContent: value }));
+  const tiles = [
+    [`test ${titleOf(cells.metric)}`, WRITE.value(cells.value, cells.metric)],
+    ["ε tight", WRITE.epsilon(cells.epsilon_tight)],
+    ["ε claimed", WRITE.epsilon(cells.epsilon_claimed)],
+    ["δ", WRITE.number(cells.delta)],
+  ];
+  const close = element("button", { type: "button", textContent: "Close", onclick: () => $("run").close() });
+  const under = element("div", { className: "soft", textContent: [cells.what, cells.algorithm].join(" · ") });
+  const name = element("div", {}, element("h2", { id: "run-name", textContent: cells.name }), under);
+  const file = element("p", { className: "soft" }, "Its record: ", element("a", { href: record, textContent: record }));
+  const parts = element("div", { className: "halves" }, ...Object.entries(sections).map(folded));
+  const numbers = element("div", { className: "tiles" }, ...tiles.map(tile));
+  $("run-body").replaceChildren(element("div", { id: "run-head" }, name, close), numbers, parts, file);
+  if (!$("run").open) $("run").showModal();
+  $("run").scrollTop = 0;
+}
+
+$("run").addEventListener("close", writeAddress);
+$("run").addEventListener("click", (event) => event.target === $("run") && $("run").close());
