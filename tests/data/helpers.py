@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from zdp_bench import assets
+from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError
 from zdp_bench.extras.standins.ecg import write_recording
@@ -18,10 +19,10 @@ from zdp_bench.registry import lookup
 
 
 def dataset(name: str, **changes: Any) -> Dataset:
-    """A data set with the options of its YAML, but for `changes`."""
+    """A data set with the options of its YAML, but for `changes`, as a configuration makes it."""
     body = assets.read_yaml(assets.group(assets.DATASETS)[name])
-    options = {key: value for key, value in body.items() if key not in ("name", "card")}
-    made: Dataset = lookup("dataset", name)(**options | changes)
+    options = {key: value for key, value in body.items() if key != "card"}
+    made: Dataset = lookup("dataset", name)(**check_plugin("dataset", options | changes).options)
     return made
 
 

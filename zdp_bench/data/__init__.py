@@ -10,9 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Literal, Protocol
+from typing import Annotated, Any, Literal, Protocol
 
 import torch
+from annotated_types import Ge, Interval, Len
 from torch import Tensor
 
 from zdp_bench.errors import UserError
@@ -22,6 +23,12 @@ Provenance = Literal["official", "derived", "synthetic", "own"]
 # by its own row of uniforms, so that neither micro-batches nor ranks make a difference.
 Augment = Callable[[Tensor, Tensor], Tensor]
 N_UNIFORMS = 8
+# Options of several data sets.
+Pixels = Annotated[int, Interval(ge=8, le=1024)]  # along a side
+Share = Annotated[float, Interval(gt=0, lt=1)]
+PublicShare = Annotated[float, Interval(ge=0, lt=1)]  # of what validates; may be none
+Window = Annotated[list[float], Len(2, 2)]  # [low, high]
+Most = Annotated[int, Ge(1)] | None  # at most so many; None: all
 
 
 class Source(Protocol):
@@ -201,7 +208,8 @@ class Dataset:
 
             def load(self, root: Path) -> Splits: ...
 
-    Options that mean nothing are refused in `__post_init__`, before anything is read or written.
+    A field's type may carry a range (`Annotated[int, Ge(1)]`), which a configuration is held to.
+    What means nothing together is refused in `__post_init__`, before anything is read or written.
     `root` is the data root.
     """
 

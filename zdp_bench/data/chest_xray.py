@@ -23,13 +23,23 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Provenance, Splits
+from zdp_bench.data import (
+    Dataset,
+    DatasetInfo,
+    Examples,
+    Most,
+    Part,
+    Pixels,
+    Provenance,
+    PublicShare,
+    Splits,
+)
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.pictures import open_picture, read_picture
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
@@ -81,17 +91,10 @@ class Films(Dataset):
         patient contributes.
     """
 
-    size: int = 224
-    validation_share: float = 0.15
-    max_per_patient: int | None = None
+    size: Pixels = 224
+    validation_share: PublicShare = 0.15
+    max_per_patient: Most = None
     augment: bool = True
-
-    def __post_init__(self) -> None:
-        size, share, most = self.size, self.validation_share, self.max_per_patient
-        require(8 <= size <= 1024, "dataset.size", size, "must lie between 8 and 1024 pixels")
-        require(0 <= share < 1, "dataset.validation_share", share, "must lie in [0, 1)")
-        positive = most is None or most > 0
-        require(positive, "dataset.max_per_patient", most, "must be at least 1")
 
     def split(self, found: list[Film], digests: list[str], seed: int) -> Split:
         """Take the release's test part as it is; cut the rest by patient.

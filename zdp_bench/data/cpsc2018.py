@@ -23,12 +23,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Share, Splits
 from zdp_bench.data.files import (
     BadExamples,
     earlier_name,
@@ -48,6 +49,7 @@ Norm = Literal["backward", "ortho"]
 RATE = 500  # Hz
 LEADS = 12
 LONGEST = 200 * RATE  # the longest released recording has 144 s
+Samples = Annotated[int, Interval(ge=1, le=LONGEST)]
 # The challenge's diagnoses, with their SNOMED CT codes.
 DIAGNOSES: dict[str, tuple[str, ...]] = {
     "Normal": ("426783006",),
@@ -149,11 +151,11 @@ class Cpsc2018(Dataset):
 
     positive: str = "LBBB"
     negative: str = "Normal"
-    channel: int = 3
-    length: int = 5000
-    fft_length: int = 512
+    channel: Annotated[int, Interval(ge=1, le=LEADS)] = 3
+    length: Samples = 5000
+    fft_length: Samples = 512
     fft_norm: Norm = "backward"
-    test_share: float = 0.1
+    test_share: Share = 0.1
     split_seed: int = 0
     bad_examples: BadExamples = "refuse"
 
@@ -163,13 +165,6 @@ class Cpsc2018(Dataset):
                 raise unknown(f"dataset.{key}", getattr(self, key), DIAGNOSES)
         rule = "must be another diagnosis than dataset.positive"
         require(self.positive != self.negative, "dataset.negative", self.negative, rule)
-        rule = f"must lie between 1 and {LEADS}"
-        require(1 <= self.channel <= LEADS, "dataset.channel", self.channel, rule)
-        for key in ("length", "fft_length"):
-            samples, rule = getattr(self, key), f"must lie between 1 and {LONGEST:,} samples"
-            require(1 <= samples <= LONGEST, f"dataset.{key}", samples, rule)
-        rule = "must lie between 0 and 1, and be neither"
-        require(0 < self.test_share < 1, "dataset.test_share", self.test_share, rule)
 
     def load(self, root: Path) -> Splits:
         """No checksums were published: 'official' if the release's recordings, all, were read."""

@@ -27,13 +27,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
 from zdp_bench.data.files import (
     digest,
     earlier_name,
@@ -44,6 +45,7 @@ from zdp_bench.data.files import (
     visible_files,
 )
 from zdp_bench.data.kspace import (
+    SSIM_WINDOW,
     Undersampling,
     centre_crop,
     draw_mask,
@@ -241,7 +243,7 @@ class KSpaceExamples:
     slices: int | None
     is_stochastic: bool
     groups: Tensor
-    coil: int | None = None
+    coil: Annotated[int, Ge(0)] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -279,23 +281,24 @@ class KSpaceExamples:
         return (inputs, targets) if self.slices else (inputs[:, 0], targets[:, 0])
 
 
+Side = Annotated[int, Ge(SSIM_WINDOW)]  # of an image
+
+
 @dataclass(frozen=True, kw_only=True)
 class KSpaceSlices(Dataset):
     """Undersampled slices complex64 [1, height, width] of volumes in fastMRI's layout."""
 
     owner: ClassVar[str] = "patient"
 
-    acceleration: float = 4.0
+    acceleration: Annotated[float, Interval(ge=1, lt=math.inf)] = 4.0
     center_fraction: float = 0.08
-    height: int = 32
-    width: int = 40
-    slices: int | None = None
+    height: Side = 32
+    width: Side = 40
+    slices: Most = None
     unit: Literal["slice", "volume"] = "slice"
 
     def __post_init__(self) -> None:
         self.how()
-        positive = self.slices is None or self.slices > 0
-        require(positive, "dataset.slices", self.slices, "must be at least 1, or null for all")
         rule = "unit=volume needs a number, one for all records"
         require(
             self.unit == "slice" or self.slices is not None, "dataset.slices", self.slices, rule
@@ -435,13 +438,9 @@ class KSpaceSlices(Dataset):
 class FastMri(KSpaceSlices):
     """fastMRI under `fastMRI/`, of a single coil or of several."""
 
-    height: int = 320
-    width: int = 320
+    height: Side = 320
+    width: Side = 320
     coil: int | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        require((self.coil or 0) >= 0, "dataset.coil", self.coil, "must be 0 or more")
 
     @property
     def chosen_coil(self) -> int | None:

@@ -41,12 +41,8 @@ class Undersampling:
 
     def __post_init__(self) -> None:
         factor, share = self.acceleration, self.center_fraction
-        require(factor >= 1, "dataset.acceleration", factor, "must be 1 or more")
         rule = "must lie between 0 and 1/dataset.acceleration"
         require(0 <= share <= 1 / factor, "dataset.center_fraction", share, rule)
-        rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window"
-        for key, side in (("height", self.height), ("width", self.width)):
-            require(side >= SSIM_WINDOW, f"dataset.{key}", side, rule)
 
 
 def draw_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:

@@ -17,14 +17,16 @@ import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, Interval
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Share, Splits
 from zdp_bench.data.files import count_held_out, digest, require_inside, sha256, try_each
 from zdp_bench.data.signals import Record, open_record, read_leads
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
@@ -61,6 +63,9 @@ Patients = dict[str, list[Beats]]
 Counts = dict[str, tuple[int, int]]  # N and L beats that are used
 
 
+Fold = Annotated[int, Interval(ge=0, lt=len(BLOCKED))]  # each holds out one with L beats
+
+
 @register("dataset", "mitbih")
 @dataclass(frozen=True, kw_only=True)
 class MitBih(Dataset):
@@ -73,21 +78,11 @@ class MitBih(Dataset):
     normal_per_patient, blocked_per_patient: at most so many beats of a patient, spread evenly.
     """
 
-    fold: int = 0
-    test_share: float = 0.25
+    fold: Fold = 0
+    test_share: Share = 0.25
     split_seed: int = 0
-    normal_per_patient: int = 100
-    blocked_per_patient: int = 1000
-
-    def __post_init__(self) -> None:
-        folds = len(BLOCKED)
-        rule = f"must lie between 0 and {folds - 1}: {folds} patients have L beats"
-        require(0 <= self.fold < folds, "dataset.fold", self.fold, rule)
-        for key in ("normal_per_patient", "blocked_per_patient"):
-            most = getattr(self, key)
-            require(most > 0, f"dataset.{key}", most, "must be at least 1")
-        rule = "must lie between 0 and 1, and be neither"
-        require(0 < self.test_share < 1, "dataset.test_share", self.test_share, rule)
+    normal_per_patient: Annotated[int, Ge(1)] = 100
+    blocked_per_patient: Annotated[int, Ge(1)] = 1000
 
     @property
     def _settings(self) -> str:

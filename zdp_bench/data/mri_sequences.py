@@ -37,11 +37,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import ClassVar
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
 from zdp_bench.data.cache import consecutive, load_or_make
@@ -85,14 +86,8 @@ class SequenceSlices(Dataset):
 
     unit: ClassVar[str] = "patient"
 
-    size: int = 32
-    slices: int = 20
-
-    def __post_init__(self) -> None:
-        require(
-            8 <= self.size <= 512, "dataset.size", self.size, "must lie between 8 and 512 pixels"
-        )
-        require(self.slices > 0, "dataset.slices", self.slices, "must be at least 1")
+    size: Annotated[int, Interval(ge=8, le=512)] = 32
+    slices: Annotated[int, Ge(1)] = 20
 
     def choose_slices(self, found: dict[Path, nifti.Header]) -> list[Patient]:
         """Take the centre slices of each volume."""

@@ -21,14 +21,26 @@ from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge, Gt
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
+from zdp_bench.data import (
+    Dataset,
+    DatasetInfo,
+    Examples,
+    Most,
+    Pixels,
+    Provenance,
+    PublicShare,
+    Splits,
+    Window,
+    nifti,
+)
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256, try_each
@@ -189,13 +201,9 @@ class Geometry:
     channel: int
 
     def __post_init__(self) -> None:
-        size, spacing, window = self.size, self.spacing, self.window
-        require(8 <= size <= 1024, "dataset.size", size, "must lie between 8 and 1024 pixels")
-        positive = spacing is None or spacing > 0
-        require(positive, "dataset.spacing", spacing, "must be positive, in mm")
+        spacing, window = self.spacing, self.window
         unused = "would change nothing: a slice is stretched to the square; set dataset.fit=pad"
         require(spacing is None or self.fit == "pad", "dataset.spacing", spacing, unused)
-        require(self.channel >= 0, "dataset.channel", self.channel, "must be 0 or more")
         rising = window is None or window[0] < window[1]
         require(rising, "dataset.window", window, "must be [low, high] with low < high")
 
@@ -209,18 +217,15 @@ class LabelledSlices(Dataset):
     test_per_patient: the same for testing. null: all slices, so that Dice is that of whole volumes.
     """
 
-    size: int = 256
-    max_per_patient: int | None = SLICES
-    test_per_patient: int | None = None
-    validation_share: float = 0.076
+    size: Pixels = 256
+    max_per_patient: Most = SLICES
+    test_per_patient: Most = None
+    validation_share: PublicShare = 0.076
     test_share: float = 0.305
     augment: bool = True
 
     def __post_init__(self) -> None:
         self.geometry()
-        for key in ("max_per_patient", "test_per_patient"):
-            value = getattr(self, key)
-            require(value is None or value > 0, f"dataset.{key}", value, "must be at least 1")
 
     def geometry(self) -> Geometry:
         raise NotImplementedError
@@ -228,7 +233,6 @@ class LabelledSlices(Dataset):
     def count_parts(self, volumes: int) -> tuple[int, int]:
         """Return how many of the volumes are to train and to test on; the others validate."""
         share, test_share = self.validation_share, self.test_share
-        require(0 <= share < 1, "dataset.validation_share", share, "must lie in [0, 1)")
         test = round(test_share * volumes)
         rule = f"leaves none of {volumes} volumes to test"
         require(test >= 1, "dataset.test_share", test_share, rule)
@@ -321,9 +325,9 @@ class Msd(LabelledSlices):
 
     task: str = "liver"
     fit: Fit = "resize"
-    spacing: float | None = None
-    window: list[float] | None = None
-    channel: int = 0
+    spacing: Annotated[float, Gt(0)] | None = None
+    window: Window | None = None
+    channel: Annotated[int, Ge(0)] = 0
     split_seed: int = 0
 
     def __post_init__(self) -> None:
@@ -334,8 +338,6 @@ class Msd(LabelledSlices):
     def geometry(self) -> Geometry:
         """The window is the one given, or the card's; a task without units has none."""
         window = self.window or card("msd").windows.get(self.task)
-        pair = window is None or len(window) == 2
-        require(pair, "dataset.window", window, "must be [low, high]")
         limits = (float(window[0]), float(window[1])) if window else None
         return Geometry(self.size, self.fit, self.spacing, limits, self.channel)
 

@@ -9,13 +9,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval, Len
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
+from zdp_bench.data import (
+    Dataset,
+    DatasetInfo,
+    Examples,
+    Provenance,
+    PublicShare,
+    Splits,
+    Window,
+    nifti,
+)
 from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import digest, holds_any, sha256
 from zdp_bench.data.msd import (
@@ -29,7 +40,6 @@ from zdp_bench.data.msd import (
     read_case,
 )
 from zdp_bench.data.nifti import to_bytes
-from zdp_bench.errors import require
 from zdp_bench.registry import register
 
 
@@ -37,13 +47,11 @@ from zdp_bench.registry import register
 class LabelledVolumes(Dataset):
     """Volumes float32 [1, *shape], with masks uint8 [*shape]; axes are RAS+."""
 
-    shape: list[int]
-    validation_share: float = 0.1
+    shape: Annotated[list[Annotated[int, Interval(ge=4, le=512)]], Len(3, 3)]
+    validation_share: PublicShare = 0.1
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        fits = len(self.shape) == 3 and all(4 <= side <= 512 for side in self.shape)
-        require(fits, "dataset.shape", self.shape, "must be three numbers between 4 and 512")
         self.as_slices()
 
     def as_slices(self) -> LabelledSlices:
@@ -109,7 +117,7 @@ class MsdVolumes(LabelledVolumes):
     """A task of the decathlon under the data root."""
 
     task: str = "hippocampus"
-    window: list[float] | None = None
+    window: Window | None = None
     channel: int = 0
     split_seed: int = 0
 

@@ -22,13 +22,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Provenance, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners, most_of_one
@@ -56,24 +57,19 @@ class Spectrograms(Dataset):
     """Spectrograms complex64 [1, frames, bins] of clips, and the word's index."""
 
     words: list[str]
-    test_share: float = 0.1
-    frame_step: int = STEP
-    bins: int = BINS
+    test_share: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    frame_step: Annotated[int, Interval(ge=1, le=CLIP - FRAME)] = STEP
+    bins: Annotated[int, Interval(ge=1, le=BINS)] = BINS
     scale: Scale = "linear"
     align: bool = False
     grid: list[int] | None = None
     standardise: Standardise | None = None
 
     def __post_init__(self) -> None:
-        step, bins, grid, share = self.frame_step, self.bins, self.grid, self.test_share
-        rule = f"must lie between 1 and {CLIP - FRAME}"
-        require(0 < step <= CLIP - FRAME, "dataset.frame_step", step, rule)
-        require(0 < bins <= BINS, "dataset.bins", bins, f"must lie between 1 and {BINS}")
-        frames = count_frames(step)
+        bins, grid, frames = self.bins, self.grid, count_frames(self.frame_step)
         fits = not grid or (len(grid) == 2 and 0 < grid[0] <= frames and 0 < grid[1] <= bins)
         rule = f"must be two numbers, at most {frames} frames and {bins} bins"
         require(fits, "dataset.grid", grid, rule)
-        require(0 <= share <= 1, "dataset.test_share", share, "must lie between 0 and 1")
 
     @property
     def shape(self) -> list[int]:
@@ -163,14 +159,9 @@ class Spectrograms(Dataset):
 class SpeechCommands(Spectrograms):
     """SpeechCommands v0.02 under the data root."""
 
-    clips_per_word: int | None = None
+    clips_per_word: Most = None
     split: Literal["speaker", "random"] = "speaker"
     split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        most, rule = self.clips_per_word, "must be at least 1, or null for all"
-        require(most is None or most > 0, "dataset.clips_per_word", most, rule)
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with another count it is 'derived'."""

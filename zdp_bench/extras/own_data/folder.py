@@ -13,12 +13,14 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Gt, Interval
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits, Window
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
@@ -98,39 +100,30 @@ class Folder(Dataset):
     patient: str | None = None
     columns: dict[str, str] | None = None
     values: dict[str, dict[str, str]] | None = None
-    size: int = 64
+    size: Annotated[int, Interval(ge=1, le=4096)] = 64
     fit: Fit = "resize"
-    channels: int = 1
+    channels: Annotated[int, Interval(ge=1, le=256)] = 1
     mean: float = 0.5
-    deviation: float = 0.25
+    deviation: Annotated[float, Gt(0)] = 0.25
     augment: str | None = None
-    test_share: float = 0.2
+    test_share: Share = 0.2
     split_seed: int = 0
-    max_per_patient: int | None = None
+    max_per_patient: Most = None
     bad_examples: BadExamples = "refuse"
-    window: list[float] | None = None
-    depth: int | None = None
-    length: int | None = None
-    rate: int | None = None
+    window: Window | None = None
+    depth: Annotated[int, Interval(ge=1, le=4096)] | None = None
+    length: Annotated[int, Interval(ge=1, le=2**26)] | None = None
+    rate: Annotated[int, Interval(ge=1, le=2**26)] | None = None
     leads: list[str] | None = None
-    scale: float | None = None
-    spectrum: int | None = None
+    scale: Annotated[float, Gt(0)] | None = None
+    spectrum: Annotated[int, Interval(ge=2, le=2**16)] | None = None
 
     def __post_init__(self) -> None:
-        size, share, window = self.size, self.test_share, self.window
-        require(1 <= size <= 4096, "dataset.size", size, "must lie between 1 and 4096 pixels")
-        require(0 < share < 1, "dataset.test_share", share, "must lie between 0 and 1")
-        counts = {"channels": 256, "depth": 4096, "length": 2**26, "rate": 2**26, "spectrum": 2**16}
-        for key, most in (*counts.items(), ("max_per_patient", 2**31)):
-            value, rule = getattr(self, key), f"must lie between 1 and {most:,}"
-            require(value is None or 1 <= value <= most, f"dataset.{key}", value, rule)
-        for key in ("deviation", "scale"):
-            value = getattr(self, key)
-            require(value is None or value > 0, f"dataset.{key}", value, "must be positive")
-        rising = window is None or (len(window) == 2 and window[0] < window[1])
+        window = self.window
+        rising = window is None or window[0] < window[1]
         require(rising, "dataset.window", window, "must be [low, high] with low < high")
-        fits = self.spectrum is None or 2 <= self.spectrum <= (self.length or 0)
-        rule = "must lie between 2 and dataset.length samples"
+        fits = self.spectrum is None or self.spectrum <= (self.length or 0)
+        rule = "must be at most dataset.length samples"
         require(fits, "dataset.spectrum", self.spectrum, rule)
         named = self.leads is None or len({*self.leads}) == len(self.leads) == self.channels
         rule = f"must name as many leads as dataset.channels={self.channels}, each once"

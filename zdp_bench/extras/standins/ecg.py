@@ -11,14 +11,16 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data import Dataset, DatasetInfo, Splits, mitbih
+from zdp_bench.data import Dataset, DatasetInfo, Share, Splits, mitbih
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
 from zdp_bench.data.files import write_whole
-from zdp_bench.data.mitbih import BLOCKED, MitBih
+from zdp_bench.data.mitbih import BLOCKED, Fold, MitBih
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -90,15 +92,13 @@ def write_recordings(folder: Path, count: int, seconds: float, seed: int) -> Non
 class Cpsc2018Synthetic(Dataset):
     """Synthetic recordings, written once under `synthetic/` and read as CPSC 2018 is."""
 
-    count: int = 1125
+    count: Annotated[int, Interval(ge=2, le=9999)] = 1125
     seconds: float = 2.0
     seed: int = 0
     fft_norm: Norm = "backward"
-    test_share: float = 0.1
+    test_share: Share = 0.1
 
     def __post_init__(self) -> None:
-        count, rule = self.count, "must lie between 2 and 9,999 recordings"
-        require(2 <= count <= 9999, "dataset.count", count, rule)
         longest = LONGEST // RATE
         rule = f"must be positive and at most {longest}: samples come {RATE} a second"
         require(1 <= round(self.seconds * RATE) <= LONGEST, "dataset.seconds", self.seconds, rule)
@@ -162,15 +162,12 @@ class MitBihSynthetic(Dataset):
     beats: of each patient.
     """
 
-    fold: int = 0
-    patients: int = 12
-    beats: int = 40
+    fold: Fold = 0
+    patients: Annotated[int, Interval(ge=2, le=100)] = 12
+    beats: Annotated[int, Interval(ge=2, le=100)] = 40
     seed: int = 0
 
     def __post_init__(self) -> None:
-        for key in ("patients", "beats"):
-            count = getattr(self, key)
-            require(2 <= count <= 100, f"dataset.{key}", count, "must lie between 2 and 100")
         self.info(Path())
 
     @property

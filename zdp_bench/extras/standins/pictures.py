@@ -12,12 +12,14 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Ge, MinLen
 from scipy.ndimage import gaussian_filter
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Pixels, Splits
 from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, find_films, patient_of
 from zdp_bench.data.files import digest, write_whole
 from zdp_bench.errors import require
@@ -92,15 +94,12 @@ def write_films(folder: Path, count: int, test_share: float, seed: int) -> None:
 class ChestXraySynthetic(Films):
     """Drawn films, written once under `synthetic/` and read as Kermany's are."""
 
-    count: int = 800
-    size: int = 64
+    count: Annotated[int, Ge(50)] = 800  # so that both parts hold both classes
+    size: Pixels = 64
     test_share: float = 0.2
     seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
-        rule = "must be at least 50, so that both parts hold both classes"
-        require(self.count >= 50, "dataset.count", self.count, rule)
         require_modest("dataset.count", 2**16 * self.count)
 
     def load(self, root: Path) -> Splits:
@@ -130,18 +129,15 @@ class SyntheticImages(Dataset):
     With `complex_valued` complex64; the imaginary part is another pattern.
     """
 
-    shape: list[int]
+    shape: Annotated[list[Annotated[int, Ge(1)]], MinLen(1)]
     complex_valued: bool = False
-    classes: int = 10
+    classes: Annotated[int, Ge(2)] = 10
     train: int = 600
     test: int = 200
     seed: int = 7
 
     def __post_init__(self) -> None:
         shape, classes = self.shape, self.classes
-        rule = "needs at least one size, each at least 1"
-        require(len(shape) > 0 and min(shape) > 0, "dataset.shape", shape, rule)
-        require(classes > 1, "dataset.classes", classes, "must be at least 2")
         rule = f"must be at least {classes}, so that each class has a record"
         for key, count in (("train", self.train), ("test", self.test)):
             require(count >= classes, f"dataset.{key}", count, rule)

@@ -20,10 +20,12 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge, Interval
 
-from zdp_bench.data import DatasetInfo, Splits, nifti
+from zdp_bench.data import DatasetInfo, Most, Pixels, PublicShare, Splits, nifti
 from zdp_bench.data.derived_kspace import draw_phase
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
 from zdp_bench.data.files import count_held_out, write_whole
@@ -109,14 +111,12 @@ def write_kspace(
 class KSpacePhantom(KSpaceSlices):
     """Drawn volumes, written once under `synthetic/` and read as fastMRI is."""
 
-    patients: int = 10
+    patients: Annotated[int, Ge(2)] = 10
     seed: int = 0
-    slices: int = 2
+    slices: Annotated[int, Ge(1)] = 2
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        require(self.patients > 1, "dataset.patients", self.patients, "must be at least 2")
-        require(self.slices > 0, "dataset.slices", self.slices, "must be at least 1")
         super().__post_init__()
         voxels = self.patients * self.slices * self.height * self.width
         keys = "dataset.patients, slices, height and width"
@@ -204,15 +204,13 @@ def write_heads(folder: Path, train: int, test: int, seed: int) -> None:
 class MriSequencesSynthetic(SequenceSlices):
     """Drawn heads, written once under `synthetic/` and read as the decathlon's are."""
 
-    patients: int = 30
-    slices: int = 4
+    patients: Annotated[int, Interval(ge=2, le=1000)] = 30
+    slices: Annotated[int, Ge(1)] = 4
     test_share: float = 0.3
     seed: int = 0
 
     def __post_init__(self) -> None:
-        super().__post_init__()
         count, test = self.patients, self.test_patients
-        require(2 <= count <= 1000, "dataset.patients", count, "must lie between 2 and 1000")
         rule = f"leaves {test} of {count} patients to test"
         require(0 < test < count, "dataset.test_share", self.test_share, rule)
 
@@ -302,18 +300,16 @@ def find_or_write_abdomens(root: Path, volumes: int, seed: int) -> list[Labelled
 class MsdSynthetic(LabelledSlices):
     """Phantoms, written once under `synthetic/` and read as the decathlon's volumes are."""
 
-    volumes: int = 30
-    size: int = 64
+    volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
+    size: Pixels = 64
     seed: int = 0
-    max_per_patient: int | None = 16
-    validation_share: float = 0.1
+    max_per_patient: Most = 16
+    validation_share: PublicShare = 0.1
     test_share: float = 0.2
 
     def __post_init__(self) -> None:
-        count = self.volumes
-        require(3 <= count <= 1000, "dataset.volumes", count, "must lie between 3 and 1000")
         super().__post_init__()
-        self.count_parts(count)
+        self.count_parts(self.volumes)
 
     def geometry(self) -> Geometry:
         return Geometry(self.size, "resize", None, WINDOW, 0)
@@ -331,7 +327,7 @@ class MsdSynthetic(LabelledSlices):
 class MsdVolumesSynthetic(LabelledVolumes):
     """The same phantoms as whole volumes, read as the decathlon's are."""
 
-    volumes: int = 30
+    volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     seed: int = 0
 
     def __post_init__(self) -> None:

@@ -8,8 +8,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
+from annotated_types import Ge
 from scipy.signal import chirp
 
 from zdp_bench.data import DatasetInfo, Splits
@@ -68,13 +70,12 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
 class SpeechCommandsSynthetic(Spectrograms):
     """Synthetic words, written once under `synthetic/` and read as SpeechCommands is."""
 
-    clips_per_word: int = 60
+    clips_per_word: Annotated[int, Ge(1)] = 60
     seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         words, count = self.words, self.clips_per_word
-        require(count > 0, "dataset.clips_per_word", count, "must be at least 1")
         require_modest("dataset.clips_per_word", 2 * CLIP * count * len(words))
         rule = "needs at least two different words"
         require(len(set(words)) == len(words) > 1, "dataset.words", words, rule)
