@@ -14,7 +14,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import cache, cached_property
+from functools import cache, cached_property, reduce
 from math import prod
 
 import torch
@@ -66,6 +66,8 @@ SPECTRA_BYTES = 64 * 2**20
 # Transforms of at most so many points are matrix products. Measured: half the time of the FFT at 24
 # and 60 points, the same at 128.
 SHORT = 64
+# Squares of so many channels are added one after the other: their rounding is within `SAFETY`.
+CHANNELS = 128
 
 
 @dataclass(frozen=True)
@@ -189,8 +191,15 @@ def _fourier(size: int, given: int, real: bool, dtype: torch.dtype, device: torc
 
 def _power(z: Tensor) -> Tensor:
     """Return Σ over channels of |z|²: [*, C, b] -> [*, b]."""
-    squares = torch.view_as_real(z).flatten(-2).square().sum(dim=-2)  # the longer stride first
-    return squares.unflatten(-1, (-1, 2)).sum(dim=-1)
+    reals = torch.view_as_real(z).flatten(-2)
+    parts = []
+    for channels in reals.split(CHANNELS, dim=-2):
+        power = channels.select(-2, 0).square()
+        for channel in channels.unbind(-2)[1:]:
+            power.addcmul_(channel, channel)  # no square is written to memory
+        parts.append(power)
+    power = reduce(torch.add, parts)
+    return power[..., ::2] + power[..., 1::2]
 
 
 def half(sizes: tuple[int, ...]) -> tuple[int, ...]:
