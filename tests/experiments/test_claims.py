@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import textwrap
 from pathlib import Path
 
@@ -16,6 +17,8 @@ from zdp_bench.experiments import claims
 from zdp_bench.report import papers
 
 TABLE = "zeta_dp_2021/1"
+TABLES = [name for name in [*papers.available(), *papers.ours()] if papers.recipes_of(name)]
+CLAIMED = sorted({recipe for table in TABLES for recipe in papers.recipes_of(table)})
 
 
 @pytest.mark.parametrize("table", [name for name in papers.available() if papers.recipes_of(name)])
@@ -28,16 +31,37 @@ def test_every_job_claims_a_row_and_its_epsilon_by_a_papers_accountant(table: st
         assert claim.filling.digest == experiment_digest(claim.config)
 
 
-@pytest.mark.parametrize(
-    "recipe",
-    sorted({r for t in [*papers.available(), *papers.ours()] for r in papers.recipes_of(t)}),
-)
+@pytest.mark.parametrize("recipe", CLAIMED)
 def test_a_job_is_composed_as_hydra_does(recipe: str) -> None:
     """The first and the last of each recipe, which differ in all that its sweep chooses."""
     jobs = claims.jobs_of(recipe)
     for job in {jobs[0], jobs[-1]}:
         ours, hydras = claims.compose_job(recipe, job), compose([f"recipe={recipe}", *job])
         assert to_plain(ours) == to_plain(hydras)
+
+
+def test_no_claimed_recipe_depends_on_a_default_of_the_configuration(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its digest is the same whatever plug-ins and δ `conf/config.yaml` chooses."""
+
+    def digests() -> dict[str, str]:
+        firsts = {recipe: claims.jobs_of(recipe)[0] for recipe in CLAIMED}
+        made = {r: parse(claims.compose_job(r, job)) for r, job in firsts.items()}
+        return {recipe: experiment_digest(config) for recipe, config in made.items()}
+
+    before = digests()
+    shutil.copytree(assets.CONF, tmp_path / "conf")
+    path = tmp_path / "conf" / "config.yaml"
+    others = {"phase_digits": "mnist", "complex_mlp": "real_mlp", "zeta_dp_sgd": "dp_sgd"}
+    others |= {": sgd": ": adam", ": rdp": ": pld", ": poisson": ": shuffled", "1.0e-5": "1.0e-6"}
+    text = path.read_text().replace("task: classification", "task: segmentation")
+    for old, new in others.items():
+        assert old in text
+        text = text.replace(old, new)
+    path.write_text(text)
+    monkeypatch.setattr(assets, "CONF", tmp_path / "conf")
+    assert digests() == before
 
 
 def test_a_record_of_a_data_set_with_other_options_fills_nothing(tmp_path: Path) -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
-from tests.data.test_cpsc2018 import write_headers
+from tests.data.test_cpsc2018 import NORMAL, write_headers
 from tests.test_cli import run
 from tests.test_records import record, save
 from zdp_bench import assets
@@ -116,11 +116,11 @@ def test_a_recipe_that_would_be_refused_is_not_planned(small: Path, tmp_path: Pa
     body = body.replace("dataset: {channel: false}", "dataset: {channel: 1}")
     (assets.RECIPES / "ecg.yaml").write_text(f"# ecg\n{body}")
     (tmp_path / "root").mkdir()
-    write_headers(tmp_path / "root", {"A0003": "Normal", "A0004": "Normal"})
+    write_headers(tmp_path / "root", NORMAL, NORMAL)
     plan = plan_of(small, tmp_path / "root")
     assert [row.filling.recipe for row in plan.rows] == ["mnist", "phasemnist"]
     (why,) = plan.left_out
-    assert "CPSC2018" in why
+    assert "0 of LBBB" in why
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(

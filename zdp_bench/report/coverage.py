@@ -64,6 +64,7 @@ def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     counts = count(tables)
     total = sum(counts[status] for status in STATUSES)
     kinds = [f"{counts[s]} {s}" for s in PUBLISHED[1:] if counts[s]]
+    kinds += [f"{counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
     published = sum(counts[status] for status in PUBLISHED)
     said = [f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")]
     how = {"other settings": "with other settings", "other data": "on other data"}
