@@ -44,6 +44,7 @@ def test_every_data_set_is_described_without_its_files(name: str, tmp_path: Path
 
 RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
     ("phasemnist", {}, (58_142, 10_000, 2)),
+    ("chest_xray", {"validation_share": 0.0}, (4135, 1062, 30)),
     ("cpsc2018", {}, (1012, 113, 1)),
     ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
     ("fastmri", {}, (34_742, 7_135, 50)),

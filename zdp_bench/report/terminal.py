@@ -41,7 +41,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
         "examples": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
-        **({"owners": f"{data['owners']:,} {unit}s to train"} if data["owners"] else {}),
+        **({"owners": f"{data['owners']:,} own the examples to train"} if data["owners"] else {}),
         **({"classes": _classes(data["classes"])} if data["classes"] else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
         "sampling": _sampling(report["sampling"], of),
