@@ -43,7 +43,16 @@ class Request(NamedTuple):
     times: float
 
 
-Piece = tuple[Request, int, Tensor]  # a stream's piece: its number, and the part of `out`
+class Piece(NamedTuple):
+    """A stream's piece, of so many pairs, and the part of `out` that it is for.
+
+    Pair i is added to numbers i and ⌈n/2⌉ + i.
+    """
+
+    of: Request
+    number: int
+    out: Tensor
+    pairs: int
 
 
 def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1) -> None:
@@ -57,13 +66,16 @@ def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1)
     groups: list[list[Piece]] = []  # pieces that are made together: many small tensors, or one
     room = 0
     for request in requests:
-        for number, start in enumerate(range(0, len(request.out), 2 * PAIRS)):
-            out = request.out[start : start + 2 * PAIRS]
-            if len(out) > room:
+        whole = request.out.numel()
+        for number, start in enumerate(range(0, whole, 2 * PAIRS)):
+            count = min(whole - start, 2 * PAIRS)
+            out = request.out if count == whole else request.out[start : start + count]
+            pairs = (count + 1) // 2
+            if pairs > room:
                 groups.append([])
-                room = 2 * PAIRS
-            groups[-1].append((request, number, out))
-            room -= len(out) + len(out) % 2
+                room = PAIRS
+            groups[-1].append(Piece(request, number, out, pairs))
+            room -= pairs
 
     def add(start: int, stop: int) -> None:
         for group in groups[start:stop]:
@@ -77,31 +89,35 @@ def _add_group(group: Sequence[Piece], dtype: torch.dtype, terms: int) -> None:
     for term in range(1, terms):
         for number, other in zip((first, second), _draw(group, dtype, term), strict=True):
             number += other
+    outs, numbers, scales = [], [], []
     start = 0
-    for request, _, out in group:
-        # Pair i is added to numbers i and ⌈n/2⌉ + i.
-        half = (len(out) + 1) // 2
-        here, there = first[start : start + half], second[start : start + len(out) - half]
-        alpha = request.std * terms**-0.5
-        out[:half].add_(here.to(out.device), alpha=alpha)
-        out[half:].add_(there.to(out.device), alpha=alpha)
-        if request.times != 1:
-            out.mul_(request.times)
-        start += half
+    for of, _, out, pairs in group:
+        rest = out.numel() - pairs
+        outs += [out[:pairs], out[pairs:]]
+        numbers += [first[start : start + pairs], second[start : start + rest]]
+        scales += 2 * [of.std * terms**-0.5]
+        start += pairs
+    torch._foreach_mul_(numbers, scales)
+    if outs[0].is_cpu and outs[0].dtype == dtype:
+        torch._foreach_add_(outs, numbers)
+    else:
+        for out, number in zip(outs, numbers, strict=True):
+            out.add_(number.to(out.device))
+    if any(of.times != 1 for of, *_ in group):
+        torch._foreach_mul_([out for _, _, out, _ in group], [of.times for of, *_ in group])
 
 
 def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor, Tensor]:
     """Return pairs of independent N(0, 1) numbers for the pieces, one behind the other."""
     size = dtype.itemsize
-    pairs = [(len(out) + 1) // 2 for _, _, out in group]
-    words = np.empty((2, sum(pairs)), f"i{size}")
+    words = np.empty((2, sum(piece.pairs for piece in group)), f"i{size}")
     radii, angles = (row.data.cast("B") for row in words)
     start = 0
-    for (request, number, _), count in zip(group, pairs, strict=True):
+    for of, number, _, pairs in group:
         # Eight bytes count the cipher's blocks, the others are the nonce.
         nonce = struct.pack("<QII", 0, number, term)
-        cipher = Cipher(ChaCha20(request.key, nonce), mode=None).encryptor()
-        stop = start + size * count
+        cipher = Cipher(ChaCha20(of.key, nonce), mode=None).encryptor()
+        stop = start + size * pairs
         cipher.update_into(_ZEROS[: stop - start], radii[start:stop])
         cipher.update_into(_ZEROS[: stop - start], angles[start:stop])
         start = stop
