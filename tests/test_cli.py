@@ -129,7 +129,7 @@ MISTAKES = [
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
     ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
     ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
-    ("reproduce --results A paths.results=B", "the results folder is given twice"),
+    ("reproduce --results A", "write paths.results=...: a key has no dashes."),
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
     ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
@@ -158,7 +158,6 @@ MISTAKES = [
         "run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system",
         "what runs is chosen by name alone",
     ),
-    ("run recipe=quickstart -m seed=range(0,1000000000)", "this sweep has 1,000,000,000 jobs"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
     (
         "run recipe=quickstart paths.results=",
@@ -231,23 +230,6 @@ def test_nothing_to_show_is_no_success(
     monkeypatch.chdir(tmp_path)
     assert message in leave(line.split(), capsys)
     assert not list(tmp_path.rglob("*"))
-
-
-@pytest.mark.parametrize("place", ["--results={}", "paths.results={}"])
-def test_every_verb_takes_the_results_folder_both_ways(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    place: str,
-) -> None:
-    folder = tmp_path / "it's (mine)"
-    if place.startswith("--"):
-        shown = run(capsys, "run", "recipe=quickstart", "--show-config", place.format(folder))[1]
-        assert yaml.safe_load(shown)["paths"]["results"] == str(folder)
-    save(folder, record())
-    monkeypatch.chdir(tmp_path)
-    assert run(capsys, "results", place.format(folder))[0] == 0
-    assert not (tmp_path / "results").exists()
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:

@@ -26,7 +26,7 @@ COMMANDS: dict[str, list[str]] = {
     "sweep": ["run", "-m", *RUN, "seed=1,2,3", "algorithm.noise_multiplier=1.0,2.0"],
     "search": ["search", *RUN, "dataset.validation_share=0.2", "optimizer.lr=interval(0.1,2)"],
     "federation": ["run", *RUN, "federated.nodes=3"],
-    "reproduce": ["reproduce", "--profile", "smoke", "--results", "RESULTS", "--seeds", "1"],
+    "reproduce": ["reproduce", "--profile", "smoke", "paths.results=RESULTS", "--seeds", "1"],
 }
 
 COMMANDS["search"] += ["--sampler", "random", "--trials", "3", "--epsilon", "3"]

@@ -59,7 +59,7 @@ def test_a_table_runs_what_it_lacks_once(
     small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     write_mini_mnist(tmp_path / "root")
-    words = ["zeta_dp_2021/1", "--results", str(small), "--seeds", "2"]
+    words = ["zeta_dp_2021/1", f"paths.results={small}", "--seeds", "2"]
     words += [f"paths.data={tmp_path / 'root'}", "threads=1"]
     code, out, err = run(capsys, "reproduce", *words)
     assert (code, err) == (0, "")
@@ -88,7 +88,7 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
 def test_smoke_runs_everything_on_generated_data_and_fills_no_paper_cell(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = ["--profile", "smoke", "--results", str(small), "threads=1", "paths.data=/nowhere"]
+    words = ["--profile", "smoke", f"paths.results={small}", "threads=1", "paths.data=/nowhere"]
     code, out, _ = run(capsys, "reproduce", *words, "--plan")
     assert code == 0
     assert "2 runs." in out
@@ -128,7 +128,7 @@ def test_a_run_that_fails_is_told_and_the_rest_is_made(
 ) -> None:
     path = assets.RECIPES / "mnist.yaml"
     path.write_text(path.read_text().replace("\nmodel:", "\noptimizer: {lr: 1.0e+30}\nmodel:"))
-    words = ["--profile", "smoke", "--results", str(small), "threads=1"]
+    words = ["--profile", "smoke", f"paths.results={small}", "threads=1"]
     code, _, err = run(capsys, "reproduce", *words)
     assert code == 2
     assert "diverged at epoch" in err
@@ -159,7 +159,7 @@ def test_a_launcher_carries_the_runs_out(
     body = body.replace("/model: real_mlp", "/model: complex_mlp").replace("dp_sgd", "zeta_dp_sgd")
     body = body.replace("dataset: {check: false}\n", "")
     (assets.RECIPES / "digits.yaml").write_text(f"# digits\n{body}")
-    words = ["zeta_dp_2021/1", "--results", str(small), "--seeds", "2", "threads=1"]
+    words = ["zeta_dp_2021/1", f"paths.results={small}", "--seeds", "2", "threads=1"]
     words += ["--launcher", "joblib", "hydra.launcher.n_jobs=1"]
     code, _, err = run(capsys, "reproduce", *words)
     assert (code, err) == (0, "")

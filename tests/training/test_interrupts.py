@@ -246,7 +246,6 @@ UNUSABLE = [
     ("run recipe=ecg dataset=cpsc2018_synthetic paths.results={none} paths.data={file}", ""),
     ("results --results {file}", "is a file and no folder, so there are no records"),
     ("data --root {file}", "is a file and no folder, so it holds no data"),
-    ("audit recipe=quickstart --results {file}", "so nothing can be written there"),
     ("results --results {none}", "there is no such folder"),
     ("table zeta_dp_2021/1 --results {none}", "there is no such folder"),
     ("report --results {none}", "there is no such folder"),
@@ -280,30 +279,16 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_work(
     assert not places["none"].exists()
 
 
-@pytest.mark.parametrize(
-    ("output", "code"),
-    [
-        ("/dev/full", 2),
-        ("a pipe nobody reads", 0),
-        ("latin-1", 0),
-    ],
-)
-def test_a_run_is_not_lost_over_its_output(tmp_path: Path, output: str, code: int) -> None:
+@pytest.mark.parametrize("encoding", ["latin-1", "utf-8"])
+def test_a_run_is_not_lost_over_its_output(tmp_path: Path, encoding: str) -> None:
+    """Its reader may have left, or know fewer characters."""
     read, write = os.pipe()
     os.close(read)
-    stdout = os.open("/dev/full", os.O_WRONLY) if output == "/dev/full" else write
-    if output == "latin-1":
-        stdout = os.open(os.devnull, os.O_WRONLY)
+    stdout = os.open(os.devnull, os.O_WRONLY) if encoding == "latin-1" else write
     words = ["run", *TINY, f"paths.results={tmp_path}"]
-    encoding = "latin-1" if output == "latin-1" else "utf-8"
     done = start(lambda: cli.main(words), stdout, PYTHONIOENCODING=encoding).wait()
     os.close(write)
-    assert done.returncode == code, done.stderr
-    assert done.stderr.strip() == (
-        "zdp-bench: standard output: No space left on device; what was made is kept."
-        if code
-        else ""
-    )
+    assert (done.returncode, done.stderr) == (0, "")
     assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
 
 

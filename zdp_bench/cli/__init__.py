@@ -8,13 +8,12 @@ Nothing heavy is imported before a command needs it.
 
 from __future__ import annotations
 
-import errno
+import io
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
-from typing import Any, NoReturn, TextIO, cast
+from collections.abc import Sequence
+from typing import NoReturn
 
 from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
@@ -23,78 +22,28 @@ from zdp_bench.errors import UserError
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
 
-class LastingStream:
-    """A stream that drops all further output once a write fails, so that no run ends by it.
-
-    Its reader may leave (`| head -1`), or its disk be full.
-
-    Attributes:
-        failed: the first error; None while all is well.
-    """
-
-    def __init__(self, stream: TextIO) -> None:
-        self._stream = stream
-        self.failed: OSError | None = None
-
-    def write(self, text: str) -> int:
-        self._try(lambda: self._stream.write(text))
-        return len(text)
-
-    def flush(self) -> None:
-        self._try(self._stream.flush)
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._stream, name)
-
-    def _try(self, do: Callable[[], object]) -> None:
-        if self.failed is not None:
-            return
-        try:
-            do()
-        except OSError as error:
-            self.failed = error
-            # What Python still buffers for the stream must not fail again at exit.
-            with suppress(OSError, ValueError):
-                os.dup2(os.open(os.devnull, os.O_WRONLY), self._stream.fileno())
-
-
-@contextmanager
-def lasting_output() -> Iterator[LastingStream]:
-    """Make standard output a `LastingStream`, and replace closed streams by the null device.
-
-    Both streams write `?` for characters that their encoding lacks.
-    """
-    before = sys.stdout, sys.stderr
-    # The number of a closed stream would go to the next file opened, and prints into that file.
-    out, err = (stream or open(os.devnull, "w", encoding="utf-8") for stream in before)  # noqa: SIM115
-    for stream in (out, err):
-        if hasattr(stream, "reconfigure"):
-            stream.reconfigure(errors="replace")
-    lasting = LastingStream(out)
-    sys.stdout, sys.stderr = cast(TextIO, lasting), err
-    try:
-        yield lasting
-    finally:
-        lasting.flush()
-        sys.stdout, sys.stderr = before
-
-
 def main(words: Sequence[str] | None = None) -> NoReturn:
     """Carry out one command line, `sys.argv` by default, and exit."""
-    with lasting_output() as output:
+    # The number of a closed stream would go to the next file opened, and prints into that file.
+    sys.stdout, sys.stderr = (
+        stream or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+        for stream in (sys.stdout, sys.stderr)
+    )
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):
+            stream.reconfigure(errors="replace")  # characters that its encoding lacks
+    try:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
-        if words is None:  # a process that only ends has nothing to interrupt
-            signal.signal(signal.SIGINT, signal.SIG_IGN)
-        output.flush()
-        # A reader that has left has read enough.
-        if output.failed and output.failed.errno != errno.EPIPE:
-            reason = output.failed.strerror
-            _say(f"standard output: {reason}; what was made is kept.")
-            code = code or 2
-        if "WORLD_SIZE" in os.environ:
-            from zdp_bench.training.distributed import leave
+        sys.stdout.flush()
+    except BrokenPipeError:  # a reader that has left, such as `head`, has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    if words is None:  # a process that only ends has nothing to interrupt
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+    if "WORLD_SIZE" in os.environ:
+        from zdp_bench.training.distributed import leave
 
-            leave(code)
+        leave(code)
     raise SystemExit(code)
 
 
@@ -119,6 +68,8 @@ def _carry_out(words: list[str]) -> int:
     except KeyboardInterrupt:
         _say("interrupted; the same command goes on from the last checkpoint.")
         return 130
+    except BrokenPipeError:
+        raise
     except (ImportError, MemoryError, RuntimeError, OSError) as error:
         if (explained := explain(error)) is None:
             raise

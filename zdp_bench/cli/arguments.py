@@ -20,20 +20,23 @@ FORMS = ("md", "csv", "json", "html")  # of `report/sheet.py`, which is not impo
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:
-    """Add the words that make up a run's configuration, and --results for one of them."""
+    """Add the words that make up a run's configuration."""
     parser.add_argument(
         "overrides",
         nargs="*",
         metavar="key=value",
         help=text or "recipe=NAME, and any key of the configuration",
     )
-    add_results(parser)
 
 
 def add_results(parser: argparse.ArgumentParser) -> None:
-    """Add --results, the folder of the records, which `paths.results=DIR` names as well."""
+    """Add --results, the folder of the records; verbs that take keys have `paths.results=DIR`."""
     parser.add_argument(
-        "--results", type=Path, metavar="DIR", help="the results folder (default: results)"
+        "--results",
+        type=Path,
+        default=RESULTS,
+        metavar="DIR",
+        help="the results folder (default: results)",
     )
 
 

@@ -6,14 +6,11 @@
 from __future__ import annotations
 
 import argparse
-import re
 import sys
 from collections.abc import Iterable, Sequence
-from pathlib import Path
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
-from zdp_bench.cli.arguments import RESULTS
 from zdp_bench.cli.commands import COMMANDS, GROUPS, ORDER
 from zdp_bench.errors import unknown
 
@@ -62,7 +59,6 @@ end
 complete -c zdp-bench -f -a '(__zdp_bench)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
-RESULTS_KEY = "paths.results="
 TABLES = ("table", "reproduce", "figure")  # the commands that take one of a paper's tables
 
 
@@ -133,13 +129,8 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     Ends the process with exit code 2 after one sentence if a word is wrong.
     """
     parser = build_parser()
-    named = [word for word in words if word.startswith(RESULTS_KEY)]
-    options, rest = parser.parse_known_args([word for word in words if word not in named])
+    options, rest = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"
-    if hasattr(options, "results"):
-        _place_results(parser, options, named)
-    else:
-        rest += named
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
     for word in rest:
         if word.startswith("-"):
@@ -159,24 +150,6 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
         pairs.append(word)
     _refuse_twice(parser, pairs or ())
     return options
-
-
-def _place_results(parser: Parser, options: argparse.Namespace, named: Sequence[str]) -> None:
-    """Make one of `--results DIR` and `paths.results=DIR`: every verb takes both.
-
-    `options.results` gets the folder, and a run's overrides the key.
-    """
-    if options.results is not None:
-        # In quotes, for Hydra.
-        folder = re.sub(r"(['\\])", r"\\\1", str(options.results))
-        named = [*named, f"{RESULTS_KEY}'{folder}'"]
-    if len(named) > 1:
-        parser.error(f"the results folder is given twice: {' and '.join(named)}; leave one out.")
-    if named and options.results is None:
-        options.results = Path(named[0].removeprefix(RESULTS_KEY).strip("'\""))
-    options.results = options.results or RESULTS
-    if hasattr(options, "overrides"):
-        options.overrides += named
 
 
 def _refuse_twice(parser: Parser, pairs: Sequence[str]) -> None:

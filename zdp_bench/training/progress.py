@@ -56,6 +56,11 @@ class PlainText(Console):
         text = super()._render_buffer(buffer)
         return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
+    def on_broken_pipe(self) -> None:
+        """Print no more: no run is lost because its reader has left."""
+        self.quiet = True
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
 
 def console() -> Console:
     """Return standard output; as wide as COLUMNS says, or wide enough for a table, if piped."""

@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 
-from zdp_bench.cli.arguments import add_overrides, print_sheet, whole
+from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet, whole
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "reproduce"
@@ -44,17 +45,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.cli.commands.table import write_tables
     from zdp_bench.config.compose import group_options
+    from zdp_bench.config.words import parse_words
     from zdp_bench.experiments import reproduce
     from zdp_bench.experiments.claims import build_table, require_unchanged
     from zdp_bench.report import papers
     from zdp_bench.training.interrupts import require_writable
 
-    require_writable(options.results)
     if "=" in options.table:
         options.table, options.overrides = "", [options.table, *options.overrides]
     settings = [w for w in options.overrides if w.startswith("hydra.launcher.")]
     where = [word for word in options.overrides if word.startswith("paths.results=")]
     extra = [word for word in options.overrides if word not in (*settings, *where)]
+    results = Path(str(parse_words(where)[-1].value())).expanduser() if where else RESULTS
+    require_writable(results)
     if options.seeds is not None and options.seeds < 1:
         raise UserError(f"--seeds {options.seeds}: must be at least 1.")
     if bool(options.table) == bool(options.profile):
@@ -67,7 +70,7 @@ def run(options: argparse.Namespace) -> int:
     require_unchanged(extra)
 
     smoke = options.profile == "smoke"
-    folder = options.results / reproduce.SMOKE_FOLDER if smoke else options.results
+    folder = results / reproduce.SMOKE_FOLDER if smoke else results
     names = [options.table] if options.table else [*filter(papers.recipes_of, papers.available())]
     plan = reproduce.make_plan(
         names, options.profile or "paper", options.seeds, folder, extra, options.only is not None
@@ -77,11 +80,11 @@ def run(options: argparse.Namespace) -> int:
         return 0
     failed = reproduce.carry_out(plan, options.launcher, settings)
     if options.table:
-        table = build_table(options.table, options.results)
+        table = build_table(options.table, results)
         print_sheet(table.sheet, "rich")
-        print("".join(f"written: {path}\n" for path in table.write(options.results)), end="")
+        print("".join(f"written: {path}\n" for path in table.write(results)), end="")
     elif not smoke:
-        write_tables(options.results)
+        write_tables(results)
     for why, count in plan.left_out.most_common():
         print(f"zdp-bench: {count} rows left out: {why}", file=sys.stderr)
     for job, reason in failed:
