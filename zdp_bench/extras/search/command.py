@@ -55,7 +55,7 @@ def run(options: argparse.Namespace) -> int:
 
     if find_spec("optuna") is None:
         raise UserError("zdp-bench search needs Optuna: `pip install 'zdp-bench[search]'`.")
-    from zdp_bench.extras.search.search import search, sheet, write
+    from zdp_bench.extras.search.search import search, sheet
     from zdp_bench.extras.search.space import make_search, read_space
     from zdp_bench.extras.search.trials import Launch
 
@@ -82,7 +82,7 @@ def run(options: argparse.Namespace) -> int:
     )
     found, folder = search(asked, launch, print if plain else _say_nothing)
     print_sheet(sheet(found), options.format)
-    for path in write(found, folder):
+    for path in sheet(found).write(folder / "trials"):
         if plain:
             print(f"written: {path}")
     return 0

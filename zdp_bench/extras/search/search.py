@@ -1,26 +1,20 @@
-"""A search from end to end: what it found and spent (`search.json`), its table and its figure."""
+"""A search from end to end: what it found and spent (`search.json`), and its table."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.figure import Figure
 from optuna.trial import FrozenTrial, TrialState
 
 from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.extras.search.space import Search
 from zdp_bench.extras.search.trials import Launch, Study, Trials, Yardstick
-from zdp_bench.privacy.composition import Spent
 from zdp_bench.records import Record, hold_lock
-from zdp_bench.report import figures, names
 from zdp_bench.report.budget import together_if_known
-from zdp_bench.report.figures import COLOURS, STYLE, WIDTH
 from zdp_bench.report.number_format import epsilon, name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.spending import FILE, read_spending
@@ -78,7 +72,6 @@ def _told(trial: FrozenTrial, by: Yardstick, count: int) -> str:
 
 
 HELD_OUT = 0.1  # of the training data
-MOST_POINTS = 24  # of the curve of ε: each takes a composition
 STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
 
 
@@ -119,7 +112,6 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
             "epsilon_all": together_if_known(spent, delta),
             "epsilon_all_unit": together_if_known(units, delta) if units != spent else None,
             "unit": trials.data.unit,
-            "epsilon_so_far": _curve(homes, {h: s.spent for h, s in spendings.items()}, delta),
         },
     }
 
@@ -143,24 +135,7 @@ def _has_begun(home: Path) -> bool:
     return any((home / name).exists() for name in (FILE, "record.json"))
 
 
-def _curve(
-    homes: Sequence[Path], spent: dict[Path, Spent], delta: float
-) -> list[list[float | None]]:
-    """Return (number, ε together) of the first trials, at most `MOST_POINTS` of them.
-
-    Trials of equal values are one run, and have spent once.
-    """
-    stride = -(-len(homes) // MOST_POINTS) or 1
-    counts = [*range(len(homes), 0, -stride)][::-1]
-    firsts = [(count, dict.fromkeys(homes[:count])) for count in counts]
-    return [
-        [count, together_if_known([spent[home] for home in first if home in spent], delta)]
-        for count, first in firsts
-    ]
-
-
 SHOWN = 10  # trials in a table; CSV and JSON have all
-HEIGHT = 3.0  # inches
 
 
 def sheet(found: Record) -> Sheet:
@@ -227,39 +202,3 @@ def _notes(found: Record) -> list[str]:
 
 def _short(value: Any) -> str:
     return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def write(found: Record, folder: Path) -> list[Path]:
-    """Write the table and, if a trial was measured, the figure into the search's folder."""
-    paths = sheet(found).write(folder / "trials")
-    if any(line["score"] is not None for line in found["trials"]):
-        with mpl.rc_context(STYLE):
-            figure = draw(found)
-            FigureCanvasAgg(figure).draw()
-        paths += figures.write(figure, "search", folder)
-    return paths
-
-
-def draw(found: Record) -> Figure:
-    """Draw each trial at its own ε, and the best so far at the ε of all trials so far."""
-    by, lines = found["chosen_by"], found["trials"]
-    figure = Figure(figsize=(WIDTH, HEIGHT))
-    axes = figure.subplots()
-    own = [(line["epsilon_tight"], line["score"]) for line in lines if line["score"] is not None]
-    axes.plot(
-        *zip(*own, strict=True), "o", color="0.55", markersize=4, label="a trial, at its own ε"
-    )
-    best = max if found["direction"] == "maximize" else min
-    path = []
-    for count, spent in found["privacy"]["epsilon_so_far"]:
-        scores = [line["score"] for line in lines[:count] if line["score"] is not None]
-        if scores and spent is not None:
-            path.append((spent, best(scores)))
-    if path:
-        label = "the best so far, at the ε of all so far"
-        axes.plot(*zip(*path, strict=True), "-o", color=COLOURS[0], markersize=3, label=label)
-    figures.spread(axes, [x for x, _ in (*own, *path)])
-    axes.set_xlabel(f"ε (δ {found['privacy']['delta']:g})")
-    axes.set_ylabel(f"{by['of']} {names.metric(by['metric'])}")
-    figures.legend_below(figure)
-    return figure
