@@ -63,9 +63,9 @@ class PlainText(Console):
 
 
 def console() -> Console:
-    """Return standard output; as wide as COLUMNS says, or wide enough for a table, if piped."""
+    """Return standard output; as wide as COLUMNS says, or, if piped, wide enough for any row."""
     told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return PlainText(width=None if told else 160, markup=False)
+    return PlainText(width=None if told else 10_000, markup=False)
 
 
 class Silent:
