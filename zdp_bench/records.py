@@ -305,6 +305,12 @@ def get(record: Record, path: str) -> Any:
     return value
 
 
+def has_each_epoch(record: Record) -> bool:
+    """True if a record has the metrics of every epoch, as `execution.evaluate=each` writes them."""
+    numbers = [of["epoch"] for of in record["epochs"] if of["epoch"] is not None]
+    return numbers == [*range(1, len(numbers) + 1)]
+
+
 def to_json(value: Any) -> Any:
     """Replace ∞ and NaN, which JSON lacks, by the strings "inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):

@@ -216,6 +216,23 @@ class PowerCut(BaseException):
     pass
 
 
+def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    own = tmp_path / "last"
+    last = carry_out(own, "execution.evaluate=last")
+    assert last.record["run"] == finished.record["run"]
+    assert same(weights_of(last), weights_of(finished))
+    assert last.record["epochs"] == finished.record["epochs"][-1:]
+    assert records.has_each_epoch(finished.record)
+    assert not records.has_each_epoch(last.record)
+    assert carry_out(own, "execution.evaluate=last").found
+    with pytest.raises(UserError, match="last epoch only"):
+        carry_out(own)
+    again = carry_out(own, "force=true")
+    assert again.record["epochs"] == finished.record["epochs"]
+
+
 def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path, *words: str) -> None:
     """Run until `step` is done, and no further."""
     real = experiment.private_step

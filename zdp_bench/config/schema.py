@@ -125,6 +125,8 @@ class Execution:
         checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.
             null: do not.
         deterministic: refuse operations whose result differs from call to call (CUDA has some).
+        evaluate: measure test metrics after each epoch, or after the last only, which takes less
+            time but leaves no curve.
         prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
         loggers: of tensorboard, mlflow and wandb, those that write the run's numbers too; each
             needs the extra of its name. null: none.
@@ -132,6 +134,7 @@ class Execution:
 
     checkpoint_steps: Count | None
     deterministic: bool
+    evaluate: Literal["each", "last"]
     prefetch: Annotated[int, Interval(ge=0, le=1024)] | None
     loggers: list[str] | None
 

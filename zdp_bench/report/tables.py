@@ -240,7 +240,7 @@ def _points(line: Line, axes: Axes) -> list[Point]:
     metric = line.number.column
     for run in line.runs:
         if axes.x == "epoch":
-            for epoch in run["epochs"]:
+            for epoch in run["epochs"] if records.has_each_epoch(run) else ():
                 if epoch["epoch"] is not None:
                     spent = _claimed(run, epoch), epoch["epsilon_tight"]
                     found = by_x.setdefault(float(epoch["epoch"]), [])

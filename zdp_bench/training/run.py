@@ -351,8 +351,11 @@ class Loop:
             if (epoch is not None or stopped_by == "budget") and not evaluated:
                 if self.guard:
                     self.guard.require_unchanged()
-                self._evaluate(epoch, epsilon)
                 last = epoch is None or self.step == plan.steps
+                if last or config.execution.evaluate == "each":
+                    self._evaluate(epoch, epsilon)
+                else:
+                    self._check_outputs()
                 due = due or last or (epoch or 0) % config.trainer.checkpoint_epochs == 0
             elif due or self.step % WATCHED == 0:  # before a useless state is saved
                 self._check_outputs()

@@ -52,6 +52,7 @@ def find_or_run(
 
     Raises:
         Busy: another process is at this run, and `wait` is false.
+        UserError: the record has its last epoch only, and each is asked for.
     """
     home = records.folder(config.results, config.recipe, digest)
     path = home / "record.json"
@@ -60,6 +61,11 @@ def find_or_run(
         return ranks.broadcast(records.read(path) if ranks.is_first else None)
 
     if not config.force and (done := find()):
+        if config.execution.evaluate == "each" and not records.has_each_epoch(done):
+            raise UserError(
+                f"{path}: was evaluated after its last epoch only. Add force=true to run it again "
+                "with the metrics of each, or execution.evaluate=last to take it as it is."
+            )
         return Outcome(done, path, found=True)
     with (
         explain_write_errors(home),
