@@ -48,7 +48,7 @@ ALLOWED: dict[str, set[str]] = {
     "data": BASE,
     "tasks": BASE,
     "representations": BASE | {"data", "config", "nn"},
-    "config": BASE | {"privacy"},
+    "config": BASE | {"privacy", "algorithms"},
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
     "library": BASE | CORE | {"training"},

@@ -7,7 +7,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Algorithm, Problem, parameter_block
 from zdp_bench.data import Dataset, Examples, Splits
 from zdp_bench.gradients import Batch, reference
 from zdp_bench.gradients.clipping import trainable
@@ -40,13 +40,12 @@ class Rings(Dataset):
 
 
 @register("algorithm", "sign_sgd")
-class SignSGD:
+class SignSGD(Algorithm):
     """Each example votes with the phase of its gradient: |u_k| = C/√n in all n coordinates."""
 
-    private = True
-
     def __init__(self, problem: Problem, *, noise_multiplier: float, max_grad_norm: float) -> None:
-        self.problem, self.noise_multiplier, self.bound = problem, noise_multiplier, max_grad_norm
+        super().__init__(problem, noise_multiplier=noise_multiplier)
+        self.bound = max_grad_norm
 
     def mechanism(self) -> Mechanism:
         """What a step releases: all the accountant ever sees."""
@@ -70,9 +69,3 @@ class SignSGD:
         if len(batch[0]):
             for name, each in self.contributions(batch).items():
                 total[name] += each.sum(dim=0)
-
-    def postprocess(
-        self, noisy: dict[str, Tensor], expected_batch_size: float
-    ) -> dict[str, Tensor]:
-        """The gradient, from the noisy sum alone."""
-        return mean(noisy, expected_batch_size)

@@ -11,6 +11,7 @@ import inspect
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
@@ -19,12 +20,13 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench import registry
-from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
+from zdp_bench.algorithms.sgd import SGD
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
-from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks.classification import Classification
@@ -125,18 +127,22 @@ def accepted(case: Case) -> bool:
 
 def solves(name: str) -> bool:
     """True if a step does not descend, but solves for the weights."""
-    return getattr(lookup("algorithm", name), "releases_once", False)
+    return algorithm_type(name).releases_once
 
 
-PRIVATE = [name for name in names("algorithm") if lookup("algorithm", name).private]
+PRIVATE = [
+    name
+    for name in names("algorithm")
+    if "noise_multiplier" in inspect.signature(algorithm_type(name)).parameters
+]
 CASES: list[Case] = [
     c
-    for name in PRIVATE
+    for name in names("algorithm")
     for o in choices(name)
     for kind in NETWORKS
     if (kind == "linear") == solves(name)
     if name != "zeta_dp_sgd" or kind in ("complex", "mixed")  # of real networks it is dp_sgd
-    if accepted(c := (name, o, kind))
+    if accepted(c := (name, o, kind)) and make(c)[0].mechanism().is_private
 ]
 IDS = ["-".join([name, *map(str, options.values()), kind]) for name, options, kind in CASES]
 
@@ -152,6 +158,29 @@ def descending(case: Case) -> Case:
     if solves(case[0]):
         pytest.skip("solves for the weights")
     return case
+
+
+def test_what_is_not_an_algorithm_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(registry._builders["algorithm"], "loose", lambda problem: None)
+    with pytest.raises(UserError, match=r"algorithm=loose: .* is not derived from zdp_bench"):
+        algorithm_type("loose")
+
+
+class NoisySGD(SGD):
+    """Plain gradients with noise."""
+
+    def mechanism(self) -> Mechanism:
+        plain = super().mechanism()
+        blocks = (replace(block, std=1.0, noise="real") for block in plain.blocks)
+        return replace(plain, blocks=tuple(blocks))
+
+
+def test_whether_an_algorithm_is_private_follows_from_its_mechanism() -> None:
+    problem = Problem(network("real"), Classification().loss, POISSON)
+    assert not SGD(problem).mechanism().is_private
+    assert NoisySGD(problem).mechanism().is_private
+    for case in CASES:
+        assert make(case)[0].mechanism().is_private
 
 
 def test_every_private_algorithm_takes_some_network() -> None:
@@ -269,7 +298,7 @@ def test_postprocessing_is_linear_and_divides_by_the_expected_batch_size(descend
 # ------------------------------------------------------------------- shares, and steps before
 
 
-SHARED = [c for c in CASES if getattr(lookup("algorithm", c[0]), "takes_shares", False)]
+SHARED = [c for c in CASES if algorithm_type(c[0]).takes_shares]
 SHARES = (3, 1, 2)
 
 

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench import registry
-from zdp_bench.algorithms import Problem, mean
+from zdp_bench.algorithms import Algorithm, Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.audit import recipe
 from zdp_bench.audit.recipe import (
@@ -311,19 +311,17 @@ def test_a_patient_is_a_canary_with_all_records(monkeypatch: pytest.MonkeyPatch)
     assert finding.verdict == "passes"
 
 
-class Invented:
+class Invented(Algorithm):
     """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more
     than its mechanism says.
     """
-
-    private = True
-    noise_multiplier = 1.0
 
     def __init__(
         self, problem: Problem, *, lie: float = 1.0, gamma: None = None, clip_quantile: None = None
     ) -> None:
         # Hydra cannot take a key out that is null, so the group's come here too.
-        self.problem, self.lie = problem, lie
+        super().__init__(problem, noise_multiplier=1.0)
+        self.lie = lie
         self.names = list(dict(problem.model.named_parameters()))
 
     def mechanism(self) -> Mechanism:

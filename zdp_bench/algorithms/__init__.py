@@ -6,15 +6,18 @@ ledger and optimiser are in `training/step.py`, once for all. No algorithm compu
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Loss, per_example
 from zdp_bench.gradients.spectra import Spectrum
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
+from zdp_bench.registry import lookup
 
 
 @dataclass(frozen=True)
@@ -38,22 +41,46 @@ class Problem:
         object.__setattr__(self, "loss", per_example(self.loss))
 
 
-class Algorithm(Protocol):
-    """The methods of every algorithm; the module docstrings have the formulas."""
+class Algorithm(ABC):
+    """How examples are bounded, what a step releases, and what becomes of the noisy sum.
 
-    noise_multiplier: float  # σ as the paper states it; 0 without noise
-    # An algorithm may also have `carried`, a dictionary of numbers that follow from what it has
-    # released and that its next step needs. They are saved with the weights.
+    Derive from it and register the class; nothing else needs to know an algorithm by name. Keyword
+    parameters of its `__init__` are its options. The module docstrings have the formulas.
 
+    Attributes:
+        problem: what is trained.
+        noise_multiplier: σ as the paper states it; 0 without noise.
+        carried: numbers that follow from earlier releases and that the next step needs. They are
+            saved with the weights.
+        takes_shares: `accumulate` and `contributions` also take `shares`, and bound the mean of
+            each share of several examples as one.
+        sums_gradients: the uᵢ are whole gradients of examples, clipped.
+        sums_in_float32: they are, even if the forward pass runs in bfloat16.
+        releases_once: the first release solves for the weights.
+    """
+
+    takes_shares: ClassVar[bool] = False
+    sums_gradients: ClassVar[bool] = False
+    sums_in_float32: ClassVar[bool] = False
+    releases_once: ClassVar[bool] = False
+
+    def __init__(self, problem: Problem, *, noise_multiplier: float) -> None:
+        self.problem = problem
+        self.noise_multiplier = noise_multiplier
+        self.carried: dict[str, float] = {}
+
+    @abstractmethod
     def mechanism(self) -> Mechanism:
         """Return what a step releases, fixed before the first example is read."""
 
+    @abstractmethod
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
         """Add Σᵢ uᵢ with ‖uᵢ‖₂ ≤ bound to `total`, so that micro-batches and ranks add up.
 
         An empty batch adds nothing. The model's parameters do not change.
         """
 
+    @abstractmethod
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         """Return the uᵢ themselves, block name -> [B, *shape]: for tests and audits only."""
 
@@ -62,8 +89,33 @@ class Algorithm(Protocol):
     ) -> dict[str, Tensor]:
         """Return the gradient, by parameter name, from the noisy sum alone, which costs no privacy.
 
-        If it is the function `mean` itself, the private step divides while it adds the noise.
+        `noisy` may be overwritten.
         """
+        return mean(noisy, expected_batch_size)
+
+    @property
+    def averages(self) -> bool:
+        """True if `postprocess` is the mean: the private step then divides as it adds noise."""
+        return type(self).postprocess is Algorithm.postprocess
+
+    def report(self, releases: int, delta: float) -> dict[str, Any]:
+        """Return what a record's section on privacy says of this algorithm alone."""
+        return {}
+
+
+def algorithm_type(name: str) -> type[Algorithm]:
+    """Return the algorithm of a name.
+
+    Raises:
+        UserError: there is none, or it is not derived from `Algorithm`.
+    """
+    found = lookup("algorithm", name)
+    if not isinstance(found, type) or not issubclass(found, Algorithm):
+        raise UserError(
+            f"algorithm={name}: {found.__module__}.{found.__qualname__} is not derived from "
+            "zdp_bench.algorithms.Algorithm."
+        )
+    return found
 
 
 def mean(noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:

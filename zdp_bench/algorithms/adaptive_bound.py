@@ -25,7 +25,8 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.privacy.mechanism import Block
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.mechanism import Block, Mechanism
 
 COUNT = "unclipped shares"  # the block's name; no parameter has a space in its own
 COUNT_SHARE = 0.01  # s
@@ -61,3 +62,9 @@ def adapt_bound(
     most = math.log(2)
     moved = bound * math.exp(min(most, max(-most, RATE * (quantile - unclipped))))
     return min(MOST, max(LEAST, moved))
+
+
+def epsilon_without_count(mechanism: Mechanism, releases: int, delta: float) -> float:
+    """Return the tight ε that as many releases of the gradients alone would have."""
+    alone = Mechanism.of_z(mechanism.z * JOINT_BOUND, mechanism.sampling)
+    return tight_epsilon(alone, releases, delta)

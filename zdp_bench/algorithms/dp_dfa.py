@@ -44,7 +44,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Algorithm, Problem, parameter_block
 from zdp_bench.errors import UserError, require
 from zdp_bench.gradients import Batch, PerExample, add_up, clipped_sum
 from zdp_bench.gradients.clipping import (
@@ -65,7 +65,7 @@ Weighed = tuple[Tensor, Tensor]  # signals [B, n] and their factors [B]
 
 
 @register("algorithm", "dp_dfa")
-class DPDFA:
+class DPDFA(Algorithm):
     """DP-DFA on a chain of layers that ends in fully connected ones, real or complex.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, whatever inputs, weights and
@@ -75,8 +75,6 @@ class DPDFA:
     Raises:
         UserError: a value is out of range, or the network is not such a chain.
     """
-
-    private = True
 
     def __init__(
         self,
@@ -97,8 +95,7 @@ class DPDFA:
         }
         for name, value in positive.items():
             require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
         self.error_clip = error_clip
         self.feedback_norm = feedback_norm
@@ -169,8 +166,6 @@ class DPDFA:
             name: torch.stack(r) if r else parameters[name].new_zeros((0, *parameters[name].shape))
             for name, r in rows.items()
         }
-
-    postprocess = staticmethod(mean)
 
     def _sums(self, batch: Batch) -> dict[str, Tensor]:
         """Σᵢ uᵢ by parameter name."""

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block
 from zdp_bench.algorithms.adaptive_bound import (
+    COUNT_SHARE,
     JOINT_BOUND,
     adapt_bound,
     count_block,
     count_unclipped,
+    epsilon_without_count,
 )
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Engine, Shares, add_up, clipped_sum, reference
@@ -19,7 +23,7 @@ from zdp_bench.registry import register
 
 
 @register("algorithm", "dp_sgd")
-class DPSGD:
+class DPSGD(Algorithm):
     """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
     C/√L; with `gamma`, automatically (Bu et al. 2022); with `clip_quantile`, at a bound that
     follows the gradients' norms (`adaptive_bound`).
@@ -27,16 +31,12 @@ class DPSGD:
     Formal guarantees: an example's share is at most `max_grad_norm`, or, in units of the bound
     that holds then, `JOINT_BOUND`; z = noise_multiplier under Poisson sampling.
 
-    Attributes:
-        carried: what one step hands to the next, saved with the weights: the bound, if it adapts.
-
     Raises:
         UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this
             algorithm does not.
     """
 
-    private = True
-    plain_gradients = True
+    sums_gradients = True
     takes_shares = True
     sums_in_float32 = True  # even if the forward pass runs in bfloat16
     takes_complex = False
@@ -54,14 +54,12 @@ class DPSGD:
         gamma: float | None = None,
         gradients: Engine = "auto",
     ) -> None:
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
         self.clip_quantile = clip_quantile
         self.per_layer = per_layer
         self.gamma = gamma
         self.gradients: Engine = gradients
-        self.carried: dict[str, float] = {}
         if clip_quantile is not None:
             if gamma is not None:
                 raise UserError(
@@ -70,7 +68,6 @@ class DPSGD:
                     "Give one of them."
                 )
             self.carried = {"bound": max_grad_norm}
-            self.postprocess = self._adapt
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex() and not self.takes_complex:
                 raise UserError(
@@ -128,11 +125,28 @@ class DPSGD:
         rows = {name: value / self.bound for name, value in clipped.items()}
         return rows | count_unclipped(norms, self.bound, each=True)
 
-    postprocess = staticmethod(mean)
+    @property
+    def averages(self) -> bool:
+        return not self.carried
 
-    def _adapt(self, noisy: dict[str, Tensor], expected_batch_size: float) -> dict[str, Tensor]:
-        """Return the gradient in its own units, and move the bound for the next step."""
-        assert self.clip_quantile is not None
+    def postprocess(
+        self, noisy: dict[str, Tensor], expected_batch_size: float
+    ) -> dict[str, Tensor]:
+        """Return the mean, in its own units if the bound adapts; move that for the next step."""
+        if self.clip_quantile is None:
+            return mean(noisy, expected_batch_size)
         bound = self.bound
         self.carried["bound"] = adapt_bound(bound, noisy, self.clip_quantile, expected_batch_size)
         return mean(noisy, expected_batch_size / bound)
+
+    def report(self, releases: int, delta: float) -> dict[str, Any]:
+        if self.clip_quantile is None:
+            return {}
+        return {
+            "clipping": {
+                "quantile": self.clip_quantile,
+                "last_bound": self.bound,
+                "count_share": COUNT_SHARE,
+                "epsilon_without_count": epsilon_without_count(self.mechanism(), releases, delta),
+            }
+        }

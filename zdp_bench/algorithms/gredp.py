@@ -29,7 +29,7 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
+from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block, spectrum_block
 from zdp_bench.gradients import Batch, Engine, add_up
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
@@ -45,7 +45,7 @@ _NOISE: dict[str, tuple[NoiseKind, float]] = {  # kind, and its std over σC
 
 
 @register("algorithm", "gredp")
-class GReDP:
+class GReDP(Algorithm):
     """DP-SGD in the Fourier domain, with the real part kept.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
@@ -57,8 +57,6 @@ class GReDP:
             transposed.
     """
 
-    private = True
-
     def __init__(
         self,
         problem: Problem,
@@ -69,8 +67,7 @@ class GReDP:
         spectrum: Literal["kernel", "padded"] = "kernel",
         gradients: Engine = "auto",
     ) -> None:
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
         self.noise = noise
         self.engine: Engine = gradients

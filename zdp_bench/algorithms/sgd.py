@@ -10,7 +10,7 @@ import math
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block
+from zdp_bench.algorithms import Algorithm, Problem, parameter_block
 from zdp_bench.gradients import Batch, add_up, reference
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.memory_format import arrange
@@ -19,15 +19,13 @@ from zdp_bench.registry import register
 
 
 @register("algorithm", "sgd")
-class SGD:
+class SGD(Algorithm):
     """Unclipped gradients without noise, through the same step as every other algorithm."""
 
-    private = False
-    plain_gradients = True
-    noise_multiplier = 0.0
+    sums_gradients = True
 
     def __init__(self, problem: Problem) -> None:
-        self.problem = problem
+        super().__init__(problem, noise_multiplier=0.0)
 
     def mechanism(self) -> Mechanism:
         blocks = (
@@ -46,5 +44,3 @@ class SGD:
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
-
-    postprocess = staticmethod(mean)

@@ -25,7 +25,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Problem, mean, parameter_block, spectrum_block
+from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block, spectrum_block
 from zdp_bench.errors import require
 from zdp_bench.gradients import Batch, add_up
 from zdp_bench.gradients.clipping import trainable
@@ -35,7 +35,7 @@ from zdp_bench.registry import register
 
 
 @register("algorithm", "spectral_dp")
-class SpectralDP:
+class SpectralDP(Algorithm):
     """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
@@ -45,8 +45,6 @@ class SpectralDP:
     Raises:
         UserError: the model is complex, or has a grouped or transposed convolution.
     """
-
-    private = True
 
     def __init__(
         self,
@@ -58,8 +56,7 @@ class SpectralDP:
         noise: Literal["sound", "as_published"] = "sound",
     ) -> None:
         require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
         self.noise = noise
         self.domain = padded_domain(problem.model, problem.loss, problem.like)

@@ -24,7 +24,7 @@ import math
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.gradients.clipping import trainable
@@ -36,7 +36,7 @@ BOUND = math.sqrt(2) * (1 + 1e-9)  # of the pair, with the rounding of norms in 
 
 
 @register("algorithm", "sufficient_statistics")
-class SufficientStatistics:
+class SufficientStatistics(Algorithm):
     """Private least squares for a model that is one real linear layer, such as `real_linear`.
 
     Formal guarantees: a share's norm is at most √2; z = noise_multiplier if all examples are drawn.
@@ -45,13 +45,11 @@ class SufficientStatistics:
         UserError: something else than one real linear layer trains.
     """
 
-    private = True
     takes_shares = True
     releases_once = True
 
     def __init__(self, problem: Problem, *, noise_multiplier: float, ridge: float = 0.2) -> None:
-        self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        super().__init__(problem, noise_multiplier=noise_multiplier)
         self.ridge = ridge
         layers = [m for m in problem.model.modules() if isinstance(m, nn.Linear)]
         own = {id(p) for layer in layers for p in layer.parameters()}

@@ -355,20 +355,18 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 # ---------------------------------------------------------------------------------- the whole run
 
 
-class WithCanaries:
+class WithCanaries(Algorithm):
     """Insert canaries and record every release, round an algorithm.
 
     Canaries come as a batch of their own, (their numbers, how much of each), and the others as the
     arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
     """
 
-    private = True
-
     def __init__(
         self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
     ) -> None:
+        super().__init__(inner.problem, noise_multiplier=inner.noise_multiplier)
         self.inner, self.coordinates = inner, coordinates
-        self.noise_multiplier = inner.noise_multiplier
         self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
         self.drawn: Any = None
         self.rest: dict[str, Tensor] = {}

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
+from typing import TYPE_CHECKING
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.statement import require_delta
-from zdp_bench.registry import lookup
+
+if TYPE_CHECKING:
+    from zdp_bench.algorithms import Algorithm
 
 
 def check_values(run: Run) -> None:
@@ -33,8 +36,7 @@ def _check_sampling(run: Run) -> None:
         require(rate is not None or size is not None, "trainer.sample_rate", None, rule)
     rule = f"{trainer.sampling} sampling needs batch_size or sample_rate, and not both"
     require((size is None) != (rate is None), "trainer.batch_size", size, rule)
-    private = getattr(lookup("algorithm", run.algorithm.name), "private", True)
-    if private and trainer.sampling == "shuffled":
+    if "noise_multiplier" in run.algorithm.options and trainer.sampling == "shuffled":
         raise UserError(
             f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: "
             "shuffled batches carry no ε here. Use trainer=poisson or trainer=uniform."
@@ -48,10 +50,10 @@ def _check_gradients(run: Run) -> None:
             f"model.start={run.start} with model.weight_standardisation=true: standardised weights "
             "have no scale that a start could set. Give one of them."
         )
-    if getattr(lookup("algorithm", run.algorithm.name), "releases_once", False):
+    algorithm = _type_of(run.algorithm.name)
+    if algorithm.releases_once:
         _check_one_release(run)
-    plain = getattr(lookup("algorithm", run.algorithm.name), "plain_gradients", False)
-    if run.weight_standardisation and not plain:
+    if run.weight_standardisation and not algorithm.sums_gradients:
         raise UserError(
             f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
             "algorithm that sums whole gradients: sgd, dp_sgd or zeta_dp_sgd."
@@ -143,11 +145,17 @@ def require_takes_shares(asked: str, algorithm: str) -> None:
     Args:
         asked: the setting that forms such shares, for the error.
     """
-    if not getattr(lookup("algorithm", algorithm), "takes_shares", False):
+    if not _type_of(algorithm).takes_shares:
         raise UserError(
             f"{asked} with algorithm={algorithm}: it does not clip several examples as one. Use "
-            "dp_sgd or zeta_dp_sgd."
+            "dp_sgd or zeta_dp_sgd, or leave the key out."
         )
+
+
+def _type_of(algorithm: str) -> type[Algorithm]:
+    from zdp_bench.algorithms import algorithm_type  # here, for it loads torch
+
+    return algorithm_type(algorithm)
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:

@@ -136,14 +136,14 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
 def list_layers(setup: Setup) -> list[LayerUse]:
     """Return every layer with trainable parameters of its own."""
     config, mechanism = setup.config, setup.mechanism
-    private = mechanism.z > 0 or config.algorithm.name != "sgd"
+    private = mechanism.is_private
     engine = config.algorithm.options.get("gradients")
     bound = (
         f"C = {mechanism.blocks[0].bound:g} over all layers"
         if mechanism.joint
         else "a bound of its own"
     )
-    if first := getattr(setup.algorithm, "carried", {}).get("bound"):
+    if first := setup.algorithm.carried.get("bound"):
         bound = f"C over all layers, which adapts from {first:g} on"
     found = []
     for name, module in setup.model.named_modules():

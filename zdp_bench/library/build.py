@@ -20,7 +20,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 from torch.nn.parameter import UninitializedParameter
 
-from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.errors import UserError, require, unknown
@@ -51,7 +51,6 @@ from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.records import hold_lock
-from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
@@ -254,12 +253,12 @@ def _build_algorithm(
     """Return the algorithm with its noise, as given or calibrated; refuse one that adds none."""
     if (noise_multiplier is None) == (target_epsilon is None):
         raise UserError("give noise_multiplier or target_epsilon, and not both.")
-    make = lookup("algorithm", asked["name"])
-    if not getattr(make, "private", True):
+    make = algorithm_type(asked["name"])
+    if "noise_multiplier" not in inspect.signature(make).parameters:
         raise UserError(f"algorithm={asked['name']} is not private: train without make_private.")
 
     def build(noise: float) -> Algorithm:
-        built: Algorithm = make(
+        built = make(
             problem, **check_plugin("algorithm", asked | {"noise_multiplier": noise}).options
         )
         try:

@@ -46,7 +46,7 @@ from zdp_bench.training.interrupts import stop_signals
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
 from zdp_bench.training.plan import Patients, Plan
-from zdp_bench.training.run import clipping_report, released_report
+from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
@@ -376,7 +376,7 @@ class Private:
         return (
             whose
             | report
-            | clipping_report(setting.algorithm, releases, setting.delta)
+            | setting.algorithm.report(releases, setting.delta)
             | {
                 "steps_taken": self.done,
                 "noise_multiplier": setting.algorithm.noise_multiplier,
@@ -459,7 +459,7 @@ class Private:
             self.ledger.position,
             [],
             scheduler.state_dict() if scheduler else {},
-            carried=dict(getattr(setting.algorithm, "carried", {})),
+            carried=dict(setting.algorithm.carried),
             built=self._describe_built(scheduler),
         )
         checkpoint.save(self.checkpoint, state)
@@ -495,13 +495,14 @@ class Private:
             raise UserError("private.resume() comes before the first step.")
         if self.saved is None:
             return False
-        carried = getattr(setting.algorithm, "carried", {})
         built = self._describe_built(scheduler)
         try:
             for what, saved in self.saved.built.items():
                 if saved != built[what]:
                     raise checkpoint.Misfit(f"the {what} was another")
-            self.saved.restore(setting.model, setting.optimizer, scheduler, carried)
+            self.saved.restore(
+                setting.model, setting.optimizer, scheduler, setting.algorithm.carried
+            )
         except (checkpoint.Misfit, KeyError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "

@@ -172,6 +172,11 @@ class Mechanism:
             raise ValueError("under a joint bound every block states the same bound")
 
     @property
+    def is_private(self) -> bool:
+        """True if examples are bounded, or noise is added; ε may still be ∞."""
+        return any(block.std > 0 or not math.isinf(block.bound) for block in self.blocks)
+
+    @property
     def z(self) -> float:
         """Effective noise multiplier of the weakest direction.
 

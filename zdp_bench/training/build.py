@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.plugins import SCHEDULERS, find_builder
 from zdp_bench.config.schema import Plugin, Run
 from zdp_bench.data import DatasetInfo, Splits
@@ -166,7 +166,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     Raises:
         UserError: no noise multiplier reaches the ε, or the budget does not pay for one step.
     """
-    make = lookup("algorithm", config.algorithm.name)
+    make = algorithm_type(config.algorithm.name)
     options, privacy = config.algorithm.options, config.privacy
     try:
         if privacy.target_epsilon:
@@ -183,7 +183,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
         raise UserError(
             f"privacy.{asked}_epsilon={value:g} with algorithm={config.algorithm.name}: {error}."
         ) from None
-    algorithm: Algorithm = make(problem, **config.algorithm.options)
+    algorithm = make(problem, **config.algorithm.options)
     if privacy.max_epsilon:
         _check_budget(config, algorithm.mechanism())
     return config, algorithm

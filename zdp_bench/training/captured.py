@@ -23,7 +23,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import first_line
-from zdp_bench.gradients import Batch, PerExample, runs_alone
+from zdp_bench.gradients import Batch, PerExample, per_example, runs_alone
 from zdp_bench.gradients.clipping import defer_finite
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.training.batches import MICRO_BATCH
@@ -194,7 +194,7 @@ class Programs:
         return dict(found.total)
 
     def _make(self, algorithm: Algorithm, mechanism: Mechanism, batch: Batch, rows: int) -> Program:
-        program = Program.of(algorithm, loss_of(algorithm), mechanism, batch, rows)
+        program = Program.of(algorithm, per_example(algorithm.problem.loss), mechanism, batch, rows)
         if self.capture:
             try:
                 program.capture()
@@ -206,16 +206,9 @@ class Programs:
         return program
 
 
-def loss_of(algorithm: Algorithm) -> Any:
-    """Return the loss that an algorithm sums the gradients of; None if it has no `problem`."""
-    return getattr(getattr(algorithm, "problem", None), "loss", None)
-
-
 def why_not(algorithm: Algorithm, model: nn.Module) -> str:
     """Return why a training's sums are no program; "" if they may be one."""
-    if loss_of(algorithm) is None:
-        return "the algorithm does not say what it trains"
-    if getattr(algorithm, "carried", {}):
+    if algorithm.carried:
         return "the bound changes from step to step"
     if reason := runs_alone(model):
         return reason

@@ -154,13 +154,13 @@ def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> 
         return
     if precision not in PRECISIONS:
         raise unknown("precision", precision, [*PRECISIONS, "null"])
-    private = getattr(algorithm, "private", True)
+    private = algorithm.mechanism().is_private
     if precision == "tf32" and private:
         raise UserError(
             "precision=tf32 is for non-private training: a clipped sum made of TF32 products "
             "passes its bound. Leave it out, or take precision=bf16."
         )
-    if precision == "bf16" and private and not getattr(algorithm, "sums_in_float32", False):
+    if precision == "bf16" and private and not algorithm.sums_in_float32:
         raise UserError(
             f"precision=bf16: {type(algorithm).__name__} does not keep its clipped sums in "
             "float32. Leave it out."

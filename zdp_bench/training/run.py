@@ -17,8 +17,6 @@ from torch import Tensor, nn
 from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
-from zdp_bench.algorithms import Algorithm
-from zdp_bench.algorithms.adaptive_bound import COUNT_SHARE, JOINT_BOUND
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
@@ -29,7 +27,6 @@ from zdp_bench.privacy.accounting import (
     part_epsilon,
     patient_interval,
     rdp_epsilon,
-    tight_epsilon,
     tight_interval,
 )
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
@@ -277,8 +274,7 @@ class Loop:
     @property
     def carried(self) -> dict[str, float]:
         """What the algorithm carries from step to step; a federation's server has none."""
-        found: dict[str, float] = getattr(getattr(self.setup, "algorithm", None), "carried", {})
-        return found
+        return self.setup.algorithm.carried if isinstance(self.setup, Setup) else {}
 
     def states(self) -> tuple[dict[str, Any], ...]:
         """Return the state of the model, the optimiser, the schedule and the algorithm."""
@@ -530,26 +526,7 @@ def privacy_report(
         "epsilon_of": epsilon_of(config, unit),
         "noise_multiplier": setup.algorithm.noise_multiplier,
         **released_report(mechanism, ledger, releases, delta, config.privacy.secure),
-        **clipping_report(setup.algorithm, releases, delta),
-    }
-
-
-def clipping_report(algorithm: Algorithm, releases: int, delta: float) -> dict[str, Any]:
-    """Return what a record says of a bound that adapts: what it follows, and what the count cost.
-
-    {} for a fixed bound.
-    """
-    if (quantile := getattr(algorithm, "clip_quantile", None)) is None:
-        return {}
-    mechanism = algorithm.mechanism()
-    alone = Mechanism.of_z(mechanism.z * JOINT_BOUND, mechanism.sampling)
-    return {
-        "clipping": {
-            "quantile": quantile,
-            "last_bound": algorithm.bound,  # type: ignore[attr-defined]
-            "count_share": COUNT_SHARE,
-            "epsilon_without_count": tight_epsilon(alone, releases, delta),
-        }
+        **setup.algorithm.report(releases, delta),
     }
 
 

@@ -172,7 +172,7 @@ class ModelSetup:
         config, algorithm = build_algorithm(self.config, problem, plan)
         divisor = plan.sampling.expected_batch_size
         tell_noise(self.optimizer, self.model, algorithm, divisor)
-        if getattr(algorithm, "private", True):
+        if algorithm.mechanism().is_private:
             warn_of(config.privacy.delta, plan.sampling.records)
         if config.trainer.augmentations and isinstance(self.data, Splits):
             _require_augmentation(config, self.data)
@@ -268,7 +268,7 @@ class Setup(ModelSetup):
         Raises:
             UserError: names the layer that breaks a guarantee.
         """
-        if not getattr(self.algorithm, "private", True):
+        if not self.mechanism.is_private:
             return []
         most = self.plan.most_drawn * self.most_records
         micro_batch = self.config.trainer.micro_batch
@@ -290,7 +290,7 @@ class Setup(ModelSetup):
         Raises:
             UserError: the model keeps something of what it sees.
         """
-        if not getattr(self.algorithm, "private", True):
+        if not self.mechanism.is_private:
             return None
         like, samples = self.empty_batch()[0], model_checks.SAMPLES
         return watch(self.model, draw_synthetic(like, samples, INTEGERS, self.device))

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, mean
+from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
@@ -121,7 +121,7 @@ def private_step(
                 "and counts the step again."
             )
     # Noise and division in one pass, if nothing is sent or rounded between them: the same numbers.
-    at_once = algorithm.postprocess is mean and ranks.size == 1 and training.noise.repeatable
+    at_once = algorithm.averages and ranks.size == 1 and training.noise.repeatable
     if ranks.is_first:
         total = add_noise(
             total,

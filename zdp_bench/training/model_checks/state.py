@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import Place, places_of
 from zdp_bench.gradients.parts import map_leaves
@@ -94,15 +95,16 @@ def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> N
             )
 
 
-def copy_apart(model: nn.Module, algorithm: Any = None) -> tuple[nn.Module, Any]:
+def copy_apart(model: nn.Module, algorithm: Algorithm | None = None) -> tuple[nn.Module, Any]:
     """Return a deep copy of a model, and of an algorithm that then works on the copy.
 
     What cannot be copied (a lock, an open file) and functions are shared, and so is the loss.
     """
     memo: dict[int, Any] = {}
-    if (problem := getattr(algorithm, "problem", None)) is not None:
-        memo[id(problem.loss)] = problem.loss
-    holders = [*map(vars, model.modules()), getattr(algorithm, "__dict__", {})]
+    holders = [vars(module) for module in model.modules()]
+    if algorithm is not None:
+        memo[id(algorithm.problem.loss)] = algorithm.problem.loss
+        holders.append(vars(algorithm))
     values = [value for holder in holders for value in holder.values()]
     for value in values:
         if isinstance(value, Tensor) and not value.is_leaf:
