@@ -16,7 +16,6 @@ _HOMES = {
     "check_model": "library",
     "clipped_sum": "library",
     "represent": "representations",
-    "AdamBC": "training.optimizers",
     "tight_epsilon": "privacy.accounting",
     "calibrate": "privacy.calibration",
     "Mechanism": "privacy.mechanism",

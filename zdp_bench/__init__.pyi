@@ -11,6 +11,5 @@ from zdp_bench.privacy.mechanism import Block as Block
 from zdp_bench.privacy.mechanism import Mechanism as Mechanism
 from zdp_bench.privacy.mechanism import Sampling as Sampling
 from zdp_bench.representations import represent as represent
-from zdp_bench.training.optimizers import AdamBC as AdamBC
 
 __version__: str

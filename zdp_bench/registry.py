@@ -32,18 +32,20 @@ HOMES = {
     "activation": "zdp_bench.nn",
     "dataset": "zdp_bench.data",
     "task": "zdp_bench.tasks",
-    "optimizer": "zdp_bench.training.optimizers",
     "scheduler": "zdp_bench.training.schedules",
     "accountant": "zdp_bench.privacy.accountants",
     "figure": "zdp_bench.report.figures",
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere, trackers, functions that the core calls where they are there.
-OPTIONAL = ("command", "runner", "logger", "function")
+# what carries out a run elsewhere, functions that the core calls where they are there.
+OPTIONAL = ("command", "runner", "function")
+FOREIGN = ("optimizer", "callback")  # kinds of which other packages alone register some
 EXTRAS = "zdp_bench.extras"
 
-_builders: dict[str, dict[str, Callable[..., Any]]] = {kind: {} for kind in (*HOMES, *OPTIONAL)}
+_builders: dict[str, dict[str, Callable[..., Any]]] = {
+    kind: {} for kind in (*HOMES, *OPTIONAL, *FOREIGN)
+}
 
 log = logging.getLogger(__name__)
 

@@ -150,7 +150,7 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
 
 def test_a_recipe_that_claims_more_than_its_mechanism_gives_is_told_so() -> None:
     findings = attack_recipe_release(
-        subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 6000
+        subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 20_000
     )
     assert [finding.verdict for finding in findings] == ["passes", "passes", "flagged"]
     assert findings[2].expected == "either"

@@ -35,7 +35,7 @@ MISTAKES = [
     ("+model.widths=[3]", "key 'model.widths' is not known...model.hidden"),
     ("+optimizer.momentun=1", "optimizer.momentun...Did you mean 'optimizer.momentum'"),
     ("seed=one", "seed=one: must be a valid integer"),
-    ("execution.loggers=tensorboard", "execution.loggers=tensorboard: must be a valid list"),
+    ("execution.callbacks=mine", "execution.callbacks=mine: must be a valid list"),
     ("algorithm.noise=circluar", "algorithm.noise 'circluar'...Did you mean 'circular'"),
     ("trainer.sampling=poison", "trainer.sampling 'poison'...Did you mean 'poisson'"),
     ("trainer.sample_rate=1.5", "trainer.sample_rate=1.5: must be less than or equal to 1"),

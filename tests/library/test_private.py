@@ -39,7 +39,6 @@ from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import add_noise
 from zdp_bench.training import model_checks, step
-from zdp_bench.training.optimizers import AdamBC
 
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -202,13 +201,6 @@ def test_a_bound_that_adapts_is_saved(make: Make) -> None:
     assert again.report()["clipping"]["last_bound"] == 0.8
     assert again.resume()
     assert again.report()["clipping"]["last_bound"] == last
-
-
-def test_adam_bc_is_told_the_noise(make: Make) -> None:
-    model = network()
-    optimizer = AdamBC(model.parameters(), lr=0.01)
-    train(make(model, optimizer=optimizer), most=1)
-    assert set(optimizer.noise.values()) == {1.2 * 0.8 / 12}
 
 
 def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path) -> None:

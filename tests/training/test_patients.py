@@ -177,7 +177,7 @@ def test_validate_counts_patients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm=sgd"], "clips nobody's share"),
+        (["algorithm=sgd"], "does not clip several examples as one"),
         (["algorithm=gredp"], "clips single records only"),
         (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of a record"),
         (["privacy.unit=example", "privacy.max_examples=3"], "privacy.unit=patient only"),
@@ -277,7 +277,7 @@ def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> No
     ("overrides", "says"),
     [
         (["trainer.augmentations=1"], "must be 2 or more"),
-        (["algorithm=sgd"], "clips nobody's share"),
+        (["algorithm=sgd"], "does not clip several examples as one"),
         (["dataset.augment=false"], "changes no example as it is drawn"),
     ],
 )

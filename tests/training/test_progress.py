@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import io
+from pathlib import Path
 
 import pytest
 from rich.console import Console
 
+from tests.training.test_run import Silent, configured
+from zdp_bench import registry
+from zdp_bench.errors import UserError
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import progress
-from zdp_bench.training.progress import Live, console
+from zdp_bench.training.progress import Live, Reporter, console
+from zdp_bench.training.run import run
 
 
 @pytest.mark.parametrize("width", [40, 80, 110])
@@ -68,3 +73,16 @@ def test_columns_of_words_make_room_before_numbers() -> None:
     assert "0.123456" in text
     assert "No room for why, what for:" in text
     assert "…" not in text
+
+
+def test_a_callback_is_told_the_records_numbers_and_no_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    told: list[dict[str, float]] = []
+    registry.names("callback")
+    monkeypatch.setitem(registry._builders["callback"], "mine", lambda run: told.append)
+    config = configured(tmp_path, "execution.callbacks=[mine]")
+    record = run(config, Reporter(Silent(), config)).record
+    assert told == record["epochs"]
+    with pytest.raises(UserError, match="callback 'other' is not known"):
+        Reporter(Silent(), configured(tmp_path, "execution.callbacks=[other]"))

@@ -110,11 +110,6 @@ def _check_federated(run: Run) -> None:
             "algorithm.clip_quantile with federated.nodes: each node would follow another bound. "
             "Give algorithm.max_grad_norm alone."
         )
-    if run.optimizer.name == "adam_bc":
-        raise UserError(
-            "optimizer=adam_bc with federated.nodes: the server's step has the noise of the nodes "
-            "that answered, which it does not know. Use optimizer=adam."
-        )
     least = federated.min_nodes
     rule = f"must lie between 1 and the {nodes} nodes"
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)

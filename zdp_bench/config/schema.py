@@ -128,15 +128,14 @@ class Execution:
         evaluate: measure test metrics after each epoch, or after the last only, which takes less
             time but leaves no curve.
         prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
-        loggers: of tensorboard, mlflow and wandb, those that write the run's numbers too; each
-            needs the extra of its name. null: none.
+        callbacks: plug-ins that are told the metrics of every evaluation. null: none.
     """
 
     checkpoint_steps: Count | None
     deterministic: bool
     evaluate: Literal["each", "last"]
     prefetch: Annotated[int, Interval(ge=0, le=1024)] | None
-    loggers: list[str] | None
+    callbacks: list[str] | None
 
 
 @dataclass(frozen=True)

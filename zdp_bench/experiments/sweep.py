@@ -229,8 +229,8 @@ def _carry_out(
     if distributed.rank():  # of several ranks, only the first prints
         return run(checked, Silent(), runner=runner).record
     watch = nullcontext(Silent()) if show == "nothing" else Live(console(), name)
-    with watch as live, Reporter(live, checked) as progress:
-        outcome = run(checked, progress, wait, runner)
+    with watch as live:
+        outcome = run(checked, Reporter(live, checked), wait, runner)
     records.renew_csv(checked.results)
     if show == "all":
         console().print(show_run(outcome.record, outcome.path, outcome.found, name))

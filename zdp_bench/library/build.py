@@ -41,7 +41,6 @@ from zdp_bench.library.model_check import (
 from zdp_bench.library.optimizers import (
     Regulariser,
     Several,
-    each_of,
     require_held,
     require_step,
 )
@@ -55,7 +54,6 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
-from zdp_bench.training.optimizers import tell_noise
 from zdp_bench.training.plan import Plan
 
 log = logging.getLogger(__name__)
@@ -180,8 +178,6 @@ def make_private(
     if owners is not None:
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
-    for one in each_of(optimizer):
-        tell_noise(one, model, private, plan.sampling.expected_batch_size)
     mechanism = private.mechanism().digest()
     run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
     if ledger is None:

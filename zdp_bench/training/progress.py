@@ -1,11 +1,9 @@
-"""The console, a run's progress, and what experiment trackers are told.
+"""The console, a run's progress, and what callbacks are told.
 
-Loggers (`execution.loggers=[tensorboard,mlflow,wandb]`) get the record's test metrics and tight ε
-by step, and the recorded configuration. Numbers from training examples, such as a loss or a batch's
-size, would cost privacy, as would time and memory of a step: no logger gets any. Nothing is sent
-over a network: each writes below the results folder.
-
-To add one, write a class as `Logger` below, under `@register("logger", "NAME")`.
+A callback (`execution.callbacks=[NAME]`) is a plug-in, `@register("callback", "NAME")`: a function
+of the run's configuration that returns `on_step(metrics)`. It gets the record's test metrics and
+tight ε of every evaluation. Numbers from training examples, such as a loss or a batch's size, would
+cost privacy, as would time and memory of a step: none is told.
 """
 
 from __future__ import annotations
@@ -15,7 +13,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
 from rich.progress import (
@@ -29,10 +27,9 @@ from rich.progress import (
 from rich.segment import Segment
 from rich.table import Column
 
-from zdp_bench.errors import UserError, printable, unknown
+from zdp_bench.errors import printable
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import flatten
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import lookup
 
 if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
     from zdp_bench.config.schema import Run
@@ -159,49 +156,17 @@ def _cut(ratio: int, least: int) -> Column:
     return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
 
 
-class Logger(Protocol):
-    """Writes numbers of one run; a run that goes on after a kill opens it again."""
-
-    def __init__(self, config: Run, name: str, settings: dict[str, Any]) -> None:
-        """Write nothing yet.
-
-        Args:
-            name: of the run, the same whenever it goes on.
-            settings: the recorded configuration by dotted key.
-        """
-
-    def write(self, numbers: dict[str, float], step: int) -> None:
-        """Write numbers by name, 'test/accuracy' or 'privacy/epsilon_tight'."""
-
-    def close(self) -> None:
-        """End it; nothing was written if the run was found done."""
-
-
 class Reporter:
-    """A `run.Watcher` that tells loggers and passes everything on; a context manager.
+    """A `run.Watcher` that tells callbacks and passes everything on.
 
     Raises:
-        UserError: there is no such logger, or its package is not installed.
+        UserError: there is no such callback.
     """
 
     def __init__(self, beside: Watcher, config: Run) -> None:
-        from zdp_bench.config.digests import experiment_digest
-        from zdp_bench.config.schema import OPERATIONAL
-
         self._beside = beside
-        name = f"{config.recipe}-{experiment_digest(config)[:8]}-seed{config.seed}"
-        kept = {key: value for key, value in config.resolved.items() if key not in OPERATIONAL}
-        asked = dict.fromkeys(config.execution.loggers or ())
-        self._loggers: list[Logger] = [
-            _find(logger)(config, name, flatten(kept)) for logger in asked
-        ]
-
-    def __enter__(self) -> Reporter:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for logger in self._loggers:
-            logger.close()
+        asked = dict.fromkeys(config.execution.callbacks or ())
+        self._callbacks = [lookup("callback", name)(config) for name in asked]
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
         self._beside.started(recipe, seed, steps, done)
@@ -210,20 +175,6 @@ class Reporter:
         self._beside.stepped(step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        numbers = {f"test/{name}": value for name, value in metrics.items()}
-        for logger in self._loggers:
-            logger.write(numbers | {"privacy/epsilon_tight": epsilon}, step)
+        for on_step in self._callbacks:
+            on_step({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
         self._beside.evaluated(epoch, step, metrics, epsilon)
-
-
-def _find(name: str) -> type[Logger]:
-    if name not in names("logger"):
-        raise unknown("logger", name, names("logger"))
-    try:
-        found: Any = lookup("logger", name)
-    except ImportError:
-        raise UserError(
-            f"execution.loggers=[{name}]: its package is not installed: "
-            f"`pip install 'zdp-bench[{name}]'`."
-        ) from None
-    return found

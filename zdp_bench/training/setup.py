@@ -51,7 +51,6 @@ from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
 from zdp_bench.training.model_checks.state import Guard, watch
-from zdp_bench.training.optimizers import tell_noise
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
 from zdp_bench.training.representation import build_representation, represent_data
@@ -170,8 +169,6 @@ class ModelSetup:
         inputs = self.empty_batch()[0]
         problem = Problem(self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs)
         config, algorithm = build_algorithm(self.config, problem, plan)
-        divisor = plan.sampling.expected_batch_size
-        tell_noise(self.optimizer, self.model, algorithm, divisor)
         if algorithm.mechanism().is_private:
             warn_of(config.privacy.delta, plan.sampling.records)
         if config.trainer.augmentations and isinstance(self.data, Splits):

@@ -86,12 +86,12 @@ def _list(kind: str) -> list[tuple[str, str]]:
         from zdp_bench.config.plugins import every_key
 
         return every_key()
-    from zdp_bench.registry import HOMES
+    from zdp_bench.registry import FOREIGN, HOMES
 
     group = kind.removesuffix("s")
     folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
     ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
-    return ours + (_list_others(group) if group in HOMES else [])
+    return ours + (_list_others(group) if group in {*HOMES, *FOREIGN} else [])
 
 
 def _list_others(kind: str) -> list[tuple[str, str]]:

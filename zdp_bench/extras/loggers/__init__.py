@@ -1,1 +1,0 @@
-"""Experiment trackers that a run may tell its numbers: TensorBoard, MLflow, Weights & Biases."""
