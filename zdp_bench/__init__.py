@@ -16,6 +16,7 @@ _HOMES = {
     "check_model": "library",
     "clipped_sum": "library",
     "represent": "representations",
+    "load": "extras.sharing.loading",
     "tight_epsilon": "privacy.accounting",
     "calibrate": "privacy.calibration",
     "Mechanism": "privacy.mechanism",
@@ -25,14 +26,12 @@ _HOMES = {
 }
 _OWN_NAMES = {"calibrate": "calibrate_mechanism"}
 
-__all__ = ["__version__", "load", "nn", *_HOMES]
+__all__ = ["__version__", "nn", *_HOMES]
 
 
 def __getattr__(name: str) -> Any:
     if name == "nn":
         return importlib.import_module("zdp_bench.nn")
-    if name == "load":
-        return importlib.import_module("zdp_bench.registry").lookup("function", name)
     if name not in _HOMES:
         raise AttributeError(f"module 'zdp_bench' has no attribute '{name}'")
     home = importlib.import_module(f"zdp_bench.{_HOMES[name]}")

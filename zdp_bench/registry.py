@@ -38,8 +38,8 @@ HOMES = {
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere, functions that the core calls where they are there.
-OPTIONAL = ("command", "runner", "function")
+# and what carries out a run elsewhere.
+OPTIONAL = ("command", "runner")
 FOREIGN = ("optimizer", "callback")  # kinds of which other packages alone register some
 EXTRAS = "zdp_bench.extras"
 
@@ -156,11 +156,6 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
         f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
         "zdp_bench/extras."
     )
-
-
-def find(kind: str, name: str) -> Callable[..., Any] | None:
-    """Return what is registered as `name`, or None if it is of an extra that is not here."""
-    return lookup(kind, name) if name in names(kind) else None
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:

@@ -317,7 +317,12 @@ class Invented(Algorithm):
     """
 
     def __init__(
-        self, problem: Problem, *, lie: float = 1.0, gamma: None = None, clip_quantile: None = None
+        self,
+        problem: Problem,
+        *,
+        lie: float = 1.0,
+        gamma: float | None = None,
+        clip_quantile: float | None = None,
     ) -> None:
         # Hydra cannot take a key out that is null, so the group's come here too.
         super().__init__(problem, noise_multiplier=1.0)

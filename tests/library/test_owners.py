@@ -148,7 +148,10 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
         ({"unit": OWNERS, "max_examples": 0}, "1 or more"),
         ({"max_examples": 2}, "is read with unit= only"),
-        ({"unit": OWNERS, "algorithm": "gredp", "max_examples": 2}, "clips single records only"),
+        (
+            {"unit": OWNERS, "algorithm": "gredp", "max_examples": 2},
+            "does not clip several examples as one",
+        ),
     ],
 )
 def test_what_cannot_be_a_unit_is_refused(

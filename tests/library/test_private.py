@@ -160,9 +160,10 @@ def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
     make: Make, caplog: Any, tmp_path: Path, times: int
 ) -> None:
     """One waits for the step's end, a second does not; the training goes on after either."""
-    for place in count(step=3):
+    for place in count(step=11):
         left = place
-        private = make(gradients="reference", ledger=tmp_path / f"{times}-{place}.jsonl")
+        named = tmp_path / f"{times}-{place}.jsonl"
+        private = make(gradients="reference", epochs=1, ledger=named)
 
         def interrupt(frame: FrameType, event: str, _: object) -> Any:
             nonlocal left

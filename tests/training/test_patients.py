@@ -178,10 +178,10 @@ def test_validate_counts_patients(tmp_path: Path) -> None:
     ("overrides", "words"),
     [
         (["algorithm=sgd"], "does not clip several examples as one"),
-        (["algorithm=gredp"], "clips single records only"),
-        (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of a record"),
+        (["algorithm=gredp"], "does not clip several examples as one"),
+        (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of an example"),
         (["privacy.unit=example", "privacy.max_examples=3"], "privacy.unit=patient only"),
-        (["privacy.max_examples=0"], "at least 1"),
+        (["privacy.max_examples=0"], "greater than or equal to 1"),
         (["privacy.unit=person"], "privacy.unit"),
     ],
 )
@@ -276,7 +276,7 @@ def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> No
 @pytest.mark.parametrize(
     ("overrides", "says"),
     [
-        (["trainer.augmentations=1"], "must be 2 or more"),
+        (["trainer.augmentations=1"], "must be greater than or equal to 2"),
         (["algorithm=sgd"], "does not clip several examples as one"),
         (["dataset.augment=false"], "changes no example as it is drawn"),
     ],

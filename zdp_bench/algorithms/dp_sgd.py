@@ -127,7 +127,7 @@ class DPSGD(Algorithm):
 
     @property
     def averages(self) -> bool:
-        return not self.carried
+        return type(self).postprocess is DPSGD.postprocess and self.clip_quantile is None
 
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float

@@ -37,14 +37,15 @@ from zdp_bench.audit.recipe import (
 from zdp_bench.audit.release import Finding
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import require
-from zdp_bench.registry import lookup
 
 __all__ = ["Finding", "audit", "step"]
 
 
 def __getattr__(name: str) -> Any:
     if name == "step":
-        return lookup("function", "audit_step")
+        from zdp_bench.extras.script_audit.foreign import step
+
+        return step
     raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
 
 

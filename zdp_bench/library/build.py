@@ -23,6 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
+from zdp_bench.disk import make_folder
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
@@ -42,19 +43,19 @@ from zdp_bench.library.optimizers import (
     Regulariser,
     Several,
     require_held,
-    require_step,
 )
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.ledger import Ledger, LedgerError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.records import hold_lock
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
+from zdp_bench.training.build import require_step
 from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.run_folder import open_ledger
 
 log = logging.getLogger(__name__)
 FOLDER = Path("ledgers")  # of those that no argument names
@@ -275,29 +276,29 @@ def _build_algorithm(
 
 def _open(setting: PrivateSetup, size: Size) -> Private:
     """Open, or go on with, the ledger; one training at a time. Rank 0 does, for all."""
-    ranks, path = setting.ranks, setting.ledger_file
-    if not ranks.is_first:
-        of_first: Any = ranks.broadcast(None)
-        saved, copy = of_first
-        return Private(setting, copy, saved, size, ExitStack())
+    ranks, path, saved = setting.ranks, setting.ledger_file, None
     with ExitStack() as held, _writable(path):
-        busy = f"{path}: another training holds this ledger; close() it, or name another file."
-        held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
-        advice = "Move it away, and the ledger beside it, to start anew."
-        saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
-        at_least, whose = saved.ledger if saved else None, setting.whose
-        facts = {"randomness": kind_of(setting.keys.source())}
-        try:
-            opened = Ledger(path, setting.algorithm.mechanism(), False, at_least, whose, facts)
-        except LedgerError as error:
-            raise UserError(
-                f"{error}. Its ε cannot be trusted: name another file to start anew."
-            ) from None
+        if ranks.is_first:
+            busy = f"{path}: another training holds this ledger; close() it, or name another file."
+            held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
+            advice = "Move it away, and the ledger beside it, to start anew."
+            saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
+        saved = ranks.broadcast(saved)
+        opened = open_ledger(
+            path,
+            setting.algorithm.mechanism(),
+            repeatable=False,
+            at_least=saved.ledger if saved else None,
+            start=None,
+            ranks=ranks,
+            whose=setting.whose,
+            facts={"randomness": kind_of(setting.keys.source())},
+            advice="name another file to start anew",
+        )
         held.callback(opened.close)
         resources = held.pop_all()
     if opened.releases:
         log.info("%s: %d earlier steps count in every ε", path, opened.releases)
-    ranks.broadcast((saved, opened.copy()))
     return Private(setting, opened, saved, size, resources)
 
 
@@ -305,7 +306,7 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
 def _writable(path: Path) -> Iterator[None]:
     """Say of a ledger that cannot be made or locked what to do."""
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         yield
     except OSError as error:
         raise UserError(
@@ -414,7 +415,10 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
             )
         wraps = type(one).__module__.partition(".")[0] in WRAPPERS
         bare.append(getattr(one, "optimizer", one) if wraps else one)
-        require_step(bare[-1])
+        try:
+            require_step(bare[-1])
+        except ValueError as error:
+            raise UserError(f"optimizer: {error}") from None
     optimizer = Several(tuple(bare)) if several else bare[0]
     require_held(dict(model.named_parameters()), optimizer)
     return optimizer

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import copy
 import logging
-from collections import Counter, OrderedDict
+from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
@@ -52,32 +51,6 @@ class Several:
 def each_of(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
     """Return the optimisers of one or `Several`."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
-
-
-def require_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that cannot step from gradients alone; a copy of it tries.
-
-    Raises:
-        UserError: such as one that calls the loss again (LBFGS): each call would be a release.
-    """
-    twin = object.__new__(type(optimizer))
-    try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
-        held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}
-        vars(twin).update(copy.deepcopy(held))
-    except Exception:  # it holds what cannot be copied: the first step shows
-        return
-    twin._optimizer_step_pre_hooks = OrderedDict()
-    twin._optimizer_step_post_hooks = OrderedDict()
-    for group in twin.param_groups:
-        for parameter in group["params"]:
-            parameter.grad = torch.zeros_like(parameter)
-    try:
-        type(twin).step(twin)  # not `twin.step`: a schedule's wrapper would step the original
-    except Exception as error:
-        raise UserError(
-            f"optimizer: {type(optimizer).__name__} cannot take a private step, from gradients "
-            f"alone: {first_line(error)} Use another one."
-        ) from None
 
 
 def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:

@@ -37,9 +37,8 @@ from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_e
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
-from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import Size, read_in_pieces, seed_layers
+from zdp_bench.training.batches import Size, draw_all, read_in_pieces
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
 from zdp_bench.training.interrupts import stop_signals
@@ -255,19 +254,17 @@ class Private:
         told = batch.number, self.ledger.releases
         ranks.require_same({"step": told})
         key = ranks.broadcast(keys.of_step(model, self.ledger))
-        drawn, divisor = setting.plan.draw(key, batch.number, keys.secure, setting.units)
-        if keys.secure:  # no rank can draw the same: rank 0's batch is the batch
-            drawn = ranks.broadcast(drawn)
-        indices, shares = ranks.take_share(drawn), None
-        if setting.owners is not None:
-            indices, shares = setting.owners.take(indices, key, batch.number)
         device = next(iter(parameters.values())).device
         training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with adding, seeds, takes_parts(model), exact, setting.guard.hold():
-            seed_layers(key, batch.number, ranks.rank, keys.secure)
+            drawn = setting.plan, key, batch.number, keys.secure, ranks, setting.units
+            everyone, divisor = draw_all(*drawn)
+            indices, shares = ranks.take_share(everyone), None
+            if setting.owners is not None:
+                indices, shares = setting.owners.take(indices, key, batch.number)
             first: dict[str, Any] = {}
 
             def read(cut: slice) -> Any:
@@ -408,6 +405,8 @@ class Private:
                 beside its trained weights, or they had another private training, which the card of
                 one ledger would not count.
         """
+        from zdp_bench.extras.sharing.export import write_own
+
         given = {"folder": folder, "name": name, "data": data, "metrics": metrics}
         require_kinds(OF_EXPORT, given, {"name": None, "metrics": None})
         setting = self.setting
@@ -431,9 +430,8 @@ class Private:
         }
         named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
         try:
-            lookup("function", "write_own")(
-                Path(folder), setting.model, setting.ledger_file, about, self.report(), named
-            )
+            ledger = setting.ledger_file
+            write_own(Path(folder), setting.model, ledger, about, self.report(), named)
         except OSError as error:
             raise UserError(
                 f"folder={folder}: cannot be written ({error.strerror or error}); name another one."

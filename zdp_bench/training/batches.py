@@ -29,7 +29,7 @@ from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.plan import Patients
+from zdp_bench.training.plan import Patients, Plan
 
 log = logging.getLogger(__name__)
 
@@ -89,6 +89,24 @@ def micro_batches(
     fixed = config.trainer.micro_batch
     size = size or Size(fixed if isinstance(fixed, int) else MICRO_BATCH)
     return read_in_pieces(read, len(indices), size, device, config.execution.prefetch, shares)
+
+
+def draw_all(
+    plan: Plan, key: int | str, step: int, secure: bool, ranks: Ranks, units: int = 0
+) -> tuple[np.ndarray, float]:
+    """Draw a step's batch for all ranks, the same on each, and seed what its layers draw.
+
+    Args:
+        units: how many there are to draw from, where the plan does not say.
+
+    Returns:
+        The indices of examples, or of owners, and the divisor of their sum.
+    """
+    indices, divisor = plan.draw(key, step, secure, units)
+    if secure:  # no rank can draw the same: rank 0's batch is the batch
+        indices = ranks.broadcast(indices)
+    seed_layers(key, step, ranks.rank, secure)
+    return indices, divisor
 
 
 def read_in_pieces(

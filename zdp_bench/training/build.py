@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import copy
 import math
 import warnings
-from collections.abc import Callable, Iterable
+from collections import OrderedDict
+from collections.abc import Iterable
 from dataclasses import replace
-from typing import Any
 
 import numpy as np
 import torch
@@ -240,26 +241,37 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
         )
     make = find_builder("optimizer", config.optimizer.name)
     try:
-        _try_one_step(make, options, parameters)
-        return make(parameters, **options)
+        optimizer = make(parameters, **options)
+        require_step(optimizer)
+        return optimizer
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
 
 
-def _try_one_step(
-    make: Callable[..., torch.optim.Optimizer],
-    options: dict[str, Any],
-    parameters: list[nn.Parameter],
-) -> None:
-    """Step once on one number of each dtype and device: some errors torch raises only there."""
-    kinds = {(parameter.dtype, parameter.device) for parameter in parameters}
-    numbers = [
-        torch.zeros(1, dtype=dtype, device=device, requires_grad=True) for dtype, device in kinds
-    ]
-    for number in numbers:
-        number.grad = torch.ones_like(number)
-    if numbers:  # of a model without parameters torch itself says what is wrong
-        make(numbers, **options).step()
+def require_step(optimizer: torch.optim.Optimizer) -> None:
+    """Refuse an optimiser that cannot step from gradients alone; a copy of it tries.
+
+    Raises:
+        ValueError: such as of one that calls the loss again (LBFGS): each call would be a release.
+    """
+    twin = object.__new__(type(optimizer))
+    try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
+        held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}
+        vars(twin).update(copy.deepcopy(held))
+    except Exception:  # it holds what cannot be copied: the first step shows
+        return
+    twin._optimizer_step_pre_hooks = OrderedDict()
+    twin._optimizer_step_post_hooks = OrderedDict()
+    for group in twin.param_groups:
+        for parameter in group["params"]:
+            parameter.grad = torch.zeros_like(parameter)
+    try:
+        type(twin).step(twin)  # not `twin.step`: a schedule's wrapper would step the original
+    except Exception as error:
+        raise ValueError(
+            f"{type(optimizer).__name__} cannot take a private step, from gradients alone: "
+            f"{first_line(error)} Use another one."
+        ) from None
 
 
 def build_scheduler(

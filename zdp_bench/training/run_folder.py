@@ -129,14 +129,18 @@ def open_ledger(
     mechanism: Mechanism,
     repeatable: bool,
     at_least: Position | None,
-    start: tuple[str, int, str],
+    start: tuple[str, int, str] | None,
     ranks: Ranks = ALONE,
     whose: str = "",
     facts: Mapping[str, str] | None = None,
+    advice: str = "move the run's folder away, or add force=true, to start anew",
 ) -> Ledger:
-    """Return the run's ledger, begun at `start` (`Ledger.begin`).
+    """Return a training's ledger, begun at `start` (`Ledger.begin`).
 
     Rank 0's writes the file; the other ranks' is a copy that counts along.
+
+    Args:
+        advice: what to do about one that is not to be trusted.
 
     Raises:
         UserError: the file is not to be trusted.
@@ -146,11 +150,9 @@ def open_ledger(
     try:
         ledger = Ledger(path, mechanism, repeatable, at_least, whose, facts)
     except LedgerError as error:
-        raise UserError(
-            f"{error}. Its ε cannot be trusted: move the run's folder away, or add force=true, to "
-            "start anew."
-        ) from None
-    ledger.begin(*start)
+        raise UserError(f"{error}. Its ε cannot be trusted: {advice}.") from None
+    if start is not None:
+        ledger.begin(*start)
     ranks.broadcast(ledger.copy())
     return ledger
 

@@ -34,9 +34,9 @@ from zdp_bench.training.batches import (
     MICRO_BATCH,
     MicroBatches,
     Size,
+    draw_all,
     initial_size,
     micro_batches,
-    seed_layers,
 )
 from zdp_bench.training.build import (
     build_algorithm,
@@ -310,12 +310,8 @@ class Setup(ModelSetup):
         Returns:
             This rank's micro-batches, and the divisor of the sum over all ranks.
         """
-        secure = self.config.privacy.secure
-        indices, divisor = self.plan.draw(key, step, secure)
-        if secure:  # no rank can draw the same: rank 0's batch is the batch
-            indices = ranks.broadcast(indices)
-        seed_layers(key, step, ranks.rank, secure)
         data = self.data
+        indices, divisor = draw_all(self.plan, key, step, self.config.privacy.secure, ranks)
         batches = micro_batches(
             data.train,
             indices,

@@ -73,7 +73,7 @@ def is_script(word: str) -> bool:
 
 
 def _audit_script(options: argparse.Namespace) -> int:
-    from zdp_bench.registry import lookup
+    from zdp_bench.extras.script_audit.script import audit_script
     from zdp_bench.training.progress import console
 
     word = next(word for word in options.overrides if is_script(word))
@@ -84,7 +84,6 @@ def _audit_script(options: argparse.Namespace) -> int:
             f"{word}: a script's function is audited by itself; leave out {' '.join(others)}."
         )
     with console().status("attacking ..."):
-        audit_script = lookup("function", "audit_script")
         finding = audit_script(word, options.runs, options.confidence)
     return _show([finding], f"Audit of {word}", options)
 

@@ -1,8 +1,5 @@
-"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+"""What this extra adds, as `zdp_bench/registry.py` reads it: nothing, for `audit` imports it."""
 
-ADDS = {
-    "function": {
-        "audit_script": "zdp_bench.extras.script_audit.script:audit_script",
-        "audit_step": "zdp_bench.extras.script_audit.foreign:step",
-    }
-}
+from __future__ import annotations
+
+ADDS: dict[str, dict[str, str]] = {}

@@ -6,8 +6,4 @@ ADDS = {
         "predict": "zdp_bench.extras.sharing.commands.predict",
         "verify": "zdp_bench.extras.sharing.commands.verify",
     },
-    "function": {
-        "load": "zdp_bench.extras.sharing.loading:load",
-        "write_own": "zdp_bench.extras.sharing.export:write_own",
-    },
 }
