@@ -129,7 +129,6 @@ ROWS, CLASS = torch.randn(2, 4), torch.tensor([0, 1])
     ("probe", "sentence"),
     [
         ((), r"probe=\(\): give \(inputs, targets\)"),
-        ((0 * ROWS, CLASS), "two or more examples whose inputs differ"),
         ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
         ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
         ((ROWS * float("nan"), CLASS), "the model gives NaN"),
@@ -314,7 +313,7 @@ def test_what_looks_at_numbers_is_told_and_run_alone(
     """`sum of those of each example alone`: see `test_examples_of_any_domain_are_served`."""
     dataset = brought()["five or more"][1]
     make(NotNegative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
-    said = r"NotNegative\) looks at numbers \(\w+\): its records are run one at a time"
+    said = r"NotNegative\) looks at numbers \(\w+\): its examples are run one at a time"
     assert re.search(said, caplog.text)
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from tests.training.model_checks.models import NOTHING_FOUND
 from tests.training.test_run import Silent
 from zdp_bench.audit.recipe import Subject
 from zdp_bench.config import configured
@@ -219,7 +220,9 @@ def test_the_model_check_tries_shares_also_where_every_patient_has_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked: list[Any] = []
-    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given[-1]) or [])
+    monkeypatch.setattr(
+        model_checks, "check", lambda *given: asked.append(given[-1]) or NOTHING_FOUND
+    )
     for unit in ("patient", "example"):
         Setup.of(
             config(tmp_path, "privacy.max_examples=null", f"privacy.unit={unit}")

@@ -65,7 +65,7 @@ OF_TRAINING: Kinds = {
         "name a file that ends in .jsonl",
     ),
     "regulariser": (callable, "give a function of the model"),
-    "probe": (_is_pair, "give (inputs, targets), each a batch of two or more examples"),
+    "probe": (_is_pair, "give (inputs, targets), each a batch of examples"),
 }
 OF_EXPORT: Kinds = {
     "folder": (_is_path, "name a folder"),

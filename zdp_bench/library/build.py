@@ -33,8 +33,6 @@ from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import (
     check,
-    find_examples,
-    guard,
     require_gradients,
     require_whole,
     says_python,
@@ -119,8 +117,8 @@ def make_private(
         regulariser: model -> a real number, whose gradient is added to each step's, after the
             noise: a penalty on the weights, a loss of public or generated examples. It costs no ε,
             so no training example may reach it.
-        probe: two or more examples (inputs, targets) [B, ...] that are public or made up. The
-            checks run on them, where random numbers are none that model and loss can take.
+        probe: examples (inputs, targets) [B, ...] that are public or made up. The checks run on
+            them, where random numbers are none that model and loss can take.
         unit: whose ε it is. None: an example's. Else the owner of each example, say its patient: a
             column of strings or numbers, [n], or a function of an example's index. Each step draws
             owners, and the mean gradient of an owner's examples is clipped.
@@ -203,16 +201,13 @@ def make_private(
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = Size(micro_batch or MICRO_BATCH).examples
     at_once = min(plan.most_drawn * most, size)
-    found = find_examples(
-        model, of_one, like, None if probe is None else (pack(probe[0]), pack(probe[1]))
-    )
-    fixed_state = check(model, private, of_one, found, at_once, owners is not None)
-    watching = guard(model, found)
+    own = None if probe is None else (pack(probe[0]), pack(probe[1]))
+    checked = check(model, private, of_one, like, at_once, owners is not None, own)
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
         f"{sorted(asked.items())}:{of_owners}:{max_examples}"
     )
-    keys = make_keys(seed, secure, plan, private, model, optimizer, examples, found, made)
+    keys = make_keys(seed, secure, plan, private, model, optimizer, examples, checked.batch, made)
     setting = PrivateSetup(
         model=model,
         optimizer=optimizer,
@@ -224,8 +219,8 @@ def make_private(
         target_epsilon=target_epsilon,
         precision=precision,
         keys=ranks.broadcast(keys),
-        fixed_state=fixed_state,
-        guard=watching,
+        fixed_state=checked.fixed_state,
+        guard=checked.guard.settle(),
         regulariser=regulariser,
         run=run,
         ledger_file=Path(ledger).absolute(),  # the loop may change its folder

@@ -33,7 +33,6 @@ from zdp_bench.gradients import Batch
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
-from zdp_bench.library.model_check import synthetic
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import (
     HedgedNoise,
@@ -101,19 +100,19 @@ def make_keys(
     model: nn.Module,
     optimizer: Any,
     examples: Items,
-    like: Batch,
+    batch: Batch,
     made: str,
 ) -> Keys:
     """Return the keys of a training; with a seed, every example is read once.
 
     Args:
+        batch: examples that the check of the model looked at.
         made: whatever else decides a step's bits; see `machine.execution_digest`.
     """
     if seed is None or secure:
         return Keys("", None, secure)
     with takes_parts(model):
-        twin, of_twin = copy_apart(model, algorithm)
-        batch = synthetic(twin, like)
+        of_twin = copy_apart(model, algorithm)[1]
         with same_draws():
             behaviour = state_digest(of_twin.contributions(batch))
     seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated

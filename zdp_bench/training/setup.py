@@ -49,7 +49,7 @@ from zdp_bench.training.build import (
 )
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.machine import arithmetic, pick_device
-from zdp_bench.training.model_checks.probes import INTEGERS, draw_synthetic
+from zdp_bench.training.model_checks.examples import find_source
 from zdp_bench.training.model_checks.state import Guard, watch
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
@@ -276,10 +276,9 @@ class Setup(ModelSetup):
             self.algorithm,
             loss_of(self.task),
             self.empty_batch(),
-            self.data.outputs,
             most,
             self.config.forms_shares,
-        )
+        ).fixed_state
 
     def guard(self) -> Guard | None:
         """Return what finds a change of the model beside its weights; None if nothing is private.
@@ -289,8 +288,8 @@ class Setup(ModelSetup):
         """
         if not self.mechanism.is_private:
             return None
-        like, samples = self.empty_batch()[0], model_checks.SAMPLES
-        return watch(self.model, draw_synthetic(like, samples, INTEGERS, self.device))
+        source = find_source(self.model, loss_of(self.task), self.empty_batch(), None)
+        return watch(self.model, source.draw(model_checks.SAMPLES)[0])
 
     def micro_batch_size(self) -> Size:
         """Return how many examples a step processes at once to begin with."""

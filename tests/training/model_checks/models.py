@@ -4,6 +4,7 @@ of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -20,6 +21,7 @@ IMAGES = torch.zeros(0, 2, 6, 6)
 VECTORS = torch.zeros(0, 5)
 COMPLEX = torch.zeros(0, 5, dtype=torch.complex64)
 LABELS = torch.zeros(0, dtype=torch.int64)
+NOTHING_FOUND: Any = model_checks.Checked([], None, None)  # type: ignore[arg-type]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -34,7 +36,7 @@ def check(
 ) -> list[str]:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    return model_checks.check(model, algorithm, loss, (inputs, LABELS), CLASSES, records)
+    return model_checks.check(model, algorithm, loss, (inputs, LABELS), records).fixed_state
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:

@@ -71,7 +71,7 @@ MIXING: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
     "statistics of the batch": (
         lambda: nn.Sequential(BatchWideNorm(), mlp()),
         VECTORS,
-        r"layer '0' \(BatchWideNorm\).*per-sample layer",
+        r"layer '0' \(BatchWideNorm\).*use zdp_bench\.nn\.ComplexGroupNorm there",
     ),
     "attention over samples": (
         lambda: mlp(Attention()),

@@ -20,6 +20,7 @@ from tests.training.model_checks.models import (
     CLASSES,
     IMAGES,
     LABELS,
+    NOTHING_FOUND,
     VECTORS,
     Layer,
     check,
@@ -28,7 +29,7 @@ from tests.training.model_checks.models import (
     cross_entropy,
     mlp,
 )
-from zdp_bench import kernels, registry
+from zdp_bench import registry
 from zdp_bench.algorithms import Problem
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
@@ -47,13 +48,12 @@ def check_on(device: str, case: Case) -> None:
     inputs, targets = (part[:0].to(device) for part in case.batch(1, torch.float32))
     problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    model_checks.check(model, algorithm, loss, (inputs, targets), 2, 8)
+    model_checks.check(model, algorithm, loss, (inputs, targets), 8)
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_every_model_of_the_zoo_keeps_samples_apart_in_a_batch(case: Case) -> None:
-    with kernels.disabled():
-        assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) == ""
+    assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) == ""
 
 
 @pytest.mark.gpu
@@ -109,7 +109,7 @@ def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
     like = torch.zeros(0, 1, 32, 40, dtype=torch.complex64), torch.zeros(0, 1, 32, 40)
-    assert model_checks.check(model, algorithm, loss, like, 2, 12) == []
+    assert model_checks.check(model, algorithm, loss, like, 12).fixed_state == []
 
 
 # ------------------------------------------------------------------------------------ what is kept
@@ -210,7 +210,7 @@ def test_a_rule_that_does_not_fit_is_found() -> None:
     with pytest.raises(
         UserError, match=r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"
     ):
-        model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS), CLASSES)
+        model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS))
 
 
 def test_contributions_beyond_the_bound_are_found() -> None:
@@ -222,7 +222,7 @@ def test_contributions_beyond_the_bound_are_found() -> None:
     too_small = _halved(algorithm.mechanism())
     algorithm.mechanism = lambda: too_small
     with pytest.raises(UserError, match=r"exceeds its bound 0\.0005"):
-        model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS), CLASSES)
+        model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS))
 
 
 def _halved(mechanism: Any) -> Any:
@@ -330,8 +330,8 @@ def test_the_check_tries_batches_as_large_as_the_run_draws(
     drawn: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given) or [])
+    monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given) or NOTHING_FOUND)
     probe(tmp_path, "model.replace_batchnorm=group", *words)
-    ((_, _, _, like, _, examples, _),) = asked
+    ((_, _, _, like, examples, _),) = asked
     assert examples == drawn
     assert [part.shape for part in like] == [(0, 8, 8), (0,)]  # no record is read

@@ -15,8 +15,8 @@ import logging
 import math
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
-from typing import Any
+from contextlib import ExitStack, contextmanager
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -31,24 +31,23 @@ from zdp_bench.gradients import Batch, Loss, per_example, run_alone, take_over
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
-from zdp_bench.gradients.parts import describe, shapes, unpack
+from zdp_bench.gradients.parts import describe, shapes, takes_parts, unpack
 from zdp_bench.nn.precision import float32_products, repeatable
 from zdp_bench.training.batches import initial_size, is_out_of_memory
+from zdp_bench.training.model_checks.examples import Source, find_source
 from zdp_bench.training.model_checks.mixing import check_apart, mixing_error
 from zdp_bench.training.model_checks.probes import (
-    INTEGERS,
     ROUNDED,
     SAMPLES,
     Innermost,
     describe_layer,
     describe_owner,
     differs,
-    draw_synthetic,
     forward,
     gradients_of,
     probe,
 )
-from zdp_bench.training.model_checks.state import copy_apart, watch
+from zdp_bench.training.model_checks.state import Guard, copy_apart, watch
 
 log = logging.getLogger(__name__)
 
@@ -56,30 +55,42 @@ OWNED = (2, 1)  # examples of two shares
 SECONDS = 1.0  # about as long the check of a large batch may take
 
 
+class Checked(NamedTuple):
+    """What a check leaves.
+
+    Attributes:
+        fixed_state: the names of buffers and frozen parameters that the output depends on. They are
+            released with the model, outside of any ε, so they must not come from the training
+            examples.
+        guard: finds what has changed beside the weights since.
+        batch: the examples it looked at.
+    """
+
+    fixed_state: list[str]
+    guard: Guard
+    batch: Batch
+
+
 def check(
     model: nn.Module,
     algorithm: Algorithm,
     loss: Loss,
     like: Batch,
-    outputs: int,
     examples: int = SAMPLES,
     forms_shares: bool = False,
-) -> list[str]:
+    probe: Batch | None = None,
+) -> Checked:
     """Refuse a model that per-sample clipping does not protect.
 
     Args:
         model: in the mode and on the device of the training; a copy of it is checked.
         algorithm: the one that will train it.
         loss: (outputs, targets) -> one loss per example, [B].
-        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come. With n = 0
-            the check draws random numbers; else these are public examples, and it takes them.
-        outputs: integer targets are drawn below this.
+        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; no value is
+            read.
         examples: how many the run will process at once.
         forms_shares: True if several examples may make one share.
-
-    Returns:
-        The names of buffers and frozen parameters that the output depends on. They are released
-        with the model, outside of any ε, so they must not come from the training examples.
+        probe: public examples to check on. None: random numbers are drawn.
 
     Formal guarantees:
         - no sample's output, loss or gradient depends on another sample: whatever the values are,
@@ -94,33 +105,34 @@ def check(
     Raises:
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
     """
-    device, public = next(model.parameters()).device, len(like[0]) > 0
+    device, original = next(model.parameters()).device, model
     _refuse_by_kind(model)
-    batch = (
-        draw_synthetic(like[0], SAMPLES, INTEGERS, device),
-        draw_synthetic(like[1], SAMPLES, outputs, device),
-    )
-    original = model
-    model, algorithm = copy_apart(model, algorithm)
     devices = [device] if device.type == "cuda" else []
-    draws = torch.random.fork_rng(devices=devices)
-    with draws, float32_products(), repeatable(device):
+    draws, exact = torch.random.fork_rng(devices=devices), float32_products()
+    with ExitStack() as inside:
+        for context in (draws, exact, repeatable(device)):
+            inside.enter_context(context)
+        source = find_source(model, loss, like, probe)
+        batch = source.draw(SAMPLES)
+        model, algorithm = copy_apart(model, algorithm)
+        inside.enter_context(takes_parts(model))
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
         start = time.perf_counter()
         reason = check_apart(copy_apart(model)[0], batch[0])
         took = time.perf_counter() - start
-        reason = watch(original, batch[0], public).moves or reason
+        guard = watch(original, batch[0], source.is_public)
+        reason = guard.moves or reason
         _check_losses(original, model, loss, batch)
         if not reason:
             _check_gradients(model, batch[0])
-            reason = _check_large_batch(model, loss, like, examples, took)
+            reason = _check_large_batch(model, loss, source, examples, took)
         if reason:
-            log.warning("%s: its records are run one at a time, which takes longer", reason)
+            log.warning("%s: its examples are run one at a time, which takes longer", reason)
             run_alone(model, reason)
         _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
         take_over(original, model)
-        return _find_fixed_state(model, batch[0])
+        return Checked(_find_fixed_state(model, batch[0]), guard, batch)
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
@@ -206,24 +218,24 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
 
 
 def _check_large_batch(
-    model: nn.Module, loss: Loss, like: Batch, examples: int, took: float
+    model: nn.Module, loss: Loss, source: Source, examples: int, took: float
 ) -> str:
     """Repeat the check on as many samples as the run will process, or memory and time allow.
 
     Args:
         took: seconds of the check of three samples.
     """
-    device, public = next(model.parameters()).device, len(like[0]) > 0
     size = min(examples, int(SAMPLES * SECONDS / took))
     if size > SAMPLES:
+        like, device = (source.inputs, source.targets), next(model.parameters()).device
         size = min(size, initial_size(model, loss, like, size, device).examples)
     inside, reason = Innermost(model), ""
-    inputs = draw_synthetic(like[0], size, INTEGERS, device)
+    inputs = source.draw(size)[0]
     try:
         if size > SAMPLES:
             with inside:
                 reason = check_apart(copy_apart(model)[0], inputs)
-                watch(model, inputs, public)
+                watch(model, inputs, source.is_public)
     except UserError:
         raise
     except Exception as error:

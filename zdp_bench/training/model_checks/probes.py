@@ -1,4 +1,4 @@
-"""Tools of all checks: run a model on random numbers, compare, restore it, name a layer."""
+"""Tools of all checks: run a model, compare tensors, name a layer."""
 
 from __future__ import annotations
 
@@ -11,34 +11,12 @@ from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
-from zdp_bench.gradients.parts import map_leaves, takes_parts
+from zdp_bench.gradients.parts import takes_parts
 
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.
 SAME, ROUNDED = 1e-6, 1e-4
 SAMPLES = 3  # of the smallest batch
-# Integers in inputs are drawn below this: tokens, types and masks that every vocabulary has.
-INTEGERS = 2
-
-
-def draw_synthetic(like: Tensor, samples: int, below: int, device: torch.device) -> Tensor:
-    """Draw random numbers [samples, *like.shape[1:]] of the dtype of `like`, on the device.
-
-    Examples that `like` holds are public: they are taken instead, in turn.
-    """
-    generator = torch.Generator().manual_seed(0)
-
-    def draw(leaf: Tensor) -> Tensor:
-        if len(leaf):
-            return leaf[torch.arange(samples) % len(leaf)].to(device)
-        shape = (samples, *leaf.shape[1:])
-        if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
-            return torch.randn(shape, dtype=leaf.dtype, generator=generator).to(device)
-        high = 2 if leaf.dtype == torch.bool else max(1, below)
-        drawn = torch.randint(0, high, shape, generator=generator)
-        return drawn.to(device=device, dtype=leaf.dtype)
-
-    return map_leaves(draw, like)
 
 
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:

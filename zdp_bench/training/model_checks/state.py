@@ -129,7 +129,7 @@ class Guard:
         start: its state.
         moved: the state that a pass on random numbers leaves: what is made at a first call, or
             counts. Whatever that leaves was found not to depend on the numbers.
-        inputs: one example of these numbers.
+        inputs: these numbers, [n, ...], or public examples.
         counts: the attributes that every pass changes, as (module, name).
     """
 
@@ -137,6 +137,7 @@ class Guard:
     start: State
     moved: State
     inputs: Tensor
+    is_public: bool
     counts: list[tuple[Any, str]] = field(default_factory=list)
 
     @property
@@ -170,7 +171,18 @@ class Guard:
             handle.remove()
             restore()
         with torch.no_grad():
+            forward(self.model, self.inputs[:1])
+
+    def settle(self) -> Guard:
+        """Return a guard of the model after its first call, for what it makes there (a mask).
+
+        Made while torch.func maps it, that would be no tensor any more afterwards.
+        """
+        if all(self.start.get(at) is not None for at in differing(self.start, self.moved)):
+            return self
+        with torch.no_grad():
             forward(self.model, self.inputs)
+        return watch(self.model, self.inputs, self.is_public)
 
     def require_unchanged(self) -> None:
         """Refuse a model that has changed beside its trainable parameters since it was checked.
@@ -236,7 +248,7 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
     with torch.no_grad():
         forward(twin, inputs[:1])
     counts = [_attribute(model, place) for place in differing(once, fingerprint(twin))]
-    return Guard(model, start, ends[0], inputs[:1], list(dict.fromkeys(counts)))
+    return Guard(model, start, ends[0], inputs, public, list(dict.fromkeys(counts)))
 
 
 def _attribute(model: nn.Module, place: Place) -> tuple[Any, str]:
@@ -249,9 +261,9 @@ def _change(leaf: Tensor, public: bool) -> Tensor:
     """Return other values for the first example: of public ones, those of the last."""
     if public:
         return leaf[-1]
-    if leaf.dtype.is_complex or leaf.dtype.is_floating_point:
-        return 1 - 2 * leaf[0]
-    return leaf[0].logical_not().to(leaf.dtype)
+    if leaf.dim() == 1 and not leaf.is_floating_point():
+        return leaf[0]  # it may be a length
+    return leaf[0].logical_not() if leaf.dtype == torch.bool else 1 - leaf[0]
 
 
 def _get(module: nn.Module, name: str) -> Any:

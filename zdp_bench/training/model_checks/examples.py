@@ -1,0 +1,118 @@
+"""What a check runs a model and its loss on: random numbers of the right shapes, or a probe."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError
+from zdp_bench.gradients import Batch, Loss, PerExample, per_example
+from zdp_bench.gradients.parts import describe, leaves_of, map_leaves
+from zdp_bench.training.model_checks.probes import SAMPLES, forward
+from zdp_bench.training.model_checks.state import copy_apart
+
+
+@dataclass(frozen=True)
+class Source:
+    """Where the examples of a check come from.
+
+    Attributes:
+        inputs, targets: [n, ...]. With n = 0 they say shapes and dtypes, and random numbers are
+            drawn; else they are public examples, which are taken in turn.
+        classes: whole numbers in targets are drawn below it; None: as in inputs.
+    """
+
+    inputs: Tensor
+    targets: Tensor
+    classes: int | None
+
+    @property
+    def is_public(self) -> bool:
+        return len(self.inputs) > 0
+
+    def draw(self, examples: int) -> Batch:
+        """Return so many examples; the same at every call."""
+        return _draw(self.inputs, examples, None), _draw(self.targets, examples, self.classes)
+
+
+def find_source(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None) -> Source:
+    """Return the source of a check: the probe or, without one, random numbers.
+
+    Args:
+        model: takes `Parts` if the inputs are (`takes_parts`).
+        like: of the shapes and dtypes to come; no value is read.
+
+    Raises:
+        UserError: the probe is not of these shapes and dtypes.
+    """
+    device = next(model.parameters()).device
+    inputs, targets = (map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like)
+    if probe is not None:
+        given = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
+        for name, own, asked in zip(("inputs", "targets"), given, (inputs, targets), strict=True):
+            if _kinds(own) != _kinds(asked):
+                found, needed = (
+                    describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
+                    for part in (own, asked)
+                )
+                said = f"probe: {found} are given, where the dataset has {needed} an example: "
+                raise UserError(
+                    said.replace("inputs", name) + "give one batch of such as the dataset has."
+                )
+        inputs, targets = given
+    with torch.random.fork_rng(devices=[]), torch.no_grad():
+        try:
+            output = forward(copy_apart(model)[0], _draw(inputs, SAMPLES, None))
+            classes = _count_classes(output, targets)
+        except Exception:  # the check names the layer that fails
+            return Source(inputs, targets, 2)
+        try:
+            PerExample(per_example(loss).loss)(output, _draw(targets, SAMPLES, classes))
+        except Exception:  # its whole numbers may be lengths
+            return Source(inputs, targets, None)
+    return Source(inputs, targets, classes)
+
+
+def _kinds(part: Tensor) -> list[tuple[torch.Size, torch.dtype]]:
+    return [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(part)]
+
+
+def _count_classes(output: Tensor, targets: Tensor) -> int:
+    """Return how many classes a model may tell apart, 2 at least.
+
+    They are the last dimension of its output where targets have all others, [B, T] for
+    [B, T, classes], and else dimension 1.
+    """
+    if output.dim() < 2:
+        return 2
+    shapes = {leaf.shape[1:] for leaf in leaves_of(targets)}
+    return max(2, output.shape[-1 if output.shape[1:-1] in shapes else 1])
+
+
+def _draw(like: Tensor, examples: int, classes: int | None) -> Tensor:
+    """Draw numbers in [0, 1). Without classes whole numbers are 0 and 1 by turns.
+
+    One whole number an example is 1, which may be a length; and no mask is 0 throughout.
+    """
+    generator = torch.Generator().manual_seed(0)
+
+    def draw(leaf: Tensor) -> Tensor:
+        if len(leaf):
+            return leaf[torch.arange(examples) % len(leaf)]
+        shape, dtype = (examples, *leaf.shape[1:]), leaf.dtype
+        if dtype.is_complex:
+            drawn = torch.randn(shape, dtype=dtype, generator=generator)
+        elif dtype.is_floating_point:
+            drawn = torch.rand(shape, dtype=dtype, generator=generator)
+        elif classes is not None and dtype != torch.bool:
+            drawn = torch.randint(0, classes, shape, generator=generator)
+        elif len(shape) == 1:
+            drawn = torch.ones(shape)
+        else:
+            row = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
+            drawn = (row + torch.arange(examples).view(-1, *[1] * (leaf.dim() - 1))) % 2
+        return drawn.to(leaf.device, dtype)
+
+    return map_leaves(draw, like)
