@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.helpers import write_mitbih
+from tests.data.helpers import write_mitbih, write_roahd
 from zdp_bench.data import (
     chest_xray,
     cifar10,
@@ -16,6 +16,7 @@ from zdp_bench.data import (
     mitbih,
     mri_sequences,
     nifti,
+    roahd,
     speech_commands,
 )
 from zdp_bench.extras.standins import ecg, pictures, scans, speech
@@ -32,6 +33,7 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("small_root")
     ecg.write_recordings(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
     write_mitbih(root / mitbih.FOLDER)
+    write_roahd(root / roahd.FOLDER)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)
     pictures.write_films(root / chest_xray.FOLDER, 60, 0.3, seed=1)

@@ -8,12 +8,14 @@ from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins import ecg
 from zdp_bench.extras.standins.ecg import write_recording
 from zdp_bench.registry import lookup
 
@@ -58,6 +60,15 @@ MITBIH = {
     "207": ("MLII V1", "L"),
     "214": ("MLII V1", "L"),
 }
+
+
+def write_roahd(folder: Path, people: int = 6) -> None:
+    """Write so many healthy people, and as many with left bundle branch block."""
+    folder.mkdir(parents=True)
+    for number in range(people):
+        for kind, code in (("RN", "426783006"), ("RL", "164909002")):
+            leads = ecg.draw_recording(kind == "RL", 1.1, np.random.default_rng(number))
+            ecg.write_wfdb(folder, f"{kind}{number:04d}", leads, code)
 
 
 def write_mitbih(folder: Path, names: Iterable[str] = MITBIH) -> None:

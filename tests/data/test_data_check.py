@@ -62,6 +62,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
     damaged = {
         "cpsc2018": root / "CPSC2018" / "cinc2020_wfdb" / "S0001.mat",
         "mitbih": root / mitbih.FOLDER / "109.dat",
+        "roahd": root / "roahd" / "CPSC2018" / "cinc2020_wfdb" / "RL0001.mat",
         "speech_commands": min((root / speech_commands.FOLDER / "no").iterdir()),
         "chest_xray": min((root / chest_xray.FOLDER / "train" / "NORMAL").iterdir()),
         "mri_sequences": root / "Task01_BrainTumour" / "imagesTs" / "BRATS_005.nii.gz",

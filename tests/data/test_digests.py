@@ -86,6 +86,7 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "msd_volumes": (["Task03_Liver"], {"task": "liver", "shape": [8, 8, 6], "test_share": 0.4}),
     "phasemnist": (mnist, {"check": False}),
     "public_kspace": (pictures, {"train": 20, "test": 10}),
+    "roahd": (["roahd"], {}),
     "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),
     **{
         f"folder {kind}": (lambda root, k=kind: write_classes(root / "own", k), of_folder(kind))

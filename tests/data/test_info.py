@@ -46,6 +46,7 @@ RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
     ("phasemnist", {}, (58_142, 10_000, 2)),
     ("chest_xray", {"validation_share": 0.0}, (4135, 1062, 30)),
     ("cpsc2018", {}, (1012, 113, 1)),
+    ("roahd", {}, (90, 10, 1)),
     ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
     ("fastmri", {}, (34_742, 7_135, 50)),
     ("msd", {"test_per_patient": 64}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
@@ -95,6 +96,7 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
     ("cpsc2018", {"test_share": 0.3}),
     ("mitbih_synthetic", {"fold": 3, "patients": 5, "beats": 6}),
+    ("roahd", {"fold": 2, "split_seed": 1}),
     ("mitbih", {"test_share": 0.5, "split_seed": 1, "blocked_per_patient": 6}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "random"}),
@@ -143,6 +145,7 @@ def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
 
 REAL: dict[str, dict[str, Any]] = {
     "mitbih": {"fold": 3},
+    "roahd": {"fold": 9},
     "cpsc2018": {"positive": "RBBB", "negative": "AF", "test_share": 0.3},
     "msd": {"task": "hippocampus", "size": 16},
 }

@@ -95,6 +95,7 @@ EMPTY = {
     "fastmri": "sign up for it .*kspace_phantom",
     "kspace_from_volumes": "is no folder",
     "mitbih": "finds no recordings",
+    "roahd": "finds no recordings",
     "mri_sequences": "dataset=mri_sequences_synthetic",
     "mri_sequences_from_volumes": "is no folder",
     "msd": "dataset=msd_synthetic",

@@ -60,6 +60,7 @@ DATA = {
     "phase_digits": "phase digits",
     "phasemnist": "PhaseMNIST",
     "public_kspace": "k-space of public pictures",
+    "roahd": "ECG of 100 people (roahd)",
     "speech_commands": "Speech Commands",
     "speech_commands_synthetic": "synthetic Speech Commands",
     "synthetic_images": "generated pictures",

@@ -1,0 +1,136 @@
+"""The ECGs of the R package roahd: one beat each of 100 people, half with left bundle branch block.
+
+They stand in for CPSC 2018's recordings (Ziller et al. 2021, Table 2) where those are not to be
+had, and are turned into spectra as those are. They are easier: a beat is registered and smoothed.
+Each person has one recording; whole people are held out, as many of either diagnosis.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Interval
+
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, LONGEST, RATE, Cpsc2018, Norm
+from zdp_bench.data.files import digest, require_inside, sha256, try_each
+from zdp_bench.data.signals import open_record, read_leads
+from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import expect, reading
+from zdp_bench.registry import register
+
+FOLDER = "roahd/CPSC2018/cinc2020_wfdb"
+FOLDS = 10
+PEOPLE = 50  # of either diagnosis in the package
+CODES = {"RN": DIAGNOSES["Normal"], "RL": DIAGNOSES["LBBB"]}  # what names begin with
+
+
+@register("dataset", "roahd")
+@dataclass(frozen=True, kw_only=True)
+class Roahd(Dataset):
+    """roahd's ECGs: spectra complex64 [512]; label 1 is left bundle branch block, 0 is normal.
+
+    fold: which tenth of the people of either diagnosis is held out.
+    """
+
+    fold: Annotated[int, Interval(ge=0, lt=FOLDS)] = 0
+    split_seed: int = 0
+    channel: Annotated[int, Interval(ge=1, le=LEADS)] = 3
+    fft_norm: Norm = "backward"
+
+    @property
+    def transform(self) -> Cpsc2018:
+        return Cpsc2018(channel=self.channel, fft_norm=self.fft_norm)
+
+    def load(self, root: Path) -> Splits:
+        headers = list_recordings(root)
+        inputs = [self.transform.transform(read(path, self.channel)) for path in headers]
+        x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(_targets(headers))
+        train, test = self.split(_targets(headers))
+        sums = [sha256(file) for path in headers for file in (path, path.with_suffix(".mat"))]
+        names = " ".join(path.stem for path in headers)
+        settings = (self.fold, self.split_seed, self.channel, self.fft_norm)
+        return Splits(
+            Examples(x[train], y[train]),
+            Examples(x[test], y[test]),
+            input_shape=(self.transform.fft_length,),
+            outputs=1,
+            provenance="derived",
+            digest=digest(f"{names}:{':'.join(sums)}:{settings!r}"),
+            notes=f"a beat each of {len(y)} people, {int(y.sum())} with LBBB, registered and "
+            f"smoothed; held out: fold {self.fold} of {FOLDS}, drawn by split_seed="
+            f"{self.split_seed}",
+        )
+
+    def info(self, root: Path) -> DatasetInfo:
+        """Count by the files' names; without files, as in the package."""
+        found = (root / FOLDER).is_dir()
+        targets = _targets(list_recordings(root)) if found else [0, 1] * PEOPLE
+        train, test = self.split(targets)
+        return DatasetInfo(
+            train=len(train),
+            test=len(test),
+            input_shape=(self.transform.fft_length,),
+            outputs=1,
+            dtype=torch.complex64,
+            found=found,
+        )
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every recording."""
+        return try_each(list_recordings(root), lambda path: read(path, self.channel))
+
+    def split(self, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
+        """Return the indices of the people to train and to test on."""
+        draw, testing = np.random.default_rng(self.split_seed), list[int]()
+        for label in (0, 1):
+            people = draw.permutation(np.flatnonzero(np.array(targets) == label))
+            testing += people[self.fold :: FOLDS].tolist()
+            if not 0 < len(people[self.fold :: FOLDS]) < len(people):
+                raise UserError(
+                    f"dataset.fold={self.fold}: {len(people)} people of a diagnosis leave nobody "
+                    "of them to train or to test on."
+                )
+        return np.setdiff1d(np.arange(len(targets)), testing), np.array(sorted(testing))
+
+
+def list_recordings(root: Path) -> list[Path]:
+    """List the headers by name, also of a recording of which only the signal is there."""
+    folder = root / FOLDER
+    every = folder.glob("*") if folder.is_dir() else ()
+    stems = {path.stem for path in every if re.fullmatch(r"R[NL]\d{4}", path.stem)}
+    if not stems:
+        raise UserError(
+            f"dataset 'roahd' finds no recordings under {folder}: RN*.hea and RL*.hea. Put them "
+            "there (see datasets/roahd.yaml), or use dataset=cpsc2018_synthetic."
+        )
+    return [folder / f"{stem}.hea" for stem in sorted(stems)]
+
+
+def _targets(headers: list[Path]) -> list[int]:
+    return [int(path.stem.startswith("RL")) for path in headers]
+
+
+def read(path: Path, channel: int) -> np.ndarray:
+    """Read one lead of a recording: float64 [samples] in mV; its diagnosis is as it is named."""
+    signals = path.with_suffix(".mat")
+    for file in (path, signals):
+        require_inside(file, path.parent)
+    record = open_record(path, RATE, LONGEST)
+    with reading(path):
+        expect(record.files == [path, signals], f"names others than {signals.name}")
+        expect(len(record.leads) >= channel, f"has {len(record.leads)} leads, not {channel}")
+        found = [
+            line.removeprefix("Dx:").strip()
+            for line in record.header.comments or []
+            if line.startswith("Dx:")
+        ]
+        codes = CODES[path.stem[:2]]
+        expect(len(found) == 1 and found[0] in codes, f"has diagnosis {found}, not {codes[0]}")
+    return read_leads(record, [channel - 1])[:, 0]
