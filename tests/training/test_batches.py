@@ -357,7 +357,9 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
     assert available_memory() == 2**32
 
 
-@pytest.mark.parametrize(("value", "sentence"), [("aut", "auto or null"), ("0", "1 or more")])
+@pytest.mark.parametrize(
+    ("value", "sentence"), [("aut", "must be 'auto'"), ("0", "greater than or equal to 1")]
+)
 def test_other_sizes_are_refused(value: str, sentence: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=rf"trainer\.micro_batch={value}.*{sentence}"):
         configured(tmp_path, f"trainer.micro_batch={value}")

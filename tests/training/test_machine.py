@@ -18,7 +18,10 @@ from zdp_bench.training.batches import read_ahead
 from zdp_bench.training.machine import arithmetic, pick_device, reserve_gpu
 
 CPU = torch.device("cpu")
-PRIVATE, PLAIN = SimpleNamespace(private=True), SimpleNamespace(private=False)
+PRIVATE, PLAIN = (
+    SimpleNamespace(mechanism=lambda: SimpleNamespace(is_private=True), sums_in_float32=False),
+    SimpleNamespace(mechanism=lambda: SimpleNamespace(is_private=False)),
+)
 
 
 def flags() -> tuple:

@@ -189,7 +189,7 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
 def test_the_quickstart_can_be_searched_as_it_is(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*WHOLE, "optimizer.lr=1,2", f"--results={tmp_path}", "--trials", "1"]
+    words = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}", "--trials", "1"]
     code, out, _ = command(capsys, "search", *words)
     assert code == 0
     assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
