@@ -8,12 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from tests.data.helpers import write_mitbih, write_roahd
+from tests.data.helpers import write_roahd
 from zdp_bench.data import (
     chest_xray,
     cifar10,
     cpsc2018,
-    mitbih,
     mri_sequences,
     nifti,
     roahd,
@@ -32,7 +31,6 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
     ecg.write_recordings(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
-    write_mitbih(root / mitbih.FOLDER)
     write_roahd(root / roahd.FOLDER)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)

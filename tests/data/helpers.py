@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 import shutil
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +16,6 @@ from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError
 from zdp_bench.extras.standins import ecg
-from zdp_bench.extras.standins.ecg import write_recording
 from zdp_bench.registry import lookup
 
 
@@ -45,23 +44,6 @@ def assert_refused(load: Callable[[], object], names: str, says: str) -> None:
     assert re.search(says, sentence), sentence
 
 
-# recording -> its leads, and the symbol of its beats
-MITBIH = {
-    "100": ("V5 MLII", "N"),
-    "101": ("MLII V1", "N"),
-    "102": ("V5 V2", "N"),
-    "103": ("MLII V1", "N"),
-    "105": ("MLII V1", "N"),
-    "109": ("MLII V1", "L"),
-    "111": ("MLII V1", "L"),
-    "118": ("MLII V1", "R"),
-    "201": ("MLII V1", "N"),
-    "202": ("MLII V1", "N"),
-    "207": ("MLII V1", "L"),
-    "214": ("MLII V1", "L"),
-}
-
-
 def write_roahd(folder: Path, people: int = 6) -> None:
     """Write so many healthy people, and as many with left bundle branch block."""
     folder.mkdir(parents=True)
@@ -69,13 +51,3 @@ def write_roahd(folder: Path, people: int = 6) -> None:
         for kind, code in (("RN", "426783006"), ("RL", "164909002")):
             leads = ecg.draw_recording(kind == "RL", 1.1, np.random.default_rng(number))
             ecg.write_wfdb(folder, f"{kind}{number:04d}", leads, code)
-
-
-def write_mitbih(folder: Path, names: Iterable[str] = MITBIH) -> None:
-    """Write recordings of ten beats as MIT-BIH stores them; one beat of the N is a V."""
-    folder.mkdir()
-    for name in names:
-        leads, kind = MITBIH[name]
-        symbols = [kind] * 10
-        symbols[4] = "V" if kind == "N" else kind
-        write_recording(folder, name, leads.split(), symbols, seed=0)

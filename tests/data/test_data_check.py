@@ -11,7 +11,7 @@ from PIL import Image
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
 from tests.test_cli import run
-from zdp_bench.data import cache, chest_xray, files, mitbih, speech_commands
+from zdp_bench.data import cache, chest_xray, files, speech_commands
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 from zdp_bench.report.terminal import say_state
@@ -61,7 +61,6 @@ def test_a_set_that_needs_no_files_says_so(
 def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: Path) -> None:
     damaged = {
         "cpsc2018": root / "CPSC2018" / "cinc2020_wfdb" / "S0001.mat",
-        "mitbih": root / mitbih.FOLDER / "109.dat",
         "roahd": root / "roahd" / "CPSC2018" / "cinc2020_wfdb" / "RL0001.mat",
         "speech_commands": min((root / speech_commands.FOLDER / "no").iterdir()),
         "chest_xray": min((root / chest_xray.FOLDER / "train" / "NORMAL").iterdir()),

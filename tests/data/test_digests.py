@@ -21,11 +21,11 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
-from tests.data.helpers import copy_folder, dataset, write_mitbih
+from tests.data.helpers import copy_folder, dataset
 from tests.data.test_cifar10 import write_python
 from tests.data.test_info import assert_described
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
-from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10, mitbih
+from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10
 from zdp_bench.data.files import collect_sources
 from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError
@@ -66,7 +66,6 @@ def of_folder(kind: str, **options: Any) -> dict[str, Any]:
     return {"path": "own", "size": 8, "fit": "resize", **KINDS[kind][2], **options}
 
 
-FEW = ("100", "103", "105", "109", "111", "207", "214")  # recordings: each is read each time
 SLICES = {"height": 8, "width": 8, "slices": 2, "test_share": 0.4}
 # name and variant -> (the folders of `small_root`, or what writes the files; options)
 CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
@@ -78,7 +77,6 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "fashion_mnist": (lambda root: mnist(root, "FashionMNIST"), {"check": False}),
     "fastmri": (["fastMRI"], {"height": 8, "width": 8}),
     "kspace_from_volumes": (["Task04_Hippocampus"], SLICES),
-    "mitbih": (lambda root: write_mitbih(root / mitbih.FOLDER, FEW), {}),
     "mnist": (mnist, {"check": False}),
     "mri_sequences": (["Task01_BrainTumour"], {"size": 8, "slices": 2, "validation_patients": 1}),
     "mri_sequences_from_volumes": (["Task04_Hippocampus"], {"size": 8, "slices": 2}),

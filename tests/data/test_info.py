@@ -26,7 +26,7 @@ UNITS = {
         ),
         "volume",
     ),
-    **dict.fromkeys(("chest_xray", "fastmri", "mitbih", "mri_sequences"), "patient"),
+    **dict.fromkeys(("chest_xray", "fastmri", "mri_sequences"), "patient"),
     **dict.fromkeys(("cpsc2018", "cpsc2018_synthetic"), "recording"),
     **dict.fromkeys(("speech_commands", "speech_commands_synthetic"), "speaker"),
 }
@@ -95,9 +95,7 @@ LOADED: list[tuple[str, dict[str, Any]]] = [
     ("msd_volumes", {"task": "liver", "shape": [8, 9, 5], "test_share": 0.4}),
     ("kspace_phantom", {"patients": 5, "height": 8, "width": 10, "unit": "volume"}),
     ("cpsc2018", {"test_share": 0.3}),
-    ("mitbih_synthetic", {"fold": 3, "patients": 5, "beats": 6}),
     ("roahd", {"fold": 2, "split_seed": 1}),
-    ("mitbih", {"test_share": 0.5, "split_seed": 1, "blocked_per_patient": 6}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "speaker"}),
     ("speech_commands", {"words": ["yes", "no"], "clips_per_word": 8, "split": "random"}),
     ("chest_xray", {"size": 16, "max_per_patient": 2, "split_seed": 1}),
@@ -144,7 +142,6 @@ def test_other_digits_are_counted(tmp_path: Path, name: str) -> None:
 
 
 REAL: dict[str, dict[str, Any]] = {
-    "mitbih": {"fold": 3},
     "roahd": {"fold": 9},
     "cpsc2018": {"positive": "RBBB", "negative": "AF", "test_share": 0.3},
     "msd": {"task": "hippocampus", "size": 16},

@@ -275,7 +275,6 @@ def images_of_cifar(**changed: Any) -> Spoil:
 
 FILM, CLIP = "chest_xray/train/NORMAL/*", "SpeechCommands/speech_commands_v0.02/no/*"
 WFDB = "CPSC2018/cinc2020_wfdb/S0002"
-BEATS = "mit-bih-arrhythmia-database-1.0.0/109"
 H5 = "fastMRI/singlecoil_train/file1000000.h5"
 HEADS, LIVER = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz", "Task03_Liver/imagesTr/*"
 LIVER_MASK, LIST = "Task03_Liver/labelsTr/*", "Task03_Liver/dataset.json"
@@ -315,18 +314,6 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "55827005"), "'55827005'.* none of Normal"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "426783006"), "sinus rhythm, which means Normal in"),
     ("cpsc2018", f"{WFDB}.hea", again, "a recording named S0002 is there twice"),
-    # MIT-BIH
-    *(
-        ("mitbih", BEATS + suffix, Path.unlink, f"109{suffix}: is missing")
-        for suffix in (".hea", ".dat", ".atr")
-    ),
-    ("mitbih", f"{BEATS}.dat", keep(-9), "bytes where its header announces"),
-    ("mitbih", f"{BEATS}.atr", keep(-9), "109.atr: (is cut off|cannot be)"),
-    ("mitbih", f"{BEATS}.dat", flip(300), "MLII does not have its header's checksum"),
-    ("mitbih", f"{BEATS}.hea", EMPTY, "109.hea: cannot be"),
-    ("mitbih", f"{BEATS}.hea", edit(" 360 ", " 250 "), "250 Hz where 360 Hz"),
-    ("mitbih", f"{BEATS}.hea", edit("109.dat", "100.dat"), "names 100.dat, not 109.dat"),
-    ("mitbih", f"{BEATS}.hea", beside("RECORDS", b"100\n234\n"), "234.hea: is missing"),
     # SpeechCommands
     *(("speech_commands", CLIP, how, CUT) for how in (EMPTY, keep(20))),
     ("speech_commands", CLIP, keep(9044), "32000 bytes of samples, but 9000 are there"),
@@ -511,7 +498,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "msd": {"size": 32, "validation_share": 0.2, "test_share": 0.4},
     "speech_commands": {"words": ["yes", "no"], "test_share": 0.3},
 }
-CHECKED = ("chest_xray", "cpsc2018", "mitbih", "speech_commands")
+CHECKED = ("chest_xray", "cpsc2018", "speech_commands")
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")

@@ -29,10 +29,13 @@ from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import sum_contributions
 
 OWNERS = np.array([7, 3, 7, 9, 3, 7, 5])  # patients 3, 5, 7, 9 with 2, 1, 3, 1 records
-BEATS = [
-    "recipe=ecg_mitbih",
-    "dataset=mitbih_synthetic",
-    "dataset.beats=12",
+HEADS = [  # 12 patients to train with 12 examples each
+    "recipe=quickstart",
+    "dataset=mri_sequences_synthetic",
+    "dataset.patients=16",
+    "dataset.test_share=0.25",
+    "dataset.size=8",
+    "dataset.slices=3",
     "privacy.unit=patient",
 ]
 SHORT = [
@@ -45,7 +48,7 @@ SHORT = [
 
 def config(root: Path, *overrides: str) -> Run:
     paths = [f"paths.data={root / 'data'}", f"paths.results={root / 'results'}"]
-    return configured([*BEATS, *SHORT, "trainer.epochs=3", *paths, *overrides])
+    return configured([*HEADS, *SHORT, "trainer.epochs=3", *paths, *overrides])
 
 
 def carry_out(root: Path, *overrides: str) -> Outcome:

@@ -158,16 +158,11 @@ def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
     return Record(path, first.header, first.leads, total, files, tuple(segments))
 
 
-def read_leads(
-    record: Record, channels: list[int], end: int | None = None, physical: bool = True
-) -> np.ndarray:
+def read_leads(record: Record, channels: list[int], end: int | None = None) -> np.ndarray:
     """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
 
     The leads are read to their ends, where their sums are compared with the header's; one that the
     header has no checksum of is taken as it is.
-
-    Args:
-        physical: False returns the stored whole numbers.
     """
     import wfdb
 
@@ -176,7 +171,7 @@ def read_leads(
         parts, left = [], end
         for segment in record.segments:
             if left > 0:
-                parts.append(read_leads(segment, channels, min(left, segment.length), physical))
+                parts.append(read_leads(segment, channels, min(left, segment.length)))
             left -= segment.length
         return np.concatenate(parts)
     header, name = record.header, str(record.path.with_suffix(""))
@@ -196,7 +191,7 @@ def read_leads(
             first = first or found
             total += found.d_signal.sum(axis=0, dtype=np.int64)
         sums = header.checksum or [None] * header.n_sig
-        samples = np.asarray(first.dac() if physical else first.d_signal, dtype=np.float64)[:end]
+        samples = np.asarray(first.dac(), dtype=np.float64)[:end]
         for channel, found in zip(channels, total.tolist(), strict=True):
             same = sums[channel] is None or (found - sums[channel]) % 2**16 == 0
             lead = record.leads[channel]

@@ -47,8 +47,6 @@ DATA = {
     "folder": "own data",
     "kspace_from_volumes": "MRI from volumes",
     "kspace_phantom": "MRI phantoms",
-    "mitbih": "MIT-BIH ECG",
-    "mitbih_synthetic": "synthetic MIT-BIH ECG",
     "mnist": "MNIST",
     "mri_sequences": "MRI sequences",
     "mri_sequences_from_volumes": "MRI sequences from volumes",

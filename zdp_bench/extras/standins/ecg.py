@@ -1,14 +1,13 @@
-"""Stand-ins for CPSC 2018 and MIT-BIH: synthetic beats in WFDB's form, read as the releases are.
+"""A stand-in for CPSC 2018: synthetic beats in WFDB's form, read as the release is.
 
 They need no download. Normal beats have a narrow QRS complex; those with left bundle branch block a
 broad, notched one and a T wave against it (Surawicz et al. 2009, the criteria: QRS ≥ 120 ms,
-notched R in I, aVL, V5, V6). Of CPSC's, rate, amplitude, baseline wander, mains hum and muscle
+notched R in I, aVL, V5, V6). Rate, amplitude, baseline wander, mains hum and muscle
 noise vary from recording to recording.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -17,10 +16,9 @@ import numpy as np
 from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data import Dataset, DatasetInfo, Share, Splits, mitbih
+from zdp_bench.data import Dataset, DatasetInfo, Share, Splits
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
 from zdp_bench.data.files import write_whole
-from zdp_bench.data.mitbih import BLOCKED, Fold, MitBih
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
@@ -117,78 +115,3 @@ class Cpsc2018Synthetic(Dataset):
     def info(self, root: Path) -> DatasetInfo:
         targets = [number % 2 for number in range(self.count)]
         return self.reader.describe(Path("synthetic"), targets, found=True)
-
-
-STEP = 300  # samples from beat to beat
-
-
-def write_recording(
-    folder: Path, name: str, leads: Sequence[str], symbols: Sequence[str], seed: int
-) -> None:
-    """Write `name.hea`, `.dat` and `.atr`: two leads with one beat for each symbol.
-
-    The first and the last beat are so near to the ends that no window around them is whole.
-    """
-    import wfdb
-
-    count = len(symbols)
-    length = STEP * count
-    places = np.array([20, *range(STEP, STEP * (count - 1), STEP), length - 10])
-    t = np.arange(length)
-    signal = np.zeros(length)
-    for place, symbol in zip(places, symbols, strict=True):
-        signal += draw_beat((t - place) / mitbih.RATE, symbol == "L")
-    noise = np.random.default_rng([seed, int(name)]).normal(0, 0.05, (length, 2))
-    wfdb.wrsamp(
-        name,
-        fs=mitbih.RATE,
-        units=["mV", "mV"],
-        sig_name=list(leads),
-        p_signal=signal[:, None] + noise,
-        fmt=["212", "212"],
-        adc_gain=[200, 200],
-        baseline=[1024, 1024],
-        write_dir=str(folder),
-    )
-    wfdb.wrann(name, "atr", places, list(symbols), write_dir=str(folder))
-
-
-@register("dataset", "mitbih_synthetic")
-@dataclass(frozen=True, kw_only=True)
-class MitBihSynthetic(Dataset):
-    """Generated recordings, written once under `synthetic/` and read as MIT-BIH's are.
-
-    patients: how many have N beats; four more have L beats.
-    beats: of each patient.
-    """
-
-    fold: Fold = 0
-    patients: Annotated[int, Interval(ge=2, le=100)] = 12
-    beats: Annotated[int, Interval(ge=2, le=100)] = 40
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        self.info(Path())
-
-    @property
-    def reader(self) -> MitBih:
-        return MitBih(fold=self.fold)
-
-    def load(self, root: Path) -> Splits:
-        folder = root / "synthetic" / f"mitbih-{self.patients}-{self.beats}-{self.seed}"
-        if not folder.is_dir():
-            with write_whole(folder) as partial:
-                for name in (*self.names, *BLOCKED):
-                    symbols = ["L" if name in BLOCKED else "N"] * (self.beats + 2)
-                    write_recording(partial, name, ("MLII", "V1"), symbols, self.seed)
-        return self.reader.load_folder(folder, synthetic=True)
-
-    def info(self, root: Path) -> DatasetInfo:
-        counts = dict.fromkeys(self.names, (self.beats, 0))
-        counts |= dict.fromkeys(BLOCKED, (0, self.beats))
-        return self.reader.describe(root / "synthetic", counts, found=True)
-
-    @property
-    def names(self) -> list[str]:
-        """The recordings with N beats; numbers that the release does not use."""
-        return [str(300 + number) for number in range(self.patients)]

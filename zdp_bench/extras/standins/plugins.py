@@ -5,7 +5,6 @@ ADDS = {
         "chest_xray_synthetic": "zdp_bench.extras.standins.pictures",
         "cpsc2018_synthetic": "zdp_bench.extras.standins.ecg",
         "kspace_phantom": "zdp_bench.extras.standins.scans",
-        "mitbih_synthetic": "zdp_bench.extras.standins.ecg",
         "mri_sequences_synthetic": "zdp_bench.extras.standins.scans",
         "msd_synthetic": "zdp_bench.extras.standins.scans",
         "msd_volumes_synthetic": "zdp_bench.extras.standins.scans",
