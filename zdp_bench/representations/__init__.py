@@ -29,7 +29,7 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.nn.precision import float32_products
 from zdp_bench.registry import lookup
 
-AT_ONCE = 8  # examples: their maps stay in a CPU's cache
+AT_ONCE = 8  # examples on a CPU: their maps stay in its cache
 TRIED = AT_ONCE + 1  # examples that show whether a transform mixes them
 BLOCK = 128  # examples that are read and written at once
 NUMPY = {torch.float32: np.float32, torch.complex64: np.complex64}
@@ -63,7 +63,8 @@ class Representation:
         """Transform examples [B, *takes] into [B, *gives], a few at a time."""
         if not len(inputs):
             return torch.empty(0, *self.gives, dtype=self.dtype)
-        return torch.cat([self.module(part) for part in inputs.split(AT_ONCE)])
+        at_once = AT_ONCE if inputs.is_cpu else BLOCK
+        return torch.cat([self.module(part) for part in inputs.split(at_once)])
 
     def note(self) -> str:
         """Return it in words, for the notes under a table."""
@@ -115,6 +116,7 @@ def build(
     version = getattr(module, "version", 1)
     if "sha256" in facts:  # which file holds the weights makes no difference
         options = {key: value for key, value in options.items() if key != "weights"}
+    options = {key: value for key, value in options.items() if value is not False}  # as without
     made_of = {key: value for key, value in facts.items() if key != "weights"}
     made_of = made_of if "file" in facts else facts  # nor does the file's name
     named = json.dumps([name, options, version, list(shape), str(dtype), made_of], sort_keys=True)

@@ -1,8 +1,9 @@
 """The features of a public picture network, with the weights it was released with.
 
 Pictures [(C,) H, W] are resized, grey ones shown as three equal colours, and standardised as the
-network was trained on. No ε counts what the weights know, so a network that was trained on the
-data set that is to stay private is refused, where its weights say so.
+network was trained on. Features of several views of a picture, its mirror and crops, are averaged:
+still a function of one example. No ε counts what the weights know, so a network that was trained on
+the data set that is to stay private is refused, where its weights say so.
 """
 
 from __future__ import annotations
@@ -48,6 +49,8 @@ class Network(nn.Module):
         self,
         network: Any,
         pool: bool,
+        mirror: bool,
+        crops: bool,
         resize: int | None,
         pixels: tuple[float, float],
         standard: tuple[list[float], list[float]],
@@ -56,8 +59,9 @@ class Network(nn.Module):
         facts: dict[str, Any],
     ) -> None:
         super().__init__()
-        self.network = network.to(memory_format=torch.channels_last)
-        self.pool, self.resize, self.pixels = pool, resize, pixels
+        self.network = network
+        self.pool, self.mirror, self.crops = pool, mirror, crops
+        self.resize, self.pixels = resize, pixels
         self.normalise, self.groups, self.facts = normalise, groups, facts
         mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in standard)
         self.register_buffer("mean", mean)
@@ -70,9 +74,25 @@ class Network(nn.Module):
             side = (self.resize, self.resize)
             x = F.interpolate(x, side, mode="bilinear", align_corners=False, antialias=True)
         x = (x.expand(-1, 3, -1, -1) - self.mean) / self.deviation
-        x = x.contiguous(memory_format=torch.channels_last)
-        features = self.network(x) if self.pool else self.network.forward_features(x)
+        views = [self._features(view) for view in views_of(x, self.mirror, self.crops)]
+        features = torch.stack(views).mean(dim=0)
         return normalise_each(features.contiguous(), self.normalise, self.groups)
+
+    def _features(self, x: Tensor) -> Tensor:
+        # A GPU's depthwise convolutions of float32 numbers are faster with channels first.
+        x = x.contiguous(memory_format=torch.channels_last if x.is_cpu else torch.contiguous_format)
+        found: Tensor = self.network(x) if self.pool else self.network.forward_features(x)
+        return found
+
+
+def views_of(x: Tensor, mirror: bool, crops: bool) -> list[Tensor]:
+    """Return each picture, or five crops of 7/8 of it, and with `mirror` the mirrors of these."""
+    views = [x]
+    if crops:
+        from torchvision.transforms.functional import five_crop
+
+        views = [*five_crop(x, [7 * side // 8 for side in x.shape[-2:]])]
+    return views + [view.flip(-1) for view in views] if mirror else views
 
 
 @register("representation", "network")
@@ -85,6 +105,8 @@ def network(
     trained_on: str | None = None,
     resize: int | None = None,
     pool: bool = True,
+    mirror: bool = False,
+    crops: bool = False,
     pixels: list[float] | None = None,
     normalise: Normalise = "layer",
     groups: int = 32,
@@ -98,6 +120,9 @@ def network(
         trained_on: the data set of a file's weights; needed with a path.
         resize: pixels along a side before the network. null: as the pictures are.
         pool: True for the mean over places, False for a map of features.
+        mirror, crops: the pooled features of several views are averaged: of a picture and its
+            mirror, of five crops (corners and centre, 7/8 of a side), or of these and their mirrors
+            too.
         pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
             null: they are in [0, 1].
         normalise: of one example by its own numbers: layer (all features), group, or none.
@@ -114,6 +139,8 @@ def network(
     pixels = pixels or [0.0, 1.0]
     positive = len(pixels) == 2 and pixels[1] > 0
     require(positive, "representation.pixels", pixels, "must be a mean and a deviation above 0")
+    if (mirror or crops) and not pool:
+        raise UserError("representation.pool=false: takes neither mirror nor crops.")
     sized = resize is None or 8 <= resize <= 2048
     require(sized, "representation.resize", resize, "must lie between 8 and 2048 pixels")
     make = _of_timm if library == "timm" else _of_torchvision
@@ -129,7 +156,8 @@ def network(
         )
         facts["trained_on"] = trained_on
     shown = {"network": network, "library": library, **facts}
-    return Network(found, pool, resize, (pixels[0], pixels[1]), standard, normalise, groups, shown)
+    pair = pixels[0], pixels[1]
+    return Network(found, pool, mirror, crops, resize, pair, standard, normalise, groups, shown)
 
 
 def _of_timm(
