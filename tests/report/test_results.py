@@ -3,55 +3,58 @@
 from __future__ import annotations
 
 import json
-from io import StringIO
 from pathlib import Path
 from typing import Any
 
 import pytest
-from rich.console import Console
 
 from tests.test_records import record, save
+from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.report.results import select, sheet
-from zdp_bench.report.sheet import Sheet
+from zdp_bench.report.results import sheet
+
+
+def rows(results: Path, *filters: str, columns: str | None = None, **options: Any) -> list[Any]:
+    return [list(row) for row in sheet(results, filters, columns, **options).rows]
 
 
 def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1, 0.25), record("a", 2, 0.75), record("b", 1))
-    shown = sheet(select(tmp_path, ["recipe=a"], "recipe,seed,value,epsilon_patient", "value"))
+    shown = sheet(tmp_path, ["recipe=a"], "recipe,seed,accuracy,epsilon_patient", "accuracy")
     assert shown.title == "2 records"
     assert shown.rows == [["a", "1", "0.25", ""], ["a", "2", "0.75", ""]]
     assert shown.as_text("csv").splitlines() == [
-        "recipe,seed,value,epsilon_patient",
+        "recipe,seed,accuracy,epsilon_patient",
         "a,1,0.25,",
         "a,2,0.75,",
     ]
     assert shown.as_text("md").splitlines()[2] == "| a | 1 | 0.25 |  |"
     lines = json.loads(shown.as_text("json"))
-    assert lines[1] == {"recipe": "a", "seed": 2, "value": 0.75, "epsilon_patient": None}
+    assert lines[1] == {"recipe": "a", "seed": 2, "accuracy": 0.75, "epsilon_patient": None}
     assert shown.as_text("html").count("<tr>") == 3
     assert shown.as_rich().row_count == 2
-    one = sheet(select(tmp_path, ["recipe=b"], None, None))
+    one = sheet(tmp_path, ["recipe=b"])
     assert one.title == "1 record"
     assert one.rows[0][-1] == "b1".ljust(8, "0")  # digests are shortened
     assert json.loads(one.as_text("json"))[0]["epsilon_tight"] == "inf"
+    several = rows(tmp_path, "seed=1,3", columns="recipe", sort="value", descending=True)
+    assert several == [["b"], ["a"]]
 
 
 def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> None:
     save(tmp_path, record("a", 1, 0.5), record("a", 2, 0.7), record("b", 1, 0.9))
-    save(
-        tmp_path,
-        record("a", 3, 30.0, headline={"name": "psnr", "value": 30.0}, metrics={"psnr": 30.0}),
-    )
-    shown = sheet(select(tmp_path, [], None, None, by="recipe"))
+    headline = {"name": "psnr", "value": 30.0}
+    save(tmp_path, record("a", 3, 30.0, headline=headline, metrics={"psnr": 30.0}))
+    shown = sheet(tmp_path, by="recipe")
     assert shown.title == "3 groups of 4 records"
+    assert shown.columns == ["recipe", "metric", "n", "value", "value_sd"]
     assert shown.rows == [
         ["a", "accuracy", "2", "0.6", "0.1414"],
         ["a", "psnr", "1", "30", ""],
         ["b", "accuracy", "1", "0.9", ""],
     ]
-    only = select(tmp_path, ["recipe=b"], "recipe,mean", "mean", by="recipe,delta")
-    assert only.frame.to_numpy().tolist() == [["b", 0.9]]
+    both = rows(tmp_path, columns="accuracy,psnr", by="recipe", sort="accuracy", descending=True)
+    assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
 
 
 @pytest.mark.parametrize(
@@ -61,9 +64,9 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
 def test_the_nearest_column_is_suggested(tmp_path: Path, wrong: dict[str, Any]) -> None:
     save(tmp_path, record())
     with pytest.raises(UserError, match="Did you mean 'recipe'"):
-        select(tmp_path, **{"filters": [], "columns": None, "sort": None} | wrong)
-    with pytest.raises(UserError, match="is no filter"):
-        select(tmp_path, ["recipe"], None, None)
+        sheet(tmp_path, **wrong)
+    with pytest.raises(UserError, match="is not a filter"):
+        sheet(tmp_path, ["recipe"])
 
 
 def configured(seed: int, value: float, **config: Any) -> dict[str, Any]:
@@ -75,101 +78,57 @@ def test_any_key_of_the_configuration_is_a_column(tmp_path: Path) -> None:
     layers = {"hidden": [4, 2], "name": "m"}
     save(tmp_path, configured(1, 0.5, optimizer={"lr": 1e-5}, model=layers))
     save(tmp_path, configured(2, 0.7, optimizer={"lr": 10.0, "on": None}, model=layers))
-    found = select(tmp_path, ["optimizer.lr=0.00001"], "seed,optimizer.lr,model.hidden", None)
-    assert found.frame.to_numpy().tolist() == [[1, 1e-5, "[4, 2]"]]
-    assert len(select(tmp_path, ["model.hidden=[4,2]"], None, None).frame) == 2
-    assert len(select(tmp_path, ["optimizer.on=null"], None, None).frame) == 2
-    assert sheet(select(tmp_path, [], "optimizer.lr", "optimizer.lr")).rows == [["1e-05"], ["10"]]
-    short = select(tmp_path, ["lr=10"], "lr,hidden", None)
-    assert list(short.frame.columns) == ["optimizer.lr", "model.hidden"]
+    found = rows(tmp_path, "optimizer.lr=0.00001", columns="seed,optimizer.lr,model.hidden")
+    assert found == [["1", "1e-05", "[4, 2]"]]
+    assert len(rows(tmp_path, "model.hidden=[4,2]")) == 2
+    assert len(rows(tmp_path, "model.hidden=[4,2],[4]", "optimizer.on=null")) == 2
+    assert rows(tmp_path, columns="optimizer.lr", sort="optimizer.lr") == [["1e-05"], ["10"]]
+    assert sheet(tmp_path, ["lr=10"], "lr,hidden").columns == ["lr", "hidden"]
     with pytest.raises(UserError, match=r"Did you mean 'optimizer\.lr'"):
-        select(tmp_path, [], "optimzer.lr", None)
+        sheet(tmp_path, [], "optimzer.lr")
 
 
-def test_what_differs_is_shown_and_what_is_the_same_is_said_once(tmp_path: Path) -> None:
-    for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.3)):
-        save(tmp_path, configured(seed, rate, optimizer={"lr": rate}, trainer={"epochs": 3}))
-    shown = sheet(select(tmp_path, [], None, None))
-    assert shown.columns == ["seed", "lr", "value", "run"]
-    assert {tuple(row[:3]) for row in shown.rows} == {
-        ("1", "0.1", "0.1"),
-        ("2", "0.1", "0.1"),
-        ("1", "0.3", "0.3"),
-    }
-    assert "recipe a" in shown.notes[0]
-    assert "steps 7" in shown.notes[0]
-    assert shown.numbers[0]["steps"] == 7  # CSV and JSON keep every column
-    many = {f"k{n}": {"lr": n} for n in range(9)}
-    save(tmp_path, configured(4, 0.1, optimizer={"lr": 0.1}, trainer={"epochs": 3}, **many))
-    assert "k4.lr, k5.lr" in sheet(select(tmp_path, [], None, None)).notes[-1]
-
-
-def test_of_several_recipes_one_column_says_what_differs_within_each(tmp_path: Path) -> None:
+def test_one_column_says_what_differs_within_each_recipe(tmp_path: Path) -> None:
     for rate in (0.1, 0.3):
-        algorithm = {"name": "dp_sgd", "noise_multiplier": rate}
-        config = {"optimizer": {"lr": rate}, "algorithm": algorithm}
-        save(tmp_path, configured(1, rate, privacy={"target_epsilon": 10 * rate}, **config))
+        save(tmp_path, configured(1, rate, optimizer={"lr": rate}, algorithm={"name": "dp_sgd"}))
     own = {"optimizer": {"lr": 9.0, "name": "adam"}, "model": {"name": "lenet5"}}
-    other = {"name": "d", "provenance": "synthetic", "digest": "e" * 64, "notes": ""}
-    for run, data in (("b1", {}), ("b2", {"data": other})):
-        made = record("b", 1, 0.5, config=own) | data
-        save(tmp_path, made | {"run": run.ljust(64, "0")})
-    shown = sheet(select(tmp_path, [], None, None))
-    assert shown.columns == ["recipe", "differs", "value", "run"]
-    # The noise follows from the target; what is between recipes is not said.
-    assert [row[:2] for row in shown.rows] == [
-        ["a", "lr 0.1, ε 1"],
-        ["a", "lr 0.3, ε 3"],
+    data = {"name": "d", "provenance": "synthetic", "digest": "e" * 64, "notes": ""}
+    for run, other in (("b1", {}), ("b2", {"data": data})):
+        save(tmp_path, record("b", 1, 0.5, config=own) | other | {"run": run.ljust(64, "0")})
+    # What differs between recipes is not said.
+    assert rows(tmp_path, columns="recipe,differs") == [
+        ["a", "lr 0.1"],
+        ["a", "lr 0.3"],
         ["b", "official"],
         ["b", "synthetic"],
     ]
-    assert "Also different: provenance; --columns shows them." in shown.notes
-    assert shown.numbers[3]["provenance"] == "synthetic"
-    console = Console(width=50, file=StringIO())
-    console.print(shown.as_rich())
-    assert len(console.file.getvalue().splitlines()) < 20  # type: ignore[attr-defined]
 
 
 def test_a_group_says_what_it_averages_over(tmp_path: Path) -> None:
     for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.3)):
         save(tmp_path, configured(seed, rate, optimizer={"lr": rate}))
-    shown = sheet(select(tmp_path, [], None, None, by="recipe"))
-    assert shown.columns[-1] == "averages_over"
-    assert shown.rows[0][-1] == "optimizer.lr"
-    assert "1 of 1 groups average over runs that differ in more than their seed" in shown.notes[0]
-    apart = sheet(select(tmp_path, [], None, None, by="recipe,optimizer.lr"))
+    shown = sheet(tmp_path, by="recipe")
+    assert (shown.columns[-1], shown.rows[0][-1]) == ("averages_over", "optimizer.lr")
+    apart = sheet(tmp_path, by="recipe,optimizer.lr")
     assert [row[3] for row in apart.rows] == ["2", "1"]
     assert "averages_over" not in apart.columns
-    assert not apart.notes
     other = {"name": "d", "provenance": "official", "digest": "e" * 64, "notes": ""}
     save(tmp_path, configured(9, 0.1, optimizer={"lr": 0.1}) | {"data": other})
-    assert "data_digest" in select(tmp_path, [], None, None, by="recipe").frame.to_csv()
+    assert "data_digest" in rows(tmp_path, by="recipe")[0][-1]
 
 
-def told(tmp_path: Path, *runs: dict[str, Any]) -> Sheet:
-    """Return the table of some runs of one recipe, each of another configuration."""
-    for seed, config in enumerate(runs):
-        made = record("a", 1, 0.5, config={"optimizer": {"lr": 1.0}} | config)
-        save(tmp_path, made | {"run": f"{seed}".ljust(64, "0")})
-    return sheet(select(tmp_path, [], None, None))
-
-
-def test_whose_an_epsilon_is_stands_beside_it_where_units_differ(tmp_path: Path) -> None:
-    save(tmp_path, record("a", 1, 0.5), record("b", 1, 0.5))
-    assert "epsilon_of" not in select(tmp_path, [], None, None).frame
-    other = record("c", 1, 0.5)
-    other["privacy"]["epsilon_of"] = "patient"
-    save(tmp_path, other)
-    shown = sheet(select(tmp_path, [], None, None))
-    place = list(shown.columns).index("epsilon_of")
-    assert [row[place] for row in shown.rows] == ["example", "example", "patient"]
+def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1))
+    for recipe in "ab":
+        records.write_text(records.folder(tmp_path, recipe, "c" * 64) / "spending.json", "{}")
+    assert sheet(tmp_path, ["recipe=a"]).notes == [
+        "Not finished: a/cccccccc; the same command continues one."
+    ]
+    assert "b/cccccccc" in sheet(tmp_path).notes[0]
 
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:
     save(tmp_path, *(record(seed=seed) for seed in range(5)))
-    found = select(tmp_path, [], None, None)
-    short = sheet(found, most=2)
-    assert short.title == "5 records"
-    assert len(short.rows) == 2
-    assert "The first 2; filter or group them (--by), or print all (--format csv)." in short.notes
-    assert len(sheet(found).rows) == 5
+    short = sheet(tmp_path, most=2)
+    assert (short.title, len(short.rows)) == ("5 records", 2)
+    assert "The first 2; filter or group them" in short.notes[0]

@@ -1,20 +1,18 @@
-"""`zdp-bench compare`: two runs, or the seeds of two experiments, side by side."""
+"""`zdp-bench compare`: two runs, or two groups of runs, side by side."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from statistics import mean
 from typing import Any
 
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record, is_named
 from zdp_bench.report.comparisons import Family
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
-from zdp_bench.report.results import NO_RESULT, flatten, read_frame, tell_differences
+from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
-SHOWN_EPOCHS = 10
 LISTED = 6
 
 Side = Sequence[Record]
@@ -24,7 +22,8 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
 
     Args:
-        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest) or a run's folder.
+        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), a run's folder, or filters
+            as `results.keep` takes them, separated by spaces.
 
     Raises:
         UserError: there is none, or there are several experiments.
@@ -33,18 +32,23 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     if path.name == "record.json" or (path / "record.json").is_file():
         home = path.parent if path.name == "record.json" else path
         word = f"{home.parent.name}/{home.name}"
-    found = [run for run in every if is_named(word, run["recipe"], run["run"])]
+    if "=" in word:
+        runs = {*keep(read_frame(every)[0], word.split())["run"]}
+        found = [run for run in every if run["run"] in runs]
+    else:
+        found = [run for run in every if is_named(word, run["recipe"], run["run"])]
     if not found:
         raise UserError(
             f"{word}: names no run here. Write a recipe, or the first digits of a run; "
             "`zdp-bench results` lists them."
         )
     if len({run["experiment"] for run in found}) > 1:
-        told = tell_differences(*read_frame(found))
-        names = [f"{_name([run])} ({what})" for run, what in zip(found, told, strict=True)]
+        differs = tell_differences(*read_frame(found))
+        names = [f"{_name([run])} ({what})" for run, what in zip(found, differs, strict=True)]
         more = ", ..." if len(names) > LISTED else ""
         raise UserError(
-            f"{word}: names {len(found)} runs that differ in more than their seed. Name one: "
+            f"{word}: names {len(found)} runs that differ in more than their seed. Name one, or "
+            f"filter them ('{found[0]['recipe']}' is 'recipe={found[0]['recipe']} key=value'): "
             f"{', '.join(names[:LISTED])}{more}."
         )
     return found
@@ -58,7 +62,6 @@ def sheet(first: Side, second: Side, results: Path) -> Sheet:
         *([name, *(_say(side, of) for side in sides)] for name, of in FACTS.items()),
         *([f"test {metric}", *(_spread(side, metric) for side in sides)] for metric in metrics),
         *_configuration(first, second),
-        *_curve(first, second),
     ]
     rows = [row for row in rows if any(row[1:])]
     columns = ("", _name(first), _name(second))
@@ -112,34 +115,6 @@ def _shown(value: Any) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     return "" if value is None else str(value)
-
-
-def _curve(first: Side, second: Side) -> list[list[str]]:
-    """Return the headline metric after some epochs, with the ε spent until then."""
-    metric = first[0]["headline"]["name"]
-    curves = [_epochs(side, metric) for side in (first, second)]
-    numbers = sorted({number for curve in curves for number in curve})
-    every = -(-len(numbers) // SHOWN_EPOCHS) or 1
-    shown = [number for number in numbers if number % every == 0 or number == numbers[-1]]
-    return [
-        [f"{metric}, epoch {number}", *(curve.get(number, "") for curve in curves)]
-        for number in shown
-    ]
-
-
-def _epochs(side: Side, metric: str) -> dict[int, str]:
-    """Return {epoch: '0.9127 at ε 1.32'}, of several seeds the mean."""
-    found: dict[int, list[Record]] = {}
-    for run in side:
-        for epoch in run.get("epochs", ()):
-            if metric in epoch:
-                found.setdefault(epoch["epoch"], []).append(epoch)
-    return {
-        number: f"{mean(one[metric] for one in epochs):.4f} at ε "
-        f"{epsilon(max(one['epsilon_tight'] for one in epochs))}"
-        for number, epochs in found.items()
-        if len(epochs) == len(side)
-    }
 
 
 def _notes(first: Side, second: Side, results: Path) -> list[str]:

@@ -1,6 +1,7 @@
-"""Two runs side by side: data, every ε, metrics, the configuration keys in which they differ, and
-the curve, with the test that fits: DeLong's for ROC-AUCs of one test set, Student's t over seeds.
-A recipe stands for all its seeds, if they are one experiment.
+"""Show two runs side by side: data, every ε, metrics, and the configuration keys in which they
+differ, with the test that fits: DeLong's for ROC-AUCs of one test set, Student's t over seeds. A
+recipe means all its seeds if they are one experiment; 'recipe=NAME seed=1,2' means the runs with
+these values.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ HELP = "two runs side by side, with the test that fits"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "RECIPE, RECIPE/RUN, the first digits of a run's digest, or its folder"
+    text = "RECIPE, RECIPE/RUN, a run's first digits or folder, or 'column=value ...'"
     parser.add_argument("first", metavar="RUN", help=text)
     parser.add_argument("second", metavar="RUN", help="likewise")
     add_format(parser)

@@ -27,7 +27,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--x", metavar="KEY", help="of --runs, such as epsilon_tight, optimizer.lr")
     parser.add_argument("--y", metavar="METRIC", help="of --runs, such as accuracy")
     parser.add_argument(
-        "--by", metavar="KEY,KEY", help="of --runs: a colour for each of the values of these"
+        "--by",
+        metavar="KEY,KEY",
+        help="of --runs: a colour for each value of these (default: algorithm)",
     )
     parser.add_argument(
         "--out",
@@ -78,7 +80,7 @@ def _draw_runs(options: argparse.Namespace) -> int:
     from zdp_bench.report import figures
     from zdp_bench.report.figures import own
 
-    by = options.by.split(",") if options.by else ()
+    by = (options.by or "algorithm").split(",")
     drawing = own.draw(options.results, options.runs, options.x, options.y, by)
     name = f"own_{options.x}_{options.y}".replace(".", "_")
     if options.out is not None:

@@ -1,5 +1,5 @@
-"""The records as a table. A column is any of records.csv, or any key of the configuration
-(`optimizer.lr`); what differs between the runs of a recipe is shown unasked.
+"""Show the records as a table. A column is any of records.csv, a metric (`accuracy`), or a key of
+the configuration (`optimizer.lr`); `differs` has what differs between the runs of a recipe.
 """
 
 from __future__ import annotations
@@ -15,17 +15,16 @@ LONGEST = 200  # lines on a terminal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "filters", nargs="*", metavar="column=value", help="only records with these values"
+        "filters", nargs="*", metavar="column=value,...", help="only records with these values"
     )
+    parser.add_argument("--columns", metavar="A,B,...", help="such as seed,optimizer.lr,accuracy")
     parser.add_argument(
-        "--columns",
-        metavar="A,B,...",
-        help="columns, such as seed,optimizer.lr,value (default: the most telling)",
-    )
-    parser.add_argument(
-        "--by", metavar="COLUMN,...", help="one line a group: n, mean and deviation of the value"
+        "--by",
+        metavar="COLUMN,...",
+        help="one line a group: n, and mean and deviation of --columns (default: value)",
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")
+    parser.add_argument("--descending", action="store_true", help="the largest first")
     add_format(parser)
     add_results(parser)
 
@@ -33,9 +32,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.report import results
 
-    folder = options.results
-    require_records(folder)
-    found = results.select(folder, options.filters, options.columns, options.sort, options.by)
-    most = LONGEST if options.format == "rich" else None
-    print_sheet(results.sheet(found, most), options.format)
+    require_records(options.results)
+    sheet = results.sheet(
+        options.results,
+        options.filters,
+        options.columns,
+        options.sort,
+        by=options.by,
+        descending=options.descending,
+        most=LONGEST if options.format == "rich" else None,
+    )
+    print_sheet(sheet, options.format)
     return 0
