@@ -55,6 +55,8 @@ CASES: list[tuple[str, tuple[int, ...], torch.dtype, dict[str, Any], tuple[int, 
     ("network", (9, 8), torch.float32, TINY | {"resize": 32, "groups": 1}, (256,)),
     ("network", (3, 32, 32), torch.float32, TINY | {"pool": False}, (256, 1, 1)),
     ("network", (3, 32, 32), torch.float32, TINY | {"mirror": True, "crops": True}, (256,)),
+    ("network", (3, 32, 32), torch.float32, TINY | {"pool": False, "stage": 1}, (24, 8, 8)),
+    ("network", (3, 32, 32), torch.float32, TINY | {"stage": 1}, (24,)),
     ("voxels", (1, 6, 7, 8), torch.float32, {}, (19, 6, 7, 8)),
 ]
 
@@ -208,6 +210,7 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
         ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
         ("network", (3, 8, 8), VIT, "Set representation.resize=224"),
+        ("network", (3, 8, 8), TINY | {"stage": 9}, "stage=9: the network has no such stage"),
         ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),
         ("scattering", (28, 28), {"order": 1}, "groups=27: must .* one of 1, 17"),
         ("voxels", (28, 28), {}, "takes volumes"),

@@ -114,8 +114,8 @@ def build(
         raise UserError(f"representation={name}: gives {one.dtype}, no float32 or complex64.")
     facts = getattr(module, "facts", {})
     version = getattr(module, "version", 1)
-    if "sha256" in facts:  # which file holds the weights makes no difference
-        options = {key: value for key, value in options.items() if key != "weights"}
+    if "sha256" in facts:  # which file holds the weights makes no difference; facts say the stage
+        options = {key: value for key, value in options.items() if key not in ("weights", "stage")}
     options = {key: value for key, value in options.items() if value is not False}  # as without
     made_of = {key: value for key, value in facts.items() if key != "weights"}
     made_of = made_of if "file" in facts else facts  # nor does the file's name

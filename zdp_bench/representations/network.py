@@ -107,6 +107,7 @@ def network(
     pool: bool = True,
     mirror: bool = False,
     crops: bool = False,
+    stage: int | None = None,
     pixels: list[float] | None = None,
     normalise: Normalise = "layer",
     groups: int = 32,
@@ -123,6 +124,7 @@ def network(
         mirror, crops: the pooled features of several views are averaged: of a picture and its
             mirror, of five crops (corners and centre, 7/8 of a side), or of these and their mirrors
             too.
+        stage: of timm's network, from 0, behind which the features are taken. null: the last.
         pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
             null: they are in [0, 1].
         normalise: of one example by its own numbers: layer (all features), group, or none.
@@ -147,6 +149,9 @@ def network(
     found, standard, facts = make(network, weights)
     if not pool and not hasattr(found, "forward_features"):
         raise UserError("representation.pool=false: is for networks of timm, which give their map.")
+    if stage is not None:
+        _cut(found, stage)
+        facts["stage"] = stage
     if "file" in facts:
         require(
             any(letter.isalnum() for letter in trained_on or ""),
@@ -187,6 +192,17 @@ def _of_timm(
         }
     found.reset_classifier(0)
     return found, standard, facts
+
+
+def _cut(network: Any, stage: int) -> None:
+    """Leave out what follows a stage of a network of timm."""
+    try:
+        network.prune_intermediate_layers([stage], prune_norm=True)
+        network.reset_classifier(0, "avg")  # the mean over places is back
+    except (AssertionError, AttributeError) as error:
+        raise UserError(
+            f"representation.stage={stage}: the network has no such stage ({in_one_line(error)})."
+        ) from None
 
 
 def _of_torchvision(
