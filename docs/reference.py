@@ -69,9 +69,11 @@ def fill(page: str) -> str:
 
 
 def coverage(paper: str = "") -> str:
-    """How much of a paper's tables and figures is filled, or of all papers' tables."""
+    """How much of a paper's tables and figures is filled, or of those of all papers."""
     from zdp_bench.report import coverage
 
+    if not paper:
+        return coverage.overview(RUNS.parent)
     said = []
     for kind, unit, figures in (("Tables", "number", False), ("Figures", "curve", True)):
         if of := coverage.of_paper(RUNS.parent, paper, figures):

@@ -73,6 +73,31 @@ def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join(said)}."
 
 
+def overview(results: Path) -> str:
+    """Return the counts of all tables and figures as a Markdown table of four rows."""
+    counts = [count(of_paper(results, figures=figures)) for figures in (False, True)]
+
+    def cells(*statuses: str) -> list[int]:
+        return [sum(of[status] for status in statuses) for of in counts]
+
+    def details(of: Counter[str]) -> str:
+        kinds = [f"{of[status]} {status}" for status in PUBLISHED[1:] if of[status]]
+        kinds += [f"{of[UNBOUNDED]} with a tight ε of ∞"] if of[UNBOUNDED] else []
+        return f" ({', '.join(kinds)})" if kinds else ""
+
+    published = [f"{n}{details(of)}" for n, of in zip(cells(*PUBLISHED), counts, strict=True)]
+    numbers, curves = cells(*STATUSES)
+    rows = [
+        ("", f"{numbers} table numbers", f"{curves} figure curves"),
+        ("---", "---", "---"),
+        ("as published", *published),
+        ("reduced, or on other data or settings", *cells(*OTHER)),
+        ("the same run as another number", *cells(AGAIN)),
+        ("empty: no data, or not run", *cells(*EMPTY)),
+    ]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+
+
 def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Lines]:
     """Return the lines of every table, or figure, of a paper, or of all papers."""
     names = [name for name in papers.available() if papers.recipes_of(name)]
