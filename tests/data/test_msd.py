@@ -12,11 +12,7 @@ import torch
 from zdp_bench.data import nifti
 from zdp_bench.data.msd import AUGMENT, Geometry, Msd, find_cases, read_slices, resampled_shape
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.scans import (
-    ABDOMEN_GRID,
-    ABDOMEN_SPACING,
-    draw_abdomen,
-)
+from zdp_bench.extras.standins.scans import GRID, SPACING, draw_abdomen
 
 FOLDER = "Task03_Liver"
 NATIVE = Geometry(size=80, fit="pad", spacing=None, window=(-150, 250), channel=0)
@@ -28,9 +24,9 @@ def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
     for number in (0, 1):
         case = find_cases(root / FOLDER)[number]
         volume, labels = draw_abdomen(np.random.default_rng([0, number]))
-        square = Geometry(64, "resize", None, (-150, 250), 0)
+        square = Geometry(40, "resize", None, (-150, 250), 0)
         made = read_slices(case, np.array([3, 8]), square)
-        assert made.shape == (2, 2, 64, 64)
+        assert made.shape == (2, 2, 40, 40)
         mask = labels[:, ::-1, [3, 8]].transpose(2, 1, 0) > 0  # tumour and organ are one
         np.testing.assert_array_equal(made[:, 1], mask)
         windowed = ((volume[:, ::-1, [3, 8]].transpose(2, 1, 0) + 150) / 400).clip(0, 1) * 255
@@ -47,10 +43,10 @@ def test_pixels_are_made_square_and_a_spacing_is_kept() -> None:
 
 def test_padding_keeps_area_in_mm(root: Path) -> None:
     case = find_cases(root / FOLDER)[0]
-    made = read_slices(case, np.arange(ABDOMEN_GRID[2]), NATIVE)
+    made = read_slices(case, np.arange(GRID[2]), NATIVE)
     _, labels = draw_abdomen(np.random.default_rng([0, 0]))
-    drawn = (labels > 0).sum() * ABDOMEN_SPACING[0] * ABDOMEN_SPACING[1]
-    assert made[:, 1].sum() * min(ABDOMEN_SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
+    drawn = (labels > 0).sum() * SPACING[0] * SPACING[1]
+    assert made[:, 1].sum() * min(SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
 
 
 def test_without_dataset_json_volumes_are_paired_by_name(root: Path) -> None:
@@ -83,9 +79,9 @@ def test_the_real_hippocampus_headers(data_root: Path) -> None:
 def test_what_does_not_fit_is_refused(root: Path) -> None:
     with pytest.raises(UserError, match=r"do not fit into dataset\.size=40"):
         Msd(size=40, fit="pad", **SHARES).load(root)
-    channels = np.zeros((*ABDOMEN_GRID, 2), np.int16)
+    channels = np.zeros((*GRID, 2), np.int16)
     for path in nifti.paths_of(root / FOLDER / "imagesTr"):
-        nifti.write(path, channels, ABDOMEN_SPACING)
+        nifti.write(path, channels, SPACING)
     second = Msd(size=32, channel=1, window=[0, 1], max_per_patient=2, **SHARES)
     assert len(second.load(root).train) == 4
     with pytest.raises(UserError, match="msd_synthetic"):

@@ -32,7 +32,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("fastmri", {"height": 17, "width": 12}, "dataset.height=17: .* as large as 17 by 12"),
     ("mri_sequences", {"validation_patients": 3}, "patients=3: leaves 0 patients to test"),
     ("mri_sequences_from_volumes", {"test_share": 0.0}, "dataset.test_share=0.0: leaves 5 volumes"),
-    ("mri_sequences_synthetic", {"test_share": 1.0}, "dataset.test_share=1.0: leaves 30 of 30"),
     ("msd", {"task": "livr"}, "Did you mean 'liver'"),
     ("msd", {"window": [3.0]}, "at least 2 items"),
     ("msd", {"test_share": 0.0}, "none of 5 volumes to test"),

@@ -421,7 +421,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     (
         "msd",
         LIVER_MASK,
-        lambda path: nifti.write(path, np.full((64, 64, 16), 0.5, np.float32), (5.0, 4.0, 8.0)),
+        lambda path: nifti.write(path, np.full((40, 40, 12), 0.5, np.float32), (5.0, 4.0, 10.0)),
         "whole numbers",
     ),
     ("msd", LIST, put(b"{"), "damaged or no JSON"),

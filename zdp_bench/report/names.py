@@ -38,7 +38,7 @@ MODELS = {
 }
 DATA = {
     "chest_xray": "chest X-ray",
-    "chest_xray_synthetic": "drawn chest X-ray",
+    "chest_xray_synthetic": "blobs as chest X-ray",
     "cifar10": "CIFAR-10",
     "cpsc2018": "CPSC 2018 ECG",
     "cpsc2018_synthetic": "synthetic CPSC 2018 ECG",
@@ -50,7 +50,7 @@ DATA = {
     "mnist": "MNIST",
     "mri_sequences": "MRI sequences",
     "mri_sequences_from_volumes": "MRI sequences from volumes",
-    "mri_sequences_synthetic": "drawn MRI sequences",
+    "mri_sequences_synthetic": "blobs as MRI sequences",
     "msd": "Medical Segmentation Decathlon",
     "msd_synthetic": "synthetic Segmentation Decathlon",
     "msd_volumes": "Decathlon volumes",

@@ -18,8 +18,8 @@ from scipy.io import savemat
 
 from zdp_bench.data import Dataset, DatasetInfo, Share, Splits
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
-from zdp_bench.data.files import write_whole
 from zdp_bench.errors import require
+from zdp_bench.extras.standins import find_or_write
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -75,14 +75,13 @@ def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> No
 
 
 def write_recordings(folder: Path, count: int, seconds: float, seed: int) -> None:
-    """Write recordings under `folder/cinc2020_wfdb`, every other one blocked, all or none."""
-    with write_whole(folder) as partial:
-        inside = partial / "cinc2020_wfdb"
-        inside.mkdir()
-        for number in range(count):
-            blocked = number % 2 == 1
-            leads = draw_recording(blocked, seconds, np.random.default_rng([seed, number]))
-            write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if blocked else "Normal")
+    """Write recordings under `folder/cinc2020_wfdb`, every other one blocked."""
+    inside = folder / "cinc2020_wfdb"
+    inside.mkdir(parents=True)
+    for number in range(count):
+        blocked = number % 2 == 1
+        leads = draw_recording(blocked, seconds, np.random.default_rng([seed, number]))
+        write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if blocked else "Normal")
 
 
 @register("dataset", "cpsc2018_synthetic")
@@ -107,9 +106,9 @@ class Cpsc2018Synthetic(Dataset):
         return Cpsc2018(fft_norm=self.fft_norm, test_share=self.test_share)
 
     def load(self, root: Path) -> Splits:
-        folder = root / "synthetic" / f"cpsc2018-{self.count}-{self.seconds}-{self.seed}"
-        if not folder.is_dir():
-            write_recordings(folder, self.count, self.seconds, self.seed)
+        options = (self.count, self.seconds, self.seed)
+        name = f"cpsc2018-{self.count}-{self.seconds}-{self.seed}"
+        folder = find_or_write(root, name, lambda to: write_recordings(to, *options))
         return self.reader.load_folder(folder, synthetic=True)
 
     def info(self, root: Path) -> DatasetInfo:

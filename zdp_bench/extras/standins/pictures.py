@@ -1,9 +1,7 @@
-"""Generated pictures: drawn chests in the layout of Kermany's films, and patterns of any shape.
+"""Generated pictures: blobs in the layout of Kermany's films, and patterns of any shape.
 
-`chest_xray_synthetic` needs no download and is read as Kermany's films are. A chest is a bright
-body with two dark lungs, a heart and ribs; size, tilt and exposure belong to the patient. Pneumonia
-adds clouds to one lung or both. A patient owns one to four films. `synthetic_images` are ten
-classes of real or complex patterns.
+`chest_xray_synthetic` needs no download and is read as Kermany's films are. `synthetic_images` are
+ten classes of real or complex patterns.
 """
 
 from __future__ import annotations
@@ -17,51 +15,20 @@ from typing import Annotated
 import numpy as np
 import torch
 from annotated_types import Ge, MinLen
-from scipy.ndimage import gaussian_filter
+from PIL import Image
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Pixels, Splits
-from zdp_bench.data.chest_xray import CLASSES, PARTS, Film, Films, find_films, patient_of
-from zdp_bench.data.files import digest, write_whole
+from zdp_bench.data.chest_xray import CLASSES, Film, Films, find_films, patient_of
+from zdp_bench.data.files import digest
 from zdp_bench.errors import require
-from zdp_bench.extras.standins import require_modest
+from zdp_bench.extras.standins import draw_blobs, find_or_write, require_modest
 from zdp_bench.registry import register
 
-FILM = 96  # pixels along a side of a drawn film
+FILM = 48  # pixels along a side of a film
 
 
-def draw_chest(
-    ill: bool, patient: np.random.Generator, film: np.random.Generator, size: int = FILM
-) -> np.ndarray:
-    """Draw one film as bytes [size, size].
-
-    Args:
-        patient, film: draw what varies between people, and between a person's films.
-    """
-    y, x = np.mgrid[-1 : 1 : size * 1j, -1 : 1 : size * 1j]
-    wide, tall = patient.uniform(0.26, 0.34), patient.uniform(0.5, 0.65)
-    tilt = patient.uniform(-0.12, 0.12)
-    x, y = x + tilt * y + film.uniform(-0.05, 0.05), y + film.uniform(-0.05, 0.05)
-    lungs = sum(
-        np.exp(-((((x - side * 0.4) / wide) ** 2 + (y / tall) ** 2) ** 3)) for side in (-1, 1)
-    )
-    body = np.exp(-((x / 0.95) ** 8)) * 0.62
-    ribs = 0.05 * np.sin(2 * np.pi * (6 * y + 1.5 * np.abs(x)))
-    heart = 0.35 * np.exp(-((((x - 0.12) / 0.22) ** 2 + ((y - 0.25) / 0.3) ** 2) ** 2))
-    clouds = np.zeros_like(x)
-    if ill:
-        for side in (-1, 1) if film.random() < 0.5 else (film.choice([-1, 1]),):
-            down = y - film.uniform(-0.2, 0.4)
-            spot = np.exp(-(((x - side * 0.4) / 0.3) ** 2 + (down / 0.35) ** 2))
-            strength = film.uniform(0.25, 0.5)
-            texture = 0.6 + 0.4 * gaussian_filter(film.normal(size=x.shape), 3) * 6
-            clouds += strength * spot * texture
-    image = body * (1 - 0.75 * lungs) + (ribs + clouds) * lungs + heart * (body > 0.3)
-    image = patient.uniform(0.85, 1.15) * image + film.normal(0, 0.02, x.shape)
-    return (255 * image.clip(0, 1)).astype(np.uint8)
-
-
-def plan_films(count: int, test_share: float, seed: int) -> Iterator[tuple[Path, int, int]]:
-    """Yield (path in the set, person, which of this person's films) of every film."""
+def plan_films(count: int, test_share: float, seed: int) -> Iterator[tuple[Path, int]]:
+    """Yield the path in the set and the person of every film: a person has one to four films."""
     number = person = 0
     while number < count:
         person += 1
@@ -71,28 +38,23 @@ def plan_films(count: int, test_share: float, seed: int) -> Iterator[tuple[Path,
             number += 1
             name = f"IM-{person:04d}-{film + 1:04d}.jpeg"
             name = f"person{person}_virus_{number}.jpeg" if ill else name
-            yield Path(part) / CLASSES[ill] / name, person, film
+            yield Path(part) / CLASSES[ill] / name, person
 
 
 def write_films(folder: Path, count: int, test_share: float, seed: int) -> None:
-    """Write films, three quarters of them ill as in the release, all or none."""
-    from PIL import Image
-
-    with write_whole(folder) as partial:
-        for part in PARTS:
-            for name in CLASSES:
-                (partial / part / name).mkdir(parents=True)
-        for path, person, film in plan_films(count, test_share, seed):
-            ill = path.parts[1] == CLASSES[1]
-            patient = np.random.default_rng([seed, person, 0])
-            pixels = draw_chest(ill, patient, np.random.default_rng([seed, person, film + 1]))
-            Image.fromarray(pixels).save(partial / path, quality=92)
+    """Write films, three quarters of them ill as in the release: with more blobs."""
+    for number, (path, person) in enumerate(plan_films(count, test_share, seed)):
+        (folder / path.parent).mkdir(parents=True, exist_ok=True)
+        own, ill = np.random.default_rng([seed, person]), path.parts[1] == CLASSES[1]
+        noise = np.random.default_rng([seed, person, number]).normal(0, 0.02, (FILM, FILM))
+        pixels = 255 * (draw_blobs((FILM, FILM), 8 if ill else 2, own) + noise).clip(0, 1)
+        Image.fromarray(pixels.astype(np.uint8)).save(folder / path, quality=92)
 
 
 @register("dataset", "chest_xray_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class ChestXraySynthetic(Films):
-    """Drawn films, written once under `synthetic/` and read as Kermany's are."""
+    """Blobs, written once under `synthetic/` and read as Kermany's are."""
 
     count: Annotated[int, Ge(50)] = 800  # so that both parts hold both classes
     size: Pixels = 64
@@ -103,14 +65,14 @@ class ChestXraySynthetic(Films):
         require_modest("dataset.count", 2**16 * self.count)
 
     def load(self, root: Path) -> Splits:
-        folder = root / "synthetic" / f"films-{self.count}-{self.test_share:g}-{self.seed}"
-        if not folder.is_dir():
-            write_films(folder, self.count, self.test_share, self.seed)
+        options = (self.count, self.test_share, self.seed)
+        name = f"films-{self.count}-{self.test_share:g}-{self.seed}"
+        folder = find_or_write(root, name, lambda to: write_films(to, *options))
         return self.load_films(folder, find_films(folder), "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
         plan = plan_films(self.count, self.test_share, self.seed)
-        paths = sorted(path for path, _person, _film in plan)
+        paths = sorted(path for path, _person in plan)
         found = [
             Film(path, path.parts[0], CLASSES.index(path.parts[1]), patient_of(path))
             for path in paths

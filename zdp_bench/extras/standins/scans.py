@@ -1,18 +1,10 @@
-"""Stand-ins for MRI and CT: drawn heads and abdomens in the layouts of fastMRI and the decathlon.
+"""Stand-ins for MRI and CT: random volumes in the layouts of fastMRI and the decathlon.
 
-They need no download, and are read as the releases are.
-
-- `kspace_phantom`, for fastMRI: as Shepp and Logan's (1974), a head is a bright rim around tissue
-  with inner structures that vary from patient to patient. It is multiplied by a coil's smooth
-  sensitivity and phase; complex Gaussian noise is added to its k-space, which reaches beyond the
-  image along the readout as fastMRI's does.
-- `mri_sequences_synthetic`, for Task01: a skull with grey and white matter, two ventricles, and in
-  half of the patients a tumour with a rim that takes up contrast agent. A table says how bright a
-  tissue is in each sequence; each patient's differs a little.
-- `msd_synthetic`, for Task03: an ellipse of soft tissue with spine, spleen and liver in Hounsfield
-  units; shape and contrast belong to the patient, half of whom have a tumour in the liver.
-
-Every other NIfTI file is stored with its axes turned, as scanners do.
+They need no download, and are read as the releases are. `kspace_phantom`, for fastMRI: as Shepp and
+Logan's (1974), a head is a bright rim around tissue with inner structures that vary from patient to
+patient. It is multiplied by a coil's smooth sensitivity and phase; complex Gaussian noise is added
+to its k-space, which reaches beyond the image along the readout as fastMRI's does. The others are
+blobs. Every other NIfTI file is stored with its axes turned, as scanners do.
 """
 
 from __future__ import annotations
@@ -28,13 +20,12 @@ from annotated_types import Ge, Interval
 from zdp_bench.data import DatasetInfo, Most, Pixels, PublicShare, Splits, nifti
 from zdp_bench.data.derived_kspace import draw_phase
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
-from zdp_bench.data.files import count_held_out, write_whole
+from zdp_bench.data.files import count_held_out
 from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
-from zdp_bench.data.mri_sequences import SEQUENCES, MriSequences, Patient, SequenceSlices
+from zdp_bench.data.mri_sequences import MriSequences, Patient, SequenceSlices
 from zdp_bench.data.msd import Geometry, LabelledSlices, LabelledVolume, find_cases
 from zdp_bench.data.msd_volumes import LabelledVolumes
-from zdp_bench.errors import require
-from zdp_bench.extras.standins import require_modest
+from zdp_bench.extras.standins import draw_blobs, find_or_write, require_modest
 from zdp_bench.registry import register
 
 COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
@@ -96,14 +87,13 @@ def scan(
 def write_kspace(
     folder: Path, patients: int, slices: int, height: int, width: int, seed: int, testing: int
 ) -> None:
-    """Write volumes, the last `testing` of them to test on, all or none."""
-    with write_whole(folder) as partial:
-        for side in FOLDERS:
-            (partial / side).mkdir()
-        for number in range(patients):
-            kspace, magnitude = scan(slices, height, width, np.random.default_rng([seed, number]))
-            name, side = f"phantom{number:04d}", FOLDERS[int(number >= patients - testing)]
-            write_volume(partial / side / f"{name}.h5", kspace, magnitude, name, "synthetic")
+    """Write volumes, the last `testing` of them to test on."""
+    for side in FOLDERS:
+        (folder / side).mkdir()
+    for number in range(patients):
+        kspace, magnitude = scan(slices, height, width, np.random.default_rng([seed, number]))
+        name, side = f"phantom{number:04d}", FOLDERS[int(number >= patients - testing)]
+        write_volume(folder / side / f"{name}.h5", kspace, magnitude, name, "synthetic")
 
 
 @register("dataset", "kspace_phantom")
@@ -129,10 +119,11 @@ class KSpacePhantom(KSpaceSlices):
     def load(self, root: Path) -> Splits:
         shape = (self.slices, self.height, self.width)
         size = f"{self.slices}-{self.height}x{self.width}"
-        name = f"kspace-{self.patients}-{size}-{self.test_share}-{self.seed}"
-        made = root / "synthetic" / name
-        if not made.is_dir():
-            write_kspace(made, self.patients, *shape, self.seed, self.count_test())
+        made = find_or_write(
+            root,
+            f"kspace-{self.patients}-{size}-{self.test_share}-{self.seed}",
+            lambda to: write_kspace(to, self.patients, *shape, self.seed, self.count_test()),
+        )
         notes = "ellipsoids seen by one coil, with noise"
         return self.read_splits(find_volumes(made), "synthetic", notes)
 
@@ -141,68 +132,55 @@ class KSpacePhantom(KSpaceSlices):
         return self.describe((drawn[:train], drawn[train:]))
 
 
-HEAD_GRID = (40, 40, 12)
-HEAD_SPACING = (5.0, 5.0, 10.0)  # mm
-# tissue -> intensity in FLAIR, T1w, T1gd, T2w; air is 0
-LOOKS = {
-    "skull": (200, 450, 600, 150),
-    "grey": (500, 350, 380, 550),
-    "white": (400, 550, 570, 350),
-    "fluid": (80, 120, 130, 950),
-    "tumour": (850, 280, 300, 800),
-    "rim": (700, 320, 950, 600),
-}
+GRID = (40, 40, 12)
+SPACING = (5.0, 4.0, 10.0)  # mm; pixels that are not square
 
 
 def draw_head(random: np.random.Generator) -> np.ndarray:
     """Draw one patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
-    x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in HEAD_GRID), indexing="ij", sparse=True)
-    looks = {
-        tissue: np.array(row) * random.uniform(0.85, 1.15, len(SEQUENCES))
-        for tissue, row in LOOKS.items()
-    }
-    volume = np.zeros((*HEAD_GRID, len(SEQUENCES)))
+    tissue = draw_blobs(GRID, 4, random)
+    looks = np.stack([4 * tissue * (1 - tissue), tissue, tissue**3, 1 - tissue], axis=-1)
+    return (1000 * looks + random.normal(0, 20, looks.shape)).astype(np.int16)
 
-    def put(tissue: str, at: tuple[float, ...], radii: tuple[float, ...]) -> None:
-        ball = sum(((axis - c) / r) ** 2 for axis, c, r in zip((x, y, z), at, radii, strict=True))
-        volume[ball < 1] = looks[tissue]
 
-    wide, long = random.uniform(0.7, 0.8), random.uniform(0.8, 0.92)
-    for tissue, share in (("skull", 1.0), ("grey", 0.9), ("white", 0.72)):
-        put(tissue, (0, 0, 0), (wide * share, long * share, 1.6 * share))
-    for side in (-1, 1):
-        radii = (random.uniform(0.06, 0.1), random.uniform(0.25, 0.35), 0.7)
-        put("fluid", (side * 0.15, 0, 0.1), radii)
-    if random.random() < 0.5:
-        at = tuple(random.uniform(-limit, limit) for limit in (0.4, 0.4, 0.3))
-        across = random.uniform(0.15, 0.25)
-        put("rim", at, (across, across, 3 * across))
-        put("tumour", at, (0.7 * across, 0.7 * across, 2 * across))
-    noise = random.normal(0, 20, (2, *volume.shape))
-    return np.hypot(volume + noise[0], noise[1]).astype(np.int16)
+def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Draw intensities int16 [X, Y, Z] in Hounsfield units, and labels uint8: 1 organ, 2 tumour."""
+    organ = draw_blobs(GRID, 1, random)
+    labels = (organ > 0.5).astype(np.uint8) + (organ > 0.9)
+    volume = 160 * (labels > 0) - 60 + random.normal(0, 12, GRID)
+    return volume.astype(np.int16), labels
 
 
 def write_heads(folder: Path, train: int, test: int, seed: int) -> None:
-    """Write patients in Task01's folders, with a dataset.json, all or none."""
-    with write_whole(folder) as partial:
-        for name in ("imagesTr", "imagesTs"):
-            (partial / name).mkdir()
-        for number in range(train + test):
-            side = "imagesTr" if number < train else "imagesTs"
-            head = draw_head(np.random.default_rng([seed, number]))
-            axes = "LPS" if number % 2 else "RAS"
-            nifti.write(partial / side / f"BRATS_{number + 1:03d}.nii.gz", head, HEAD_SPACING, axes)
-        about = {
-            "name": "synthetic heads",
-            "modality": {str(i): name for i, name in enumerate(SEQUENCES)},
-        }
-        (partial / "dataset.json").write_text(json.dumps(about, indent=1))
+    """Write patients in Task01's folders, with a dataset.json."""
+    for number in range(train + test):
+        path = folder / ("imagesTr" if number < train else "imagesTs") / f"BRATS_{number + 1:03d}"
+        _write(path, draw_head(np.random.default_rng([seed, number])), number)
+    (folder / "dataset.json").write_text(json.dumps({"name": "synthetic heads"}))
+
+
+def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
+    """Write volumes with their segmentations and a dataset.json."""
+    listed = []
+    for number in range(volumes):
+        image, labels = draw_abdomen(np.random.default_rng([seed, number]))
+        for name, data in (("imagesTr", image), ("labelsTr", labels)):
+            _write(folder / name / f"liver_{number}", data, number)
+        file = f"liver_{number}.nii.gz"
+        listed.append({"image": f"./imagesTr/{file}", "label": f"./labelsTr/{file}"})
+    (folder / "dataset.json").write_text(json.dumps({"training": listed}))
+
+
+def _write(path: Path, data: np.ndarray, number: int) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    axes = "LPS" if number % 2 else "RAS"
+    nifti.write(path.with_name(f"{path.name}.nii.gz"), data, SPACING, axes)
 
 
 @register("dataset", "mri_sequences_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MriSequencesSynthetic(SequenceSlices):
-    """Drawn heads, written once under `synthetic/` and read as the decathlon's are."""
+    """Blobs in four contrasts, written once under `synthetic/` and read as the decathlon's are."""
 
     patients: Annotated[int, Interval(ge=2, le=1000)] = 30
     slices: Annotated[int, Ge(1)] = 4
@@ -210,95 +188,36 @@ class MriSequencesSynthetic(SequenceSlices):
     seed: int = 0
 
     def __post_init__(self) -> None:
-        count, test = self.patients, self.test_patients
-        rule = f"leaves {test} of {count} patients to test"
-        require(0 < test < count, "dataset.test_share", self.test_share, rule)
+        count_held_out(self.patients, self.test_share, "patients")
 
     @property
-    def test_patients(self) -> int:
-        return round(self.test_share * self.patients)
+    def counts(self) -> tuple[int, int]:
+        """How many patients are to train and to test on."""
+        test = round(self.test_share * self.patients)
+        return self.patients - test, test
 
     def load(self, root: Path) -> Splits:
-        train, test = self.patients - self.test_patients, self.test_patients
-        folder = root / "synthetic" / f"heads-{train}-{test}-{self.seed}"
-        if not folder.is_dir():
-            write_heads(folder, train, test, self.seed)
+        train, test = self.counts
+        name = f"heads-{train}-{test}-{self.seed}"
+        folder = find_or_write(root, name, lambda to: write_heads(to, train, test, self.seed))
         reader = MriSequences(size=self.size, slices=self.slices, validation_patients=0)
-        return reader.load_folder(folder, "synthetic", "drawn heads in four contrasts")
+        return reader.load_folder(folder, "synthetic", "blobs in four contrasts")
 
     def info(self, root: Path) -> DatasetInfo:
-        one, test = Patient.centre(HEAD_GRID[2], self.slices), self.test_patients
-        return self.describe({"train": [one] * (self.patients - test), "test": [one] * test})
-
-
-WINDOW = (-150.0, 250.0)  # the liver's, in Hounsfield units
-ABDOMEN_SPACING = (5.0, 4.0, 8.0)  # mm; pixels that are not square
-ABDOMEN_GRID = (64, 64, 16)
-
-
-def draw_abdomen(draw: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
-    """Draw intensities int16 [X, Y, Z] in Hounsfield units, and labels uint8: 1 liver, 2 tumour.
-
-    Both on RAS+ axes.
-    """
-    x, y, z = np.meshgrid(*(np.linspace(-1, 1, n) for n in ABDOMEN_GRID), indexing="ij")
-
-    def ball(centre: tuple[float, float, float], radii: tuple[float, float, float]) -> np.ndarray:
-        axes = zip((x, y, z), centre, radii, strict=True)
-        inside: np.ndarray = np.sum([((axis - c) / r) ** 2 for axis, c, r in axes], axis=0) < 1
-        return inside
-
-    wide, deep = draw.uniform(0.8, 0.95), draw.uniform(0.65, 0.8)
-    volume = np.full(ABDOMEN_GRID, -1000.0)
-    volume[ball((0, 0, 0), (wide, deep, 9))] = draw.uniform(20, 40)
-    volume[ball((0, -0.5 * deep, 0), (0.12, 0.12, 9))] = 400
-    volume[ball((-0.55 * wide, -0.2, 0.1), (0.18, 0.2, 0.6))] = 90
-    at = (draw.uniform(0.3, 0.4) * wide, draw.uniform(-0.05, 0.1), draw.uniform(-0.1, 0.1))
-    liver = ball(
-        at, (draw.uniform(0.38, 0.48) * wide, draw.uniform(0.4, 0.5) * deep, draw.uniform(0.6, 0.9))
-    )
-    volume[liver] = draw.uniform(95, 125)
-    labels = liver.astype(np.uint8)
-    if draw.random() < 0.5:
-        size = draw.uniform(0.08, 0.16)
-        tumour = liver & ball((at[0], at[1] + 0.1, at[2]), (size, size, 2 * size))
-        volume[tumour], labels[tumour] = 60, 2
-    return (volume + draw.normal(0, 12, ABDOMEN_GRID)).astype(np.int16), labels
-
-
-def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
-    """Write phantoms with their segmentations and a dataset.json, all or none."""
-    listed = []
-    with write_whole(folder) as partial:
-        for name in ("imagesTr", "labelsTr"):
-            (partial / name).mkdir()
-        for number in range(volumes):
-            name = f"liver_{number}.nii.gz"
-            axes = "LPS" if number % 2 else "RAS"
-            image, labels = draw_abdomen(np.random.default_rng([seed, number]))
-            nifti.write(partial / "imagesTr" / name, image, ABDOMEN_SPACING, axes)
-            nifti.write(partial / "labelsTr" / name, labels, ABDOMEN_SPACING, axes)
-            listed.append({"image": f"./imagesTr/{name}", "label": f"./labelsTr/{name}"})
-        about = {
-            "name": "synthetic abdomen",
-            "labels": {"0": "background", "1": "liver", "2": "tumour"},
-            "training": listed,
-        }
-        (partial / "dataset.json").write_text(json.dumps(about, indent=1))
+        one, (train, test) = Patient.centre(GRID[2], self.slices), self.counts
+        return self.describe({"train": [one] * train, "test": [one] * test})
 
 
 def find_or_write_abdomens(root: Path, volumes: int, seed: int) -> list[LabelledVolume]:
-    """Return so many phantoms under `synthetic/`, written once."""
-    folder = root / "synthetic" / f"abdomen-{volumes}-{seed}"
-    if not folder.is_dir():
-        write_abdomens(folder, volumes, seed)
-    return find_cases(folder)
+    """Return so many volumes under `synthetic/`, written once."""
+    write, name = (lambda to: write_abdomens(to, volumes, seed)), f"abdomen-{volumes}-{seed}"
+    return find_cases(find_or_write(root, name, write))
 
 
 @register("dataset", "msd_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdSynthetic(LabelledSlices):
-    """Phantoms, written once under `synthetic/` and read as the decathlon's volumes are."""
+    """Blobs, written once under `synthetic/` and read as the decathlon's volumes are."""
 
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     size: Pixels = 64
@@ -312,20 +231,20 @@ class MsdSynthetic(LabelledSlices):
         self.count_parts(self.volumes)
 
     def geometry(self) -> Geometry:
-        return Geometry(self.size, "resize", None, WINDOW, 0)
+        return Geometry(self.size, "resize", None, (-150.0, 250.0), 0)
 
     def load(self, root: Path) -> Splits:
         cases = find_or_write_abdomens(root, self.volumes, self.seed)
         return self.load_cases(cases, "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
-        return self.describe([LabelledVolume.announce(ABDOMEN_GRID[2])] * self.volumes, self.seed)
+        return self.describe([LabelledVolume.announce(GRID[2])] * self.volumes, self.seed)
 
 
 @register("dataset", "msd_volumes_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class MsdVolumesSynthetic(LabelledVolumes):
-    """The same phantoms as whole volumes, read as the decathlon's are."""
+    """The same blobs as whole volumes, read as the decathlon's are."""
 
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     seed: int = 0
@@ -347,4 +266,4 @@ class MsdVolumesSynthetic(LabelledVolumes):
         return self.load_cases(cases, "synthetic", self.seed)
 
     def info(self, root: Path) -> DatasetInfo:
-        return self.describe([LabelledVolume.announce(ABDOMEN_GRID[2])] * self.volumes, self.seed)
+        return self.describe([LabelledVolume.announce(GRID[2])] * self.volumes, self.seed)

@@ -15,10 +15,10 @@ from annotated_types import Ge
 from scipy.signal import chirp
 
 from zdp_bench.data import DatasetInfo, Splits
-from zdp_bench.data.files import digest, write_whole
+from zdp_bench.data.files import digest
 from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
 from zdp_bench.errors import require
-from zdp_bench.extras.standins import require_modest
+from zdp_bench.extras.standins import find_or_write, require_modest
 from zdp_bench.registry import register
 
 
@@ -50,19 +50,18 @@ def _assign(number: int, clips_per_word: int) -> tuple[int, int]:
 
 
 def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) -> None:
-    """Write wav files of each word, by a fifth as many speakers, all or none."""
+    """Write wav files of each word, by a fifth as many speakers."""
     import soundfile
 
-    with write_whole(folder) as partial:
-        for label, word in enumerate(words):
-            (partial / word).mkdir()
-            for number in range(clips_per_word):
-                person, take = _assign(number, clips_per_word)
-                voice = np.random.default_rng([seed, person])
-                clip = np.random.default_rng([seed, label, number, 1])
-                sound = synthesise(label, len(words), voice, clip).astype(np.float32)
-                path = partial / word / f"{person:08x}_nohash_{take}.wav"
-                soundfile.write(str(path), sound, RATE, subtype="PCM_16")
+    for label, word in enumerate(words):
+        (folder / word).mkdir(parents=True)
+        for number in range(clips_per_word):
+            person, take = _assign(number, clips_per_word)
+            voice = np.random.default_rng([seed, person])
+            clip = np.random.default_rng([seed, label, number, 1])
+            sound = synthesise(label, len(words), voice, clip).astype(np.float32)
+            path = folder / word / f"{person:08x}_nohash_{take}.wav"
+            soundfile.write(str(path), sound, RATE, subtype="PCM_16")
 
 
 @register("dataset", "speech_commands_synthetic")
@@ -82,9 +81,9 @@ class SpeechCommandsSynthetic(Spectrograms):
 
     def load(self, root: Path) -> Splits:
         listed = digest(repr(list(self.words)))[:16]  # two lists of one length are two sets
-        folder = root / "synthetic" / f"speech-{listed}-{self.clips_per_word}-{self.seed}"
-        if not folder.is_dir():
-            write_set(folder, self.words, self.clips_per_word, self.seed)
+        options = (self.words, self.clips_per_word, self.seed)
+        name = f"speech-{listed}-{self.clips_per_word}-{self.seed}"
+        folder = find_or_write(root, name, lambda to: write_set(to, *options))
         chosen = [
             (path, label)
             for label, word in enumerate(self.words)
