@@ -495,9 +495,7 @@ def test_every_paper_has_its_section() -> None:
     assert jobs_of("quickstart") == [()]
 
 
-@pytest.mark.parametrize(
-    "page", [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *PAGES], ids=lambda page: page.stem
-)
+@pytest.mark.parametrize("page", [*sorted(ROOT.glob("*.md")), *PAGES], ids=lambda page: page.stem)
 def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
     text = page.read_text(encoding="utf-8")
     assert "```{" not in text, "a forge shows directives as text"
