@@ -411,7 +411,7 @@ def test_too_little_memory_is_one_sentence(
         raise error
 
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", refuse)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", refuse)
     monkeypatch.setattr(COMMANDS["list"], "run", refuse)
     assert "the memory is not enough" in leave(RUN, capsys)
     assert "the memory is not enough" in leave(["list"], capsys)

@@ -80,7 +80,7 @@ class SweepJob:
         try:
             overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
-            record = _carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
+            record = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             return Made(
                 record["headline"]["name"],
                 record["headline"]["value"],
@@ -205,10 +205,10 @@ def run_one(overrides: list[str], runner: Runner | None = None) -> None:
     Raises:
         UserError: an override is wrong or the run cannot be made.
     """
-    _carry_out(compose(overrides), overrides, runner=runner)
+    carry_out(compose(overrides), overrides, runner=runner)
 
 
-def _carry_out(
+def carry_out(
     config: DictConfig,
     overrides: list[str],
     wait: bool = True,

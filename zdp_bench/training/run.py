@@ -175,8 +175,12 @@ def _train(
         if not ranks.is_first:
             return {}
         ended = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
+        held_out = data.validation and evaluate(
+            loop.trained, setup.task, data.validation, device, size.examples
+        )
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
-    return run_record(loop, watch, fixed_state, privacy, stopped_by, *ended)
+    record = run_record(loop, watch, fixed_state, privacy, stopped_by, *ended)
+    return record | ({"validation": held_out} if held_out else {})
 
 
 @dataclass(frozen=True)

@@ -23,7 +23,6 @@ from zdp_bench import cli, records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.search.search import search
 from zdp_bench.extras.search.space import make_search, read_space
-from zdp_bench.extras.search.trials import Launch
 from zdp_bench.records import Record
 from zdp_bench.training import evaluation, run
 
@@ -41,12 +40,10 @@ RATES = "optimizer.lr=tag(log,interval(0.05,2))"
 STEPS = 5
 
 
-def carry_out(
-    results: Path, *words: str, trials: int = 3, at_once: int = 1, **options: Any
-) -> Record:
+def carry_out(results: Path, *words: str, trials: int = 3, **options: Any) -> Record:
     space = read_space([*TINY, f"paths.results={results}", *words])
     asked = make_search(space, options.pop("sampler", "tpe"), trials, **options)
-    return search(asked, Launch(at_once=at_once), lambda line: None)[0]
+    return search(asked, "nothing")[0]
 
 
 def by_dp_accounting(found: list[tuple[float, int]], rate: float, delta: float) -> float:
@@ -155,7 +152,7 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
 def test_two_processes_given_one_search_make_it_once(tmp_path: Path) -> None:
     words = (RATES, "optimizer.momentum=0,0.9")
     with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(carry_out, tmp_path, *words, trials=3, at_once=2) for _ in range(2)]
+        work = [pool.submit(carry_out, tmp_path, *words, trials=3) for _ in range(2)]
     first, second = (one.result() for one in work)
     assert first == second
     assert [line["trial"] for line in first["trials"]] == [1, 2, 3]
@@ -176,9 +173,8 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
         (["optimizer.lt=1,2"], "key 'optimizer.lt' is not known"),
         (["optimizer.lr=1,2", "--metric", "acuracy"], "Did you mean 'accuracy'?"),
         (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search takes one training set"),
-        (["optimizer.lr=1,2", "--choose-by-test"], "has validation records; leave it out"),
+        (["optimizer.lr=1,2", "--choose-by-test"], "has validation examples; leave it"),
         (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise that could keep"),
-        (["optimizer.lr=1,2", "--launcher", "jobblib"], "Did you mean 'joblib'?"),
     ]:
         code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err

@@ -1,109 +1,257 @@
-"""A search from end to end: what it found and spent (`search.json`), and its table."""
+"""A search: Optuna proposes trials, each is a run within one ε, and the ε of all is stated.
+
+`search.json` holds every trial before it begins. After a kill, the same command gives Optuna the
+trials listed there, continues the run that was open, and then asks for new ones. What Optuna
+proposes depends on the recipe's seed, the trial's number and the trials before it.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import hashlib
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from optuna.trial import FrozenTrial, TrialState
+import optuna
+import torch
+from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.trial import TrialState
 
 from zdp_bench import records
-from zdp_bench.config import configured
+from zdp_bench.config import compose, configured
+from zdp_bench.config.constraints import require_central
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
+from zdp_bench.errors import UserError, unknown
+from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search
-from zdp_bench.extras.search.trials import Launch, Study, Trials, Yardstick
+from zdp_bench.foreign_files import read_json
+from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record, hold_lock
 from zdp_bench.report.budget import together_if_known
+from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.report.number_format import epsilon, name_one
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.training.evaluation import DIVERGED, evaluate
+from zdp_bench.training.public_start import digest_of
+from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import FILE, read_spending
 
+FOLDER = "searches"  # under the results folder
+HELD_OUT = 0.1  # of the training data
+SHOWN = 10  # trials in a table; CSV and JSON have all
+SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
 
-def search(asked: Search, by: Launch, say: Callable[[str], None]) -> tuple[Record, Path]:
-    """Carry a search out, or go on with it; return its record and its folder, where it is written.
+
+def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
+    """Carry a search out, or continue it; return its record and its folder.
 
     Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
-    or was stopped; see `describe` for what is stated of all together.
+    or was stopped. `epsilon_all` is the tight ε of everything the search made, in any adaptive
+    order, and `epsilon_all_unit` that of the owner of several examples.
 
     Raises:
         UserError: the search or one of its runs cannot be made.
     """
-    asked = hold_out(asked, say)
-    trials = Trials(asked)
-    trials.folder.mkdir(parents=True, exist_ok=True)
-    with hold_lock(trials.folder / "study.lock"):  # another process waits, and finds it done
-        study = Study(asked, trials.folder, trials.by.direction, trials.config.seed)
+    say = print if show != "nothing" else (lambda line: None)
+    if not asked.on_test and (word := held_out(asked)):
+        say(f"{word}: so much of the training data is held out to choose by, and counts as public")
+        asked = replace(asked, space=replace(asked.space, fixed=(*asked.space.fixed, word)))
+    config = configured(asked.space.example())
+    require_central(config, "search")
+    data = load_data(config)
+    part, metric = choose_by(asked, config, data)
+    folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
+    folder.mkdir(parents=True, exist_ok=True)
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    minimise = metric in ("loss", *LESS_IS_BETTER)
+    study = optuna.create_study(direction="minimize" if minimise else "maximize")
+    with hold_lock(folder / "search.lock"):  # another process waits, and finds it done
+        path = folder / "search.json"
+        lines: list[Record] = read_json(path, records.from_json)["trials"] if path.exists() else []
+        before, spent = len(lines), list[Spent]()
         try:
-            while batch := study.take(by.at_once):
-                trials.carry_out(batch, study, by)
-                numbers = [one.number for one in batch]
-                for trial in study.trials():
-                    if trial.number in numbers:
-                        say(_told(trial, trials.by, asked.trials))
-        finally:  # what was spent is told, however the search ended
-            found = describe(asked, trials, study)
-            records.write(trials.folder / "search.json", found)
-    return found, trials.folder
+            for number in range(max(asked.trials, before)):
+                if number < before:  # the values that it began with
+                    study.enqueue_trial(lines[number]["values"])
+                elif asked.sampler == "grid":
+                    study.enqueue_trial(asked.space.grid()[number])
+                study.sampler = _sampler(asked.sampler, config.seed, number)
+                trial = study.ask(asked.space.searched)
+                plain = asked.space.words(trial.params)
+                words = [*plain, *noise_words(asked, plain, data)]
+                if asked.epsilon is not None:
+                    spent.append(spend(configured(words), data))
+                    _require_within(asked.epsilon, spent, config.privacy.delta)
+                if number >= before:
+                    run = digest_of(configured(words), data.digest)
+                    made = {"trial": number + 1, "values": trial.params, "run": run}
+                    lines.append(made | {"state": "open", "score": None})
+                if (line := lines[number])["state"] == "open":
+                    records.write(path, describe(asked, config, data, (part, metric), lines))
+                    line |= _carry_out(words, number, part, metric, show)
+                    say(_say(line, f"{part} {metric}", asked.trials))
+                state = TrialState.FAIL if line["score"] is None else TrialState.COMPLETE
+                study.tell(trial, line["score"], state=state)
+        finally:  # what was spent is stated, however the search ended
+            found = describe(asked, config, data, (part, metric), lines)
+            records.write(path, found)
+    return found, folder
 
 
-def hold_out(asked: Search, say: Callable[[str], None]) -> Search:
-    """Return the search with validation examples where its data set can hold some out, and say so.
+def held_out(asked: Search) -> str:
+    """Return the override that holds out examples to choose by; empty where one is set, or none is.
 
     Only a `dataset.validation_share` that nobody has set is: the search has to choose by something.
     """
     key = "dataset.validation_share"
-    if asked.on_test or any(word.startswith(f"{key}=") for word in asked.space.fixed):
-        return asked
-    if configured(asked.space.example()).dataset.options.get("validation_share", 0) is not None:
-        return asked
-    word = f"{key}={HELD_OUT:g}"
-    say(f"{word}: so much of the training data is held out to choose by, and counts as public")
-    return replace(asked, space=replace(asked.space, fixed=(*asked.space.fixed, word)))
+    is_set = any(word.startswith(f"{key}=") for word in asked.space.fixed)
+    options = configured(asked.space.example()).dataset.options
+    return "" if is_set or options.get("validation_share", 0) is not None else f"{key}={HELD_OUT:g}"
 
 
-def _told(trial: FrozenTrial, by: Yardstick, count: int) -> str:
-    """Return a trial in one line."""
-    shown = {k: f"{v:.4g}" if isinstance(v, float) else v for k, v in trial.params.items()}
-    values = " ".join(f"{key}={value}" for key, value in shown.items())
-    failed = trial.state is not TrialState.COMPLETE
-    reached = "diverged" if failed else f"{by.part} {by.metric} {trial.value:.4f}"
-    return f"trial {trial.number + 1} of {count}: {values}: {reached}"
+def choose_by(asked: Search, config: Run, data: Splits) -> tuple[str, str]:
+    """Return what trials are chosen by: "validation" or "test", and the metric.
 
-
-HELD_OUT = 0.1  # of the training data
-STATES = {TrialState.COMPLETE: "done", TrialState.FAIL: "failed"}
-
-
-def describe(asked: Search, trials: Trials, study: Study) -> Record:
-    """Return a search's record: every trial, the best, and what ε covers what.
-
-    Formal guarantees:
-        - `epsilon_all` is the tight ε of everything the search made, in any adaptive order, and
-          `epsilon_all_unit` that of who owns several examples.
+    Raises:
+        UserError: there are no validation examples and nobody said that the test set may choose; or
+            the task has no such metric.
     """
-    every = study.trials()
-    lines = [_line(trials, trial) for trial in every]
-    homes = [trials.job(trial).home for trial in every]
-    spendings = {home: read_spending(home) for home in homes if _has_begun(home)}
+    if data.validation is None and not asked.on_test:
+        own = [key for key in config.dataset.options if key.startswith("validation_")]
+        more = f"set dataset.{own[0]}" if own else "take a data set that has some"
+        raise UserError(
+            f"a search chooses by validation examples, and dataset={config.dataset.name} has none: "
+            f"{more}. --choose-by-test would choose by the test set, whose metric then says too "
+            "much of the best trial."
+        )
+    if asked.on_test and data.validation is not None:
+        raise UserError(
+            f"--choose-by-test: dataset={config.dataset.name} has validation examples; leave it "
+            "out."
+        )
+    setup = ModelSetup.of(config, data, torch.device("cpu"))
+    known = evaluate(setup.model, setup.task, data.validation or data.test, setup.device)
+    metric = asked.metric or setup.task.headline
+    if metric not in known:
+        raise unknown("metric", metric, known)
+    return "test" if asked.on_test else "validation", metric
+
+
+def _say(line: Record, score: str, count: int) -> str:
+    values = " ".join(f"{key}={_short(value)}" for key, value in line["values"].items())
+    reached = "diverged" if line["score"] is None else f"{score} {line['score']:.4f}"
+    return f"trial {line['trial']} of {count}: {values}: {reached}"
+
+
+def _sampler(name: str, seed: int, number: int) -> BaseSampler:
+    own = int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4])
+    return TPESampler(seed=own) if name == "tpe" else RandomSampler(seed=own)
+
+
+def _carry_out(words: list[str], number: int, part: str, metric: str, show: Shown) -> Record:
+    """Run a trial; return its state and its score.
+
+    Raises:
+        UserError: the run could not be made, for another reason than that it diverged.
+    """
+    try:
+        record = carry_out(compose(words), words, show=show)
+    except UserError as error:
+        if str(error).startswith(DIVERGED):
+            return {"state": "failed"}
+        raise UserError(f"trial {number + 1}: {error}") from None
+    score = record["metrics" if part == "test" else "validation"].get(metric, math.nan)
+    return {
+        "state": "done",
+        "score": score if math.isfinite(score) else None,
+        "test": record["metrics"].get(metric),
+        "epsilon_tight": record["privacy"]["epsilon_tight"],
+    }
+
+
+def spend(config: Run, data: Splits) -> Spent:
+    """Return what a run will spend if it takes all its steps.
+
+    Raises:
+        UserError: see `Setup.of`.
+    """
+    setup = Setup.of(config, data, torch.device("cpu"))
+    return Spent(setup.mechanism.z, setup.plan.sampling, setup.plan.steps)
+
+
+def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]:
+    """Return the overrides that give a trial its share of the search's ε; [] without one.
+
+    Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
+    `search.epsilon`. `max_epsilon` ends a trial that has to repeat steps after a kill.
+
+    Raises:
+        UserError: no noise reaches the ε.
+    """
+    if search.epsilon is None:
+        return []
+    off = [f"privacy.{key}=null" for key in ("target_epsilon", "claimed_epsilon", "max_epsilon")]
+    first = configured([*words, *off])
+    if "noise_multiplier" not in first.algorithm.options:
+        raise UserError(
+            f"--epsilon with algorithm={first.algorithm.name}: it has no noise that could keep the "
+            "search within an ε; name a private algorithm, or leave --epsilon out."
+        )
+    delta = first.privacy.delta
+    unit = spend(configured([*words, *off, "algorithm.noise_multiplier=1.0"]), data)
+    try:
+        mechanism, steps = Mechanism.of_z(unit.z, unit.sampling), unit.steps * search.trials
+        found = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
+    except ValueError as error:
+        raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
+    noise = f"algorithm.noise_multiplier={found!r}"
+    own = spend(configured([*words, *off, noise]), data)
+    most = tight_epsilon(Mechanism.of_z(own.z, own.sampling), own.steps, delta) * SLACK
+    return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
+
+
+def _require_within(most: float, spent: Sequence[Spent], delta: float) -> None:
+    """Refuse a trial, whose spending is the last of `spent`, that would pass the search's ε."""
+    total = together(spent, delta)
+    if total > most:
+        raise UserError(
+            f"--epsilon {most:g}: with trial {len(spent)} the search would have a tight ε of "
+            f"{show_epsilon(total)}, since its trials differ in sampling or steps. It ends here; "
+            "search keys that change neither, or ask for fewer trials."
+        )
+
+
+def describe(
+    asked: Search, config: Run, data: Splits, by: tuple[str, str], lines: list[Record]
+) -> Record:
+    """Return a search's record: every trial, the best, and what ε covers what."""
+    homes = [records.folder(config.results, config.recipe, line["run"]) for line in lines]
+    begun = [home for home in homes if any((home / n).exists() for n in (FILE, "record.json"))]
+    spendings = {home: read_spending(home) for home in begun}
     spent = [one.spent for one in spendings.values()]
     units = [replace(one.spent, examples=one.examples) for one in spendings.values()]
-    delta = trials.config.privacy.delta
-    finished = len(every) == asked.trials and all(trial.state.is_finished() for trial in every)
+    delta, (part, metric) = config.privacy.delta, by
     scored = [line for line in lines if line["score"] is not None]
-    sign = -1 if trials.by.direction == "minimize" else 1
+    sign = -1 if metric in ("loss", *LESS_IS_BETTER) else 1
     best = max(scored, key=lambda line: (sign * line["score"], -line["trial"]), default=None)
     return {
-        "format": 1,
-        "recipe": trials.config.recipe,
+        "format": 2,
+        "recipe": config.recipe,
         "fixed": list(asked.space.fixed),
         "searched": {key: str(values) for key, values in asked.space.searched.items()},
         "sampler": asked.sampler,
         "asked": asked.trials,
-        "finished": finished,
-        "chosen_by": {"metric": trials.by.metric, "of": trials.by.part},
-        "direction": trials.by.direction,
-        "data": {"name": trials.config.dataset.name, "digest": trials.data.digest},
+        "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
+        "chosen_by": {"metric": metric, "of": part},
+        "direction": "minimize" if sign < 0 else "maximize",
+        "data": {"name": config.dataset.name, "digest": data.digest},
         "trials": lines,
         "best": best and best["trial"],
         "privacy": {
@@ -111,93 +259,57 @@ def describe(asked: Search, trials: Trials, study: Study) -> Record:
             "epsilon_asked": asked.epsilon,
             "epsilon_all": together_if_known(spent, delta),
             "epsilon_all_unit": together_if_known(units, delta) if units != spent else None,
-            "unit": trials.data.unit,
+            "unit": data.unit,
         },
     }
-
-
-def _line(trials: Trials, trial: FrozenTrial) -> dict[str, Any]:
-    """Return what a search's record says of a trial."""
-    job = trials.job(trial)
-    record = records.read(job.home / "record.json")
-    return {
-        "trial": trial.number + 1,
-        "state": STATES.get(trial.state, "open"),
-        "values": dict(trial.params),
-        "score": trial.value if trial.state is TrialState.COMPLETE else None,
-        "test": record and record["metrics"].get(trials.by.metric),
-        "epsilon_tight": record and record["privacy"]["epsilon_tight"],
-        "run": job.run,
-    }
-
-
-def _has_begun(home: Path) -> bool:
-    return any((home / name).exists() for name in (FILE, "record.json"))
-
-
-SHOWN = 10  # trials in a table; CSV and JSON have all
 
 
 def sheet(found: Record) -> Sheet:
     """Return the trials of a search's record, the best first, and what ε covers what."""
     by = found["chosen_by"]
+    score = f"{by['of']}_{by['metric']}"
     sign = -1 if found["direction"] == "minimize" else 1
     ordered = sorted(
         found["trials"],
         key=lambda line: (line["score"] is None, -sign * (line["score"] or 0.0), line["trial"]),
     )
-    keys = list(found["searched"])
-    columns = ["trial", *keys, f"{by['of']} {by['metric']}"]
-    with_test = by["of"] != "test"
-    columns += [f"test {by['metric']}"] if with_test else []
-    rows = [
-        [
-            str(line["trial"]),
-            *(_short(line["values"][key]) for key in keys),
-            line["state"] if line["score"] is None else f"{line['score']:.4f}",
-            *([_short(line["test"])] if with_test else []),
-            epsilon(line["epsilon_tight"]),
-            line["run"][:16],
-        ]
-        for line in ordered
-    ]
     numbers = [
         {
             "trial": line["trial"],
             **line["values"],
-            f"{by['of']}_{by['metric']}": line["score"],
-            f"test_{by['metric']}": line["test"],
-            "epsilon_tight": line["epsilon_tight"],
+            "state": line["state"],
+            score: line["score"],
+            f"test_{by['metric']}": line.get("test"),
+            "epsilon_tight": line.get("epsilon_tight"),
             "run": line["run"],
         }
         for line in ordered
     ]
-    left = [f"{len(rows) - SHOWN} more trials: --format csv."] if len(rows) > SHOWN else []
-    title = f"Search of {found['recipe']}: {len(rows)} trials by {found['sampler']}"
-    columns = [*columns, "ε of it", "run"]
-    return Sheet(title, columns, rows[:SHOWN], [*left, *_notes(found)], numbers=numbers)
+    cells = [
+        [epsilon(v) if k == "epsilon_tight" else _short(v)[:16] for k, v in line.items()]
+        for line in numbers[:SHOWN]
+    ]
+    left = [f"{len(numbers) - SHOWN} more trials: --format csv."] if len(numbers) > SHOWN else []
+    title = f"Search of {found['recipe']}: {len(numbers)} trials by {found['sampler']}"
+    columns = [key.replace("_", " ") for key in numbers[0]] if numbers else []
+    return Sheet(title, columns, cells, [*left, *_notes(found)], numbers=numbers)
 
 
 def _notes(found: Record) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
     privacy, by = found["privacy"], found["chosen_by"]
-    delta = f"δ {privacy['delta']:g}"
     every = epsilon(privacy["epsilon_all"]) or "not known: the samplings of its trials differ"
     unit = privacy["epsilon_all_unit"]
     owner = f", of {name_one(privacy['unit'])} {epsilon(unit)}" if unit is not None else ""
-    notes = [
-        f"ε of the whole search: {every}{owner} ({delta}; tight, of all trials composed). It "
-        "covers all records, and every choice made by looking at them. The ε of one trial covers "
-        "less."
+    return [
+        f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of all trials "
+        "composed). It covers every choice made by looking at the training examples. The ε of one "
+        "trial covers less.",
+        "Chosen by the test set, so the best trial's test metric is too good to be true of other "
+        "examples."
+        if by["of"] == "test"
+        else "Chosen by validation examples, which count as public: no ε covers them.",
     ]
-    if by["of"] == "test":
-        notes.append(
-            "Chosen by the test set, so the best trial's test metric is too good to be true of "
-            "other records."
-        )
-    elif found["trials"]:
-        notes.append("Chosen by validation records, which count as public: no ε covers them.")
-    return notes
 
 
 def _short(value: Any) -> str:

@@ -200,24 +200,13 @@ def make_search(
         )
     require(trials is None or trials >= 1, "--trials", trials, "must be 1 or more")
     require(epsilon is None or epsilon > 0, "--epsilon", epsilon, "must be positive")
-    asked = min(trials or size, size) if size else trials
-    assert asked
-    if epsilon is not None:
-        _require_free(space)
-    return Search(space, sampler, asked, epsilon, metric, on_test)  # type: ignore[arg-type]
-
-
-def _require_free(space: Space) -> None:
-    """Refuse words that set the noise, which --epsilon sets.
-
-    Raises:
-        UserError: names the first.
-    """
     setting = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
     for word in (*space.fixed, *space.searched):
-        key = word.partition("=")[0].lstrip("+")
-        if key in setting:
+        if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
             raise UserError(
                 f"{key} with --epsilon: the search gives each trial the noise that keeps all "
                 "together within the ε; leave one of them out."
             )
+    asked = min(trials or size, size) if size else trials
+    assert asked
+    return Search(space, sampler, asked, epsilon, metric, on_test)  # type: ignore[arg-type]

@@ -58,9 +58,9 @@ def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str
     drawn = frame.dropna(subset="y").copy()
     if drawn.empty:
         raise UserError(f"--y {metric}: is a finite number in none of these runs.")
-    lines = drawn[by].to_dict("records")
     drawn["series"] = [
-        ", ".join(results.cell(*of) or "none" for of in row.items()) for row in lines
+        ", ".join(results.cell(key, row[key]) or "none" for key in by)
+        for _, row in drawn.iterrows()
     ]
     if (many := drawn["series"].nunique()) > SERIES:
         raise UserError(
