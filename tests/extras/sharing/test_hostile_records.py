@@ -108,7 +108,6 @@ def test_an_output_replaces_nothing_but_files(
         lambda: records.write_arrays(there(tmp_path / "a.npz"), {}),
         lambda: figures.save(figure, there(tmp_path / "a.png")),
         lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.npy")),
-        lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.pt")),
     ]
     for write in writes:
         with pytest.raises(UserError, match=r"exists but is not a regular file; name another"):

@@ -13,11 +13,10 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.config.schema import GROUPS
-from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
-from zdp_bench.extras.sharing.card import card, own_card
-from zdp_bench.extras.sharing.folder import Report
+from zdp_bench.extras.sharing.card import card
+from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.foreign_files import read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import spread
@@ -49,8 +48,8 @@ def export(results: Path, asked: str, to: Path) -> Record:
     files.require_empty(to, "--to ")
     if lacking := files.missing_keys(record):
         raise UserError(
-            f"{home / 'record.json'}: is of an older version, for it lacks {', '.join(lacking)}. "
-            f"This makes it again: {command_of(record)}."
+            f"{home / 'record.json'}: lacks {', '.join(lacking)}. This makes it again: "
+            f"{command_of(record)}."
         )
     known = record["measured"]["weights"]
     saved = checkpoint.load(home / known["file"], record["run"])
@@ -112,14 +111,8 @@ def write_own(
     _write(to, files.REPORT, report, weights, ledger)
 
 
-def _write(
-    to: Path,
-    name: str,
-    source: Record,
-    weights: dict[str, Tensor],
-    ledger: Path,
-) -> None:
-    """Write the files of an export, its digests last; `source` is the record or report."""
+def _write(to: Path, name: str, source: Source, weights: dict[str, Tensor], ledger: Path) -> None:
+    """Write the files of an export, its digests last; `name` is that of `source`."""
     files.begin(to)
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / name, source)
@@ -127,25 +120,21 @@ def _write(
     if (to / files.LEDGER).is_file():
         spread(to / files.LEDGER)
     written = records.from_json((to / name).read_text(encoding="utf-8"))  # in its order of keys
-    for file, text in texts_of(name, written).items():
+    for file, text in texts_of(written).items():
         records.write_text(to / file, text)
     files.write_sums(to)
 
 
-def texts_of(name: str, source: Record | Report) -> dict[str, str]:
-    """Return the texts that follow from the record, or report, of that name; by file name."""
-    if name == files.REPORT:
-        return {files.CARD: own_card(source)}
-    return {files.RECIPE: recipe_of(source), files.CARD: card(source)}
+def texts_of(source: Source) -> dict[str, str]:
+    """Return the texts that follow from a record, or report, by file name."""
+    recipe = {} if files.is_report(source) else {files.RECIPE: recipe_of(source)}
+    return {files.CARD: card(source), **recipe}
 
 
-def _holds(folder: Path, name: str, source: Record | Report) -> bool:
+def _holds(folder: Path, name: str, source: Source) -> bool:
     """True if the folder is the whole export of this record, or report, with no file changed."""
     sums = files.read_sums(folder)
-    for file, digest in sums.items():
-        if not (folder / file).is_file() or sha256(folder / file) != digest:
-            return False
-    if name not in sums:
+    if name not in sums or any(files.misses(folder / file, sums[file]) for file in sums):
         return False
     there, ours = read_json(folder / name), records.to_json(source)
     return all(there.get(key) == ours[key] for key in ours if key != "environment")

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import math
+import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from types import NoneType
@@ -34,50 +35,43 @@ SUMS = "SHA256SUMS"
 MOST_LEDGER = 1 << 28  # bytes: two million steps
 MOST_CONFIG = 20_000  # characters
 MOST_NUMBERS = 1 << 28  # in one example
+# What the head of a model card states of a section on privacy, in its order.
+STATED = (
+    *("unit", "epsilon_of", "examples_per_patient", "adjacency", "delta", "epsilon_claimed"),
+    *("claimed_by", "epsilon_tight", "epsilon_tight_at_least", "epsilon_patient"),
+    *("epsilon_patient_at_least", "epsilon_rdp", "noise_multiplier", "z", "steps", "sampling"),
+    *("randomness", "randomness_from", "ledger"),
+)
 _SAMPLING: dict[str, Shape] = {
     "scheme": str,
     "records": int,
     **dict.fromkeys(("sample_rate", "expected_batch_size"), NUMBER),
 }
-# What a model card states of a record's section on privacy, in its order.
-PRIVACY: dict[str, Shape] = {
-    **dict.fromkeys(("unit", "epsilon_of"), str),
-    "examples_per_patient": int,
-    "adjacency": str,
-    **dict.fromkeys(("delta", "epsilon_claimed"), NUMBER),
-    "claimed_by": str,
-    **dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER),
-    **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER),
-    **dict.fromkeys(("noise_multiplier", "z"), NUMBER),
+_TIGHT = dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER)
+_PATIENT = dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER)
+_PRIVACY: dict[str, Shape] = {
+    **dict.fromkeys(("epsilon_of", "adjacency", "randomness"), str),
+    **dict.fromkeys(("delta", "noise_multiplier", "z"), NUMBER),
+    **_TIGHT,
+    "epsilon_part": NUMBER | None,  # an older record has none
     "steps": int,
     "sampling": _SAMPLING,
-    "randomness": str,
     "ledger": {"entries": int, "digest": str},
 }
-# What it states of the report of a loop of one's own.
-PRIVACY_OF_OWN: dict[str, Shape] = {
-    **{key: PRIVACY[key] for key in ("epsilon_of", "adjacency", "delta", "epsilon_tight")},
-    **dict.fromkeys(("epsilon_tight_at_least", "epsilon_rdp"), NUMBER),
-    **{key: PRIVACY[key] for key in ("noise_multiplier", "z", "steps", "sampling", "randomness")},
-    "randomness_from": str,
-    "ledger": PRIVACY["ledger"],
+_OF_NODE: Shape = {
+    **_TIGHT,
+    **_PATIENT,
+    "epsilon_claimed": NUMBER,
+    **dict.fromkeys(("node", "steps"), int),
+    "sampling": _SAMPLING,
 }
-OF_PART: dict[str, Shape] = {"epsilon_part": NUMBER | None}  # an older record has none
-_MADE: dict[str, Shape] = {
+_BOTH: dict[str, Shape] = {
     "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
     "measured": {"weights": {"digest": str}},
+    "metrics": {str: NUMBER},
 }
-NODE: dict[str, Shape] = {
-    **{
-        key: shape
-        for key, shape in PRIVACY.items()
-        if shape == NUMBER and key.startswith("epsilon_")
-    },
-    **{key: PRIVACY[key] for key in ("steps", "sampling")},
-    "node": int,
-}  # of a federation
 _RECORD: Shape = {
-    **_MADE,
+    **_BOTH,
     "config": {key: {"name": str} for key in ("task", "model", "algorithm")},
     "data": {
         **dict.fromkeys(("train", "validation", "test"), int),
@@ -88,7 +82,14 @@ _RECORD: Shape = {
         },
     },
     "model": {"parameters_real": int},
-    "privacy": PRIVACY | {"nodes": (NoneType, [NODE]), **OF_PART},
+    "privacy": {
+        **_PRIVACY,
+        **_PATIENT,
+        **dict.fromkeys(("unit", "claimed_by"), str),
+        "examples_per_patient": int,
+        "epsilon_claimed": NUMBER,
+        "nodes": (NoneType, [_OF_NODE]),
+    },
     "representation": (
         NoneType,
         {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
@@ -96,21 +97,22 @@ _RECORD: Shape = {
     "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
 }
 _REPORT: Shape = {
-    **_MADE,
+    **_BOTH,
     **dict.fromkeys(("name", "algorithm", "inputs", "owners"), str),
     "data": {"name": str, "train": int | None},
-    "metrics": {str: NUMBER},
     "parameters_real": int,
-    "privacy": PRIVACY_OF_OWN
-    | {
+    "privacy": {
+        **_PRIVACY,
+        "epsilon_rdp": NUMBER,
+        "randomness_from": str,
         "steps_taken": int | None,
         "mechanism": dict,
         "fixed_state": [str],
         "examples_per_owner": int | None,
-        **OF_PART,
     },
 }
-Report = dict[str, Any]  # `private.report()`, and what the model is
+# A run's record; or `private.report()` of a loop of one's own, with what the model is.
+Source = Record
 _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
 
 
@@ -128,8 +130,8 @@ def read_record(folder: Path) -> Record:
         )
     if lacking := missing_keys(record):
         raise UserError(
-            f"{folder / RECORD}: lacks {', '.join(lacking[:5])}, or has something else there; it "
-            "was edited, or is of an older version. Export the run again."
+            f"{folder / RECORD}: lacks {', '.join(lacking[:5])}, or has something else there; "
+            "export the run again."
         )
     return record
 
@@ -145,7 +147,12 @@ def is_own(folder: Path) -> bool:
     return (folder / REPORT).is_file()
 
 
-def read_report(folder: Path) -> Report:
+def is_report(source: Source) -> bool:
+    """True for the report of a loop of one's own."""
+    return "config" not in source
+
+
+def read_report(folder: Path) -> Source:
     """Return the report of an exported model that `is_own`.
 
     Raises:
@@ -155,12 +162,9 @@ def read_report(folder: Path) -> Report:
     found = read_json(path, records.from_json)
     of_owners = {"privacy": {"examples_per_owner": int}}
     wrong = [*misfits(found, _REPORT)] or [*misfits(found, of_owners if found["owners"] else {})]
-    if not wrong and not 0 < found["privacy"]["delta"] < 1:
-        wrong = ["privacy.delta"]
-    if wrong:
-        raise UserError(
-            f"{path}: is damaged, or of an older version (see {wrong[0]}). Export the model again."
-        )
+    if wrong or not 0 < found["privacy"]["delta"] < 1:
+        where = (wrong or ["privacy.delta"])[0]
+        raise UserError(f"{path}: is damaged, or of an older version (see {where}).")
     return found
 
 
@@ -205,27 +209,23 @@ def copy_ledger(ledger: Path, to: Path) -> None:
 
 def missing_keys(record: Record) -> list[str]:
     """Return the keys that an exported model needs, and a record lacks or has something else in."""
-    found = [*misfits(record, _RECORD)]
-    if found:
+    if found := [*misfits(record, _RECORD)]:
         return found
     data, example = record["data"], record["data"]["example"]
-    kinds = [key for key in ("input_dtype", "target_dtype") if dtype_of(example[key]) is None]
-    shapes = [
-        key
-        for key in ("input_shape", "target_shape")
-        if min(example[key], default=1) < 1 or math.prod(example[key]) > MOST_NUMBERS
-    ]
-    takes = raw_example(record)
-    wrong = min(takes[0], default=1) < 1 or math.prod(takes[0]) > MOST_NUMBERS
-    represented = ["representation"] if wrong or dtype_of(takes[1]) is None else []
-    counts = [key for key in ("train", "validation", "test") if not 0 <= data[key] <= MOST]
-    long = ["config"] if len(repr(record["config"])) > MOST_CONFIG else []
-    return [
-        *long,
-        *(f"data.example.{key}" for key in kinds + shapes),
-        *(f"data.{key}" for key in counts),
-        *represented,
-    ]
+    shape, dtype = raw_example(record)
+    wrong = {
+        "config": len(repr(record["config"])) > MOST_CONFIG,
+        "representation": not _is_shape(shape) or dtype_of(dtype) is None,
+        **{f"data.{key}": not 0 <= data[key] <= MOST for key in ("train", "validation", "test")},
+    }
+    for of in ("input", "target"):
+        wrong[f"data.example.{of}_dtype"] = dtype_of(example[f"{of}_dtype"]) is None
+        wrong[f"data.example.{of}_shape"] = not _is_shape(example[f"{of}_shape"])
+    return [key for key, is_wrong in wrong.items() if is_wrong]
+
+
+def _is_shape(sides: Sequence[int]) -> bool:
+    return min(sides, default=1) > 0 and math.prod(sides) <= MOST_NUMBERS
 
 
 def raw_example(record: Record) -> tuple[tuple[int, ...], str]:
@@ -301,3 +301,12 @@ def read_sums(folder: Path) -> dict[str, str]:
     lines = read_text(path).splitlines() if path.exists() else []
     pairs = [line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2]
     return {Path(name.strip()).name: digest for digest, name in pairs}
+
+
+def misses(path: Path, digest: str) -> str:
+    """Return what keeps a file from being that of a digest: 'is missing', ...; '' for nothing."""
+    if not os.path.isfile(path):  # unlike `Path.is_file`, also of a name that is too long
+        return "is missing"
+    if path.name != WEIGHTS and path.stat().st_size > MOST_LEDGER:
+        return f"is larger than the {MOST_LEDGER:,} bytes of any file but the weights"
+    return "" if sha256(path) == digest else "is not the file exported"

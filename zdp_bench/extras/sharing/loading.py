@@ -1,13 +1,9 @@
-"""Build the model of an exported folder, in a process that has neither its data nor its run, and
-run it on inputs from a file.
-"""
+"""Build the model of an exported folder, without its data and its run, and run it on a file."""
 
 from __future__ import annotations
 
 import io
 import itertools
-import pickle
-import zipfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
@@ -26,6 +22,7 @@ from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
+from zdp_bench.foreign_files import reading
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
 from zdp_bench.representations import Representation, Represented
@@ -35,8 +32,6 @@ from zdp_bench.training.build import build_model
 from zdp_bench.training.evaluation import forward
 from zdp_bench.training.representation import build_representation
 from zdp_bench.training.setup import ModelSetup, build_dataset
-
-FORMATS = (".npy", ".npz", ".pt")
 
 
 def load(
@@ -208,7 +203,8 @@ def predict_file(
     Raises:
         UserError: a file has another format, or the inputs do not fit the model.
     """
-    _require_format(out, "--out")
+    if out.suffix != ".npy":
+        raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)
     if files.is_own(folder):
         raise UserError(
@@ -218,14 +214,16 @@ def predict_file(
     record = files.read_record(folder)
     shape, numbers = files.raw_example(record)
     dtype = getattr(torch, numbers)
-    given = read_inputs(inputs) if inputs.suffix in FORMATS else prepare_file(record, inputs)
+    given = read_inputs(inputs) if inputs.suffix == ".npy" else prepare_file(record, inputs)
     if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
         raise UserError(
-            f"{inputs}: holds {_described(given.dtype, given.shape)}, where the model takes "
-            f"{_described(dtype, ('n', *shape))}, prepared as its training data was."
+            f"{inputs}: holds {_describe(given.dtype, given.shape)}, where the model takes "
+            f"{_describe(dtype, ('n', *shape))}, prepared as its training data was."
         )
     outputs = forward(load(folder, weights=weights), given.to(dtype))
-    _write(out, outputs)
+    whole = io.BytesIO()
+    np.save(whole, outputs.numpy())
+    write_bytes(out, whole.getbuffer())
     return tuple(outputs.shape)
 
 
@@ -239,63 +237,23 @@ def prepare_file(record: Record, path: Path) -> Tensor:
     prepare = getattr(data, "prepare", None)  # only dataset=folder has it
     if prepare is None:
         raise UserError(
-            f"INPUTS {path}: must end with {', '.join(FORMATS[:-1])} or .pt, prepared as the "
-            f"training data was; the model was trained on {record['data']['name']}, whose files "
-            "are not read one by one."
+            f"INPUTS {path}: must end with .npy, prepared as the training data was; the model was "
+            f"trained on {record['data']['name']}, whose files are not read one by one."
         )
-    if not path.is_file():
-        raise UserError(f"{path}: there is no such file.")
     made: Tensor = prepare(path)
     return made
 
 
 def read_inputs(path: Path) -> Tensor:
-    """Return the tensor of a file; of several, the one that is called 'inputs'.
+    """Return the array of a .npy file.
 
     Raises:
-        UserError: the file is missing, damaged, or of another format.
+        UserError: the file is missing or damaged.
     """
-    try:
-        if path.suffix == ".pt":
-            found: Any = torch.load(path, weights_only=True, map_location="cpu")
-        else:
-            found = np.load(path, allow_pickle=False)
-            found = dict(found) if path.suffix == ".npz" else found
-        if isinstance(found, dict):
-            found = next(iter(found.values())) if len(found) == 1 else found["inputs"]
-        return torch.as_tensor(found)
-    except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
-    except KeyError:
-        raise UserError(f"{path}: holds several arrays; call one of them 'inputs'.") from None
-    except (
-        OSError,
-        EOFError,
-        ValueError,
-        TypeError,
-        RuntimeError,
-        pickle.UnpicklingError,
-        zipfile.BadZipFile,
-    ):
-        raise UserError(f"{path}: holds no array that can be read; it may be damaged.") from None
+    with reading(path):
+        return torch.as_tensor(np.load(path, allow_pickle=False))
 
 
-def _write(path: Path, outputs: Tensor) -> None:
-    whole = io.BytesIO()
-    if path.suffix == ".pt":
-        torch.save(outputs, whole)
-    elif path.suffix == ".npz":
-        np.savez_compressed(whole, outputs=outputs.numpy())
-    else:
-        np.save(whole, outputs.numpy())
-    write_bytes(path, whole.getbuffer())
-
-
-def _require_format(path: Path, name: str) -> None:
-    if path.suffix not in FORMATS:
-        raise UserError(f"{name} {path}: must end with {', '.join(FORMATS[:-1])} or .pt.")
-
-
-def _described(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:
+def _describe(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:
     """'float32 [n, 1, 8, 8]'."""
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"

@@ -1,5 +1,4 @@
-"""Run an exported model on inputs from a file, prepared as its training data was. Files are .npy,
-.npz (one array, or one called 'inputs') or .pt (a tensor, or a dictionary with 'inputs'). A model
+"""Run an exported model on the array of a .npy file, prepared as its training data was. A model
 that was trained with dataset=folder also takes a file as it was trained on, and prepares it itself.
 """
 
