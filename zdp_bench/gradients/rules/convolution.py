@@ -159,7 +159,14 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
         real_x, real_g = reals()
         return fold(weight_gradient(as_real, real_x, weigh(real_g, factors)))
 
-    return LayerGradient(per_sample, weighted_sum, summands=summands)
+    sizes = geometry.sizes(wide, narrow)
+    ghost = geometry.groups == 1 and ghost_is_cheaper(*sizes, x.element_size())
+    return LayerGradient(
+        per_sample,
+        weighted_sum,
+        squared_norms=(lambda: ghost_norms(geometry, wide, narrow)) if ghost else None,
+        summands=summands,
+    )
 
 
 def _is_large(work: int, x: Tensor) -> bool:
