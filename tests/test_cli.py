@@ -9,6 +9,7 @@ import io
 import json
 import os
 import pty
+import re
 import resource
 import shutil
 import subprocess
@@ -149,7 +150,7 @@ MISTAKES = [
     ("data fetch", "needs a data set"),
     ("data fetch mnist --mirror https://[::1", "mirror 'https://[::1' is no address."),
     ("budget mnits", "data set with runs 'mnits' is not known."),
-    ("list recipes chset", "word of recipes 'chset' is not known."),
+    ("list recipes chset", "word 'chset' is not known."),
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
@@ -452,9 +453,31 @@ def test_verbs_options_recipes_groups_and_keys_are_completed() -> None:
     assert complete(["results", "--format", "h"]) == ["html"]
     assert "--show-config" in complete(["run", "--s"])
     assert complete(["table", "zeta_dp_2021/1"]) == ["zeta_dp_2021/1"]
+    assert complete(["figure", "gredp_2024/"])[0] == "gredp_2024/fig3"
+    assert complete(["results", "epsilon_r"]) == ["epsilon_rdp="]
+    assert complete(["results", "--columns", "seed,optimizer.l"]) == ["seed,optimizer.lr"]
     assert complete(["list", "rec"]) == ["recipes"]
     assert complete(["--completion", ""]) == sorted(SCRIPTS)
     assert complete(["run", "nothing=x"]) == complete(["rnu", ""]) == []
+
+
+def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "results", record("a", 1), record("ab", 2))
+    for verb in ("compare", "export"):
+        assert complete([verb, ""]) == ["a", "ab"]
+        assert complete([verb, "ab/"]) == ["ab/ab200000"]
+    assert complete(["results", "recipe=ab"]) == ["recipe=ab"]
+
+
+def test_list_searches_every_kind_and_says_data_and_time(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    code, out, _ = run(capsys, "list", "mnist", "--format", "csv")
+    found = {tuple(row[:2]): row[2] for row in csv.reader(io.StringIO(out))}
+    assert code == 0
+    assert {("datasets", "mnist"), ("recipes", "mnist")} < set(found)
+    assert re.search(r"\[mnist, .*(min|s)\]$", found["recipes", "mnist"])
 
 
 def test_every_key_that_a_yaml_file_names_is_completed() -> None:

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
@@ -59,7 +61,6 @@ end
 complete -c zdp-bench -f -a '(__zdp_bench)'
 """
 SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
-TABLES = ("table", "reproduce", "figure")  # the commands that take one of a paper's tables
 
 
 class Parser(argparse.ArgumentParser):
@@ -178,24 +179,45 @@ def _candidates(before: list[str], current: str) -> Iterable[str]:
         return SCRIPTS if before == ["--completion"] else []
     own = argparse.ArgumentParser()
     COMMANDS[before[0]].add_arguments(own)
-    asked = next((a for a in own._actions if before[-1] in a.option_strings), None)
-    if asked and asked.nargs != 0:
-        return map(str, asked.choices or ())
-    if current.startswith("-"):
+    asked = [a for a in own._actions if before[-1] in a.option_strings and a.nargs != 0]
+    if not asked and current.startswith("-"):
         return (option for action in own._actions for option in action.option_strings)
-    found = [str(c) for a in own._actions if not a.option_strings for c in a.choices or ()]
-    found += _tables() if before[0] in TABLES else []
-    if any(action.dest == "overrides" for action in own._actions):
-        found += _overrides(current)
+    found: list[str] = []
+    for action in asked or [a for a in own._actions if not a.option_strings]:
+        found += map(str, action.choices or ())
+        if complete_one := COMPLETERS.get(str(action.metavar)):
+            found += complete_one(current)
     return found
 
 
-def _tables() -> list[str]:
+def _tables(current: str, starts: str = "") -> list[str]:
     """Return every table and figure of a paper: 'zeta_dp_2021/1', 'gredp_2024/fig5'."""
     from zdp_bench import assets
 
-    paths = assets.PAPERS.glob("*/*.csv")
+    paths = assets.PAPERS.glob(f"*/{starts}*.csv")
     return [f"{path.parent.name}/{path.stem.removeprefix('table')}" for path in paths]
+
+
+def _runs(current: str) -> list[str]:
+    """Return the recipes with runs in `results`; behind a '/', also each run's first digits."""
+    digits = "/*" if "/" in current else ""
+    paths = Path("results/runs").glob(f"*{digits}")
+    return [f"{path.parent.name}/{path.name[:8]}" if digits else path.name for path in paths]
+
+
+def _columns(current: str) -> list[str]:
+    """Return the columns of `results`, behind those that a list already has."""
+    from zdp_bench.records import COLUMNS
+
+    listed, comma, _ = current.rpartition(",")
+    keys = (key[:-1] for key in _overrides("") if "." in key)
+    return [f"{listed}{comma}{column}" for column in (*COLUMNS, *keys)]
+
+
+def _filters(current: str) -> list[str]:
+    if current.startswith("recipe="):
+        return [f"recipe={name}" for name in _runs("")]
+    return [f"{column}=" for column in _columns("")]
 
 
 def _overrides(current: str) -> list[str]:
@@ -215,6 +237,18 @@ def _overrides(current: str) -> list[str]:
             keys += _dotted({name: {k: v for k, v in options.items() if k not in ("name", "card")}})
     own = (key for key in keys if not key.startswith(("hydra", "defaults")))
     return [f"{key}=" for key in (*folders, *own)]
+
+
+# What an argument takes, by its metavar.
+COMPLETERS: dict[str, Callable[[str], list[str]]] = {
+    "key=value": _overrides,
+    "column=value,...": _filters,
+    "A,B,...": _columns,
+    "PAPER/N": _tables,
+    "PAPER/figN": partial(_tables, starts="fig"),
+    "RUN": _runs,
+    "KIND|WORD": lambda current: [*COMMANDS["list"].KINDS],
+}
 
 
 def _dotted(node: dict[str, Any], prefix: str = "") -> list[str]:

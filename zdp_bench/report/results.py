@@ -21,8 +21,8 @@ from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
 DEFAULT = (
-    *("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", "epsilon_of"),
-    *("epsilon_claimed", "run"),
+    *("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", "run"),
+    *("epsilon_claimed", "epsilon_of"),
 )
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 OVER = "averages_over"
@@ -116,10 +116,9 @@ def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
 
 def _say(run: pd.Series, keys: list[str]) -> str:
     plain = ("name", "variant", "provenance")  # whose values say what they are of
-    filled = [(key, key.rpartition(".")[2], cell(key, run[key])) for key in keys if key != "seed"]
-    return ", ".join(
-        value if last in plain else f"{last} {value}" for _, last, value in filled if value
-    )
+    filled = [(key.rpartition(".")[2], cell(key, run[key])) for key in keys if key != "seed"]
+    said = (value if last in plain else f"{last} {value}" for last, value in filled if value)
+    return ", ".join(dict.fromkeys(said))
 
 
 def sheet(

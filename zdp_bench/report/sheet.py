@@ -23,11 +23,10 @@ from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json", "html")
-# '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that must not be cut
-NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)+")
-DIGEST = re.compile(r"[0-9a-f]{8}")  # half of one names nothing
-FOLDED = 12  # characters to which a column of words may be folded
-LONGEST = 8  # characters of a number's heading that stand in one line
+FOLDED = 10  # characters to which a column of words may be folded
+DIGEST = re.compile(r"[0-9a-f]{8}")
+# '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
+NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)*")
 
 
 @dataclass(frozen=True)
@@ -41,7 +40,6 @@ class Sheet:
         origin: a sentence below the title of the Markdown page: what made it.
         numbers: what CSV and JSON hold, one mapping a row.
         one_line: on a terminal each row is one line, however long its words.
-        vital: headings of columns that a narrow terminal shows longest.
     """
 
     title: str
@@ -51,7 +49,6 @@ class Sheet:
     origin: str = ""
     numbers: Sequence[Numbers] = ()
     one_line: bool = False
-    vital: Sequence[str] = ()
 
     @classmethod
     def of_words(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Sheet:
@@ -62,42 +59,38 @@ class Sheet:
     def as_rich(self, width: int | None = None) -> RichTable:
         """Return the table for a terminal of so many columns.
 
-        Where that is narrow, words are folded first, or cut in a table of `one_line`; then columns
-        of words are left out, numbers last. A note names them.
+        Numbers stay on one line, and words wrap, or are cut in a table of `one_line`. Where that is
+        too wide, columns of words are left out, then numbers, the last first; the caption names
+        them.
         """
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        columns = list(zip_longest(self.columns, cells, fillvalue=""))
-        kept = _fitting(columns, width, self.vital)
-        left = [heading for at, (heading, _) in enumerate(columns) if at not in kept]
-        more = [f"No room for {', '.join(left)}: a wider terminal or --format csv has them."]
-        table = RichTable(
-            title=self.title,
-            caption="\n".join([*self.notes, *(more if left else [])]) or None,
-            title_justify="left",
-            caption_justify="left",
-            show_header=bool(self.columns),
-        )
-        for at in kept:
-            heading, column = columns[at]
-            if _must_stay(column):
-                table.add_column(_broken(heading, column), no_wrap=True)
+        columns = [*zip_longest(self.columns, cells, fillvalue="")]
+        room = {at: 3 + _least(*column) for at, column in enumerate(columns)}
+        for at in sorted([*room][2:], key=lambda at: (_is_number(columns[at][1]), -at)):
+            if width is not None and 1 + sum(room.values()) > width:
+                del room[at]
+        table = RichTable(show_header=bool(self.columns))
+        if left := ", ".join(name for at, name in enumerate(self.columns) if at not in room):
+            table.caption = f"No room for {left}: a wider terminal or --format csv has them."
+        for heading, column in (columns[at] for at in room):
+            if _is_number(column):
+                table.add_column(_broken(heading), no_wrap=True)
             else:
                 table.add_column(heading, overflow="fold", min_width=_least(heading, column))
         for row in self.rows:
-            shown = [row[at] for at in kept]
-            # A cell that does not wrap, in a column that may shrink.
+            shown = [row[at] for at in room]
             whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in shown]
             table.add_row(*(whole if self.one_line else shown))
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = self.as_rich(options.max_width)
-        title, notes, table.title, table.caption = table.title, table.caption, None, None
-        if title:
-            yield Text(str(title), "table.title")
+        notes, table.caption = [*self.notes, table.caption], None
+        if self.title:
+            yield Text(self.title, "table.title")
         yield table
-        if notes:
-            yield Text(str(notes), "table.caption")
+        if said := "\n".join(str(note) for note in notes if note):
+            yield Text(said, "table.caption")
 
     def as_markdown(self) -> str:
         """Return a page with title and notes; without notes, only the table."""
@@ -119,49 +112,20 @@ class Sheet:
         return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
 
 
-def _must_stay(column: Sequence[str]) -> bool:
-    """True if cells are numbers or short digests, of which a part would mislead."""
-    filled = [cell for cell in column if cell]
-    return bool(filled) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in filled)
+def _is_number(column: Sequence[str]) -> bool:
+    """True if cells are numbers, or first digits of a digest: a part of one would mislead."""
+    return any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column)
+
+
+def _broken(heading: str) -> str:
+    return re.sub(r"(?<=[_.])|(?<=\w) (?=\w)", "\n", heading) if len(heading) > FOLDED else heading
 
 
 def _least(heading: str, column: Sequence[str]) -> int:
     """Return how narrow a column may become."""
-    if _must_stay(column):
-        return max(map(len, (*_broken(heading, column).split("\n"), *column)))
+    if _is_number(column):
+        return max(map(len, (*_broken(heading).split("\n"), *column)))
     return min(FOLDED, max(map(len, (heading, *column)), default=0))
-
-
-def _fitting(
-    columns: Sequence[tuple[str, Sequence[str]]], width: int | None, vital: Sequence[str]
-) -> list[int]:
-    """Return the places of the columns that a width holds.
-
-    The first two say what a row is, and stay. Of the others those of one value go first, then
-    words, then numbers, the last before the first.
-    """
-    kept = list(range(len(columns)))
-    room = {at: 3 + _least(*columns[at]) for at in kept}
-
-    def worth(at: int) -> tuple[bool, bool, bool, int]:
-        heading, column = columns[at]
-        varies = len(column) < 2 or len({*column}) > 1
-        return heading in vital, varies, _must_stay(column), -at
-
-    for at in sorted(kept[2:], key=worth):
-        if width is not None and 1 + sum(room[one] for one in kept) > width:
-            kept.remove(at)
-    return kept
-
-
-def _broken(heading: str, column: Sequence[str]) -> str:
-    """Return a long heading in several lines, which the numbers below it need not be as wide as."""
-    width, lines = max(LONGEST, *map(len, column)), [""]
-    for piece in re.findall(r"[^_.\s]+[_.\s]?|[_.\s]", heading):
-        if len((lines[-1] + piece).rstrip()) > width and lines[-1]:
-            lines.append("")
-        lines[-1] += piece
-    return "\n".join(line.strip() for line in lines)
 
 
 def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> str:

@@ -5,8 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from rich.table import Table
-
 from zdp_bench.data.files import Card, card, has_files, missing
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report.number_format import duration, epsilon, interval, name_one
@@ -178,11 +176,6 @@ AUDIT_NOTES = (
 )
 
 
-def as_expected(finding: Finding) -> bool:
-    """True if the verdict is the expected one, or none is."""
-    return finding["expected"] in (finding["verdict"], "either")
-
-
 def show_findings(findings: list[Finding], title: str) -> Sheet:
     """Return the findings ready to show."""
     lines = [
@@ -201,11 +194,3 @@ def show_findings(findings: list[Finding], title: str) -> Sheet:
     ]
     rows = [list(line.values()) for line in lines]
     return Sheet(title, list(lines[0]), rows, AUDIT_NOTES, "", findings)
-
-
-def findings_as_rich(findings: list[Finding], title: str) -> Table:
-    """Return the findings for a terminal; what is not as expected stands out."""
-    table = show_findings(findings, title).as_rich()
-    for row, finding in zip(table.rows, findings, strict=True):
-        row.style = None if as_expected(finding) else "bold red"
-    return table

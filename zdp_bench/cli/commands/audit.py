@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_format, add_overrides, number, whole
+from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -103,12 +103,8 @@ def _audit_recipe(options: argparse.Namespace) -> int:
 
 def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:
     """Print the findings; return the exit code."""
-    from zdp_bench.report.terminal import findings_as_rich, show_findings
-    from zdp_bench.training.progress import console
+    from zdp_bench.report.terminal import show_findings
 
     plain = [dataclasses.asdict(finding) for finding in findings]
-    if options.format == "rich":
-        console().print(findings_as_rich(plain, title))
-    else:
-        print(show_findings(plain, title).as_text(options.format))
+    print_sheet(show_findings(plain, title), options.format)
     return int(not all(finding.as_expected for finding in findings))

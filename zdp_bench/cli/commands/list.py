@@ -1,10 +1,13 @@
-"""Name what there is, each with a line on it; `zdp-bench list keys` shows every key with its
-default.
+"""List what there is, each with a line on it: `zdp-bench list recipes`, `zdp-bench list mri`. The
+line of a recipe ends in its data set and the time of its quickest run; `zdp-bench list keys` lists
+every key with its default.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+from contextlib import nullcontext
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_format, print_sheet
@@ -29,7 +32,7 @@ KINDS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", choices=[*KINDS], help="one kind only")
+    parser.add_argument("kind", nargs="?", metavar="KIND|WORD", help=f"{', '.join(KINDS)}")
     parser.add_argument("word", nargs="?", help="only what has this word in its name or line")
     add_format(parser)
 
@@ -40,12 +43,14 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.progress import console
 
-    found = {kind: _list(kind) for kind in ([options.kind] if options.kind else KINDS[:-1])}
-    if options.word:
-        found = {kind: _having(options.word, lines) for kind, lines in found.items()}
-        if not any(found.values()):
-            names = [name for name, _ in _list(options.kind)]
-            raise unknown(f"word of {options.kind}", options.word, names)
+    kinds, word = ([options.kind], options.word) if options.kind in KINDS else (KINDS, options.kind)
+    kinds = kinds if options.kind else KINDS[:-1]
+    found = {kind: _list(kind) for kind in kinds}
+    if word:
+        names = [*KINDS, *(name for lines in found.values() for name, _ in lines)]
+        found = {kind: _having(word, lines) for kind, lines in found.items()}
+        if not any(found.values()) or (options.word and word != options.word):
+            raise unknown("kind or word", word, names)
     if options.format != "rich":
         rows = [[kind, name, line] for kind, lines in found.items() for name, line in lines]
         print_sheet(Sheet.of_words("", ("kind", "name", "what"), rows), options.format)
@@ -91,7 +96,33 @@ def _list(kind: str) -> list[tuple[str, str]]:
     group = kind.removesuffix("s")
     folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
     ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
+    if kind == "recipes":
+        seconds = _times()
+        return [(name, f"{line} {_cost(name, seconds)}") for name, line in ours]
     return ours + (_list_others(group) if group in {*HOMES, *FOREIGN} else [])
+
+
+def _times() -> dict[str, float]:
+    """Return the seconds of the quickest run of each "RECIPE DATASET", by records in `results`."""
+    found: dict[str, float] = {}
+    for path in (Path("results/records.csv"), Path("results/tables/records.csv")):
+        with path.open(encoding="utf-8") if path.is_file() else nullcontext(()) as lines:
+            for row in csv.DictReader(lines):
+                seconds = float(row["train_seconds"] or "inf")
+                of = f"{row['recipe']} {row['dataset']}"
+                found[of] = min(seconds, found.get(of, seconds))
+    return found
+
+
+def _cost(recipe: str, seconds: dict[str, float]) -> str:
+    """Return a recipe's data set and the time of its quickest run: '[mnist, 12 min]'."""
+    from zdp_bench import assets
+    from zdp_bench.report.number_format import duration
+
+    chosen = assets.read_yaml(assets.RECIPES / f"{recipe}.yaml").get("defaults", [])
+    data = next((d["override /dataset"] for d in chosen if "override /dataset" in d), "")
+    known = seconds.get(f"{recipe} {data}")
+    return f"[{data}{'' if known is None else f', {duration(known)}'}]"
 
 
 def _list_others(kind: str) -> list[tuple[str, str]]:

@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--columns", metavar="A,B,...", help="such as seed,optimizer.lr,accuracy")
     parser.add_argument(
         "--by",
-        metavar="COLUMN,...",
+        metavar="A,B,...",
         help="one line a group: n, and mean and deviation of --columns (default: value)",
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")

@@ -19,7 +19,7 @@ from scipy.io import savemat
 from zdp_bench.data import Dataset, DatasetInfo, Share, Splits
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
 from zdp_bench.errors import require
-from zdp_bench.extras.standins import find_or_write
+from zdp_bench.extras.standins.drawing import find_or_write
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")

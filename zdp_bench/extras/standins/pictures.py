@@ -21,7 +21,7 @@ from zdp_bench.data import Dataset, DatasetInfo, Examples, Pixels, Splits
 from zdp_bench.data.chest_xray import CLASSES, Film, Films, find_films, patient_of
 from zdp_bench.data.files import digest
 from zdp_bench.errors import require
-from zdp_bench.extras.standins import draw_blobs, find_or_write, require_modest
+from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
 from zdp_bench.registry import register
 
 FILM = 48  # pixels along a side of a film

@@ -25,7 +25,7 @@ from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
 from zdp_bench.data.mri_sequences import MriSequences, Patient, SequenceSlices
 from zdp_bench.data.msd import Geometry, LabelledSlices, LabelledVolume, find_cases
 from zdp_bench.data.msd_volumes import LabelledVolumes
-from zdp_bench.extras.standins import draw_blobs, find_or_write, require_modest
+from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
 from zdp_bench.registry import register
 
 COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1

@@ -18,7 +18,7 @@ from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.data.files import digest
 from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
 from zdp_bench.errors import require
-from zdp_bench.extras.standins import find_or_write, require_modest
+from zdp_bench.extras.standins.drawing import find_or_write, require_modest
 from zdp_bench.registry import register
 
 
