@@ -14,6 +14,7 @@ How a clipped sum is made, in the order of the code:
     shares          several examples of one patient, clipped as one
     reference       the same by torch.func, for any model; it defines what is right
     parts           inputs of several tensors, for models that take more than one
+    watched         holds a forward pass of foreign code to those that were checked
     spectra         gradients in the Fourier domain, for algorithms that clip there
 
 To add a rule for a new layer: write it in `rules/`, in a new file or the one it is akin to; start
@@ -40,6 +41,7 @@ from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
 from zdp_bench.gradients.losses import PerExample, per_example, require_outputs_alone
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.shares import Shares
+from zdp_bench.gradients.watched import PROGRAMS, Departs
 
 log = logging.getLogger(__name__)
 
@@ -80,7 +82,9 @@ def run_alone(model: nn.Module, reason: str) -> None:
     Args:
         reason: what in the model a batch could make depend on other examples.
     """
+    log.warning("%s: its examples are run one at a time, which takes longer", reason)
     _alone[model] = reason
+    PROGRAMS.pop(model, None)
 
 
 def runs_alone(model: nn.Module) -> str:
@@ -90,11 +94,11 @@ def runs_alone(model: nn.Module) -> str:
 
 def take_over(model: nn.Module, twin: nn.Module) -> None:
     """Let what was found out about a model's copy, on random examples, hold for the model."""
-    _alone.pop(model, None)
-    if twin in _alone:
-        _alone[model] = _alone[twin]
-    if twin in _served:
-        _served[model] = _served[twin]
+    tables: tuple[WeakKeyDictionary[nn.Module, Any], ...] = (_alone, PROGRAMS, _served)
+    for table in tables:
+        table.pop(model, None)
+        if twin in table:
+            table[model] = table[twin]
 
 
 def clipped_sum(
@@ -168,6 +172,9 @@ def clipped_sum(
                 _check(model, loss, batch)
                 _remember(model, loss, True)  # not before: one that memory cut short is made again
         return fast.clipped_sum(model, loss, batch, bound, rules=rules, **how)
+    except Departs as error:
+        run_alone(model, f"the model ({type(model).__name__}) {error}")
+        return clipped_sum(model, loss, batch, bound, engine=engine, rules=rules, **how)
     except NoRule as error:
         if engine == "fast":
             raise UserError(

@@ -26,6 +26,7 @@ from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.gradients.rules.recurrent import replay
+from zdp_bench.gradients.watched import PROGRAMS, Pass
 from zdp_bench.nn.memory_format import arrange, memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
@@ -127,6 +128,7 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
 
     Raises:
         NoRule: a layer is called with anything but one tensor [B, ...], or returns anything else.
+        Departs: the model does something else than in a pass that was checked.
     """
     inputs, targets = batch
     tape = Tape()
@@ -137,7 +139,12 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
             wrapped = wrap(tape, layer, layer.module.forward, len(inputs))
             vars(layer.module)["forward"] = wrapped
         with torch.enable_grad():
-            tape.losses = per_example(loss)(model(arrange(model, inputs.detach())), targets)  # [B]
+            arranged, program = arrange(model, inputs.detach()), PROGRAMS.get(model)
+            if program is None:
+                outputs = model(arranged)
+            else:
+                outputs = Pass(model, arranged, program.parts, program).run()
+            tape.losses = per_example(loss)(outputs, targets)  # [B]
     finally:
         for layer, own in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)
@@ -147,8 +154,9 @@ def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch)
 
 
 def _require_gradients(layer: Layer, required: bool) -> None:
-    for parameter in layer.own.values():
-        parameter.requires_grad_(required)
+    with torch._C.DisableTorchFunction():  # this is no call of the model's
+        for parameter in layer.own.values():
+            parameter.requires_grad_(required)
 
 
 _not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
@@ -165,6 +173,10 @@ def _wrap(
             output = forward(*args, **kwargs)
         finally:
             _require_gradients(layer, True)
+        with torch._C.DisableTorchFunction():
+            return entered(output, args, kwargs)
+
+    def entered(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not torch.is_grad_enabled():
             return output  # it is cut off from the loss
         both = (*args, output)

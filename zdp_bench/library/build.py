@@ -200,9 +200,8 @@ def make_private(
         check_ranks(ranks, seed, facts)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = Size(micro_batch or MICRO_BATCH).examples
-    at_once = min(plan.most_drawn * most, size)
     own = None if probe is None else (pack(probe[0]), pack(probe[1]))
-    checked = check(model, private, of_one, like, at_once, owners is not None, own)
+    checked = check(model, private, of_one, like, owners is not None, own)
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
         f"{sorted(asked.items())}:{of_owners}:{max_examples}"

@@ -28,7 +28,6 @@ def check_model(
     batch: tuple[Any, Any],
     *,
     algorithm: str = "dp_sgd",
-    examples: int = SAMPLES,
     public: bool = False,
     **options: Any,
 ) -> list[str]:
@@ -38,7 +37,6 @@ def check_model(
         loss: (outputs, targets) -> one loss per example, [B]; never a mean.
         batch: (inputs, targets) of the shapes and dtypes to come, [B, ...]. A model of several
             inputs has them in a tuple or, by name, in a dictionary.
-        examples: how many a step will process at once.
         public: check on the batch's examples. Else no value of them is read, and the check draws
             random numbers.
         options: of the algorithm, as in the configuration: `per_layer=True`.
@@ -54,9 +52,9 @@ def check_model(
     packed, of_one = (pack(batch[0]), pack(batch[1])), per_example(loss)
     empty = map_leaves(lambda leaf: leaf[:0], packed[0])
     with says_python():
-        problem = Problem(model, of_one, Sampling("poisson", 1.0, examples, examples), like=empty)
+        problem = Problem(model, of_one, Sampling("poisson", 1.0, SAMPLES, SAMPLES), like=empty)
         private, probe = lookup("algorithm", algorithm)(problem, **own), packed if public else None
-        return check(model, private, of_one, packed, examples, probe=probe).fixed_state
+        return check(model, private, of_one, packed, probe=probe).fixed_state
 
 
 # What a recipe says, and `make_private` calls otherwise.
@@ -104,13 +102,12 @@ def check(
     algorithm: Algorithm,
     loss: Loss,
     like: Batch,
-    examples: int,
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> model_checks.Checked:
     """Return what `model_checks.check` does; say that there is `probe`, where that may help."""
     try:
-        return model_checks.check(model, algorithm, loss, like, examples, forms_shares, probe)
+        return model_checks.check(model, algorithm, loss, like, forms_shares, probe)
     except DomainError as error:
         if probe is not None:
             raise

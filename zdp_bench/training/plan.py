@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -53,14 +52,6 @@ class Plan:
         """Return the plan that draws each of `size` examples with probability `rate` a step."""
         own = Sampling("poisson", rate, rate * size, size)
         return Plan(own, epochs, max(1, round(epochs / rate)))
-
-    @property
-    def most_drawn(self) -> int:
-        """How many examples a step may draw: a Poisson batch is rarely six deviations larger."""
-        drawn = self.sampling.expected_batch_size
-        if self.sampling.scheme == "poisson":
-            drawn = min(drawn + 6 * drawn**0.5, self.sampling.records or math.inf)
-        return math.ceil(drawn)
 
     def draw(
         self, key: int | str, step: int, secure: bool = False, records: int = 0

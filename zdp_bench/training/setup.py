@@ -256,7 +256,7 @@ class Setup(ModelSetup):
     def check_model(self) -> list[str]:
         """Refuse a model that must not be trained privately as it is; see `model_checks.check`.
 
-        It is tried on random numbers, in batches as large as a step's micro-batches get.
+        It is tried on random numbers.
 
         Returns:
             The names of fixed state that the output depends on; none if the algorithm is not
@@ -267,16 +267,11 @@ class Setup(ModelSetup):
         """
         if not self.mechanism.is_private:
             return []
-        most = self.plan.most_drawn * self.most_records
-        micro_batch = self.config.trainer.micro_batch
-        if not isinstance(micro_batch, str):
-            most = min(most, micro_batch or MICRO_BATCH, MICRO_BATCH)
         return model_checks.check(
             self.model,
             self.algorithm,
             loss_of(self.task),
             self.empty_batch(),
-            most,
             self.config.forms_shares,
         ).fixed_state
 

@@ -51,7 +51,7 @@ def test_a_users_network_is_found_to_keep_examples_apart_in_batches(model: str) 
     """Else its examples would run one at a time, and the loop be many times slower."""
     shape = (3, 16, 16) if "cnn" in model else (12, 16)
     workload = Workload(model, shape, 10, 4, "classes", {"width": 16})
-    assert check_apart(workload.build(), workload.examples(last=False)[0]) == ""
+    assert check_apart(workload.build(), workload.examples(last=False)[0]) is None
 
 
 def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:

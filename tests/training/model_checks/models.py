@@ -32,11 +32,10 @@ def check(
     model: nn.Module,
     inputs: Tensor = VECTORS,
     loss: Callable[..., Tensor] = cross_entropy,
-    records: int = model_checks.SAMPLES,
 ) -> list[str]:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    return model_checks.check(model, algorithm, loss, (inputs, LABELS), records).fixed_state
+    return model_checks.check(model, algorithm, loss, (inputs, LABELS)).fixed_state
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:

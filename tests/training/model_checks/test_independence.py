@@ -6,7 +6,9 @@ backward pass, after so many calls, or rarely.
 
 from __future__ import annotations
 
+import os
 import random
+import threading
 from collections.abc import Callable
 from itertools import count
 from typing import Any
@@ -20,6 +22,7 @@ from tests.library.conftest import Make, make  # noqa: F401 - a fixture
 from tests.library.small import CLASSES, loss
 from zdp_bench.errors import UserError
 
+Case = tuple[Callable[[], nn.Module], Callable[[Any], None]]
 MANY, BOUND = 12, 0.8
 PASSES = {"calls": 0}
 
@@ -137,8 +140,73 @@ def counting(kind: str) -> Callable[[], nn.Module]:
 
 def advance(model: Any) -> None:
     for _ in range(500):
-        with torch.no_grad():
-            model(torch.ones(1, 4))
+        model(torch.ones(1, 4)).sum().backward()
+    model.zero_grad()
+
+
+# Numbers that no check of what a model holds can reach.
+HIDDEN = threading.local()
+
+
+def passes() -> int:
+    HIDDEN.calls = getattr(HIDDEN, "calls", 0) + 1
+    return HIDDEN.calls
+
+
+def in_environment(net: Any, x: Tensor) -> Tensor:
+    return mixed(x) if os.environ.get("ZDP_TEST_MIX") else x
+
+
+def late(mix: Callable[[Tensor], Tensor], else_: Callable[[Tensor], Tensor]) -> Case:
+    """What mixes from the 400th pass on, and counts where nothing sees it."""
+
+    def build() -> nn.Module:
+        HIDDEN.calls = 0
+        return Between(lambda net, x: mix(x) if passes() > 400 else else_(x))
+
+    return build, advance
+
+
+class Passes(torch.autograd.Function):
+    """Mixes in its backward pass from the 400th on."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        return x.clone()
+
+    @staticmethod
+    def backward(ctx: Any, g: Tensor) -> Tensor:  # type: ignore[override]
+        return mixed(g) if passes() > 400 else g
+
+
+def hooked(kind: str) -> Case:
+    def build() -> nn.Module:
+        HIDDEN.calls = 0
+        model = Between(lambda net, x: net.middle(x), middle=nn.Tanh())
+        if kind == "forward":
+            change = lambda module, args, x: mixed(x) if passes() > 400 else x  # noqa: E731
+            model.middle.register_forward_hook(change)
+        elif kind == "backward":
+            turn = lambda module, g, _: (mixed(g[0]),) if passes() > 400 else g  # noqa: E731
+            model.middle.register_full_backward_hook(turn)
+        else:
+            model.function = lambda net, x: (x.requires_grad and x.register_hook(of_tensor), x)[1]
+        return model
+
+    def of_tensor(g: Tensor) -> Tensor:
+        return mixed(g) if passes() > 400 else g
+
+    return build, advance
+
+
+def hook_late(x: Tensor) -> Tensor:
+    x.register_hook(mixed)
+    return x
+
+
+def node_late(x: Tensor) -> Tensor:
+    x.grad_fn.register_prehook(lambda g: (mixed(g[0]),))  # type: ignore[union-attr]
+    return x
 
 
 def mixup(draw: Callable[[], Any]) -> Callable[[Any, Tensor], Tensor]:
@@ -178,9 +246,7 @@ FAR = (torch.full((4,), 1e6), 0)
 def always(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(random, "random", lambda: 0.0)
     monkeypatch.setattr(np.random, "rand", lambda: 0.0)
-
-
-Case = tuple[Callable[[], nn.Module], Callable[[Any], None]]
+    monkeypatch.setenv("ZDP_TEST_MIX", "1")
 
 
 def nothing(model: Any) -> None:
@@ -196,6 +262,31 @@ CASES: dict[str, Case] = {
     **{
         f"a counter in {kind}": (counting(kind), advance)
         for kind in ("an attribute", "a buffer", "a dictionary", "its class", "a generator", "none")
+    },
+    "a counter that none sees": late(mixed, lambda x: x),
+    "a late function": late(Passes.apply, torch.clone),
+    "a late hook": late(hook_late, lambda x: x),
+    "a late hook of a node": late(node_late, lambda x: x),
+    "a function that counts its backward passes": (
+        lambda: Between(lambda _, x: Passes.apply(x)),
+        advance,
+    ),
+    "a forward hook that counts": hooked("forward"),
+    "a backward hook that counts": hooked("backward"),
+    "a tensor's hook that counts": hooked("tensor"),
+    "the environment": (lambda: Between(in_environment), nothing),
+    **{
+        f"one number of examples, by {name}": (lambda of=of: Between(lambda _, x: of(x)), nothing)
+        for name, of in {
+            "its shape": lambda x: mixed(x) if x.shape[0] == MANY + 1 else x,
+            "a slice": lambda x: torch.cat([x[:MANY], x[MANY:] + 5 * x[:MANY].mean(0)]),
+            "a split": lambda x: torch.cat(
+                [y + x[0] * (i > 0) for i, y in enumerate(x.split(MANY))]
+            ),
+            "an index": lambda x: x[torch.arange(len(x)) % MANY],
+            "a view": lambda x: x + x.view(-1, 6)[: len(x) // (MANY + 1)].sum(),
+            "a factor": lambda x: x * (1 + 9 * (len(x) // (MANY + 1))),
+        }.items()
     },
     "rescaled above a limit": (lambda: Between(rescaled), nothing),
     "centred above a limit": (

@@ -4,7 +4,6 @@ is left behind."""
 from __future__ import annotations
 
 import copy
-import math
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +52,7 @@ def check_on(device: str, case: Case) -> None:
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_every_model_of_the_zoo_keeps_samples_apart_in_a_batch(case: Case) -> None:
-    assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) == ""
+    assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) is None
 
 
 @pytest.mark.gpu
@@ -77,16 +76,13 @@ def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
     assert found == {"ieee"}
 
 
-@pytest.mark.parametrize("records", [model_checks.SAMPLES, 50])
 @pytest.mark.parametrize("name", clean())
-def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(
-    name: str, records: int
-) -> None:
+def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(name: str) -> None:
     model, inputs = clean()[name]
     before = copy.deepcopy(model)
     torch.manual_seed(5)
     random = torch.get_rng_state()
-    check(model, inputs, records=records)
+    check(model, inputs)
     assert torch.equal(torch.get_rng_state(), random)
     for (key, value), old in zip(
         model.state_dict().items(), before.state_dict().values(), strict=True
@@ -192,7 +188,7 @@ def test_recurrent_layers_pass() -> None:
         nn.LSTM(1, 3, batch_first=True),
         Layer(lambda out: out[0][:, :, 0]),
     )
-    assert check(model, records=10) == []
+    assert check(model) == []
 
 
 def test_a_rule_that_does_not_fit_is_found() -> None:
@@ -318,20 +314,9 @@ def test_the_record_says_what_was_replaced(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("probed")
-@pytest.mark.parametrize(
-    ("drawn", "words"),
-    [
-        (math.ceil(713 + 6 * 713**0.5), []),  # half of 1,426 pairs of digits, and six deviations
-        (64, ["trainer.micro_batch=64"]),
-        (100, ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=100"]),
-    ],
-)
-def test_the_check_tries_batches_as_large_as_the_run_draws(
-    drawn: int, words: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_check_reads_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given) or NOTHING_FOUND)
-    probe(tmp_path, "model.replace_batchnorm=group", *words)
-    ((_, _, _, like, examples, _),) = asked
-    assert examples == drawn
-    assert [part.shape for part in like] == [(0, 8, 8), (0,)]  # no record is read
+    probe(tmp_path, "model.replace_batchnorm=group")
+    ((_, _, _, like, _),) = asked
+    assert [part.shape for part in like] == [(0, 8, 8), (0,)]

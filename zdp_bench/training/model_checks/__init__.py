@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import logging
 import math
-import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from typing import Any, NamedTuple
@@ -31,12 +30,13 @@ from zdp_bench.gradients import Batch, Loss, per_example, run_alone, take_over
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
-from zdp_bench.gradients.parts import describe, shapes, takes_parts, unpack
+from zdp_bench.gradients.parts import describe, takes_parts, unpack
+from zdp_bench.gradients.watched import PROGRAMS, Departs
 from zdp_bench.nn.precision import float32_products, repeatable
-from zdp_bench.training.batches import initial_size, is_out_of_memory
-from zdp_bench.training.model_checks.examples import Source, find_source
+from zdp_bench.training.model_checks.examples import find_source
 from zdp_bench.training.model_checks.mixing import check_apart, mixing_error
 from zdp_bench.training.model_checks.probes import (
+    MORE,
     ROUNDED,
     SAMPLES,
     Innermost,
@@ -52,7 +52,6 @@ from zdp_bench.training.model_checks.state import Guard, copy_apart, watch
 log = logging.getLogger(__name__)
 
 OWNED = (2, 1)  # examples of two shares
-SECONDS = 1.0  # about as long the check of a large batch may take
 
 
 class Checked(NamedTuple):
@@ -76,7 +75,6 @@ def check(
     algorithm: Algorithm,
     loss: Loss,
     like: Batch,
-    examples: int = SAMPLES,
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> Checked:
@@ -88,15 +86,14 @@ def check(
         loss: (outputs, targets) -> one loss per example, [B].
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; no value is
             read.
-        examples: how many the run will process at once.
         forms_shares: True if several examples may make one share.
         probe: public examples to check on. None: random numbers are drawn.
 
     Formal guarantees:
         - no sample's output, loss or gradient depends on another sample: whatever the values are,
           if torch can follow the model, else because each sample is run alone;
-        - nor on how many samples there are, as far as batches of three, and of as many as the run
-          will process if memory and time allow, can tell;
+        - nor on how many samples there are, as far as one sample and three can tell; passes of any
+          number call what these did, or are not used (`gradients.watched`);
         - a forward pass in training leaves nothing behind that depends on the samples, as far as
           three batches of random numbers can tell;
         - the algorithm's sum over a batch is the sum of its per-example contributions, each within
@@ -118,18 +115,18 @@ def check(
         inside.enter_context(takes_parts(model))
         for samples in (SAMPLES, 1):
             _check_shapes(model, batch[0][:samples])
-        start = time.perf_counter()
-        reason = check_apart(copy_apart(model)[0], batch[0])
-        took = time.perf_counter() - start
+        try:
+            program = check_apart(model, batch[0], source.draw(MORE)[0])
+        except Departs as departs:
+            program = departs
         guard = watch(original, batch[0], source.is_public)
-        reason = guard.moves or reason
         _check_losses(original, model, loss, batch)
-        if not reason:
+        if isinstance(program, Departs) or guard.moves:
+            run_alone(model, guard.moves or str(program))
+        else:
             _check_gradients(model, batch[0])
-            reason = _check_large_batch(model, loss, source, examples, took)
-        if reason:
-            log.warning("%s: its examples are run one at a time, which takes longer", reason)
-            run_alone(model, reason)
+            if program is not None:
+                PROGRAMS[model] = program
         _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
         take_over(original, model)
         return Checked(_find_fixed_state(model, batch[0]), guard, batch)
@@ -215,42 +212,6 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
         yield
     finally:
         kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = held
-
-
-def _check_large_batch(
-    model: nn.Module, loss: Loss, source: Source, examples: int, took: float
-) -> str:
-    """Repeat the check on as many samples as the run will process, or memory and time allow.
-
-    Args:
-        took: seconds of the check of three samples.
-    """
-    size = min(examples, int(SAMPLES * SECONDS / took))
-    if size > SAMPLES:
-        like, device = (source.inputs, source.targets), next(model.parameters()).device
-        size = min(size, initial_size(model, loss, like, size, device).examples)
-    inside, reason = Innermost(model), ""
-    inputs = source.draw(size)[0]
-    try:
-        if size > SAMPLES:
-            with inside:
-                reason = check_apart(copy_apart(model)[0], inputs)
-                watch(model, inputs, source.is_public)
-    except UserError:
-        raise
-    except Exception as error:
-        if not is_out_of_memory(error):
-            asked = f"the model cannot take both one sample and {size} of shape "
-            asked += shapes(inputs[0])
-            raise UserError(f"{asked}: {inside.name} says: {first_line(error)}") from None
-        size = SAMPLES
-    if size < examples:
-        log.info(
-            "that the model keeps records apart was checked in batches of %d, not of %d",
-            max(size, SAMPLES),
-            examples,
-        )
-    return reason
 
 
 def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:

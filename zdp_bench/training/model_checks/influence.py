@@ -22,6 +22,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor, nn
+from torch.autograd.function import BackwardCFunction
 from torch.nn.functional import one_hot
 from torch.overrides import TorchFunctionMode
 from torch.utils._mode_utils import no_dispatch
@@ -32,6 +33,7 @@ from zdp_bench.errors import first_line
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import leaves_of, takes_parts
+from zdp_bench.gradients.watched import Pass, parts_of
 from zdp_bench.training.model_checks.probes import Innermost, describe_layer
 
 FIRST, OTHERS = 1, 2  # bits of the first example and of all others
@@ -70,12 +72,14 @@ class Influence:
         layer: the name of the layer in which examples meet; None if none reaches another's output
             or gradient.
         backward: True if it is the gradient of its output in which they do.
-        looks: in words, which layer looks at numbers in Python; nothing else is known then.
+        looks: in words, why no more is known: which layer looks at numbers in Python, say.
+        made: what the pass called, if no example reaches another.
     """
 
     layer: str | None = None
     backward: bool = False
     looks: str = ""
+    made: Pass | None = None
 
 
 def follow(model: nn.Module, inputs: Tensor) -> Influence:
@@ -90,10 +94,11 @@ def follow(model: nn.Module, inputs: Tensor) -> Influence:
         follower.mark_rows(leaf)
     trained = list(trainable(model).values())
     follower.note_moving(trained)
-    drawn, exits = _python_draws(), _Exits(follower)
+    drawn, exits, made = _python_draws(), _Exits(follower), Pass(model, inputs, parts_of(model))
     with same_draws(), takes_parts(model), follower.inside:
         with follower, exits, torch.enable_grad():
-            output = model(inputs)
+            output = made.run()
+        functions = _foreign_functions(output)
         if follower.mixes_rows(output) and not follower.looks:
             return Influence(follower.met or "")
         seed = torch.randn_like(output)
@@ -103,9 +108,30 @@ def follow(model: nn.Module, inputs: Tensor) -> Influence:
                 torch.autograd.grad(output, trained, seed, allow_unused=True)
     if drawn != _python_draws():
         follower.looks = follower.looks or "the model draws random numbers of Python or numpy"
-    if follower.looks or follower.backward is None:
+    if follower.looks:
         return Influence(looks=follower.looks)
-    return Influence(follower.backward, backward=True)
+    if follower.backward is not None:
+        return Influence(follower.backward, backward=True)
+    if made.departs or functions:
+        has = f"has a backward pass of its own ({functions})"
+        return Influence(looks=f"the model ({type(model).__name__}) {made.departs or has}")
+    return Influence(made=made)
+
+
+def _foreign_functions(output: Tensor) -> str:
+    """Return the name of an autograd.Function in a graph that is neither torch's nor ours."""
+    seen, left = set(), [output.grad_fn]
+    while left:
+        node = left.pop()
+        if node is None or node in seen:
+            continue
+        seen.add(node)
+        if isinstance(node, BackwardCFunction):
+            kind: Any = getattr(node, "_forward_cls", type(node))
+            if not kind.__module__.startswith(("torch.", "zdp_bench.")):
+                return str(kind.__name__)
+        left += [of for of, _ in node.next_functions]
+    return ""
 
 
 def _python_draws() -> str:
@@ -126,6 +152,8 @@ class _Follower(TorchDispatchMode):
         self.held: dict[int, tuple[torch.UntypedStorage, Tensor]] = {}  # a mask for each byte
         # Memory of weights, draws and what follows from them: other numbers in the next step.
         self.moving: dict[int, torch.UntypedStorage] = {}
+        # Of numbers computed of no example, but perhaps of how many there are.
+        self.computed: dict[int, torch.UntypedStorage] = {}
         self.met: str | None = None  # the module in which examples meet first
         self.backward: str | None = None  # the first module at which their gradients do
         self.looks = ""
@@ -206,6 +234,8 @@ class _Follower(TorchDispatchMode):
             results = _results(written, out)
             if moving:
                 self.note_moving(results)
+            if not masks and tensors and not func.is_view:
+                self.computed |= {_key(t): t.untyped_storage() for t in results if _has_memory(t)}
             if shares or is_new:
                 return out
             if kind in FILLS:
@@ -245,8 +275,10 @@ class _Follower(TorchDispatchMode):
                 raise _Unclear("its size depends on values")
             return outputs
 
-        # An index that examples or draws reach may be another one.
-        free = {id(x) for x in leaves if id(x) in sizes and (id(x) in masks or self.is_moving(x))}
+        # An index that is computed, or that examples or draws reach, may be another one.
+        indices = [leaf for leaf in leaves if id(leaf) in sizes]
+        others = (self.moving, self.computed)
+        free = {id(x) for x in indices if id(x) in masks or any(_key(x) in of for of in others)}
         try:
             for shift in (0, 1) if free else (0,):
                 for scale in (1.0,) if kind in LINEAR else (1.0, 1e3, -1e3):
@@ -305,6 +337,10 @@ class _Follower(TorchDispatchMode):
 
     def leave(self, name: str, leaves: bool, passed: Any) -> None:
         """Compare the masks of a module's output with those of its gradient, when that comes."""
+        with torch._C.DisableTorchFunction():
+            self._leave(name, leaves, passed)
+
+    def _leave(self, name: str, leaves: bool, passed: Any) -> None:
         owns = leaves and any(True for _ in self.model.get_submodule(name).parameters(False))
         for output in _tensors(passed) if leaves else []:
             with no_dispatch():

@@ -10,54 +10,68 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.gradients.watched import Departs, Pass, Program, parts_of
 from zdp_bench.training.batches import is_out_of_memory
 from zdp_bench.training.model_checks.influence import Influence, follow
 from zdp_bench.training.model_checks.probes import (
     ROUNDED,
     Innermost,
+    advice_on,
     describe_layer,
     differs,
     forward,
     gradients_of,
 )
+from zdp_bench.training.model_checks.state import copy_apart
 
 # Alone, a sample is rounded otherwise than in a batch. Measured, with instance norms of few pixels:
 # 7e-6 of an output, 0.12 of a gradient. What depends on the batch size is off by much more.
 ALONE, ALONE_GRADIENT = 1e-3, 0.3
 
 GRADIENT = " in its gradient"
-REPLACE_BATCHNORM = (
-    "set model.replace_batchnorm=group, instance or frozen "
-    '(in Python: zdp_bench.nn.replace_batchnorm(model, "group"))'
-)
 
 
-def check_apart(model: nn.Module, inputs: Tensor) -> str:
-    """Return why the examples must be run one at a time; empty if a batch keeps them apart.
+def check_apart(model: nn.Module, inputs: Tensor, more: Tensor | None = None) -> Program | None:
+    """Refuse a model in which an example's output or gradient depends on others.
 
     Args:
-        model: a copy, which may change.
+        model: a copy is followed.
+        more: another number of examples.
+
+    Returns:
+        What each pass must call from now on; None if the model runs no foreign code.
 
     Raises:
-        UserError: an example's output or gradient depends on others.
+        UserError: names the layer in which examples meet.
+        Departs: says why the examples must be run one at a time.
     """
+    passes = [_follow(copy_apart(model)[0], inputs)]
+    _compare_alone(copy_apart(model)[0], inputs)
+    if parts_of(model).get("") or more is None:
+        return None
+    passes.append(_follow(copy_apart(model)[0], more))
+    try:
+        return Program.of(*passes)
+    except Departs as error:
+        raise Departs(f"the model ({type(model).__name__}) {error}") from None
+
+
+def _follow(model: nn.Module, inputs: Tensor) -> Pass:
     try:
         found = follow(model, inputs)
     except Exception as error:
         if is_out_of_memory(error):
             raise
         found = Influence(looks=f"the model cannot be followed by torch ({first_line(error)})")
-    if found.looks:
-        return found.looks
     if found.layer is not None:
         raise mixing_error(model, found.layer, GRADIENT if found.backward else "")
-    _compare_alone(model, inputs)
-    return ""
+    if found.made is None:
+        raise Departs(found.looks)
+    return found.made
 
 
 def _compare_alone(model: nn.Module, inputs: Tensor) -> None:
@@ -92,15 +106,6 @@ def mixing_error(model: nn.Module, name: str, where: str = "") -> UserError:
         f"nothing and no ε would hold: {advice_on(model.get_submodule(name))}, "
         "or train with algorithm=sgd, which claims none."
     )
-
-
-def advice_on(layer: nn.Module) -> str:
-    """Return what to do about a layer that mixes samples, or keeps what it sees of them."""
-    if isinstance(layer, _BatchNorm):
-        return REPLACE_BATCHNORM
-    if "Norm" in type(layer).__name__:
-        return "use zdp_bench.nn.ComplexGroupNorm there, or torch.nn.GroupNorm for real numbers"
-    return "use a per-sample layer there"
 
 
 def _find_layer(model: nn.Module, inputs: Tensor, at: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
@@ -16,7 +17,11 @@ from zdp_bench.gradients.parts import takes_parts
 # An untouched sample comes out the same bit for bit, unless work is split otherwise (a sum over
 # samples on a GPU, another batch size): then it may be rounded otherwise.
 SAME, ROUNDED = 1e-6, 1e-4
-SAMPLES = 3  # of the smallest batch
+SAMPLES, MORE = 3, 5  # of the batches that are checked
+REPLACE_BATCHNORM = (
+    "set model.replace_batchnorm=group, instance or frozen "
+    '(in Python: zdp_bench.nn.replace_batchnorm(model, "group"))'
+)
 
 
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
@@ -104,3 +109,12 @@ def describe_owner(model: nn.Module, parameter: str) -> str:
     if parameter not in dict(model.named_parameters()):
         return f"block '{parameter}'"
     return describe_layer(model, parameter.rpartition(".")[0])
+
+
+def advice_on(layer: nn.Module) -> str:
+    """Return what to do about a layer that mixes samples, or keeps what it sees of them."""
+    if isinstance(layer, _BatchNorm):
+        return REPLACE_BATCHNORM
+    if "Norm" in type(layer).__name__:
+        return "use zdp_bench.nn.ComplexGroupNorm there, or torch.nn.GroupNorm for real numbers"
+    return "use a per-sample layer there"

@@ -24,8 +24,8 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import Place, places_of
 from zdp_bench.gradients.parts import map_leaves
-from zdp_bench.training.model_checks.mixing import advice_on
 from zdp_bench.training.model_checks.probes import (
+    advice_on,
     describe_layer,
     describe_owner,
     forward,
