@@ -222,6 +222,13 @@ def experts(net: Net, x: Tensor) -> Tensor:
     return outputs
 
 
+def gradient(net: Net, x: Tensor) -> Tensor:
+    """Force fields and score models answer with a gradient."""
+    x = x.detach().requires_grad_()
+    with torch.enable_grad():
+        return torch.autograd.grad(net.last(x).square().sum(), x, create_graph=True)[0]
+
+
 def nan_as_zero(net: Net, x: Tensor) -> Tensor:
     return net.last(x.nan_to_num())
 
@@ -250,6 +257,7 @@ KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
         trimmed: (2, SERIES),
         embedded: (5, IDS),
         experts: (4, TABLE),
+        gradient: (4, TABLE),
         packed: (5, (SERIES, LENGTHS)),
         last_state: (5, (SERIES, LENGTHS)),
         masked_by_length: (5, (SERIES, LENGTHS)),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import os
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -54,6 +55,48 @@ def test_the_check_leaves_a_model_exactly_as_it_was() -> None:
     assert {key: id(value) for key, value in vars(model[1]).items()} == held
     assert model[1].mask is None
     assert (model[1].calls, model[1].notes, model[1].sizes) == (0, {"calls": 0}, [0])
+
+
+HIDDEN = threading.local()
+
+
+def by_thread(x: Tensor) -> Tensor:
+    held, HIDDEN.held = getattr(HIDDEN, "held", x), x.detach()
+    return x + held.mean(dim=0)
+
+
+def by_environment(x: Tensor) -> Tensor:
+    held = float(os.environ.get("ZDP_TEST_HELD", "0"))
+    os.environ["ZDP_TEST_HELD"] = str(float(x.detach().sum()))
+    return x + held
+
+
+class Carries(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.gru, self.state = nn.GRU(8, 8, batch_first=True), None
+
+    def forward(self, x: Tensor) -> Tensor:
+        outputs, state = self.gru(x.unsqueeze(1), self.state)
+        self.state = state.detach()
+        return outputs[:, -1]
+
+
+@pytest.mark.parametrize(
+    ("layer", "reason"),
+    [
+        (Layer(by_thread), "answers otherwise after other examples went through it"),
+        (Layer(by_environment), "answers otherwise after other examples went through it"),
+        (Carries(), r"layer '1' \(Carries\) keeps what it sees .* in 'state'"),
+    ],
+    ids=["thread", "environment", "state"],
+)
+def test_what_is_kept_between_passes_is_the_reason(
+    layer: nn.Module, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("ZDP_TEST_HELD", "0")
+    with pytest.raises(UserError, match=reason):
+        check(mlp(layer))
 
 
 class Shortens(nn.Module):

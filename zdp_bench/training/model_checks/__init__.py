@@ -34,7 +34,7 @@ from zdp_bench.gradients.parts import describe, takes_parts, unpack
 from zdp_bench.gradients.watched import PROGRAMS, Departs
 from zdp_bench.nn.precision import float32_products, repeatable
 from zdp_bench.training.model_checks.examples import find_source
-from zdp_bench.training.model_checks.mixing import check_apart, mixing_error
+from zdp_bench.training.model_checks.mixing import check_apart, compare_alone, mixing_error
 from zdp_bench.training.model_checks.probes import (
     MORE,
     ROUNDED,
@@ -113,17 +113,18 @@ def check(
         batch = source.draw(SAMPLES)
         model, algorithm = copy_apart(model, algorithm)
         inside.enter_context(takes_parts(model))
-        for samples in (SAMPLES, 1):
-            _check_shapes(model, batch[0][:samples])
+        _check_shapes(model, batch[0])
         try:
             program = check_apart(model, batch[0], source.draw(MORE)[0])
         except Departs as departs:
             program = departs
         guard = watch(original, batch[0], source.is_public)
+        _check_shapes(model, batch[0][:1])
         _check_losses(original, model, loss, batch)
         if isinstance(program, Departs) or guard.moves:
             run_alone(model, guard.moves or str(program))
         else:
+            compare_alone(copy_apart(model)[0], batch[0])
             _check_gradients(model, batch[0])
             if program is not None:
                 PROGRAMS[model] = program

@@ -50,7 +50,6 @@ def check_apart(model: nn.Module, inputs: Tensor, more: Tensor | None = None) ->
         Departs: says why the examples must be run one at a time.
     """
     passes = [_follow(copy_apart(model)[0], inputs)]
-    _compare_alone(copy_apart(model)[0], inputs)
     if parts_of(model).get("") or more is None:
         return None
     passes.append(_follow(copy_apart(model)[0], more))
@@ -74,7 +73,12 @@ def _follow(model: nn.Module, inputs: Tensor) -> Pass:
     return found.made
 
 
-def _compare_alone(model: nn.Module, inputs: Tensor) -> None:
+def compare_alone(model: nn.Module, inputs: Tensor) -> None:
+    """Refuse a model whose answer for an example depends on how many others there are.
+
+    Args:
+        model: a copy, which may change.
+    """
     watched = sorted({0, len(inputs) // 2, len(inputs) - 1})
     samples = [inputs[at : at + 1] for at in watched]
     together, gradients = _look(model, [inputs], watched)

@@ -117,4 +117,4 @@ def advice_on(layer: nn.Module) -> str:
         return REPLACE_BATCHNORM
     if "Norm" in type(layer).__name__:
         return "use zdp_bench.nn.ComplexGroupNorm there, or torch.nn.GroupNorm for real numbers"
-    return "use a per-sample layer there"
+    return "compute an example's output from it alone, with no mean, top-k or order of the batch"

@@ -25,9 +25,11 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.losses import Place, places_of
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.training.model_checks.probes import (
+    ROUNDED,
     advice_on,
     describe_layer,
     describe_owner,
+    differs,
     forward,
 )
 
@@ -213,14 +215,16 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
     Raises:
         UserError: names the layer, and what it keeps.
     """
-    start, ends = fingerprint(model), []
+    start, ends, answers = fingerprint(model), [], []
     other = map_leaves(partial(_change, public=public), inputs)
     for samples in (inputs, other.expand_as(inputs), inputs[:-1]):
         twin, _ = copy_apart(model)
         marks = mark_weights(dict(twin.named_parameters()))
         with torch.no_grad():
             forward(twin, samples)
-        ends.append(fingerprint(twin))
+            ends.append(fingerprint(twin))
+            if len(samples) == len(inputs):
+                answers.append(forward(twin, inputs))
         now = mark_weights(dict(twin.named_parameters()))
         for (name, before), after in zip(model.named_parameters(), twin.parameters(), strict=True):
             if marks.get(name) != now.get(name) or not torch.equal(before, after):
@@ -244,6 +248,12 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
                 f"{layer} keeps what it sees of the training records in '{key}', which nothing "
                 "bounds and no noise covers: " + _advice(_attribute(model, places[0])[0])
             )
+    if differs(*answers, ROUNDED):
+        raise UserError(
+            "the model answers otherwise after other examples went through it: it keeps something "
+            "of them between its passes (in a global, a thread or the environment?), which nothing "
+            "bounds and no noise covers: compute the output from the inputs and weights alone."
+        )
     once = fingerprint(twin)
     with torch.no_grad():
         forward(twin, inputs[:1])
