@@ -114,15 +114,16 @@ def check(
         model, algorithm = copy_apart(model, algorithm)
         inside.enter_context(takes_parts(model))
         _check_shapes(model, batch[0])
+        reason, program = "", None
         try:
             program = check_apart(model, batch[0], source.draw(MORE)[0])
         except Departs as departs:
-            program = departs
+            reason = str(departs)
         guard = watch(original, batch[0], source.is_public)
         _check_shapes(model, batch[0][:1])
         _check_losses(original, model, loss, batch)
-        if isinstance(program, Departs) or guard.moves:
-            run_alone(model, guard.moves or str(program))
+        if reason := guard.moves or reason:
+            run_alone(model, reason)
         else:
             compare_alone(copy_apart(model)[0], batch[0])
             _check_gradients(model, batch[0])

@@ -248,7 +248,7 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
                 f"{layer} keeps what it sees of the training records in '{key}', which nothing "
                 "bounds and no noise covers: " + _advice(_attribute(model, places[0])[0])
             )
-    if differs(*answers, ROUNDED):
+    if differs(answers[0], answers[1], ROUNDED):
         raise UserError(
             "the model answers otherwise after other examples went through it: it keeps something "
             "of them between its passes (in a global, a thread or the environment?), which nothing "
