@@ -123,6 +123,21 @@ def test_a_recipe_that_would_be_refused_is_not_planned(small: Path, tmp_path: Pa
     assert "0 of LBBB" in why
 
 
+def test_a_recipe_whose_representation_is_not_there_is_not_planned(
+    small: Path, tmp_path: Path
+) -> None:
+    path = assets.RECIPES / "mnist.yaml"
+    text = path.read_text().replace("\nmodel:", "\nrepresentation: {network: resnet18}\nmodel:")
+    text = text.replace(
+        "/model: real_mlp", "/model: real_mlp\n  - override /representation: network"
+    )
+    path.write_text(text)
+    write_mini_mnist(tmp_path / "root")
+    plan = plan_of(small, tmp_path / "root")
+    assert [row.filling.recipe for row in plan.rows] == ["phasemnist"]
+    assert "there are packages for" in str(plan.left_out)
+
+
 def test_a_run_that_fails_is_told_and_the_rest_is_made(
     small: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict
-from typing import Any, get_type_hints
+from typing import Any
 
 from omegaconf import DictConfig, OmegaConf
 
@@ -28,7 +28,7 @@ from zdp_bench.config.schema import (
     Run,
     Scalars,
 )
-from zdp_bench.config.types import check_section, check_types
+from zdp_bench.config.types import check_section, check_types, hints_of
 from zdp_bench.config.words import KEYS, parse_words, read_words, readable_errors
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
@@ -108,7 +108,7 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
         options = {} if off else checked[kind].options
         resolved[kind] = {key: options.get(key, value) for key, value in node.items()}
         if kind == "model":
-            hints = {key: (get_type_hints(Run)[key], None) for key in MODEL_KEYS}
+            hints = {key: (hints_of(Run)[key], None) for key in MODEL_KEYS}
             checked |= check_types(hints, of_all, "model")
             resolved[kind] |= {key: checked[key] for key in MODEL_KEYS}
     run = Run(**vars(scalars), **checked, accountant=accountant, resolved=resolved)

@@ -7,14 +7,22 @@ import json
 from collections.abc import Callable, Collection
 from dataclasses import is_dataclass
 from operator import attrgetter
-from typing import Annotated, Any, Literal, get_type_hints
+from typing import Annotated, Any, Literal
 
 from annotated_types import Interval, Len, MinLen
 
 from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, PLUGINS, Plugin
-from zdp_bench.config.types import NOISE, NORM, SEED, SHARE, check_types, check_value
+from zdp_bench.config.types import (
+    NOISE,
+    NORM,
+    SEED,
+    SHARE,
+    check_types,
+    check_value,
+    hints_of,
+)
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup, names
 
@@ -142,7 +150,7 @@ def check_options(
         hints = {key: TORCH_TYPES.get(key, Any) for key in options}
         return {key: check_value(f"{kind}.{key}", hints[key], options[key]) for key in options}
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
-    hints = get_type_hints(builder.__init__ if in_init else builder, include_extras=True)
+    hints = hints_of(builder.__init__ if in_init else builder)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
     types: dict[str, tuple[Any, Any]] = {}
     for key, default in defaults(builder).items():
@@ -166,8 +174,8 @@ def drop_strangers(
         typed: the keys that the user typed; they stay, to be refused by name.
     """
     name = node.get("name") or "none"  # scheduler=none, representation=none
-    body = recipe_body(recipe)
-    if name not in group_options(kind) or body is None:
+    body = recipe_body(recipe) or {}
+    if not (meant := body.get(kind)) or name not in group_options(kind):
         return node
     base = assets.read_yaml(assets.CONF / "config.yaml")
     chosen: dict[str, str] = {}
@@ -178,7 +186,6 @@ def drop_strangers(
         return node
     yaml = files(kind).get(str(name))
     own = assets.read_yaml(yaml) if yaml else defaults(lookup(kind, str(name)))
-    meant = body.get(kind) or {}
     strangers = {key for key in meant if key not in own and f"{kind}.{key}" not in typed}
     return {key: value for key, value in node.items() if key not in strangers}
 

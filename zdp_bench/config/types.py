@@ -43,7 +43,7 @@ def check_section(schema: type[T], values: dict[str, Any], prefix: str) -> T:
     Raises:
         UserError: see `check_types`.
     """
-    hints = get_type_hints(schema, include_extras=True)
+    hints = hints_of(schema)  # type: ignore[arg-type]
     types = {field.name: (hints[field.name], REQUIRED) for field in fields(schema)}  # type: ignore[arg-type]
     return schema(**check_types(types, values, prefix))
 
@@ -73,6 +73,12 @@ def check_types(
             f"{dot}{min(lacking)} has no value: set it in the recipe or on the command line."
         )
     return {key: check_value(f"{dot}{key}", types[key][0], value) for key, value in given.items()}
+
+
+@cache
+def hints_of(described: Any) -> dict[str, Any]:
+    """Return the type hints of a class or a function with what annotates them."""
+    return get_type_hints(described, include_extras=True)
 
 
 @cache
