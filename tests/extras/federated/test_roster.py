@@ -13,7 +13,7 @@ from hypothesis import strategies as some
 from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
-from zdp_bench.extras.federated.flower import FIRST, Context, Message, RecordDict, identify
+from zdp_bench.extras.federated.flower import FIRST, Message, identify
 from zdp_bench.extras.federated.messages import VALUES, content
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.records import Record
@@ -206,73 +206,6 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
     ]
     with pytest.raises(UserError, match="node 1: comes to another mechanism than the server"):
         carried_out(configured("federated.nodes=3", results="all"))
-
-
-class Doubled(simulation.SerialGrid):
-    """A second client claims to be node 0 from one check on; the first leaves at another."""
-
-    SECOND = 1000
-    comes, goes = 0, 10**6
-    looks = 0
-    trained: list[int]
-
-    def __init__(self, *arguments: Any) -> None:
-        super().__init__(*arguments)
-        self._contexts[self.SECOND] = Context(
-            1, self.SECOND, {"partition-id": 0, "num-partitions": 2}, RecordDict(), {}
-        )
-        type(self).trained = []
-
-    def get_node_ids(self) -> Iterable[int]:
-        self.looks += 1
-        there = list(super().get_node_ids())
-        if self.looks <= self.comes:
-            there.remove(self.SECOND)
-        if self.looks > self.goes:
-            there.remove(FIRST)
-        return there
-
-    def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        messages = list(messages)
-        self.trained += [
-            m.metadata.dst_node_id for m in messages if m.metadata.message_type == "train"
-        ]
-        return super().push_messages(messages)
-
-
-@pytest.mark.parametrize("comes", [0, 4])
-def test_a_second_client_of_a_node_that_is_there_is_refused_in_one_line(
-    configured: Make,
-    sound: Sound,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    comes: int,
-) -> None:
-    alone = sound("federated.nodes=2")
-    monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"comes": comes}))
-    with caplog.at_level(logging.WARNING):
-        record = carried_out(configured("federated.nodes=2"))
-    assert set(simulation.SerialGrid.trained) == {FIRST, FIRST + 1}  # type: ignore[attr-defined]
-    assert record["metrics"] == alone["metrics"]
-    assert record["privacy"] == alone["privacy"]
-    assert told_by(caplog) == [
-        "node 0: a second client says that it is this node, whose first is there; it is refused"
-    ]
-
-
-def test_it_is_let_in_once_the_first_is_gone(
-    configured: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("zdp_bench.extras.federated.roster.AGAIN", 0.0)
-    monkeypatch.setattr(simulation, "SerialGrid", type("Grid", (Doubled,), {"goes": 6}))
-    record = carried_out(configured("federated.nodes=2", "federated.min_nodes=1"))
-    trained = simulation.SerialGrid.trained  # type: ignore[attr-defined]
-    assert trained.count(Doubled.SECOND) > 0
-    assert trained.count(FIRST) + trained.count(Doubled.SECOND) == 8
-    assert trained.index(Doubled.SECOND) > max(
-        place for place, to in enumerate(trained) if to == FIRST
-    )
-    assert [node["steps"] for node in record["privacy"]["nodes"]] == [8, 8]
 
 
 def test_answers_that_nobody_waits_for_are_not_used(

@@ -68,7 +68,6 @@ class Refusal:
     why: str
     number: int | None
     until: float
-    second: bool
 
 
 class Roster:
@@ -76,8 +75,7 @@ class Roster:
 
     A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has
     answered both well. It is asked again after a round it did not answer, and some time after it
-    was refused. A node has one live client: while the first is on Flower's list, a second is
-    refused.
+    was refused. Of two clients that say they are one node, the last to join is asked.
 
     Attributes:
         asked: rounds asked for so far, over all attempts; the server keeps them in its own ledger.
@@ -152,7 +150,7 @@ class Roster:
             self.meet()
             if len(self.present) >= count or asked_to_stop():
                 return True
-            settled = len(self.present) + sum(not one.second for one in self._refused.values())
+            settled = len(self.present) + len(self._refused)
             if (not self._pending and settled >= self.nodes) or time.monotonic() > until:
                 return False
             time.sleep(PAUSE)
@@ -237,11 +235,7 @@ class Roster:
 
     def refusals(self) -> dict[int, str]:
         """Return why nodes are refused, by number."""
-        return {
-            one.number: one.why
-            for one in self._refused.values()
-            if one.number is not None and not one.second
-        }
+        return {one.number: one.why for one in self._refused.values() if one.number is not None}
 
     def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
         for name in self.grid.push_messages([Message(content(values), address, f"query.{kind}")]):
@@ -257,7 +251,6 @@ class Roster:
     def _admit(self, kind: str, address: int, answer: Message) -> None:
         """Advance a node by its answer: from joining to preparing, then to being present."""
         number = self._met.get(address)
-        second = False
         try:
             if answer.has_error():
                 raise Malformed(reason_of(answer))
@@ -266,10 +259,7 @@ class Roster:
                 if number is not None and values["node"] != number:
                     raise Malformed(f"says that it is node {values['node']}")
                 number = values["node"]
-                second = any(
-                    there == number and other != address for other, there in self._met.items()
-                )
-                self._join(number, address, values_of(answer), second)
+                self._join(number, address, values_of(answer))
                 if self._told:
                     self._ask_to_prepare(number, address)
                     return
@@ -284,23 +274,21 @@ class Roster:
                 self.note_ledger(number, values)
             self.present[number] = address
         except Malformed as error:
-            self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN, second)
+            self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN)
             log.warning(
                 "%s: %s; it is refused",
                 "a node that joins" if number is None else f"node {number}",
                 error,
             )
 
-    def _join(self, number: int, address: int, values: Mapping[str, Any], second: bool) -> None:
+    def _join(self, number: int, address: int, values: Mapping[str, Any]) -> None:
         """Note which node this is, and what it has.
 
         Raises:
-            Malformed: it does not belong to this run, or another client is that node.
+            Malformed: it does not belong to this run.
         """
         if number >= self.nodes:
             raise Malformed(f"federated.nodes={self.nodes} has no such node")
-        if second:
-            raise Malformed("a second client says that it is this node, whose first is there")
         for key, value in self._expected.items():
             if values.get(key) != value:
                 hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
