@@ -30,12 +30,12 @@ from zdp_bench.training.run import run
 
 @pytest.fixture
 def _nothing_is_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Loading a data set is an error."""
+    """Loading a data set is an error, but for one that needs no files."""
 
     def forbid(dataset: Dataset, root: Path) -> Splits:
         raise AssertionError(f"{type(dataset).__name__} was read")
 
-    for name in registry.names("dataset"):
+    for name in {*registry.names("dataset")} - {"phase_digits", "synthetic_images"}:
         monkeypatch.setattr(registry.lookup("dataset", name), "load", forbid)
 
 

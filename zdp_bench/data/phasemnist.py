@@ -11,8 +11,8 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
-from zdp_bench.data.files import card, digest, note_source
-from zdp_bench.data.mnist import CLASSES, Mnist, read_idx
+from zdp_bench.data.files import digest, note_source
+from zdp_bench.data.mnist import CLASSES, Mnist
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -162,12 +162,17 @@ class PhaseMnist(Mnist):
         return make_splits(train, test, self.pairing_seed, source, files)
 
     def info(self, root: Path) -> DatasetInfo:
-        """Pair the files' labels, or as many of each as the release has."""
-        mnist = super().info(root)
-        labels = np.repeat(np.arange(CLASSES), RELEASED)
-        if mnist.found:
-            labels = read_idx(root / card(self.card_name).files[1].path, dims=1)
-        return _count_pairs(mnist, labels, self.pairing_seed)
+        """Describe the files or, without them, pair as many of each label as the release has."""
+        if (mnist := super().info(root)).found:
+            return mnist
+        made = couple_images(np.repeat(np.arange(CLASSES), RELEASED), self.pairing_seed)
+        return replace(
+            mnist,
+            train=len(made.real),
+            dtype=torch.complex64,
+            examples_per_patient=made.most_of_one,
+            owners=len(np.unique(made.couple)),
+        )
 
 
 @register("dataset", "phase_digits")
@@ -198,21 +203,6 @@ class PhaseDigits(Dataset):
         made = make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
         return replace(made, validation=pair_public(held, self.pairing_seed))
 
-    def info(self, root: Path) -> DatasetInfo:
-        from sklearn.datasets import load_digits
-
-        labels = load_digits().target
-        train, test, held = map(len, parts := self.split(labels))
-        digits = DatasetInfo(
-            train=train,
-            test=test,
-            validation=held,
-            input_shape=(8, 8),
-            outputs=CLASSES,
-            unit="image",
-        )
-        return _count_pairs(digits, labels[parts[0]], self.pairing_seed)
-
     def split(self, labels: np.ndarray) -> list[np.ndarray]:
         """Indices of the digits to train, test and validate on, in equal shares of every label."""
         from sklearn.model_selection import train_test_split
@@ -240,15 +230,3 @@ class PhaseDigits(Dataset):
             train, test_size=share, stratify=labels[train], random_state=self.pairing_seed
         )
         return [train, parts[1], validation]
-
-
-def _count_pairs(images: DatasetInfo, labels: np.ndarray, seed: int) -> DatasetInfo:
-    """Turn the info of images into that of the examples that training images make."""
-    made = couple_images(labels, seed)
-    return replace(
-        images,
-        train=len(made.real),
-        dtype=torch.complex64,
-        examples_per_patient=made.most_of_one,
-        owners=len(np.unique(made.couple)),
-    )

@@ -69,17 +69,17 @@ class Roahd(Dataset):
         )
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by the files' names; without files, as in the package."""
-        found = (root / FOLDER).is_dir()
-        targets = _targets(list_recordings(root)) if found else [0, 1] * PEOPLE
-        train, test = self.split(targets)
+        """Describe the files or, without them, the package."""
+        if (root / FOLDER).is_dir():
+            return super().info(root)
+        train, test = self.split([0, 1] * PEOPLE)
         return DatasetInfo(
             train=len(train),
             test=len(test),
             input_shape=(self.transform.fft_length,),
             outputs=1,
             dtype=torch.complex64,
-            found=found,
+            found=False,
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:

@@ -16,7 +16,7 @@ import numpy as np
 from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data import Dataset, DatasetInfo, Share, Splits
+from zdp_bench.data import Dataset, Share, Splits
 from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
 from zdp_bench.errors import require
 from zdp_bench.extras.standins.drawing import find_or_write
@@ -99,7 +99,7 @@ class Cpsc2018Synthetic(Dataset):
         longest = LONGEST // RATE
         rule = f"must be positive and at most {longest}: samples come {RATE} a second"
         require(1 <= round(self.seconds * RATE) <= LONGEST, "dataset.seconds", self.seconds, rule)
-        self.info(Path())
+        self.reader.split(Path("synthetic"), [number % 2 for number in range(self.count)])
 
     @property
     def reader(self) -> Cpsc2018:
@@ -110,7 +110,3 @@ class Cpsc2018Synthetic(Dataset):
         name = f"cpsc2018-{self.count}-{self.seconds}-{self.seed}"
         folder = find_or_write(root, name, lambda to: write_recordings(to, *options))
         return self.reader.load_folder(folder, synthetic=True)
-
-    def info(self, root: Path) -> DatasetInfo:
-        targets = [number % 2 for number in range(self.count)]
-        return self.reader.describe(Path("synthetic"), targets, found=True)

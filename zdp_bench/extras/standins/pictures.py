@@ -17,8 +17,8 @@ import torch
 from annotated_types import Ge, MinLen
 from PIL import Image
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Pixels, Splits
-from zdp_bench.data.chest_xray import CLASSES, Film, Films, find_films, patient_of
+from zdp_bench.data import Dataset, Examples, Pixels, Splits
+from zdp_bench.data.chest_xray import CLASSES, Films, find_films
 from zdp_bench.data.files import digest
 from zdp_bench.errors import require
 from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
@@ -69,15 +69,6 @@ class ChestXraySynthetic(Films):
         name = f"films-{self.count}-{self.test_share:g}-{self.seed}"
         folder = find_or_write(root, name, lambda to: write_films(to, *options))
         return self.load_films(folder, find_films(folder), "synthetic", self.seed)
-
-    def info(self, root: Path) -> DatasetInfo:
-        plan = plan_films(self.count, self.test_share, self.seed)
-        paths = sorted(path for path, _person in plan)
-        found = [
-            Film(path, path.parts[0], CLASSES.index(path.parts[1]), patient_of(path))
-            for path in paths
-        ]
-        return self.describe(self.split(found, list(map(str, paths)), self.seed))
 
 
 VERSION = "synthetic images v1"
@@ -130,15 +121,5 @@ class SyntheticImages(Dataset):
             provenance="synthetic",
             digest=digest(":".join(map(str, (VERSION, *options)))),
             notes=f"generated patterns of {self.classes} classes in noise, seed {self.seed}",
-            unit="image",
-        )
-
-    def info(self, root: Path) -> DatasetInfo:
-        return DatasetInfo(
-            train=self.train,
-            test=self.test,
-            input_shape=tuple(self.shape),
-            outputs=self.classes,
-            dtype=torch.complex64 if self.complex_valued else torch.float32,
             unit="image",
         )

@@ -17,12 +17,12 @@ from typing import Annotated
 import numpy as np
 from annotated_types import Ge, Interval
 
-from zdp_bench.data import DatasetInfo, Most, Pixels, PublicShare, Splits, nifti
+from zdp_bench.data import Most, Pixels, PublicShare, Splits, nifti
 from zdp_bench.data.derived_kspace import draw_phase
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
 from zdp_bench.data.files import count_held_out
 from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
-from zdp_bench.data.mri_sequences import MriSequences, Patient, SequenceSlices
+from zdp_bench.data.mri_sequences import MriSequences, SequenceSlices
 from zdp_bench.data.msd import Geometry, LabelledSlices, LabelledVolume, find_cases
 from zdp_bench.data.msd_volumes import LabelledVolumes
 from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
@@ -127,10 +127,6 @@ class KSpacePhantom(KSpaceSlices):
         notes = "ellipsoids seen by one coil, with noise"
         return self.read_splits(find_volumes(made), "synthetic", notes)
 
-    def info(self, root: Path) -> DatasetInfo:
-        drawn, train = self.announce(self.patients), self.patients - self.count_test()
-        return self.describe((drawn[:train], drawn[train:]))
-
 
 GRID = (40, 40, 12)
 SPACING = (5.0, 4.0, 10.0)  # mm; pixels that are not square
@@ -203,10 +199,6 @@ class MriSequencesSynthetic(SequenceSlices):
         reader = MriSequences(size=self.size, slices=self.slices, validation_patients=0)
         return reader.load_folder(folder, "synthetic", "blobs in four contrasts")
 
-    def info(self, root: Path) -> DatasetInfo:
-        one, (train, test) = Patient.centre(GRID[2], self.slices), self.counts
-        return self.describe({"train": [one] * train, "test": [one] * test})
-
 
 def find_or_write_abdomens(root: Path, volumes: int, seed: int) -> list[LabelledVolume]:
     """Return so many volumes under `synthetic/`, written once."""
@@ -237,9 +229,6 @@ class MsdSynthetic(LabelledSlices):
         cases = find_or_write_abdomens(root, self.volumes, self.seed)
         return self.load_cases(cases, "synthetic", self.seed)
 
-    def info(self, root: Path) -> DatasetInfo:
-        return self.describe([LabelledVolume.announce(GRID[2])] * self.volumes, self.seed)
-
 
 @register("dataset", "msd_volumes_synthetic")
 @dataclass(frozen=True, kw_only=True)
@@ -264,6 +253,3 @@ class MsdVolumesSynthetic(LabelledVolumes):
     def load(self, root: Path) -> Splits:
         cases = find_or_write_abdomens(root, self.volumes, self.seed)
         return self.load_cases(cases, "synthetic", self.seed)
-
-    def info(self, root: Path) -> DatasetInfo:
-        return self.describe([LabelledVolume.announce(GRID[2])] * self.volumes, self.seed)

@@ -14,7 +14,7 @@ import numpy as np
 from annotated_types import Ge
 from scipy.signal import chirp
 
-from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.data import Splits
 from zdp_bench.data.files import digest
 from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
 from zdp_bench.errors import require
@@ -90,8 +90,3 @@ class SpeechCommandsSynthetic(Spectrograms):
             for path in find_clips(folder, word)
         ]
         return self.load_clips(chosen, "synthetic", None, "speaker", self.seed)
-
-    def info(self, root: Path) -> DatasetInfo:
-        people = [_assign(number, self.clips_per_word)[0] for number in range(self.clips_per_word)]
-        speakers = [f"{person:08x}" for person in people] * len(self.words)
-        return self.describe(speakers, self.hold_out(speakers, "speaker", self.seed))
