@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from matplotlib.axes import Axes
 
@@ -199,6 +200,15 @@ def sweep(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
     assert drawn(sweep)["DP-DFA hybrid"] == pytest.approx([80, math.nan, 80], nan_ok=True)
+
+
+def test_the_papers_numbers_are_stars_beside_ours(sweep: Path) -> None:
+    table = sweep / "tables" / "dp_dfa_2020_fig2.csv"
+    lines = pd.read_csv(table, dtype=str, keep_default_na=False)
+    at = lines.index[lines["row"] == "bp_10.24"][:2]
+    lines.loc[at, "paper"] = ["42.5", ">45"]
+    lines.to_csv(table, index=False)
+    assert drawn(sweep)["printed"] == pytest.approx([42.5, math.nan], nan_ok=True)
 
 
 def test_training_without_protection_is_a_line_across_where_it_is_no_curve(sweep: Path) -> None:

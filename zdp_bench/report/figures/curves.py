@@ -139,13 +139,17 @@ def panels_of(names: Iterable[str]) -> list[str]:
 def _draw_curve(
     axes: Axes, curve: pd.DataFrame, every_x: list[float], style: dict[str, Any]
 ) -> None:
-    """Draw a curve at every x of the figure; where it has no point there is a gap.
+    """Draw a curve at every x of the figure, and stars where the paper's text gives a number.
 
-    At epochs, of which a figure has many, each curve has its own.
+    Where it has no point there is a gap. At epochs, of which a figure has many, each curve has its
+    own.
     """
     by_x = dict(zip(curve["x"], curve["values"].str.split(), strict=True))
     seeds = [[float(word) for word in by_x.get(x, [])] for x in every_x]
     draw_mean(axes, every_x, seeds, **style | ({"marker": ""} if len(by_x) > MANY else {}))
+    printed = pd.to_numeric(curve["paper"], errors="coerce")  # '>45' is no point
+    if printed.notna().any():
+        axes.plot(curve["x"], printed, "*", color=style["color"], markersize=7, label="printed")
 
 
 def _references(panel: pd.DataFrame, every: Sequence[Record], metric: str) -> list[float]:
