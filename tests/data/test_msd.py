@@ -49,12 +49,6 @@ def test_padding_keeps_area_in_mm(root: Path) -> None:
     assert made[:, 1].sum() * min(SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
 
 
-def test_without_dataset_json_volumes_are_paired_by_name(root: Path) -> None:
-    by_list = [case.name for case in find_cases(root / FOLDER)]
-    (root / FOLDER / "dataset.json").unlink()
-    assert [case.name for case in find_cases(root / FOLDER)] == by_list
-
-
 def test_masks_move_as_their_images_do() -> None:
     mask = torch.zeros(5, 32, 32, dtype=torch.uint8)
     mask[:, 8:20, 10:16] = 1

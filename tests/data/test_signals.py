@@ -42,14 +42,6 @@ def edit(old: str, new: str) -> Callable[[Path], object]:
     return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
-def write_segments(folder: Path) -> Path:
-    """A record of 40 and 30 samples in two segments of other gains, and its header."""
-    for name, samples, level in (("a", 40, 5), ("b", 30, 9)):
-        write_wfdb(folder / f"{name}.hea", level, samples)
-    (folder / "m.hea").write_text(f"m/2 2 {RATE} 70\na 40\nb 30\n")
-    return folder / "m.hea"
-
-
 def test_a_long_lead_is_summed_in_parts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     path = write_wfdb(tmp_path / "long.hea", 7, samples=200)
     record = signals.open_record(path, RATE, 1000)
@@ -58,15 +50,6 @@ def test_a_long_lead_is_summed_in_parts(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(signals, "AT_ONCE", 30)
     found = signals.read_leads(record, [1], end=40)
     np.testing.assert_array_equal(found, whole.p_signal[:40, 1:])
-
-
-def test_segments_follow_each_other_and_all_their_files_count(tmp_path: Path) -> None:
-    record = signals.open_record(write_segments(tmp_path), RATE, 1000)
-    whole = wfdb.rdrecord(str(tmp_path / "m")).p_signal
-    np.testing.assert_array_equal(signals.read_leads(record, [1, 0]), whole[:, ::-1])
-    np.testing.assert_array_equal(signals.read_leads(record, [0], end=55), whole[:55, :1])
-    assert [path.name for path in record.files] == ["m.hea", "a.hea", "a.dat", "b.hea", "b.dat"]
-    assert record.length == 70
 
 
 def test_a_header_without_a_length_is_as_long_as_its_signal(tmp_path: Path) -> None:
@@ -79,22 +62,18 @@ def test_a_header_without_a_length_is_as_long_as_its_signal(tmp_path: Path) -> N
 
 
 REFUSED: list[tuple[Callable[[Path], Any], str]] = [
-    (edit("m/2", "m.mat/2"), "calls itself 'm.mat/2'; WFDB wants the name alone, 'm'"),
-    (edit("a 40", "~ 40"), "variable layout|a gap between"),
-    (edit("a 40", "a 0"), "variable layout"),
-    (edit("b 30", "b 29"), "another length or other leads"),
-    (edit("a 40", "m 40"), "or of itself"),
-    (lambda path: edit(" 16 ", " 16:3 ")(path.with_name("b.hea")), "leads that are skewed in time"),
-    (lambda path: edit("V5", "V6")(path.with_name("b.hea")), "another length or other leads"),
-    (lambda path: path.with_name("b.hea").unlink(), "b.hea: is missing"),
+    (edit("r 2", "r.dat 2"), "calls itself 'r.dat'; WFDB wants the name alone, 'r'"),
+    (edit("r 2", "r/2 2"), "is a record of several segments|cannot be read"),
+    (edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
+    (lambda path: path.with_name("r.dat").unlink(), "r.dat: is missing"),
 ]
 
 
 @pytest.mark.parametrize(("spoil", "says"), REFUSED)
-def test_segments_are_refused_for_their_true_reason(
+def test_a_record_is_refused_for_its_true_reason(
     tmp_path: Path, spoil: Callable[[Path], object], says: str
 ) -> None:
-    path = write_segments(tmp_path)
+    path = write_wfdb(tmp_path / "r.hea", 7)
     spoil(path)
     assert_refused(lambda: signals.open_record(path, RATE, 1000), "", says)
 

@@ -17,7 +17,6 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -46,7 +45,7 @@ from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256, try_each
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.foreign_files import expect, misfits, read_json, reading
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 # task -> (folder, volumes with labels in the release)
@@ -102,7 +101,7 @@ class LabelledVolume:
 
 
 def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
-    """List every labelled volume by name: from dataset.json, or else by the names of the files.
+    """List every labelled volume, by the names of the files.
 
     Args:
         channel: that each volume must have.
@@ -117,8 +116,6 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
             f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, "
             "validate and test."
         )
-    if twice := [name for name, count in Counter(case.name for case in found).items() if count > 1]:
-        raise UserError(f"{folder}: volume '{twice[0]}' stands there twice.")
     return found
 
 
@@ -129,7 +126,7 @@ def list_pairs(folder: Path) -> list[Pair]:
             f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's "
             "archive there (see datasets/msd.yaml), or use dataset=msd_synthetic."
         )
-    pairs = _pair_by_json(folder) if (folder / "dataset.json").is_file() else _pair_by_name(folder)
+    pairs = _pair(folder)
     for path in (path for pair in pairs for path in pair):
         require_inside(path, folder)
     return sorted(pairs)
@@ -150,19 +147,7 @@ def open_pair(image: Path, label: Path) -> LabelledVolume:
     return LabelledVolume(nifti.name_of(image), image, label, header)
 
 
-def _pair_by_json(folder: Path) -> list[Pair]:
-    path = folder / "dataset.json"
-    entries = [{"image": str, "label": str}]
-    found = read_json(path)
-    if wrong := next(misfits(found, {"training": entries}), ""):
-        raise UserError(
-            f"{path}: does not list its training volumes ({wrong}); unpack the archive again, or "
-            "delete the file to pair volumes by name."
-        )
-    return [(folder / one["image"], folder / one["label"]) for one in found["training"]]
-
-
-def _pair_by_name(folder: Path) -> list[Pair]:
+def _pair(folder: Path) -> list[Pair]:
     images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
     labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
     if not images:

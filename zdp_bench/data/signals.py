@@ -64,11 +64,10 @@ class Record:
     """A WFDB record whose header was read.
 
     Attributes:
-        header: wfdb's, of the first segment where there are several.
+        header: wfdb's.
         leads: their names.
         length: samples of a lead.
         files: everything that its content is in, the header first.
-        segments: what is joined in time; none of a plain record.
     """
 
     path: Path
@@ -76,10 +75,9 @@ class Record:
     leads: list[str]
     length: int
     files: list[Path]
-    segments: tuple[Record, ...] = ()
 
 
-def open_record(path: Path, rate: float, longest: int, is_segment: bool = False) -> Record:
+def open_record(path: Path, rate: float, longest: int) -> Record:
     """Read a header and hold its signal files to it; no file outside its folder is touched.
 
     Args:
@@ -96,9 +94,8 @@ def open_record(path: Path, rate: float, longest: int, is_segment: bool = False)
         header = wfdb.rdheader(str(path.with_suffix("")))
         has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
         expect(rate in (0, header.fs), has)
-        if isinstance(header, wfdb.MultiRecord):
-            expect(not is_segment, "is a segment of segments, or of itself; a plain one is read")
-            return _join(path, header, rate, longest)
+        several = isinstance(header, wfdb.MultiRecord)
+        expect(not several, "is a record of several segments; join them (wfdb.rdrecord, wrsamp)")
         expect(bool(header.file_name), "names no signal")
         usual = len(header.file_name) == header.n_sig and all(header.sig_name)
         one_rate = {*header.samps_per_frame} == {1}
@@ -137,27 +134,6 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
     return Record(path, header, list(header.sig_name), length, files)
 
 
-def _join(path: Path, header: Any, rate: float, longest: int) -> Record:
-    """Open the segments of a record, which must all have the same leads and follow each other."""
-    rule = "is of segments in a variable layout, whose leads come and go; a fixed one is read"
-    expect(header.layout == "fixed", rule)
-    expect("~" not in header.seg_name, "has a gap between its segments")
-    parts = [path.with_name(f"{name}.hea") for name in header.seg_name]
-    for part in parts:
-        require_inside(part, path.parent)
-    segments = [open_record(part, rate, longest, is_segment=True) for part in parts]
-    first = segments[0]
-    for segment, length in zip(segments, header.seg_len, strict=True):
-        fits = segment.leads == first.leads and segment.length == length
-        rule = f"has another length or other leads in its segment {segment.path.name} than it says"
-        expect(fits, rule)
-    total, files = sum(segment.length for segment in segments), [path]
-    expect(total <= longest, f"announces {total:,} samples")
-    for segment in segments:
-        files += segment.files
-    return Record(path, first.header, first.leads, total, files, tuple(segments))
-
-
 def read_leads(record: Record, channels: list[int], end: int | None = None) -> np.ndarray:
     """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
 
@@ -167,13 +143,6 @@ def read_leads(record: Record, channels: list[int], end: int | None = None) -> n
     import wfdb
 
     end = min(end or record.length, record.length)
-    if record.segments:
-        parts, left = [], end
-        for segment in record.segments:
-            if left > 0:
-                parts.append(read_leads(segment, channels, min(left, segment.length)))
-            left -= segment.length
-        return np.concatenate(parts)
     header, name = record.header, str(record.path.with_suffix(""))
 
     def read(start: int, stop: int) -> Any:

@@ -404,17 +404,6 @@ def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
         assert info.train + info.test == 24
 
 
-def test_a_segment_is_no_recording_of_its_own(tmp_path: Path) -> None:
-    """Listed beside the whole, it would be another owner, in another part perhaps."""
-    for n in range(8):
-        home = tmp_path / "d" / CLASSES[n % 2]
-        for part in "ab":
-            write_wfdb(home / f"{n}{part}.hea", 10 * n, 20)
-        (home / f"{n}.hea").write_text(f"{n}/2 2 {RATE} 40\n{n}a 20\n{n}b 20\n")
-    info, _ = assert_described(of_kind(tmp_path / "d", "recording"), tmp_path)
-    assert info.train + info.test == 8
-
-
 def test_a_model_of_recordings_says_that_a_picture_is_none(tmp_path: Path) -> None:
     says = "is a picture, and the model takes recordings"
     path = write_picture(tmp_path / "0.png", 9)

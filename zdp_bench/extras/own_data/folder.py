@@ -251,9 +251,7 @@ class Folder(Dataset):
         if items[0].reference:
             self._require_images(kind, items[0].reference)
         checked = list(read_each(items, partial(self._check, kind), self.bad_examples))
-        segments = {file for _, each in checked for file in each.files[1:]}  # of another recording
-        checked = [pair for pair in checked if pair[0].path not in segments]
-        listed = sum(item.path not in segments for item in items)
+        listed = len(items)
         items, facts = [item for item, _ in checked], [each for _, each in checked]
         require(bool(items), "dataset.path", path, "holds no file that can be read")
         parts = split_items(items, self.test_share, self.split_seed)

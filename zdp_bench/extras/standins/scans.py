@@ -156,15 +156,11 @@ def write_heads(folder: Path, train: int, test: int, seed: int) -> None:
 
 
 def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
-    """Write volumes with their segmentations and a dataset.json."""
-    listed = []
+    """Write volumes with their segmentations."""
     for number in range(volumes):
         image, labels = draw_abdomen(np.random.default_rng([seed, number]))
         for name, data in (("imagesTr", image), ("labelsTr", labels)):
             _write(folder / name / f"liver_{number}", data, number)
-        file = f"liver_{number}.nii.gz"
-        listed.append({"image": f"./imagesTr/{file}", "label": f"./labelsTr/{file}"})
-    (folder / "dataset.json").write_text(json.dumps({"training": listed}))
 
 
 def _write(path: Path, data: np.ndarray, number: int) -> None:
