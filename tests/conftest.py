@@ -48,7 +48,7 @@ composed: dict[tuple[str, ...], DictConfig] = {}
 def compose(config_name: str, overrides: list[str]) -> DictConfig:
     """Compose a choice of plug-ins once; set values in a copy, which is what Hydra does last.
 
-    Whatever is not as plain as that, and every mistake, is Hydra's own. tests/config composes anew.
+    Whatever is not as plain as that, and every mistake, is Hydra's own.
     """
     values = [word for word in overrides if re.match(r"(?!hydra)\w+(\.\w+)+=", word)]
     chosen = [word for word in overrides if word not in values]
@@ -69,7 +69,6 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
     return config
 
 
-hydra.compose = compose
 torch.set_num_threads(1)
 
 
@@ -105,6 +104,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             if item.path.relative_to(Path(__file__).parent).parts[0] not in NO_RUNS:
                 reason = "a run needs fcntl, which is of POSIX systems; Windows has none"
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _kept_compositions() -> Iterator[None]:
+    """Keeps what Hydra composes, about 0.1 s each; tests/config composes anew."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(hydra, "compose", compose)
+        yield
 
 
 @pytest.fixture

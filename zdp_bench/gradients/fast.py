@@ -25,7 +25,7 @@ from zdp_bench.gradients.clipping import (
     flushed,
     groups,
 )
-from zdp_bench.gradients.layer_gradient import LayerGradient, ParameterGradient
+from zdp_bench.gradients.layer_gradient import GPU_TIMES, LayerGradient, ParameterGradient
 from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
 from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
@@ -34,8 +34,6 @@ from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
 # this many bytes in all, or half of what the layers' inputs take (by then backward has freed as
 # much), or what the parameters take.
 KEEP_BYTES = 64 * 2**20
-# A GPU has memory to keep so many times as much.
-GPU_TIMES = 32
 
 
 def clipped_sum(

@@ -184,6 +184,13 @@ def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -
 
 # Gradients that are formed for their norms only take at most this many bytes at a time.
 FORM_BYTES = 64 * 2**20
+# A GPU takes so many times as much at once as a core's cache: here, in `fast.py` and in the rules.
+GPU_TIMES = 32
+
+
+def times_on(like: Tensor, of_gpu: int = GPU_TIMES) -> int:
+    """Return how many times the limits of one core hold where a tensor is."""
+    return of_gpu if like.is_cuda else 1
 
 
 @dataclass(slots=True)
@@ -230,7 +237,7 @@ class ParameterGradient:
             self.weighted_sum = lambda factors: contract(kept, factors)
             return 0 if needed <= freed else needed
         else:
-            most = FORM_BYTES * (32 if self.parameter.is_cuda else 1)
+            most = FORM_BYTES * times_on(self.parameter)
             few = max(1, most // self.parameter.nbytes)
             starts = range(0, examples, few)
             norms = [gradient.form(start, min(start + few, examples))[1] for start in starts]

@@ -21,7 +21,14 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.gradients.clipping import flushed
-from zdp_bench.gradients.layer_gradient import LayerGradient, Summands, bound_summands, contract
+from zdp_bench.gradients.layer_gradient import (
+    GPU_TIMES,
+    LayerGradient,
+    Summands,
+    bound_summands,
+    contract,
+    times_on,
+)
 from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.nn.circulant import CirculantLinear, in_blocks
 
@@ -144,7 +151,7 @@ class _Spectra:
     def at_once(self) -> int:
         x, g, sizes = self.of.x, self.of.g, self.of.sizes
         numbers = (x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2
-        most = SPECTRA_BYTES * (8 if x.is_cuda else 1)
+        most = SPECTRA_BYTES * times_on(x, GPU_TIMES // 4)
         return max(1, most // (numbers * x.element_size()))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:

@@ -25,11 +25,13 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.gradients.layer_gradient import (
+    GPU_TIMES,
     LayerGradient,
     Summands,
     bound_summands,
     ghost_is_cheaper,
     gram_norms,
+    times_on,
     transform,
     weigh,
 )
@@ -171,7 +173,7 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
 
 def _is_large(work: int, x: Tensor) -> bool:
     """True if the backend's kernel pays for one example at a time; a GPU would run half empty."""
-    return len(x) == 1 or work >= LARGE_EXAMPLE * (GPU_TIMES if x.is_cuda else 1)
+    return len(x) == 1 or work >= LARGE_EXAMPLE * times_on(x, 2 * GPU_TIMES)
 
 
 def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summands:
@@ -194,8 +196,6 @@ def _suits_patches(geometry: ConvolutionShape, wide: Tensor, parts: int) -> bool
 PATCH_BYTES = 4 * 2**20
 # Likewise columns: the system takes larger blocks back, and clears them each time.
 COLUMN_BYTES = 32 * 2**20
-# A GPU takes so many times as much at once.
-GPU_TIMES = 64
 
 
 @dataclass(frozen=True)
@@ -311,7 +311,7 @@ def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tens
     gradients = narrow.flatten(2)  # [B, O, T]
     outputs, positions = gradients.shape[1:]
     inputs = prod(geometry.kernel) * wide.shape[1]
-    most = PATCH_BYTES * (GPU_TIMES if wide.is_cuda else 1)
+    most = PATCH_BYTES * times_on(wide, 2 * GPU_TIMES)
     few = max(1, min(len(wide), most // (positions * inputs * wide.element_size())))
     copied = wide.new_empty(few, positions, inputs)
     product = wide.new_empty(len(wide), outputs, inputs)
@@ -326,7 +326,7 @@ def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tens
 def by_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
     """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
     per_example = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:])
-    most = COLUMN_BYTES * (GPU_TIMES if wide.is_cuda else 1)
+    most = COLUMN_BYTES * times_on(wide, 2 * GPU_TIMES)
     few = max(1, most // (per_example * wide.element_size()))
     products = [
         _multiply_columns(geometry, w, n)
