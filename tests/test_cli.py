@@ -345,8 +345,10 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
-    code, _, err = run(capsys, "run", "-m", *sweep)
+    code, out, err = run(capsys, "run", "-m", *sweep)
     assert code == 2
+    assert out.count("seed=1 algorithm.max_grad_norm=1: accuracy 0.") == 1
+    assert "Tight ε of these 2 runs on phase_digits together: " in " ".join(out.split())
     assert err.count("algorithm.max_grad_norm=0: must be greater than") == 2, err
     assert "Traceback" not in err
     records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))

@@ -8,7 +8,6 @@ import signal
 import subprocess
 import sys
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,7 +16,7 @@ from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import name_job, show_sweep, sweep
 from zdp_bench.training.interrupts import Stopped
-from zdp_bench.training.run_folder import only_one_process
+from zdp_bench.training.run_folder import Outcome, only_one_process
 
 TINY = [
     "recipe=quickstart",
@@ -52,16 +51,17 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     held = only_one_process(tmp_path / "2")
     held.__enter__()
 
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> dict[str, Any]:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> Outcome:
         if config.seed == 4:
             raise UserError("four is not to be had.")
         if config.seed == 3:
             held.__exit__(None, None, None)
         with only_one_process(tmp_path / str(config.seed), wait):
             done.append(config.seed)
-        return record(seed=config.seed)
+        made = record(seed=config.seed)
+        return Outcome(made, tmp_path / made["run"] / "record.json", found=False)
 
-    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
     with hydra_session() as driver:
         jobs = sweep(
             driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"]
@@ -72,7 +72,7 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
     ]
     shown = show_sweep(jobs)
     assert shown.columns == ["job", "test", "tight ε", "run"]
-    assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].ended.run[:8]]
+    assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].ended.home.name[:8]]
     assert shown.rows[3] == ["seed=4", "failed", "", ""]
     with (
         only_one_process(tmp_path / "5"),
@@ -99,7 +99,7 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
         except AttributeError:
             raise covering from None
 
-    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
     with hydra_session() as driver, pytest.raises(Stopped):
         sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path / 'results'}"])
     assert done == [1]
@@ -108,12 +108,12 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
 def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> dict[str, Any]:
+    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> Outcome:
         if config.seed == 1:
             raise ZeroDivisionError("one over nothing\nand more")
-        return record()
+        return Outcome(record(), tmp_path / "none" / "record.json", found=False)
 
-    monkeypatch.setattr("zdp_bench.experiments.sweep._carry_out", carry_out)
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
     with hydra_session() as driver:
         jobs = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
     assert jobs[0].ended == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"

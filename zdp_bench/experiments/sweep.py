@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from omegaconf import DictConfig
@@ -16,15 +17,17 @@ from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.words import read_words
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.records import Record
 from zdp_bench.registry import lookup
+from zdp_bench.report.budget import say_together
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
+from zdp_bench.training.spending import read_spending
 
 if TYPE_CHECKING:
     from zdp_bench.training.run import Runner
+    from zdp_bench.training.run_folder import Outcome
 
 Shown = Literal["all", "progress", "nothing"]
 UNNAMED = ("recipe=", "launcher=", "hydra", "paths.")  # in a job's name
@@ -37,12 +40,12 @@ def name_job(overrides: Sequence[str]) -> str:
 
 @dataclass(frozen=True)
 class Made:
-    """What a job's run is, in short: other processes hand it back."""
+    """What a job's run is, in short: other processes return it."""
 
     metric: str
     value: float
     epsilon: float
-    run: str
+    home: Path
 
 
 @dataclass(frozen=True)
@@ -80,13 +83,9 @@ class SweepJob:
         try:
             overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
-            record = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
-            return Made(
-                record["headline"]["name"],
-                record["headline"]["value"],
-                record["privacy"]["epsilon_tight"],
-                record["run"],
-            )
+            made = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
+            headline, spent = made.record["headline"], made.record["privacy"]["epsilon_tight"]
+            return Made(headline["name"], headline["value"], spent, made.path.parent)
         except Exception as error:
             if stop := find_stop(error):
                 raise stop from None
@@ -184,14 +183,16 @@ def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
 
 
 def show_sweep(jobs: Sequence[Job]) -> Sheet:
-    """Return what ends a sweep: a line a job, with its metric, its ε and its run."""
+    """Return what ends a sweep: a line a job, with metric, ε and run, and the ε of all together."""
     rows = []
     for job in jobs:
         made, shown = job.ended, ["failed", "", ""]
         if isinstance(made, Made):
-            shown = [f"{made.metric} {made.value:.4f}", epsilon(made.epsilon), made.run[:8]]
+            shown = [f"{made.metric} {made.value:.4f}", epsilon(made.epsilon), made.home.name[:8]]
         rows.append([name_job(job.words), *shown])
-    return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows)
+    homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
+    notes = say_together([read_spending(home) for home in homes if home.is_dir()])
+    return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
 
 
 def _brief(error: Exception) -> str:
@@ -215,7 +216,7 @@ def carry_out(
     runner: Runner | None = None,
     show: Shown = "all",
     name: str = "",
-) -> Record:
+) -> Outcome:
     """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training import distributed
@@ -227,11 +228,14 @@ def carry_out(
     if checked.federated.nodes and runner is None:
         runner = lookup("runner", "federated")
     if distributed.rank():  # of several ranks, only the first prints
-        return run(checked, Silent(), runner=runner).record
+        return run(checked, Silent(), runner=runner)
     watch = nullcontext(Silent()) if show == "nothing" else Live(console(), name)
     with watch as live:
         outcome = run(checked, Reporter(live, checked), wait, runner)
     records.renew_csv(checked.results)
-    if show == "all":
-        console().print(show_run(outcome.record, outcome.path, outcome.found, name))
-    return outcome.record
+    if show == "all" and not name:
+        console().print(show_run(outcome.record, outcome.path, outcome.found))
+    elif show == "all":
+        headline, spent = outcome.record["headline"], outcome.record["privacy"]["epsilon_tight"]
+        print(f"{name}: {headline['name']} {headline['value']:.4f}, tight ε {epsilon(spent)}")
+    return outcome

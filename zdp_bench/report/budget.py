@@ -64,6 +64,22 @@ def sheet(
     return Sheet("Budget", COLUMNS, cells, notes, "", lines)
 
 
+def say_together(spendings: Sequence[Spending]) -> list[str]:
+    """Return a sentence with the ε of several runs together, for each data set with several."""
+    said = []
+    for group in group_by_data(spendings):
+        line = _line(ALL, group, min(one.delta for one in group))
+        if len(group) > 1:
+            found = _shown(line["epsilon"]) or "not known"
+            of_unit = _shown(line["epsilon_unit"])
+            owner = f", of one {line['unit']} {of_unit}" if of_unit else ""
+            said.append(
+                f"Tight ε of these {len(group)} runs on {line['dataset']} together: {found}{owner} "
+                f"(δ {line['delta']:g}); `zdp-bench budget` counts earlier ones too."
+            )
+    return said
+
+
 def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
     """Return the runs in groups: those that may share examples, directly or by way of others."""
     alike = _by(

@@ -91,12 +91,8 @@ def size(count: int) -> str:
 # ----------------------------------------------------------------------------------- a finished run
 
 
-def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
-    """Return a record's main numbers; `found` says that the run was done before.
-
-    Args:
-        name: of a job of a sweep.
-    """
+def show_run(record: Record, path: Path, found: bool) -> Sheet:
+    """Return a record's main numbers; `found` says that the run was done before."""
     privacy, data, headline = record["privacy"], record["data"], record["headline"]
     before = " (done before; force=true runs it again)" if found else ""
     tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
@@ -131,8 +127,7 @@ def show_run(record: Record, path: Path, found: bool, name: str = "") -> Sheet:
         ["record", str(path)],
         *([["warning", record["warning"]]] if "warning" in record else []),
     ]
-    title = f"{name}  {record['recipe']}, seed {record['seed']}{before}".lstrip()
-    return Sheet(title, (), rows)
+    return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
 
 
 # ------------------------------------------------------------------------------------ the data root

@@ -162,7 +162,7 @@ def _carry_out(words: list[str], number: int, part: str, metric: str, show: Show
         UserError: the run could not be made, for another reason than that it diverged.
     """
     try:
-        record = carry_out(compose(words), words, show=show)
+        record = carry_out(compose(words), words, show=show).record
     except UserError as error:
         if str(error).startswith(DIVERGED):
             return {"state": "failed"}
