@@ -53,7 +53,7 @@ def test_an_owner_in_two_parts_is_refused_unless_it_is_meant(part: str) -> None:
 
 def test_owners_that_are_not_known_are_refused() -> None:
     several = replace(PLAIN, examples_per_patient=2)
-    with pytest.raises(UserError, match="x: a patient owns up to 2 records"):
+    with pytest.raises(UserError, match="x: a patient owns up to 2 examples"):
         owners_of(several, "x")
     info = DatasetInfo(train=4, test=1, input_shape=(1,), outputs=1, examples_per_patient=2)
     assert count_owners(replace(info, owners=3), "x") == 3
@@ -64,6 +64,7 @@ def test_owners_that_are_not_known_are_refused() -> None:
 
 SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]
 WORDS = ["nan", "None", "n/a", "N.A.", "#N/A", "<NA>", "NULL", "unknown", "not known"]
+WORDS += ["TBA", "tbd", "to-do", "x", "XXX", "anon", "No ID", "not recorded", "000-00-0000"]
 MISSING: list[Any] = [*SIGNS, *WORDS]
 
 
@@ -88,7 +89,8 @@ def test_an_owner_0_is_missing_beside_numbers_that_do_not_count(kind: type) -> N
         require_named("x", "owner", [kind(n) for n in (0, 104_233, 98_120)])
     for counted in (range(5), (0, 3, 5, 9)):
         require_named("x", "owner", [kind(n) for n in counted])
-    require_named("x", "owner", ["Nan Li", "none-7", "p-1", "1-2", "né", "李"])
+    require_named("x", "owner", ["Nan Li", "none-7", "p-1", "1-2", "né", "李", "Xi", "Todorov"])
+    require_named("x", "owner", [*"wxyz"])
 
 
 @pytest.mark.parametrize("seed", range(5))

@@ -158,8 +158,8 @@ def needs_two(outputs: Tensor, targets: Tensor) -> Tensor:
     ("loss", "sentence"),
     [
         (needs_two, r"outputs of shape \[1, 1\].*pairs are needed\. It is computed for each"),
-        (lambda o, t: rare(o, t).mean(), r"gives shape \[\] for 1 record.*never a mean"),
-        (lambda o, t: [rare(o, t)], "gives list for 1 record"),
+        (lambda o, t: rare(o, t).mean(), r"gives shape \[\] for 1 example.*never a mean"),
+        (lambda o, t: [rare(o, t)], "gives list for 1 example"),
     ],
 )
 def test_a_loss_that_one_example_is_not_enough_for(loss: Loss, sentence: str) -> None:

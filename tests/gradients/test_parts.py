@@ -74,7 +74,7 @@ def test_an_example_that_is_not_finite_in_one_input_adds_nothing() -> None:
 @pytest.mark.parametrize("named", [False, True])
 def test_a_model_that_mixes_examples_of_its_second_input_is_refused(named: bool) -> None:
     assert check_model(Two(), loss, batch(named)) == []
-    with pytest.raises(UserError, match=r"the model \(Two\) lets one sample see another"):
+    with pytest.raises(UserError, match=r"the model \(Two\) lets one example see another"):
         check_model(Two(lambda b: b.mean(dim=0, keepdim=True)), loss, batch(named))
     with pytest.raises(UserError, match=r"cannot take float32 and float32 inputs of shape"):
         check_model(nn.Linear(3, 2), loss, batch(named))

@@ -303,7 +303,7 @@ def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:
         return F.binary_cross_entropy(outputs, targets, reduction="none").mean(dim=1)
 
     dataset = [((i % 9, i % 7), torch.rand(1).round()) for i in range(20)]
-    with pytest.raises(UserError, match="lets one sample see another"):
+    with pytest.raises(UserError, match="lets one example see another"):
         make(Ranked(), dataset=dataset, loss=of_ratings)
 
 
@@ -382,7 +382,7 @@ def linear() -> nn.Module:
     ("changed", "sentence"),
     [
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
-        ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 record"),
+        ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": "cross_entropy"}, "give a function of"),
         (
             {"model": lambda: Checkpointed(network())},
@@ -405,7 +405,7 @@ def linear() -> nn.Module:
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
             "moves its estimate of the norm",
         ),
-        ({"model": Keeps}, r"keeps what it sees of the training records in 'kl'"),
+        ({"model": Keeps}, r"keeps what it sees of the training examples in 'kl'"),
         ({"model": Pair}, r"with tuple: put it into a module that returns one tensor"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "holds 'cat'.*give each class"),

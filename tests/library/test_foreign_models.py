@@ -104,7 +104,7 @@ class Normed(nn.Module):
         ("torchcvnn.nn", "BatchNorm2d", f"keeps .* 'running_mean'.*{GROUP_NORM}"),
         ("complexPyTorch.complexLayers", "ComplexBatchNorm2d", f"another.*{GROUP_NORM}"),
         ("complexPyTorch.complexLayers", "NaiveComplexBatchNorm2d", r"replace_batchnorm\(model"),
-        ("torchcvnn.nn", "LayerNorm", f"norm1' .LayerNorm. lets one sample .*{GROUP_NORM}"),
+        ("torchcvnn.nn", "LayerNorm", f"norm1' .LayerNorm. lets one example .*{GROUP_NORM}"),
     ],
 )
 def test_norms_over_the_batch_are_refused_with_their_fix(

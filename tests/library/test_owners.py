@@ -183,7 +183,7 @@ def test_one_owner_who_is_written_in_two_ways_is_refused(column: list[Any], sent
 
 
 def test_owners_of_other_names_are_others() -> None:
-    column = ["0.5", "0.05", "1.2.0", "1.2", "10", "100", "a01b2", "a1b02", "x-", "x_", "0", "p0"]
+    column = ["0.5", "0.05", "1.2.0", "1.2", "10", "100", "a01b2", "a1b02", "y-", "y_", "0", "p0"]
     owners = find_owners(column, len(column), None)
     assert owners is not None
     assert owners.count == len(column)

@@ -274,7 +274,7 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         (DRAWN + "--sigma 1 --examples-per-patient 3", "needs --records"),
         (
             DRAWN + "--sigma 1 --records 10 --examples-per-patient 30",
-            "between 1 and the 10 records",
+            "between 1 and the 10 examples",
         ),
         ("--sigma 1 --steps 3", "--sample-rate is missing"),
         ("--sigma 1 --sample-rate 2 --steps 3", "must lie in (0, 1]"),

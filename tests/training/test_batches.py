@@ -119,7 +119,7 @@ def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
 
 
 def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has only 100 records"):
+    with pytest.raises(UserError, match="has only 100 examples"):
         plan(
             tmp_path,
             "trainer.sampling=uniform",
@@ -271,7 +271,7 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 
 
 @pytest.mark.parametrize(
-    ("shares", "what"), [(None, "one record"), ((5, 6), "6 records of one share")]
+    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one share")]
 )
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
     greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))

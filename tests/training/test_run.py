@@ -293,8 +293,8 @@ def test_a_missing_cuda_device_is_one_sentence() -> None:
     [
         (
             ["model=complex_cnn"],
-            r"model=complex_cnn: takes records of shape \[channels, height, width\], and these are "
-            r"\[8, 8\]\. Take a model",
+            r"model=complex_cnn: takes examples of shape \[channels, height, width\], and these "
+            r"are \[8, 8\]\. Take a model",
         ),
         (
             ["task=binary_classification"],

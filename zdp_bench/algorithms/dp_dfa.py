@@ -356,7 +356,7 @@ def cut_output(
     if output.dim() != 2:
         raise UserError(
             f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a "
-            "record; it must be one."
+            "example; it must be one."
         )
     seen.outputs[name] = output.detach().requires_grad_()
     return seen.outputs[name]

@@ -59,7 +59,7 @@ class Subject(Setup):
         require_central(config, "audit")
         if config.trainer.augmentations:
             raise UserError(
-                "zdp-bench audit draws one view of a record, and trainer.augmentations several: "
+                "zdp-bench audit draws one view of an example, and trainer.augmentations several: "
                 "add trainer.augmentations=null, which is the same mechanism."
             )
         if config.threads:

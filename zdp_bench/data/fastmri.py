@@ -299,7 +299,7 @@ class KSpaceSlices(Dataset):
 
     def __post_init__(self) -> None:
         self.how()
-        rule = "unit=volume needs a number, one for all records"
+        rule = "unit=volume needs a number, one for all examples"
         require(
             self.unit == "slice" or self.slices is not None, "dataset.slices", self.slices, rule
         )
@@ -359,7 +359,7 @@ class KSpaceSlices(Dataset):
             notes,
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {which_slices} of "
             f"each at {how.height} x {how.width}, {how.acceleration:g} times undersampled; a "
-            f"record is a {self.unit}",
+            f"example is a {self.unit}",
             (root if coil is None else f"coil {coil} alone") if several else "",
             f"{left_out} volumes smaller than {asked} left out" if left_out else "",
             f"{both} patients have volumes on both sides" if both else "",

@@ -27,7 +27,7 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
         return np.arange(len(data.train))
     if data.train.groups is None:
         raise UserError(
-            f"{asked}: a patient owns up to {data.examples_per_patient} records "
+            f"{asked}: a patient owns up to {data.examples_per_patient} examples "
             "of this data set, and it does not say which, so that they cannot be kept together."
         )
     return data.train.groups.numpy()
@@ -112,14 +112,37 @@ def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
 
 # What tables write where an owner is not known, in lower case and without signs and spaces.
 MISSING = {"", "nan", "nat", "na", "none", "null", "nil", "unknown", "unk", "missing", "anonymous"}
-MISSING |= {"notavailable", "notknown", "undefined", "empty"}
+MISSING |= {
+    "notavailable",
+    "notknown",
+    "undefined",
+    "empty",
+    "blank",
+    "void",
+    "placeholder",
+    "todo",
+}
+MISSING |= {"tba", "tbc", "tbd", "anon", "anonymised", "anonymized", "nobody", "placeholder"}
+MISSING |= {
+    "unnamed",
+    "unspecified",
+    "unassigned",
+    "unset",
+    "withheld",
+    "redacted",
+    "removed",
+    "invalid",
+}
+MISSING |= {f"not{word}" for word in ("applicable", "given", "provided", "recorded", "specified")}
+MISSING |= {f"no{word}" for word in ("id", "data", "name", "owner", "patient", "value")}
 
 
 def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:
     """Refuse an owner that stands for a missing one, by which strangers would count as one.
 
-    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unknown', a
-    negative number, and 0 beside numbers so large that nobody counted the owners from 0.
+    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unknown', 'xxx'
+    ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large that
+    nobody counted the owners from 0.
 
     Raises:
         UserError: names it.
@@ -127,8 +150,10 @@ def require_named(where: str, what: str, names: Collection[str | int | float]) -
     plain = {name: _plain(str(name)) for name in names}
     numbers = [float(text) for text in plain.values() if text.isdecimal()]
     counted = max(numbers, default=0.0) <= 10 * len(names)
+    letters = all(len(text) == 1 for text in plain.values())
     for name, text in plain.items():
-        absent = re.sub(r"[\W_]", "", text) in MISSING
+        word = re.sub(r"[\W_]", "", text)
+        absent = word in MISSING or (re.fullmatch("x+|0{2,}", word) and not letters)
         if absent or re.fullmatch(r"-\d+(\.\d+)?", text) or (text == "0" and not counted):
             raise UserError(
                 f"{where}: {what} {name!r} stands for a missing one, and its examples would count "

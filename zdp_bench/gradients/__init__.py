@@ -159,7 +159,7 @@ def clipped_sum(
     known = _is_served(model, loss)
     if reason := runs_alone(model):
         if rules or engine == "fast":
-            raise UserError(f"{reason}: this algorithm cannot run its records one at a time.")
+            raise UserError(f"{reason}: this algorithm cannot run its examples one at a time.")
         return reference.clipped_sum(model, loss, batch, bound, **how)
     if rules:
         engine = "auto" if engine == "reference" else engine
@@ -224,6 +224,6 @@ def _name_layers(model: nn.Module) -> None:
 def _check(model: nn.Module, loss: Loss, batch: Batch) -> None:
     if not cross_check.agrees(model, loss, batch):
         raise NoRule(
-            "a model in which a record's gradient depends on the records beside it, "
+            "a model in which an example's gradient depends on the examples beside it, "
             "or on where it stands"
         )

@@ -252,7 +252,7 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         both = zip(x.shape[2:], spread.shape[2:], strict=True)
         if tuple(of_x + of_g - 1 for of_x, of_g in both) != spectrum.sizes:
             raise UserError(
-                f"a record's map of {list(x.shape[2:])} is not of the size that "
+                f"an example's map of {list(x.shape[2:])} is not of the size that "
                 "this run was set up for."
             )
         fast = tuple(next_fast_len(size, real=True) for size in spectrum.sizes)

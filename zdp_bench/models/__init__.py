@@ -15,7 +15,7 @@ def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int
     """
     if len(input_shape) != 3:
         raise UserError(
-            f"model={model}: takes records of shape [channels, height, width], and these are "
+            f"model={model}: takes examples of shape [channels, height, width], and these are "
             f"{list(input_shape)}. Take a model "
             "that takes them (complex_mlp, real_mlp; lenet5 and resnet20 for [height, width]) or "
             "another dataset."

@@ -86,7 +86,7 @@ def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: int = 8) -> 
         len(input_shape) in (2, 3),
         "model=resnet20",
         list(input_shape),
-        "records must be images, [channels, height, width]",
+        "examples must be images, [channels, height, width]",
     )
     return ResNet20((1, *input_shape)[-3], outputs, groups)
 

@@ -314,7 +314,7 @@ def patient_epsilon(
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if not 1 <= count <= sampling.records:
         raise ValueError(
-            f"examples_per_patient must lie between 1 and the {sampling.records} records there "
+            f"examples_per_patient must lie between 1 and the {sampling.records} examples there "
             f"are, not {count}"
         )
     if count == 1 or sampling.scheme == "shuffled":

@@ -135,8 +135,8 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     ill, well = int(truth.sum()), int((~truth).sum())
     lengths = len(first), len(second)
     same = lengths == (len(truth), len(truth))
-    require(same, "DeLong test", lengths, "both need a score for each record")
-    require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two records of each class")
+    require(same, "DeLong test", lengths, "both need a score for each example")
+    require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two examples of each class")
     placements = [_placements(truth, np.asarray(scores, dtype=float)) for scores in (first, second)]
     areas = [float(above.mean()) for above, _ in placements]
     covariance = np.cov(np.stack([above for above, _ in placements])) / ill

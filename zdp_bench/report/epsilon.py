@@ -57,10 +57,10 @@ READING = (
     "no σ, so σ is the one that accountant gives the target.",
     "ε tight: the privacy loss distribution of the release as the paper describes it, a proven "
     "upper bound. Factor: tight over printed. Batches of fixed size, drawn without replacement, "
-    "can only hide WHICH record is there: a neighbour is a replaced record and moves the sum by "
+    "can only hide WHICH example is there: a neighbour is a replaced example and moves the sum by "
     "2C. No exact law is known of them: the first number is what two data sets that exist are told "
     "apart by, the second is the proven bound. 'If Poisson' is the same noise under Poisson "
-    "sampling, records added or removed.",
+    "sampling, examples added or removed.",
 )
 
 Agreement = Literal["reproduced", "not reproduced", "calibrated"]
@@ -279,7 +279,7 @@ def _numbers(row: Reproduction) -> dict[str, object]:
 # Stands in where no number of records is given: only the papers' conventions and a patient's ε
 # depend on it, and those ask for it.
 UNKNOWN_RECORDS = 10**9
-NEEDS_RECORDS = "needs --records N, the number of training records."
+NEEDS_RECORDS = "needs --records N, the number of training examples."
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
@@ -350,7 +350,7 @@ def read_own(
             if records is None:
                 raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
             fits = 1 <= count <= records
-            require(fits, flag, count, f"must lie between 1 and the {records:,} records")
+            require(fits, flag, count, f"must lie between 1 and the {records:,} examples")
     if sampling == "full":
         alone = sample_rate in (None, 1.0) and batch_size is None
         require(alone, "--sampling", "full", "takes neither sample rate nor batch size")

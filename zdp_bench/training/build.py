@@ -120,7 +120,7 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
     except (UserWarning, *UNFIT) as error:
         if "complex" in str(error) and not any(p.is_complex() for p in model.parameters()):
             raise UserError(
-                f"model={config.model.name}: has real weights, and the records of "
+                f"model={config.model.name}: has real weights, and the examples of "
                 f"dataset={config.dataset.name} are complex; their imaginary part would be "
                 "dropped. Add model.complex_as=magnitude, or model.complex_as=channels for real "
                 "and imaginary part as two channels, or take a complex model."
@@ -130,7 +130,7 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
         torch.set_warn_always(warned_always)
         model.train()
     if losses.shape != (1,) or losses.is_complex():
-        words = f"the loss of one record is {losses.dtype} of shape {list(losses.shape)}"
+        words = f"the loss of one example is {losses.dtype} of shape {list(losses.shape)}"
         raise _unfit(config, data, ValueError(words))
 
 
@@ -153,7 +153,7 @@ def _unfit(
         )
     return UserError(
         f"model={config.model.name} and task={config.task.name} do not fit "
-        f"dataset={config.dataset.name} (records of shape {list(data.input_shape)}, "
+        f"dataset={config.dataset.name} (examples of shape {list(data.input_shape)}, "
         f"{data.outputs} outputs{targets}): {words}."
     )
 
@@ -288,7 +288,7 @@ def build_scheduler(
         own = [key for key in config.dataset.options if key.startswith("validation_")]
         advice = f", or more dataset.{own[0]}" if own else ", or a data set that has some"
         raise UserError(
-            f"scheduler=reduce_on_plateau watches validation records, and "
+            f"scheduler=reduce_on_plateau watches validation examples, and "
             f"dataset={config.dataset.name} has none: use another scheduler{advice}."
         )
     try:

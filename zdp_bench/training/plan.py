@@ -35,7 +35,7 @@ class Plan:
         """
         trainer = config.trainer
         least = trainer.batch_size or 1
-        drawn = "patients" if config.privacy.by_patient else "records"
+        drawn = "patients" if config.privacy.by_patient else "examples"
         too_large = f"the training set has only {size:,} {drawn}"
         require(least <= size, "trainer.batch_size", least, too_large)
         batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))

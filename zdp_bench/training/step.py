@@ -202,12 +202,12 @@ def _no_memory(micro_batches: MicroBatches) -> UserError:
     many = max(micro_batches.shares or (1,))
     if many > 1:
         return UserError(
-            f"out of memory with the {many} records of one share at a time: set "
+            f"out of memory with the {many} examples of one share at a time: set "
             "privacy.max_examples or trainer.augmentations to less, or take a smaller model or "
             "smaller inputs."
         )
     return UserError(
-        "out of memory with one record at a time: take a smaller model or smaller inputs, or "
+        "out of memory with one example at a time: take a smaller model or smaller inputs, or "
         "another device."
     )
 

@@ -111,7 +111,7 @@ SINS: dict[str, Callable[[Tensor], Tensor]] = {
 @pytest.mark.parametrize("sin", SINS)
 def test_ways_to_mix(sin: str, dropout: float) -> None:
     model = mlp(nn.Dropout(dropout), Layer(SINS[sin]))
-    with pytest.raises(UserError, match=r"layer '2' \(Layer\) lets one sample see another"):
+    with pytest.raises(UserError, match=r"layer '2' \(Layer\) lets one example see another"):
         check(model)
 
 
@@ -137,7 +137,7 @@ class Mixed(torch.autograd.Function):
 
 
 def test_what_mixes_in_its_backward_pass_only_is_found() -> None:
-    sentence = r"layer '0' \(Linear\) lets one sample see another in its gradient"
+    sentence = r"layer '0' \(Linear\) lets one example see another in its gradient"
     with pytest.raises(UserError, match=sentence):
         check(mlp(Layer(Mixed.apply)))
 
@@ -293,5 +293,5 @@ def test_samples_of_any_structure_stay_apart(
         check_model(model, cross_entropy, batch, public=public)
         assert (model in _alone) == (kind == "alone")
         return
-    with pytest.raises(UserError, match=r"the model \(Net\) lets one sample see another"):
+    with pytest.raises(UserError, match=r"the model \(Net\) lets one example see another"):
         check_model(model, cross_entropy, batch, public=public)

@@ -229,7 +229,7 @@ def _halved(mechanism: Any) -> Any:
 
 
 def test_a_mean_loss_is_refused() -> None:
-    with pytest.raises(UserError, match="one real number a record, never a mean"):
+    with pytest.raises(UserError, match="one real number an example, never a mean"):
         check(mlp(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
 
 
@@ -238,7 +238,7 @@ def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: An
         mlp(),
         loss=lambda outputs, targets: cross_entropy(outputs, targets) / len(targets),
     )
-    assert "computed for each record alone" in caplog.text
+    assert "computed for each example alone" in caplog.text
     caplog.clear()
     check(mlp())
     assert not caplog.text
@@ -250,7 +250,7 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
         match=r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1",
     ):
         check(nn.Sequential(nn.Linear(7, CLASSES)))
-    with pytest.raises(UserError, match=r"answers 3 samples with \[4\]"):
+    with pytest.raises(UserError, match=r"answers 3 examples with \[4\]"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
 
 

@@ -91,7 +91,7 @@ class SyntheticImages(Dataset):
 
     def __post_init__(self) -> None:
         shape, classes = self.shape, self.classes
-        rule = f"must be at least {classes}, so that each class has a record"
+        rule = f"must be at least {classes}, so that each class has an example"
         for key, count in (("train", self.train), ("test", self.test)):
             require(count >= classes, f"dataset.{key}", count, rule)
         numbers = math.prod(shape) * max(self.train + self.test, classes)

@@ -63,7 +63,7 @@ def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
         NoRule: the layer is another one.
     """
     if isinstance(layer, _BatchNorm):
-        raise NoRule("batch norm, which mixes records")
+        raise NoRule("batch norm, which mixes examples")
     # A parameter under two names in the layer has a gradient under each. Layers inside this one
     # account for their own parameters.
     parameters = {
@@ -73,7 +73,7 @@ def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
     }
     size = len(x) * sum(p.nbytes for p in parameters.values())
     if size > MAX_BYTES:
-        raise NoRule(f"a layer without a rule, whose per-sample gradients take {size:,} bytes")
+        raise NoRule(f"a layer without a rule, whose per-example gradients take {size:,} bytes")
 
     def differentiate_one(example: Tensor, output_gradient: Tensor) -> dict[str, Tensor]:
         def output(own: dict[str, Tensor]) -> Tensor:

@@ -185,10 +185,10 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     if not isinstance(output, Tensor) or output.dim() == 0 or len(output) != len(inputs):
         is_tensor = isinstance(output, Tensor)
         shape = list(output.shape) if is_tensor else type(output).__name__
-        rule = "its first dimension must be that of the samples"
-        one = "put it into a module that returns one tensor, the samples first (`output.logits`)"
+        rule = "its first dimension must be that of the examples"
+        one = "put it into a module that returns one tensor, the examples first (`output.logits`)"
         raise UserError(
-            f"the model answers {len(inputs)} samples with {shape}: {rule if is_tensor else one}."
+            f"the model answers {len(inputs)} examples with {shape}: {rule if is_tensor else one}."
         )
     if output.isnan().any():
         raise DomainError(f"the model gives NaN for {describe(inputs)}.")
@@ -201,7 +201,7 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
     def refuse(*_: object, **__: object) -> None:
         raise UserError(
             f"{describe_layer(inside.model, inside.stack[-1])}: torch.utils.checkpoint is called "
-            "there, and per-sample gradients cannot pass that: switch it off "
+            "there, and per-example gradients cannot pass that: switch it off "
             "(set_grad_checkpointing(False) in timm, gradient_checkpointing_disable() in "
             "transformers), and set trainer.micro_batch to save memory."
         )
@@ -243,7 +243,7 @@ def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batc
             )
     if mixes:
         log.warning(
-            "the loss of a record depends on the batch it is in: it is computed for each record "
+            "the loss of an example depends on the batch it is in: it is computed for each example "
             "alone, so that no other can reach it. Check that you mean that"
         )
 
@@ -300,7 +300,7 @@ def _check_contributions(
             > 1e-3 * sizes[name] + rounding
         ):
             raise UserError(
-                f"{describe_owner(model, name)}: its rule for per-sample gradients does not fit "
+                f"{describe_owner(model, name)}: its rule for per-example gradients does not fit "
                 "the way this model uses it; set "
                 "algorithm.gradients=reference."
             )
@@ -308,7 +308,7 @@ def _check_contributions(
 
 def _no_gradient(layer: str, error: Exception) -> UserError:
     return UserError(
-        f"{layer} has no per-sample gradient: torch says: {first_line(error)} Use another layer "
+        f"{layer} has no per-example gradient: torch says: {first_line(error)} Use another layer "
         "there."
     )
 
@@ -323,8 +323,8 @@ def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
             (torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()
         ):
             raise UserError(
-                f"a record's share of '{block.name}' exceeds its bound {block.bound:g}: no ε would "
-                "hold."
+                f"an example's share of '{block.name}' exceeds its bound {block.bound:g}: no ε "
+                "would hold."
             )
 
 

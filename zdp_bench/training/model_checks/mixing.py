@@ -106,7 +106,7 @@ def _look(
 def mixing_error(model: nn.Module, name: str, where: str = "") -> UserError:
     """Return the error for the layer of this name."""
     return UserError(
-        f"{describe_layer(model, name)} lets one sample see another{where}, so clipping bounds "
+        f"{describe_layer(model, name)} lets one example see another{where}, so clipping bounds "
         f"nothing and no ε would hold: {advice_on(model.get_submodule(name))}, "
         "or train with algorithm=sgd, which claims none."
     )

@@ -238,14 +238,14 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
         layer, key = describe(model, places[0])
         raise UserError(
             f"{layer} changes '{key}' in each pass, which is not the layer's own, so that no step "
-            "can put it back, and it tells how many records there were: leave it out, or keep it "
+            "can put it back, and it tells how many examples there were: leave it out, or keep it "
             "in an attribute or a buffer of the layer."
         )
     for end in ends[1:]:
         if places := differing(ends[0], end):
             layer, key = describe(model, places[0])
             raise UserError(
-                f"{layer} keeps what it sees of the training records in '{key}', which nothing "
+                f"{layer} keeps what it sees of the training examples in '{key}', which nothing "
                 "bounds and no noise covers: " + _advice(_attribute(model, places[0])[0])
             )
     if differs(answers[0], answers[1], ROUNDED):
