@@ -19,7 +19,7 @@ from hydra.errors import HydraException
 from zdp_bench import assets
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import build_parser
-from zdp_bench.config import configured, parse
+from zdp_bench.config import check, configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims
@@ -46,7 +46,7 @@ def main() -> None:
         except HydraException:  # it sweeps over whatever is registered
             words = [()]
         jobs = [claims.compose_job(recipe, job) for job in words]
-        digests = [experiment_digest(parse(config)) for config in jobs]
+        digests = [experiment_digest(check(config)) for config in jobs]
         print("recipe", recipe, len(jobs), _checksum("\n".join(digests)))
     with tempfile.TemporaryDirectory() as folder:
         results = Path(folder) / "results"

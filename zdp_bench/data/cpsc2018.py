@@ -32,7 +32,6 @@ from annotated_types import Interval
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Share, Splits
 from zdp_bench.data.files import (
     BadExamples,
-    earlier_name,
     note_skipped,
     read_each,
     require_inside,
@@ -197,7 +196,7 @@ class Cpsc2018(Dataset):
             input_shape=(self.fft_length,),
             outputs=1,
             provenance=provenance,
-            digest=earlier_name(digest.hexdigest()),
+            digest=digest.hexdigest(),
             notes=f"{notes}{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
             + (f", {skipped}" if skipped else ""),
             unit="recording",

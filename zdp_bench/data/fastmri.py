@@ -37,7 +37,6 @@ from torch import Tensor
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
 from zdp_bench.data.files import (
     digest,
-    earlier_name,
     holds_any,
     require_inside,
     sha256,
@@ -370,7 +369,7 @@ class KSpaceSlices(Dataset):
             input_shape=(*([together] if together else []), 1, how.height, how.width),
             outputs=1,
             provenance=provenance,
-            digest=earlier_name(digest(repr((files, how, self.unit, self.slices)))),
+            digest=digest(repr((files, how, self.unit, self.slices))),
             notes="; ".join(note for note in every_note if note),
             unit=self.owner,
         )

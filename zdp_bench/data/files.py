@@ -27,16 +27,6 @@ T = TypeVar("T")
 R = TypeVar("R")
 ADVICE = " dataset.bad_examples=skip leaves such files out."
 
-# How digests of what committed records were made on begin -> their names there, which left out a
-# part of the files: WFDB's headers, the samples of k-space. Any other byte is another digest.
-EARLIER = {
-    "de5a763877f96c112a25": "c105d16c81dd168d7a709292de84bdadb3bbfb5552005c8203b113bdc7d9bf8c",
-    "ef08fd94912863576f9a": "f23994dee014aa141e869783da73ffe26abe84be26918083f6f39b804c15fb73",
-    "154758b1ce55e8d59b6b": "8bffdb461cb6338a2f1d90ea5679609b22a1586c5d8bb00f573a5c1c16ca1549",
-    "031ae341ac7d5fc7c9dc": "afaad267407cff475b8a29a4a57e61ceac4306c4fa8115d3eab35de44728bb8f",
-    "61d7d5d56f0b3f405613": "bad848fa34deaf923fd39228438e43630d512f60b47b3b177171a2fd10822517",
-}
-
 
 @dataclass(frozen=True)
 class RemoteFile:
@@ -137,11 +127,6 @@ def collect_sources() -> Iterator[set[str]]:
 def digest(text: str) -> str:
     """SHA-256 of a text, in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
-
-
-def earlier_name(found: str) -> str:
-    """Return the digest by which committed records know these very data; by default `found`."""
-    return EARLIER.get(found[:20], found)
 
 
 def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
