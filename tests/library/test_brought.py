@@ -423,21 +423,6 @@ def test_the_true_reason_is_given_in_pythons_words(
     assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
 
 
-@pytest.mark.parametrize(
-    ("model", "sentence"),
-    [
-        (Pair, "with tuple: put it into a module"),
-        (lambda: nn.Sequential(nn.Linear(4, 4), Checkpointed(network())), "checkpoint is called"),
-        (sparse, "has sparse gradients"),
-    ],
-)
-@pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
-def test_clipped_sum_gives_the_reason_that_check_model_gives(model: Any, sentence: str) -> None:
-    inputs = torch.ones(3, 2, dtype=torch.int64) if model is sparse else torch.randn(3, 4)
-    with pytest.raises(UserError, match=sentence):
-        zdp_bench.clipped_sum(model(), loss, (inputs, torch.arange(3)), 1.0)
-
-
 def test_items_that_make_no_batch_cost_nothing(make: Make) -> None:
     dataset = [(torch.zeros(4 + (5 < i < 15)), 0) for i in range(20)]
     private = make(dataset=dataset, **WHOLE)

@@ -160,7 +160,7 @@ def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
     make: Make, caplog: Any, tmp_path: Path, times: int
 ) -> None:
     """One waits for the step's end, a second does not; the training goes on after either."""
-    for place in count(step=11):
+    for place in count(step=19):
         left = place
         named = tmp_path / f"{times}-{place}.jsonl"
         private = make(gradients="reference", epochs=1, ledger=named)
@@ -190,18 +190,6 @@ def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
         if left >= 0:  # nothing was interrupted
             break
     assert place > 30
-
-
-def test_a_bound_that_adapts_is_saved(make: Make) -> None:
-    private = make(clip_quantile=0.5)
-    train(private, most=4)
-    private.save()
-    last = private.report()["clipping"]["last_bound"]
-    assert last != 0.8
-    again = make(clip_quantile=0.5)
-    assert again.report()["clipping"]["last_bound"] == 0.8
-    assert again.resume()
-    assert again.report()["clipping"]["last_bound"] == last
 
 
 def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path) -> None:
@@ -323,17 +311,6 @@ def test_steps_that_the_model_has_not_taken_count_if_it_is_asked_for(make: Make)
     train(again)
     assert again.epsilon == pld(1.2, 0.2, 14, 1e-3)
     assert (again.report()["steps"], again.report()["steps_taken"]) == (14, 10)
-
-
-def test_a_ledger_that_was_cut_short_is_refused(make: Make, tmp_path: Path) -> None:
-    private = make()
-    train(private, most=4)
-    private.save()
-    private.close()
-    path = tmp_path / "ledger.jsonl"
-    path.write_bytes(b"".join(path.read_bytes().splitlines(keepends=True)[:3]))
-    with pytest.raises(UserError, match="truncated"):
-        make()
 
 
 def test_a_seeded_training_shares_noise_with_its_own_repetition_alone(
@@ -617,25 +594,6 @@ def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
 
 def mix(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
     return output - 10 * output.mean(0) if isinstance(module, nn.Linear) else output
-
-
-def put_another_layer(model: nn.Sequential) -> None:
-    model[0] = nn.Linear(model[0].in_features, model[0].out_features)
-
-
-def put_another_bias(model: nn.Sequential) -> None:
-    model[0].bias = nn.Parameter(torch.zeros_like(model[0].bias))
-
-
-@pytest.mark.parametrize("change", [put_another_layer, put_another_bias, lambda m: m.double()])
-def test_a_parameter_that_is_replaced(make: Make, change: Callable[[nn.Module], object]) -> None:
-    model = network()
-    private = make(model)
-    batches = private.batches()
-    private.step(next(batches))
-    change(model)
-    with pytest.raises(UserError, match="replaced after make_private"):
-        private.step(next(batches))
 
 
 def test_a_hook_on_all_modules(make: Make) -> None:

@@ -171,13 +171,6 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     assert by_example["epsilon_of"] == "example"
 
 
-def test_validate_counts_patients(tmp_path: Path) -> None:
-    report = validate(config(tmp_path, "privacy.max_examples=4"))
-    assert report.sampling["records"] == 12
-    assert report.privacy["epsilon_patient"] == report.privacy["epsilon_tight"]
-    assert (report.privacy["epsilon_of"], report.privacy["unit"]) == ("patient", "patient")
-
-
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.statement import require_delta
+from zdp_bench.registry import names
 
 if TYPE_CHECKING:
     from zdp_bench.algorithms import Algorithm
@@ -56,7 +57,7 @@ def _check_gradients(run: Run) -> None:
     if run.weight_standardisation and not algorithm.sums_gradients:
         raise UserError(
             f"model.weight_standardisation=true with algorithm={run.algorithm.name}: it needs an "
-            "algorithm that sums whole gradients: sgd, dp_sgd or zeta_dp_sgd."
+            f"algorithm that sums whole gradients: {_list_those('sums_gradients')}."
         )
 
 
@@ -143,7 +144,7 @@ def require_takes_shares(asked: str, algorithm: str) -> None:
     if not _type_of(algorithm).takes_shares:
         raise UserError(
             f"{asked} with algorithm={algorithm}: it does not clip several examples as one. Use "
-            "dp_sgd or zeta_dp_sgd, or leave the key out."
+            f"{_list_those('takes_shares')}, or leave the key out."
         )
 
 
@@ -151,6 +152,11 @@ def _type_of(algorithm: str) -> type[Algorithm]:
     from zdp_bench.algorithms import algorithm_type  # here, for it loads torch
 
     return algorithm_type(algorithm)
+
+
+def _list_those(trait: str) -> str:
+    """Return the algorithms with a trait of their class: 'dp_sgd or zeta_dp_sgd'."""
+    return " or ".join(name for name in names("algorithm") if getattr(_type_of(name), trait))
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:

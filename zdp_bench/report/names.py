@@ -1,41 +1,12 @@
-"""Names that people use: 'complex MLP on PhaseMNIST', not `complex_mlp` and `phasemnist`.
+"""Names that people use: 'DP-SGD on PhaseMNIST', not `dp_sgd` and `phasemnist`.
 
 What is not listed keeps its id, with spaces for underscores.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from zdp_bench.records import Record
 
-MODELS = {
-    "alexnet": "AlexNet",
-    "complex_cnn": "complex CNN",
-    "complex_conv_linear": "complex convolution and linear layer",
-    "complex_dfa_cnn": "complex CNN for feedback alignment",
-    "complex_harmonic": "complex harmonic network",
-    "complex_linear": "complex linear layer",
-    "complex_mlp": "complex MLP",
-    "complex_sequence_cnn": "complex sequence CNN",
-    "complex_unet": "complex U-Net",
-    "lenet5": "LeNet-5",
-    "model3": "Model-3",
-    "real_cnn": "CNN",
-    "real_conv_linear": "convolution and linear layer",
-    "real_dfa_cnn": "CNN for feedback alignment",
-    "real_linear": "linear layer",
-    "real_linear_map": "linear layer a voxel",
-    "real_mlp": "MLP",
-    "real_sequence_cnn": "sequence CNN",
-    "real_unet": "U-Net",
-    "resnet18_transfer": "ResNet-18, transferred",
-    "resnet20": "ResNet-20",
-    "speech_cnn": "speech CNN",
-    "transposed_unet": "transposed U-Net",
-    "vgg11": "VGG-11",
-    "vgg11_unet": "VGG-11 U-Net",
-}
 DATA = {
     "chest_xray": "chest X-ray",
     "chest_xray_synthetic": "blobs as chest X-ray",
@@ -80,16 +51,12 @@ METRICS = {
     "dice": "Dice",
     "loss": "loss",
 }
-KEYS = {
-    "algorithm.noise_multiplier": "σ",
-    "algorithm.max_grad_norm": "C",
-    "privacy.target_epsilon": "ε",
-}
 UNITS = {"accuracy": "%", "psnr": "dB"}
 
 
 def model(name: str) -> str:
-    return _find(MODELS, name)
+    """'complex_mlp' -> 'complex mlp'."""
+    return name.replace("_", " ")
 
 
 def data(label: str) -> str:
@@ -104,17 +71,6 @@ def algorithm(label: str) -> str:
 
 def metric(name: str) -> str:
     return _find(METRICS, name)
-
-
-def key(name: str) -> str:
-    """'optimizer.lr' -> 'lr', 'optimizer.name' -> 'optimizer', 'algorithm.max_grad_norm' -> 'C'."""
-    return KEYS.get(name, name.removesuffix(".name").rpartition(".")[2])
-
-
-def short(keys: Sequence[str]) -> list[str]:
-    """Return what `key` says of each, or the whole where two would be alike."""
-    made = [key(name) for name in keys]
-    return [of if made.count(of) == 1 else name for of, name in zip(made, keys, strict=True)]
 
 
 def unit(metric: str) -> str:

@@ -43,8 +43,9 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.progress import console
 
-    kinds, word = ([options.kind], options.word) if options.kind in KINDS else (KINDS, options.kind)
-    kinds = kinds if options.kind else KINDS[:-1]
+    named = options.kind in KINDS
+    word = options.word if named else options.kind
+    kinds = (options.kind,) if named else KINDS if word else KINDS[:-1]
     found = {kind: _list(kind) for kind in kinds}
     if word:
         names = [*KINDS, *(name for lines in found.values() for name, _ in lines)]
