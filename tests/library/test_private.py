@@ -223,6 +223,17 @@ def loaded(model: nn.Module) -> nn.Module:
     return other
 
 
+def changed(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], nn.Module]:
+    def copied(model: nn.Module) -> nn.Module:
+        other = copy.deepcopy(model)
+        with torch.no_grad():
+            for parameter in other.parameters():
+                parameter.copy_(change(parameter))
+        return other
+
+    return copied
+
+
 class Around(nn.Module):
     """Another network with a trained one, frozen, inside."""
 
@@ -243,6 +254,9 @@ HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
     "copied": copy.deepcopy,
     "loaded": loaded,
     "converted": lambda model: copy.deepcopy(model).double(),
+    "moved": changed(lambda p: p + 1e-7 * torch.randn_like(p)),
+    "scaled": changed(lambda p: 0.5 * p),
+    "rounded": changed(lambda p: p.bfloat16().to(p)),
     "frozen": lambda model: Around(copy.deepcopy(model)),
 }
 

@@ -8,21 +8,28 @@ from pathlib import Path
 
 import torch
 from torch import Tensor, nn
+from torch.nn.functional import pad
 
 _TRAILS: dict[Path, Trail] = {}  # by ledger
 
 
+# So many numbers of each parameter are taken down. In so many dimensions, other weights come within
+# `NEAR` of their length once in ten million times.
+NUMBERS, NEAR = 8, 0.1
+
+
 @dataclass
 class Trail:
-    """What the weights of a training were after each of its steps, by two numbers of each.
+    """What the weights of a training were after each of its steps, by a few numbers of each.
 
-    Noise makes these unlike any others, in a copy of the model and in one that loads its state too.
-    An average of weights is not recognised.
+    Weights that are nearer to one of these than to the start have gone through the training: in a
+    copy of the model, scaled, rounded or moved a little. Weights that others moved in
+    nearly the same way count too.
 
     Attributes:
         sizes: how many numbers each parameter that trains has.
-        start: the two numbers of each before the first step, [parameters, 2].
-        rows: those after each step, [steps or more, parameters, 2].
+        start: the numbers of each before the first step, [parameters, NUMBERS].
+        rows: those after each step, [steps or more, parameters, NUMBERS].
         origins: the ledgers of other trainings whose weights it started from.
     """
 
@@ -36,26 +43,33 @@ class Trail:
         """Take the weights down after a step."""
         if self.count == len(self.rows):
             self.rows = torch.cat([self.rows, torch.empty_like(self.rows)])
-        self.rows[self.count] = _ends(parameters)
+        self.rows[self.count] = _sample(parameters)
         self.count += 1
 
     def is_at(self, parameters: list[nn.Parameter]) -> bool:
         """True if these weights are those of the last step."""
-        ends = _ends(parameters)
-        last = self.rows[self.count - 1]
-        return self.count > 0 and ends.shape == last.shape and torch.equal(ends.to(last), last)
+        own, last = _sample(parameters), self.rows[self.count - 1]
+        return self.count > 0 and own.shape == last.shape and torch.equal(own.to(last), last)
 
-    def holds(self, parameter: nn.Parameter, ends: Tensor) -> bool:
-        """True if a step left these numbers in a parameter of this size."""
+    def holds(self, parameter: nn.Parameter, own: Tensor) -> bool:
+        """True if a step left numbers like these in a parameter of this size."""
         alike = [n for n, size in enumerate(self.sizes) if size == parameter.numel()]
-        rows, start = self.rows[: self.count, alike], self.start[alike]
-        found = (rows == ends.to(rows)).all(dim=2) & (rows != start).any(dim=2)
-        return bool(found.any())
+        is_large = parameter.numel() >= NUMBERS  # few numbers are like others by chance
+        own = own.double()
+
+        def apart(held: Tensor) -> Tensor:
+            held = held.to(own)
+            scale = (held * own).sum(-1, keepdim=True) / held.square().sum(-1, keepdim=True)
+            return (own - held * (scale if is_large else 1.0)).norm(dim=-1)
+
+        near = apart(self.rows[: self.count, alike])
+        most = (NEAR if is_large else 1e-6) * own.norm()
+        return bool(((near < most) & (near < apart(self.start[alike]) / 2)).any())
 
 
 def begin(ledger: Path, model: nn.Module, parameters: list[nn.Parameter]) -> Trail:
     """Return the trail of a training before its first step in this process."""
-    start = _ends(parameters)
+    start = _sample(parameters)
     sizes = [parameter.numel() for parameter in parameters]
     origins = through(model, ledger)
     _TRAILS[ledger] = Trail(sizes, start, torch.empty(64, *start.shape).to(start), 0, origins)
@@ -68,7 +82,7 @@ def through(model: nn.Module, own: Path) -> set[Path]:
     Frozen weights count: noise of another training may be on them.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.numel() > 1]
-    pairs = list(zip(parameters, _ends(parameters), strict=True))
+    pairs = list(zip(parameters, _sample(parameters), strict=True))
     mine = _TRAILS.get(own)
     found = set(mine.origins) if mine else set()
     if mine and mine.is_at([p for p in parameters if p.requires_grad]):
@@ -80,11 +94,15 @@ def through(model: nn.Module, own: Path) -> set[Path]:
 
 
 @torch.no_grad()
-def _ends(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """Return the first and the last real number of each, [parameters, 2]."""
+def _sample(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """Return some real numbers of each, evenly spread; zeros behind those of a small one."""
     each = []
     for parameter in parameters:
         reals = torch.view_as_real(parameter) if parameter.is_complex() else parameter.detach()
-        last = sum((n - 1) * step for n, step in zip(reals.shape, reals.stride(), strict=True))
-        each.append(reals.as_strided((2,), (last,)))
-    return torch.cat(each).view(-1, 2) if each else torch.empty(0, 2)
+        reals = reals.reshape(-1)
+        missing = NUMBERS - len(reals)
+        if missing > 0:
+            each.append(pad(reals, (0, missing)))
+        else:
+            each.append(reals.as_strided((NUMBERS,), ((len(reals) - 1) // (NUMBERS - 1),)))
+    return torch.cat(each).view(-1, NUMBERS) if each else torch.empty(0, NUMBERS)
