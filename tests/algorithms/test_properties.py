@@ -93,7 +93,8 @@ def examples(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
 def make(case: Case) -> tuple[Algorithm, nn.Module, str]:
     name, options, kind = case
     model = network(kind)
-    problem = Problem(model, Classification().loss, POISSON, like=examples(0, kind)[0])
+    sampling = replace(POISSON, cycle=algorithm_type(name).cycle(options))
+    problem = Problem(model, Classification().loss, sampling, like=examples(0, kind)[0])
     builder = lookup("algorithm", name)
     asked = {k: v for k, v in GAUSSIAN.items() if k in inspect.signature(builder).parameters}
     return builder(problem, **(asked | options)), model, kind
@@ -111,7 +112,8 @@ def choices(name: str) -> list[dict[str, Any]]:
             continue
         values = get_args(hints[option.name]) if get_origin(hints[option.name]) is Literal else ()
         values = (not option.default,) if isinstance(option.default, bool) else values
-        values = {"clip_quantile": (0.4,), "gamma": (0.1,)}.get(option.name, values)
+        own = {"clip_quantile": (0.4,), "gamma": (0.1,), "bands": (3,)}
+        values = own.get(option.name, values)
         # auto is fast, checked
         found += [{option.name: value} for value in values if value not in (option.default, "fast")]
     return found

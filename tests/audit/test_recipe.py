@@ -126,6 +126,8 @@ def test_canaries_have_exactly_the_bound_and_are_orthogonal(joint: bool) -> None
 
 PATIENTS = ["privacy.unit=patient"]
 UNIFORM_PATIENTS = [*UNIFORM[:2], "trainer.batch_size=72"]
+BANDS = ["algorithm=band_mf", "algorithm.bands=4", "model=real_mlp", "model.complex_as=magnitude"]
+BANDS += ["algorithm.noise_multiplier=1.5"]
 
 
 def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
@@ -137,7 +139,7 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
 
 
 @pytest.mark.parametrize(
-    "overrides", [[], UNIFORM, ["privacy.secure=true"], [*PATIENTS, *UNIFORM_PATIENTS]]
+    "overrides", [[], UNIFORM, ["privacy.secure=true"], [*PATIENTS, *UNIFORM_PATIENTS], BANDS]
 )
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:
     # drawn anew in every run of this test, which must not fail by chance
@@ -235,6 +237,16 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     assert hostile.verdict == "flagged", hostile
     assert "hostile patients" in hostile.case
     assert attack_recipe_release(subject(), 0.99, 1200)[1].verdict == "passes"  # of one record
+
+
+def test_correlated_noise_that_is_too_little_is_caught(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A quarter of correlated noise: only an attack that undoes the correlation sees it."""
+    weakened(monkeypatch, lambda noise: noise / 4)
+    more = ["trainer.epochs=8", "algorithm.noise_multiplier=6.0"]
+    finding = attack_with_gradients(subject(*BANDS, *more), 0.99, 400, 1000)
+    assert finding.verdict == "flagged", finding
 
 
 def test_what_has_no_epsilon_is_not_audited() -> None:

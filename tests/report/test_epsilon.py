@@ -245,6 +245,16 @@ def test_a_patients_epsilon_follows_the_records(capsys: Capture) -> None:
     assert "3 examples" in patient["remark"]
 
 
+@pytest.mark.parametrize("accountant", ["pld", "rdp", "gdp_clt", "zeta_dp_2024"])
+def test_samples_of_subsets_in_turn_are_fewer_steps_at_a_higher_rate(
+    accountant: str, capsys: Capture
+) -> None:
+    more = f"--accountant {accountant} --records 50000 --sigma 1.3"
+    cyclic = answers(capsys, f"--sample-rate 0.02 --steps 95 --cycle 10 {more}")
+    plain = answers(capsys, f"--sample-rate 0.2 --steps 10 {more}")
+    assert [line["epsilon"] for line in cyclic] == [line["epsilon"] for line in plain]
+
+
 @pytest.mark.parametrize("accountant", ["pld", "rdp", "gdp_clt", "deepee_2021"])
 def test_a_target_is_answered_with_sigma(accountant: str, capsys: Capture) -> None:
     training = f"{SETTING} --records 60000 --accountant {accountant}"
@@ -280,6 +290,7 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         ("--sigma 1 --sample-rate 2 --steps 3", "must lie in (0, 1]"),
         ("--sigma 1 --sample-rate 0.1", "one of them is needed"),
         ("--sigma 1 --batch-size 10 --steps 3", "needs --records"),
+        ("--sigma 1 --sample-rate 0.2 --steps 9 --cycle 6", "at most 1 / sample rate subsets"),
         ("--sigma 1 --sampling full --sample-rate 0.5 --steps 3", "takes neither"),
         ("--steps 10", "says too little"),
     ],

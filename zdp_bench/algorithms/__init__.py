@@ -7,6 +7,7 @@ ledger and optimiser are in `training/step.py`, once for all. No algorithm compu
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar
 
@@ -29,6 +30,7 @@ class Problem:
         seed: the run's seed, for what an algorithm draws before it sees an example (feedback
             matrices).
         like: inputs [n, ...] of the shape and dtype to come; n may be 0, and no value is read.
+        steps: how many are planned.
     """
 
     model: nn.Module
@@ -36,6 +38,7 @@ class Problem:
     sampling: Sampling
     seed: int = 0
     like: Tensor | None = None
+    steps: int = 1
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", per_example(self.loss))
@@ -68,6 +71,11 @@ class Algorithm(ABC):
         self.problem = problem
         self.noise_multiplier = noise_multiplier
         self.carried: dict[str, float] = {}
+
+    @staticmethod
+    def cycle(options: Mapping[str, Any]) -> int:
+        """Return after how many steps an example may be drawn again, given the options."""
+        return 1
 
     @abstractmethod
     def mechanism(self) -> Mechanism:

@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from scipy.signal import lfilter
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
@@ -29,6 +30,7 @@ from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.noise import add_noise, run_key, stream
+from zdp_bench.privacy.sampling import subsets
 from zdp_bench.training.batches import MicroBatches, micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
@@ -191,7 +193,8 @@ def attack_recipe_release(
 
     Two contributions are tried:
     - the worst one: the adversary first watches pure noise, then chooses a vector of exactly the
-      bound in the direction where it saw the least;
+      bound in the direction where it saw the least (of `Mechanism.reach` bounds: what steps of
+      correlated noise show of it together);
     - a hostile example's: of training examples, scaled up or not, with another example's target,
       the one that moves the algorithm's own sum furthest. It finds a clipper that lets more through
       than the bound. With `privacy.unit=patient` it is a hostile patient's, all of whose records
@@ -209,9 +212,8 @@ def attack_recipe_release(
     moved = _furthest_move(subject, coordinates)
     kinds = torch.from_numpy(coordinates.kinds())
     numbers, kind_of = torch.unique(kinds, return_inverse=True)
-    lengths = (
-        torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square()).sqrt()
-    )
+    squares = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square())
+    lengths = squares.sqrt()
     # a unit vector in each block and part
     along = (moved / lengths[kind_of].clamp(min=1e-300)).to(subject.device)
     kind_of = kind_of.to(subject.device)
@@ -235,11 +237,12 @@ def attack_recipe_release(
         return attack_release(release, trials, RELEASE_DELTA, confidence, shift)
 
     seen = noise[:pure, : len(kept)].numpy()
-    worst = torch.from_numpy(_worst_contribution(mechanism, watched, seen))
+    worst = torch.from_numpy(_worst_contribution(mechanism, watched, seen)) * mechanism.reach
     # the opposite, if neighbours differ by a replaced example
     absent = -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)
     by_worst = attack(slice(len(kept)), absent, worst)
-    by_example = attack(slice(len(kept), None), torch.zeros_like(lengths), lengths)
+    hostile = lengths * mechanism.reach
+    by_example = attack(slice(len(kept), None), torch.zeros_like(lengths), hostile)
 
     def compare(
         case: str, z: float, claim: str, expected: Expected, found: tuple[float, str]
@@ -252,10 +255,10 @@ def attack_recipe_release(
 
     z, sigma = mechanism.z, subject.algorithm.noise_multiplier
     claim = f"its mechanism: z = {z:.4g}"
-    hostile = "records" if subject.patients is None else "patients"
+    who = "records" if subject.patients is None else "patients"
     findings = [
         compare("release, worst contribution", z, claim, "passes", by_worst),
-        compare(f"release, hostile {hostile}", z, claim, "passes", by_example),
+        compare(f"release, hostile {who}", z, claim, "passes", by_example),
     ]
     if z < 0.9 * sigma:
         claim = f"its noise multiplier: z = {sigma:g}"
@@ -414,7 +417,8 @@ def attack_with_gradients(
     """
     mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
     rng = subject.rng("gradients")
-    steps = min(steps, subject.plan.steps)
+    cycle = mechanism.sampling.cycle
+    steps = min(steps, subject.plan.steps) // cycle * cycle
     most = coordinates.size if mechanism.joint else max(coordinates.sizes)
     canaries = min(canaries, most, subject.units // 2)
     width = max(1, min(16, int(1e8 / (steps * canaries))))
@@ -434,14 +438,25 @@ def attack_with_gradients(
         yield audited.drawn
 
     releases = _train(subject, audited, steps, batches)
-    scores = _gradient_scores(
-        torch.stack(audited.seen).double(), audited, mechanism.sampling.sample_rate, replaced
-    )
+    seen = torch.from_numpy(_decorrelated(torch.stack(audited.seen).double().numpy(), mechanism))
+    turns = np.arange(0, steps, cycle)[:, None] + subsets(slots, cycle)  # when each can be drawn
+    seen = seen[turns, np.arange(canaries)]
+    scores = _gradient_scores(seen, audited, mechanism.sampling.sample_rate, replaced)
     delta = subject.config.privacy.delta
     allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
     guesses = [guess(each, included, delta, allowed) for each in scores]
     best = max(guesses, key=lambda found: found[0])
     return _compare_run(subject, "gradient canaries", releases, confidence, best)
+
+
+def _decorrelated(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
+    """Return what the releases of all steps, [steps, ...], show of what each step added.
+
+    C makes their noise white; what a step added then stands in the steps after it too, c times.
+    """
+    white = lfilter(mechanism.strategy, [1.0], seen, axis=0)
+    matched = lfilter(mechanism.strategy, [1.0], white[::-1], axis=0)[::-1]
+    return np.asarray(matched) / mechanism.reach**2
 
 
 def _compare_run(

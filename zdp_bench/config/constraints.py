@@ -111,6 +111,11 @@ def _check_federated(run: Run) -> None:
             "algorithm.clip_quantile with federated.nodes: each node would follow another bound. "
             "Give algorithm.max_grad_norm alone."
         )
+    if _type_of(run.algorithm.name).cycle(run.algorithm.options) > 1:
+        raise UserError(
+            f"algorithm={run.algorithm.name} with federated.nodes: a node's noise would go on from "
+            "steps that other nodes have hidden theirs in. Use dp_sgd."
+        )
     least = federated.min_nodes
     rule = f"must lie between 1 and the {nodes} nodes"
     require(least is None or 1 <= least <= nodes, "federated.min_nodes", least, rule)

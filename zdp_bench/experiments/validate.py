@@ -123,7 +123,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
         surgery=surgery(model),
         sampling=({"nodes": nodes} if config.federated.nodes else {})
         | {
-            **vars(plan.sampling),
+            **plan.sampling.as_dict(),
             "epochs": plan.epochs,
             "steps": plan.steps,
             "adjacency": plan.sampling.adjacency,

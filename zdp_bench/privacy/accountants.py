@@ -88,7 +88,7 @@ def _gdp_clt_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     return accounting.gdp_clt(
         mechanism.z * sampling.shift,
         sampling.sample_rate,
-        steps,
+        sampling.of_one(steps)[1],
         delta,
         "uniform" if sampling.scheme == "uniform" else "poisson",
     )

@@ -252,12 +252,13 @@ def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     released.
     """
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
+    own = mechanism.sampling.of_one(steps)[1]
     if scheme == "shuffled":
         return math.inf if steps else 0.0
     if scheme == "uniform":
-        high = pld_uniform(mechanism.z, rate, steps, delta)
+        high = pld_uniform(mechanism.z, rate, own, delta)
     else:
-        high = pld(mechanism.z, 1.0 if scheme == "full" else rate, steps, delta)
+        high = pld(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
     # so far down the tails that a PLD's grid leaves out, Rényi divergences prove more
     return min(high, rdp_epsilon(mechanism, steps, delta)) if delta < SMALL_DELTA else high
 
@@ -284,7 +285,8 @@ def part_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     if scheme in ("shuffled", "uniform"):  # whose owners are replaced already
         return tight_epsilon(mechanism, steps, delta)
-    return pld_replaced(mechanism.z, 1.0 if scheme == "full" else rate, steps, delta)
+    own = mechanism.sampling.of_one(steps)[1]
+    return pld_replaced(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
 
 
 def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
@@ -294,7 +296,8 @@ def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
         return math.inf if steps else 0.0
     if scheme == "uniform":
         return rdp_uniform(mechanism.z, rate, steps, delta)
-    return rdp(mechanism.z, 1.0 if scheme == "full" else rate, steps, delta)
+    own = mechanism.sampling.of_one(steps)[1]
+    return rdp(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
 
 
 def patient_epsilon(
@@ -306,7 +309,8 @@ def patient_epsilon(
     many are drawn is binomial under Poisson sampling and hypergeometric under uniform batches; the
     laws and proofs are in `loss_distribution.py`. With one example per patient this is
     `tight_epsilon`. With Poisson sampling it is never above the generic group-privacy bound, with
-    fixed-size batches by a few per cent.
+    fixed-size batches by a few per cent. With cyclic sampling it is ∞: steps of different
+    subsets do not move the sums in orthogonal directions.
 
     Raises:
         ValueError: fewer than 1 example per patient, or more than there are.
@@ -319,6 +323,8 @@ def patient_epsilon(
         )
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
+    if sampling.cycle > 1:
+        return math.inf if steps else 0.0
     rate, batch = sampling.sample_rate, round(sampling.sample_rate * sampling.records)
     if sampling.scheme == "full" or rate >= 1 or z < HOPELESS:
         return pld(z / count, 1.0, steps, delta)
@@ -345,6 +351,8 @@ def patient_interval(
         return tight_interval(mechanism, steps, delta)
     high = patient_epsilon(mechanism, count, steps, delta)
     rate = sampling.sample_rate
+    if sampling.cycle > 1:
+        return tight_epsilon(mechanism, steps, delta), high
     if sampling.scheme != "uniform" or _trivial(z, rate, steps, delta, hopeless=0.0):
         return high, high
     return min(high, _at_least(z, patients_share(sampling, count), steps, delta)), high

@@ -122,11 +122,13 @@ def together(spent: Iterable[Spent], delta: float) -> float:
     least = _merge_rounding(one.z for one in taken)
     steps: dict[tuple[float, Sampling, int], int] = defaultdict(int)
     for one in taken:
-        count = min(one.examples, one.sampling.records)
-        steps[least[one.z], one.sampling, count] += one.steps
+        sampling, number = one.sampling.of_one(one.steps)
+        steps[least[one.z], sampling, min(one.examples, sampling.records)] += number
     if not steps:
         return 0.0
-    if any(z < HOPELESS or sampling.scheme == "shuffled" for z, sampling, _ in steps):
+    # of several examples in different subsets no law is known
+    unknown = any(one.sampling.cycle > 1 and one.examples > 1 for one in taken)
+    if unknown or any(z < HOPELESS or of.scheme == "shuffled" for z, of, _ in steps):
         return math.inf
     if len({sampling.adjacency for _, sampling, _ in steps}) > 1:
         raise ValueError(

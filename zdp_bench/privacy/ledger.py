@@ -411,6 +411,13 @@ class Ledger:
             self._of.add((generation, step, of))
 
     @property
+    def has_other_noise(self) -> bool:
+        """True if it holds steps whose noise this process cannot draw again."""
+        if not self.repeatable:
+            return self.releases > 0
+        return any(generation != self.generation for _, _, generation in self._spans)
+
+    @property
     def releases(self) -> int:
         """How many releases the accountant must compose."""
         return self.earlier + self._count

@@ -9,6 +9,12 @@ mechanism with sensitivity 1 and standard deviation z (Dong, Roth & Su 2019, The
 Mahalanobis length of the largest shift matters).
 
 Nothing here depends on data; a mechanism is fixed before the first example is read.
+
+With a `strategy` c₀ = 1, c₁, ... of b numbers, the noise of steps is correlated: step t releases
+S_t + η_t with η_t = ξ_t − Σⱼ cⱼ η_{t−j}, so η is C⁻¹ξ for the banded Toeplitz matrix C of the cⱼ.
+An example moves C·S, on which ξ is white noise, by ‖c‖ bounds for each step that draws it. Steps at
+a distance of b or more move it in orthogonal directions, so they compose like those of DP-SGD
+(Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4).
 """
 
 from __future__ import annotations
@@ -124,16 +130,29 @@ class Sampling:
         sample_rate: the probability, or batch size / examples.
         expected_batch_size: the divisor of every step, also of an empty one.
         records: the size of the training set; 0 where it is private (poisson only).
+        cycle: b of cyclic Poisson sampling: each example is in one of b public subsets, and step t
+            draws from subset t mod b alone, each with probability `sample_rate`. 1: from all.
     """
 
     scheme: Scheme
     sample_rate: float
     expected_batch_size: float
     records: int
+    cycle: int = 1
 
     def __post_init__(self) -> None:
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must lie in (0, 1], not {self.sample_rate}")
+        if self.cycle != 1 and (self.cycle < 1 or self.scheme != "poisson"):
+            raise ValueError("only Poisson sampling goes in cycles, of 1 step or more")
+
+    def of_one(self, steps: int) -> tuple[Sampling, int]:
+        """Return what one example sees of `steps` steps in a row: plain sampling, and how many."""
+        return dataclasses.replace(self, cycle=1), -(-steps // self.cycle)
+
+    def as_dict(self) -> dict[str, Any]:
+        """Return plain JSON values for ledger and record."""
+        return {name: value for name, value in vars(self).items() if (name, value) != ("cycle", 1)}
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
@@ -159,17 +178,26 @@ class Mechanism:
     Attributes:
         joint: True if one bound holds for an example's share over all blocks; False if each block
             is bounded by itself, and an example may move all of them at once.
+        strategy: c of noise that is correlated over steps; see above.
     """
 
     blocks: tuple[Block, ...]
     sampling: Sampling
     joint: bool = True
+    strategy: tuple[float, ...] = (1.0,)
 
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ValueError("a mechanism needs at least one block")
         if self.joint and len({block.bound for block in self.blocks}) != 1:
             raise ValueError("under a joint bound every block states the same bound")
+        if self.strategy[:1] != (1.0,) or len(self.strategy) > self.sampling.cycle:
+            raise ValueError("a strategy begins with 1, and is no longer than the sampling's cycle")
+
+    @property
+    def reach(self) -> float:
+        """‖c‖: how far an example of norm 1 moves the sums that white noise hides."""
+        return math.hypot(*self.strategy)
 
     @property
     def is_private(self) -> bool:
@@ -182,13 +210,13 @@ class Mechanism:
 
         1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks; under one
         joint bound the maximum instead of the sum. It is the squared Mahalanobis length of the
-        largest shift.
+        largest shift, and `reach`² times as much where noise is correlated over steps.
         """
         if any(block.weakest_std == 0 or math.isinf(block.bound) for block in self.blocks):
             return 0.0
         ratios = [(block.bound / block.weakest_std) ** 2 for block in self.blocks]
         inverse_square = max(ratios) if self.joint else sum(ratios)
-        return 1.0 / (self.sampling.shift * math.sqrt(inverse_square))
+        return 1.0 / (self.sampling.shift * self.reach * math.sqrt(inverse_square))
 
     @staticmethod
     def of_z(z: float, sampling: Sampling) -> Mechanism:
@@ -211,13 +239,17 @@ class Mechanism:
                 for block in plain["blocks"]
             ]
             sampling = Sampling(**plain["sampling"])
-            return Mechanism(tuple(Block(**block) for block in blocks), sampling, plain["joint"])
+            strategy = tuple(plain.get("strategy", (1.0,)))
+            made = tuple(Block(**block) for block in blocks)
+            return Mechanism(made, sampling, plain["joint"], strategy)
         except (KeyError, TypeError) as error:
             raise ValueError(f"this describes no mechanism: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record; an infinite bound becomes "inf"."""
-        plain = dataclasses.asdict(self)
+        plain = dataclasses.asdict(self) | {"sampling": self.sampling.as_dict()}
+        if self.strategy == (1.0,):
+            del plain["strategy"]
         for block in plain["blocks"]:
             block["bound"] = block["bound"] if math.isfinite(block["bound"]) else "inf"
         return json.loads(json.dumps(plain))

@@ -18,6 +18,7 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+from collections import deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -26,6 +27,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
@@ -205,6 +207,51 @@ class SecureNoise:
             torch.float64,
             terms=4,
         )
+
+
+class CorrelatedNoise:
+    """Noise of which later steps take a part back: η_t = ξ_t − Σⱼ cⱼ η_{t−j}, with ξ white.
+
+    η of the last steps, as many as c has numbers, is kept in float64. It is a function of the key
+    and the step all the same: a process that resumes a run draws the ξ of all earlier steps once
+    more. Secure ξ cannot be drawn again, so such a process must not go on
+    (`Ledger.has_other_noise`).
+    """
+
+    def __init__(self, white: NoiseSource, strategy: tuple[float, ...]) -> None:
+        self.white, self.strategy = white, strategy
+        self.repeatable = white.repeatable
+        self._last: dict[str, tuple[int, deque[Tensor]]] = {}  # block -> the next step, η
+
+    def add_white(self, *requests: White) -> None:
+        """Add η where each request's key is (step, block)."""
+        for request in requests:
+            out, (step, block) = request.reals(), request.key
+            noise = self._of(int(step), str(block), request)
+            out.add_(noise).mul_(request.times)
+
+    def _of(self, step: int, block: str, request: White) -> Tensor:
+        empty: deque[Tensor] = deque(maxlen=len(self.strategy))
+        begun, past = self._last.get(block, (0, empty))
+        if begun > step:
+            if not self.repeatable:
+                raise UserError(f"step {step:,}: its secure noise was drawn before, and is gone.")
+            begun, past = 0, empty
+        for t in range(begun, step + 1):
+            noise = torch.zeros_like(request.reals(), dtype=torch.float64)
+            self.white.add_white(White(noise, request.std, (t, block)))
+            for c, earlier in zip(self.strategy[1:], past, strict=False):
+                noise.sub_(earlier, alpha=c)
+            past.appendleft(noise)
+        self._last[block] = step + 1, past
+        return past[0]
+
+
+def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
+    """Return the source of a mechanism's noise: `source` itself if steps are independent."""
+    if mechanism.strategy == (1.0,):
+        return source
+    return CorrelatedNoise(source, mechanism.strategy)
 
 
 def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> Tensor:

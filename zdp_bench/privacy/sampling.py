@@ -27,6 +27,17 @@ def poisson(examples: int, sample_rate: float, rng: Random) -> np.ndarray:
     return np.flatnonzero(rng.random(examples) < sample_rate)
 
 
+def subsets(indices: np.ndarray, cycle: int) -> np.ndarray:
+    """Return which of `cycle` subsets each example is in, by a hash of its own index.
+
+    It is public, and the same in every run. No other example has a part in it, so one more or less
+    moves no other one to another subset, and shows in the steps of its own subset alone. Subsets
+    differ in size as a multinomial draw does; the divisor of a step's sum does not.
+    """
+    drawn = uniforms_of(indices, 1, b"cyclic sampling.")[:, 0]
+    return (drawn * cycle).astype(np.int64)
+
+
 def uniform(examples: int, batch_size: int, rng: Random) -> np.ndarray:
     """Draw a fixed-size batch without replacement."""
     return rng.choice(examples, size=batch_size, replace=False)

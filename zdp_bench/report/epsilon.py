@@ -330,6 +330,7 @@ def read_own(
     steps: int | None,
     epochs: int | None,
     delta: float | None,
+    cycle: int | None = None,
     examples_per_patient: int | None = None,
 ) -> OwnNumbers:
     """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
@@ -371,8 +372,11 @@ def read_own(
         assert epochs is not None
         whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
         steps = epochs * whole or round(epochs / sample_rate)
-    number = records or UNKNOWN_RECORDS
-    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)  # type: ignore[arg-type]
+    number, cycle = records or UNKNOWN_RECORDS, cycle or 1
+    fits = cycle == 1 or (sampling == "poisson" and sample_rate * cycle <= 1)
+    rule = "needs Poisson sampling, and at most 1 / sample rate subsets"
+    require(fits, "--cycle", cycle, rule)
+    drawn = Sampling(sampling, sample_rate * cycle, sample_rate * number, number, cycle)  # type: ignore[arg-type]
     epochs = epochs or max(1, round(steps * sample_rate))
     return OwnNumbers(drawn, steps, epochs, delta, examples_per_patient)
 
@@ -476,8 +480,8 @@ def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
 
 
 def _claim(given: OwnNumbers, sigma: float) -> Claim:
-    s = given.sampling
-    return Claim(sigma, s.sample_rate, given.steps, given.delta, s.records, given.epochs)
+    s, steps = given.sampling.of_one(given.steps)
+    return Claim(sigma, s.sample_rate, steps, given.delta, s.records, given.epochs)
 
 
 def _is_convention(given: OwnNumbers, accountant: str) -> bool:
@@ -497,8 +501,10 @@ def _is_convention(given: OwnNumbers, accountant: str) -> bool:
 def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
     s = given.sampling
+    turns = f" in one step of {s.cycle}" if s.cycle > 1 else ""
     title = (
-        f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, δ {given.delta:g}; "
+        f"{s.scheme} sampling, q {s.sample_rate:g}{turns}, {given.steps:,} steps, "
+        f"δ {given.delta:g}; "
         f"neighbours: {s.adjacency}"
     )
     rows = [

@@ -260,13 +260,15 @@ def _claimed(run: Record, epoch: dict[str, Any]) -> float:
     privacy = run["privacy"]
     # Imported here: printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+    from zdp_bench.privacy.mechanism import Sampling
 
+    sampling, steps = Sampling(**privacy["sampling"]).of_one(epoch["step"])
     claim = Claim(
         privacy["noise_multiplier"],
-        privacy["sampling"]["sample_rate"],
-        epoch["step"],
+        sampling.sample_rate,
+        steps,
         privacy["delta"],
-        privacy["sampling"]["records"],
+        sampling.records,
         epoch["epoch"],
     )
     return claimed_epsilon(privacy["claimed_by"], claim)

@@ -70,8 +70,9 @@ def _classes(counts: dict[str, int]) -> str:
 
 def _sampling(of: dict[str, Any], unit: str) -> str:
     batch = of["expected_batch_size"]
+    cycle = f" in one step of {of['cycle']}" if "cycle" in of else ""
     kind = {
-        "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}, "
+        "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}{cycle}, "
         f"{batch:.4g} expected",
         "uniform": f"{batch:.0f} of {of['records']:,} {unit}s, without replacement",
         "shuffled": f"shuffled, {batch:.0f} at a time; carries no ε",

@@ -192,7 +192,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
 
 def claim_of(config: Run, plan: Plan, noise_multiplier: float, steps: int) -> Claim:
     """Return what the configured accountant is asked about a run."""
-    own = plan.sampling
+    own, steps = plan.sampling.of_one(steps)
     return Claim(
         noise_multiplier, own.sample_rate, steps, config.privacy.delta, own.records, plan.epochs
     )

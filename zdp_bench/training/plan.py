@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from zdp_bench.algorithms import algorithm_type
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import require
 from zdp_bench.gradients import Shares
@@ -42,15 +43,21 @@ class Plan:
         scheme: Any = trainer.sampling
         if scheme == "poisson":
             rate = trainer.sample_rate or batch / size
-            return Plan.poisson(size, rate, trainer.epochs)
+            cycle = algorithm_type(config.algorithm.name).cycle(config.algorithm.options)
+            fewer = f"the sample rate of {rate:g} leaves no more than {1 / rate:,.0f} subsets"
+            require(rate * cycle <= 1 + 1e-9, "algorithm.bands", cycle, fewer)
+            return Plan.poisson(size, rate, trainer.epochs, cycle)
         steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
         own = Sampling(scheme, batch / size, batch, size)
         return Plan(own, trainer.epochs, steps)
 
     @staticmethod
-    def poisson(size: int, rate: float, epochs: int) -> Plan:
-        """Return the plan that draws each of `size` examples with probability `rate` a step."""
-        own = Sampling("poisson", rate, rate * size, size)
+    def poisson(size: int, rate: float, epochs: int, cycle: int = 1) -> Plan:
+        """Return the plan that draws each of `size` examples with probability `rate` a step.
+
+        In cycles of several steps it is that of each step's subset, times `cycle`.
+        """
+        own = Sampling("poisson", min(1.0, rate * cycle), rate * size, size, cycle)
         return Plan(own, epochs, max(1, round(epochs / rate)))
 
     def draw(
@@ -65,7 +72,7 @@ class Plan:
             records: how many there are, where the plan does not say.
         """
         size = self.sampling.records or records
-        batch = int(self.sampling.expected_batch_size)
+        batch, cycle = int(self.sampling.expected_batch_size), self.sampling.cycle
         if self.sampling.scheme == "shuffled":
             per_epoch = self.steps // self.epochs
             rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))
@@ -76,6 +83,7 @@ class Plan:
         )
         if self.sampling.scheme == "poisson":
             indices = sampling.poisson(size, self.sampling.sample_rate, random)
+            indices = indices[sampling.subsets(indices, cycle) == step % cycle]
         else:
             indices = sampling.uniform(size, batch, random)
         return indices, self.sampling.expected_batch_size

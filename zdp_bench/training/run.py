@@ -168,6 +168,13 @@ def _train(
 
     steps = _CentralSteps(loop, setup, training, key)
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
+        if mechanism.sampling.cycle > 1 and ledger.has_other_noise:
+            raise UserError(
+                f"{file}: holds steps whose noise this process cannot draw again, and what "
+                f"algorithm={config.algorithm.name} draws next goes on from theirs. Carry on with "
+                "the code, machine and threads that began the run, without privacy.secure; or move "
+                "the run's folder away, to start anew."
+            )
         loop.guard = setup.guard()  # here, where the hooks of bf16 are the model's
         if ranks.is_first:
             reserve(config, data, mechanism, planned, home)
@@ -553,7 +560,7 @@ def released_report(
         "z": mechanism.z,
         "steps": releases,
         "adjacency": mechanism.sampling.adjacency,
-        "sampling": vars(mechanism.sampling),
+        "sampling": mechanism.sampling.as_dict(),
         "mechanism": mechanism.as_dict(),
         "randomness": "cryptographic" if secure else "seeded",
         "ledger": {"entries": position.entries, "digest": position.digest},

@@ -167,7 +167,9 @@ class ModelSetup:
         """
         plan = plan or Plan.of(self.config, count_units(self.config, self.data))
         inputs = self.empty_batch()[0]
-        problem = Problem(self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs)
+        problem = Problem(
+            self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs, plan.steps
+        )
         config, algorithm = build_algorithm(self.config, problem, plan)
         if algorithm.mechanism().is_private:
             warn_of(config.privacy.delta, plan.sampling.records)

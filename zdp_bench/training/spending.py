@@ -60,7 +60,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
         "data": {"name": config.dataset.name, "provenance": data.provenance, "digest": data.digest},
         "privacy": {
             "z": mechanism.z,
-            "sampling": vars(mechanism.sampling),
+            "sampling": mechanism.sampling.as_dict(),
             "steps": steps,
             "delta": config.privacy.delta,
             "examples_per_patient": data.examples_per_patient,

@@ -18,7 +18,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.privacy.noise import NoiseSource, add_noise, round_to_grid, widen
+from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import Programs, rows_of
 from zdp_bench.training.distributed import ALONE, Ranks
@@ -45,6 +45,9 @@ class Training:
     ranks: Ranks = ALONE
     programs: Programs = field(default_factory=Programs, repr=False)
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "noise", correlate(self.noise, self.mechanism()))
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:

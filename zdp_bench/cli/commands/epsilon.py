@@ -19,6 +19,7 @@ SETTING = (
     "epochs",
     "delta",
     "sampling",
+    "cycle",
     "examples_per_patient",
 )
 
@@ -35,6 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ("epochs", "E", whole(1), "instead of steps"),
         ("delta", "δ", number("above 0 and below 0.1"), "default 1e-5"),
         ("sampling", "SCHEME", str, "poisson (default), uniform (fixed-size batches) or full"),
+        ("cycle", "B", whole(1), "Poisson samples of B subsets in turn, as of algorithm=band_mf"),
         ("accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
         ("examples-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
     ):

@@ -183,7 +183,7 @@ def spend(config: Run, data: Splits) -> Spent:
         UserError: see `Setup.of`.
     """
     setup = Setup.of(config, data, torch.device("cpu"))
-    return Spent(setup.mechanism.z, setup.plan.sampling, setup.plan.steps)
+    return Spent(setup.mechanism.z, *setup.plan.sampling.of_one(setup.plan.steps))
 
 
 def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]:
