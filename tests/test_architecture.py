@@ -52,10 +52,9 @@ ALLOWED: dict[str, set[str]] = {
     "report": BASE | {"records", "data", "privacy"},
     "training": BASE | CORE,
     "library": BASE | CORE | {"training"},
-    "audit": BASE | CORE | {"training", "report"},
     "experiments": BASE | CORE | {"training", "report"},
-    "cli": BASE | CORE | {"training", "audit", "report", "experiments"},
-    "extras": BASE | CORE | {"training", "library", "audit", "report", "experiments", "cli"},
+    "cli": BASE | CORE | {"training", "report", "experiments"},
+    "extras": BASE | CORE | {"training", "library", "report", "experiments", "cli"},
     "__main__": {"cli"},
 }
 
@@ -63,8 +62,6 @@ ALLOWED: dict[str, set[str]] = {
 # What the core, or an extra, imports of an extra where it is used, and does without elsewhere.
 OF_EXTRAS = {
     "library": {"extras.sharing"},
-    "audit": {"extras.script_audit"},
-    "cli": {"extras.script_audit"},
 }
 
 

@@ -102,9 +102,7 @@ def write_own_data(folder: Path) -> None:
 
 def write_script(folder: Path) -> None:
     """What docs/audit_own.md shows and has its reader save."""
-    shutil.copy(
-        ROOT / "zdp_bench/extras/script_audit/examples/opacus_loop.py", folder / "my_script.py"
-    )
+    shutil.copy(ROOT / "zdp_bench/extras/audit/examples/opacus_loop.py", folder / "my_script.py")
 
 
 def copy_records(folder: Path) -> None:

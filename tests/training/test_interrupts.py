@@ -238,7 +238,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_work(
     def forbidden(*_: Any) -> Any:
         raise AssertionError("an attack was made")
 
-    monkeypatch.setattr("zdp_bench.audit.audit", forbidden)
+    monkeypatch.setattr("zdp_bench.extras.audit.recipe.audit", forbidden)
     places = {"file": tmp_path / "file", "none": tmp_path / "none"}
     places["file"].write_text("")
     with pytest.raises(SystemExit) as left:

@@ -13,7 +13,6 @@ import torch
 
 from tests.training.model_checks.models import NOTHING_FOUND
 from tests.training.test_run import Silent
-from zdp_bench.audit.recipe import Subject
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
@@ -283,8 +282,3 @@ def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> No
 def test_what_it_cannot_mean_is_refused(setup: Setup, overrides: list[str], says: str) -> None:
     with pytest.raises(UserError, match=says):
         Setup.of(films(setup.config.data_root, *overrides))
-
-
-def test_an_audit_refuses_it(setup: Setup) -> None:
-    with pytest.raises(UserError, match="augmentations"):
-        Subject.prepare(setup.config)

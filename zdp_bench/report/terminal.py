@@ -1,4 +1,4 @@
-"""What verbs show: a validated recipe, a finished run, the data root, an audit."""
+"""What verbs show: a validated recipe, a finished run and the data root."""
 
 from __future__ import annotations
 
@@ -157,36 +157,3 @@ def say_state(root: Path, of: Card) -> str:
         return "there"
     listed = "all files" if len(lacking) == len(needs.files) else ", ".join(lacking)
     return f"missing: {listed}; `zdp-bench data fetch {of.name}`"
-
-
-# ----------------------------------------------------------------------------------------- an audit
-
-Finding = dict[str, Any]  # `audit.Finding` as plain values
-
-AUDIT_NOTES = (
-    "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
-    "is claimed, so the claim is false. 'passes': this attack did not refute it.",
-    "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
-    "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
-    "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
-)
-
-
-def show_findings(findings: list[Finding], title: str) -> Sheet:
-    """Return the findings ready to show."""
-    lines = [
-        {
-            "case": finding["case"],
-            "claim": finding["claim"],
-            "ε claimed": epsilon(finding["epsilon_claimed"]),
-            "ε at least": epsilon(finding["lower_bound"], at_least=True),
-            "δ": f"{finding['delta']:g}",
-            "confidence": f"{100 * finding['confidence']:g} %",
-            "verdict": finding["verdict"],
-            "expected": finding["expected"],
-            "evidence": finding["evidence"],
-        }
-        for finding in findings
-    ]
-    rows = [list(line.values()) for line in lines]
-    return Sheet(title, list(lines[0]), rows, AUDIT_NOTES, "", findings)

@@ -188,13 +188,6 @@ def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
     assert experiment_digest(configured("federated.nodes=3", "federated.min_nodes=2")) != federation
 
 
-def test_what_takes_one_training_set_says_so(configured: Make) -> None:
-    from zdp_bench.audit import Subject
-
-    with pytest.raises(UserError, match=r"takes one training set: add federated\.nodes=null"):
-        Subject.prepare(configured("federated.nodes=2"))
-
-
 def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
     """The paper's 73,333 steps of 24 among 3,520 examples, and the ε its accountant claims."""
     from zdp_bench.config import compose, parse

@@ -9,7 +9,6 @@ help; heavy imports belong inside `run`. The extras' verbs are in their own fold
 from types import ModuleType
 
 from zdp_bench.cli.commands import (
-    audit,
     budget,
     compare,
     coverage,
@@ -58,7 +57,7 @@ ORDER = (
     "verify",
 )
 
-_CORE = [run, list, new, data, validate, epsilon, audit, results, compare, budget]
+_CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
 _CORE += [reproduce, table, coverage, figure]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}

@@ -16,9 +16,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from zdp_bench.audit.release import Finding
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.extras.script_audit.foreign import RUNS, step
+from zdp_bench.extras.audit.foreign import RUNS, step
+from zdp_bench.extras.audit.release import Finding
 
 
 def audit_script(word: str, runs: int | None, confidence: float) -> Finding:

@@ -20,10 +20,10 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
-from zdp_bench.audit.release import RELEASE_DELTA, Finding, Release, attack_release
 from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import run_digest
 from zdp_bench.config.schema import Run
+from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, Release, attack_release
 from zdp_bench.gradients import Batch, clipped_sum, reference
 from zdp_bench.gradients.clipping import SAFETY
 from zdp_bench.nn.circulant import CirculantLinear

@@ -7,9 +7,10 @@ from typing import Any
 
 import pytest
 
-from zdp_bench.audit import Finding, step
+from zdp_bench.extras.audit.foreign import step
+from zdp_bench.extras.audit.release import Finding
 
-FOLDER = "zdp_bench.extras.script_audit.examples"
+FOLDER = "zdp_bench.extras.audit.examples"
 
 
 def attack(script: str, function: str, runs: int, **claimed: Any) -> Finding:

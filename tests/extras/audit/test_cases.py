@@ -10,10 +10,10 @@ import math
 
 import pytest
 
-from tests.audit.cases import CASES, AuditCase, release_fourier, release_under_measured
-from zdp_bench import audit as module
+from tests.extras.audit.cases import CASES, AuditCase, release_fourier, release_under_measured
 from zdp_bench import cli
-from zdp_bench.audit.release import RELEASE_DELTA, Finding, attack_release
+from zdp_bench.extras.audit import recipe as module
+from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, attack_release
 from zdp_bench.privacy.accounting import gdp_epsilon
 
 # trials; the others get 20,000

@@ -15,10 +15,17 @@ from zdp_bench.cli.arguments import add_format, add_overrides, number, print_she
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
-    from zdp_bench.audit.release import Finding
+    from zdp_bench.extras.audit.release import Finding
 
 GROUP = "understand"
 HELP = "attack a recipe's mechanism, or your own: a lower bound on its ε"
+NOTES = (
+    "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
+    "is claimed, so the claim is false. 'passes': this attack did not refute it.",
+    "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
+    "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
+    "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
+)
 RECIPES = {"canaries": 1000, "steps": 1000}  # what no script reads
 
 
@@ -73,7 +80,7 @@ def is_script(word: str) -> bool:
 
 
 def _audit_script(options: argparse.Namespace) -> int:
-    from zdp_bench.extras.script_audit.script import audit_script
+    from zdp_bench.extras.audit.script import audit_script
     from zdp_bench.training.progress import console
 
     word = next(word for word in options.overrides if is_script(word))
@@ -89,8 +96,8 @@ def _audit_script(options: argparse.Namespace) -> int:
 
 
 def _audit_recipe(options: argparse.Namespace) -> int:
-    from zdp_bench.audit import audit
     from zdp_bench.config import configured
+    from zdp_bench.extras.audit.recipe import audit
     from zdp_bench.training.progress import console
 
     if options.runs is not None:
@@ -103,8 +110,24 @@ def _audit_recipe(options: argparse.Namespace) -> int:
 
 def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:
     """Print the findings; return the exit code."""
-    from zdp_bench.report.terminal import show_findings
+    from zdp_bench.report.number_format import epsilon
+    from zdp_bench.report.sheet import Sheet
 
-    plain = [dataclasses.asdict(finding) for finding in findings]
-    print_sheet(show_findings(plain, title), options.format)
-    return int(not all(finding.as_expected for finding in findings))
+    lines = [
+        {
+            "case": one.case,
+            "claim": one.claim,
+            "ε claimed": epsilon(one.epsilon_claimed),
+            "ε at least": epsilon(one.lower_bound, at_least=True),
+            "δ": f"{one.delta:g}",
+            "confidence": f"{100 * one.confidence:g} %",
+            "verdict": one.verdict,
+            "expected": one.expected,
+            "evidence": one.evidence,
+        }
+        for one in findings
+    ]
+    rows = [list(line.values()) for line in lines]
+    plain = [dataclasses.asdict(one) for one in findings]
+    print_sheet(Sheet(title, list(lines[0]), rows, NOTES, "", plain), options.format)
+    return int(not all(one.as_expected for one in findings))

@@ -14,7 +14,7 @@ import torch
 from scipy.stats import binom
 from torch import Tensor
 
-from zdp_bench.audit.release import (
+from zdp_bench.extras.audit.release import (
     Scores,
     attack_release,
     bound_at,

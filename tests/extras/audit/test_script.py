@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from tests.audit.test_cases import zdp_bench
+from tests.extras.audit.test_cases import zdp_bench
 
 SCRIPT = """
 import torch

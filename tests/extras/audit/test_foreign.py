@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.script_audit.foreign import DELTAS, StatedClaim, released, step
+from zdp_bench.extras.audit.foreign import DELTAS, StatedClaim, released, step
 from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform
 
 Example = tuple[Any, Any]

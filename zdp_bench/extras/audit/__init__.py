@@ -21,50 +21,10 @@ caught'.
 
 Every registered algorithm can be audited: the attacks need its mechanism, and run its private
 steps.
+
+    release.py   the attack on one release
+    recipe.py    the attacks on a recipe: its release, and one run
+    foreign.py   `step`, on a function of somebody else's
+    script.py    finds that function in a script, for `zdp-bench audit my_script:function`
+    examples/    scripts to copy, sound and broken
 """
-
-from __future__ import annotations
-
-from collections.abc import Iterator
-from typing import Any
-
-from zdp_bench.audit.recipe import (
-    Subject,
-    attack_recipe_release,
-    attack_with_gradients,
-    attack_with_inputs,
-)
-from zdp_bench.audit.release import Finding
-from zdp_bench.config.schema import Run
-from zdp_bench.errors import require
-
-__all__ = ["Finding", "audit", "step"]
-
-
-def __getattr__(name: str) -> Any:
-    if name == "step":
-        from zdp_bench.extras.script_audit.foreign import step
-
-        return step
-    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
-
-
-def audit(
-    config: Run, confidence: float = 0.99, canaries: int = 1000, steps: int = 1000
-) -> Iterator[Finding]:
-    """Yield what attacks on a recipe find; the same for the same seed.
-
-    Args:
-        canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
-            many.
-        steps: the run is cut to so many steps, and the attack is compared with their ε.
-
-    Raises:
-        UserError: a value is wrong, or the recipe cannot be audited.
-    """
-    require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
-    require(canaries >= 10, "--canaries", canaries, "must be at least 10")
-    require(steps >= 1, "--steps", steps, "must be at least 1")
-    yield from attack_recipe_release(Subject.prepare(config), confidence)
-    yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
-    yield attack_with_inputs(Subject.prepare(config), confidence, canaries, steps)

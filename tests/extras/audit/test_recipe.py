@@ -14,8 +14,10 @@ from torch import Tensor
 from zdp_bench import registry
 from zdp_bench.algorithms import Algorithm, Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.audit import recipe
-from zdp_bench.audit.recipe import (
+from zdp_bench.config import compose, parse
+from zdp_bench.errors import UserError
+from zdp_bench.extras.audit import recipe
+from zdp_bench.extras.audit.recipe import (
     Coordinates,
     Subject,
     attack_recipe_release,
@@ -23,9 +25,7 @@ from zdp_bench.audit.recipe import (
     attack_with_inputs,
     canary_supports,
 )
-from zdp_bench.audit.release import Finding
-from zdp_bench.config import compose, parse
-from zdp_bench.errors import UserError
+from zdp_bench.extras.audit.release import Finding
 from zdp_bench.gradients import Batch, clipping, reference
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import step as engine
@@ -413,3 +413,15 @@ def test_contributions_beyond_the_mechanism_are_caught(
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
     lying = invented("+algorithm.lie=4.0", *PLAIN)
     assert attack_recipe_release(lying, 0.99, 600)[1].verdict == "flagged"
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["federated.nodes=2"], r"takes one training set: add federated\.nodes=null"),
+        (["trainer.augmentations=3"], "augmentations"),
+    ],
+)
+def test_what_an_audit_cannot_attack_is_refused(words: list[str], says: str) -> None:
+    with pytest.raises(UserError, match=says):
+        subject(*words)

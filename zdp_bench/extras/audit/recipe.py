@@ -20,11 +20,11 @@ from scipy.signal import lfilter
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.audit.release import RELEASE_DELTA, Expected, Finding, attack_release, guess
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Source
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, require
+from zdp_bench.extras.audit.release import RELEASE_DELTA, Expected, Finding, attack_release, guess
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
@@ -607,3 +607,24 @@ def _train(
             private_step(training, step, batches(drawn), divisor)
         ledger.close()
         return ledger.releases
+
+
+def audit(
+    config: Run, confidence: float = 0.99, canaries: int = 1000, steps: int = 1000
+) -> Iterator[Finding]:
+    """Yield what attacks on a recipe find; the same for the same seed.
+
+    Args:
+        canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
+            many.
+        steps: the run is cut to so many steps, and the attack is compared with their ε.
+
+    Raises:
+        UserError: a value is wrong, or the recipe cannot be audited.
+    """
+    require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
+    require(canaries >= 10, "--canaries", canaries, "must be at least 10")
+    require(steps >= 1, "--steps", steps, "must be at least 1")
+    yield from attack_recipe_release(Subject.prepare(config), confidence)
+    yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
+    yield attack_with_inputs(Subject.prepare(config), confidence, canaries, steps)

@@ -26,7 +26,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.audit.release import (
+from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.extras.audit.release import (
     SHARES,
     Expected,
     Finding,
@@ -35,7 +36,6 @@ from zdp_bench.audit.release import (
     count_repeats,
     sharpest_test,
 )
-from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.noise import stream
