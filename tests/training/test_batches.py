@@ -373,8 +373,9 @@ def test_what_is_on_a_device_already_is_not_pinned() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")
-def test_on_a_gpu_halving_finds_what_fits() -> None:
+def test_on_a_gpu_halving_finds_what_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     device = torch.device("cuda")
+    monkeypatch.setattr(memory, "MICRO_BATCH", 4096)
     torch.cuda.set_per_process_memory_fraction(0.02)
     try:
         model = lookup("model", "complex_cnn")((2, 64, 64), 3, channels=[32, 32]).to(device)

@@ -15,7 +15,7 @@ from __future__ import annotations
 import random
 from collections.abc import Sequence
 from contextlib import nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
@@ -136,6 +136,24 @@ def _foreign_functions(output: Tensor) -> str:
 
 def _python_draws() -> str:
     return repr((random.getstate(), np.random.get_state()))
+
+
+@dataclass(frozen=True)
+class _Probed:
+    """An argument of an operation: its masks, how many values it may have, and if it may vary."""
+
+    value: Any
+    mask: Tensor | None
+    size: int | None
+    free: bool
+
+    def on_cpu(self) -> _Probed:
+        if isinstance(self.value, torch.device):
+            return replace(self, value=torch.device("cpu"))
+        if not isinstance(self.value, Tensor):
+            return self
+        mask = None if self.mask is None else self.mask.cpu()
+        return replace(self, value=self.value.cpu(), mask=mask)
 
 
 class _Unclear(Exception):  # noqa: N818 - it is caught here
@@ -260,10 +278,45 @@ class _Follower(TorchDispatchMode):
         results: list[Tensor],
         is_drawn: bool,
     ) -> list[Tensor]:
-        """Return the masks of an operation's results, found by other numbers in its arguments."""
+        """Return the masks of an operation's results, found by other numbers in its arguments.
+
+        On the CPU, if it runs there: some of a GPU's kernels add in another order each time.
+        """
         leaves, spec = tree_flatten(given)
         sizes = {id(t): size for t, size in _indexed(kind, given[0])}
-        found = [torch.zeros(r.shape, dtype=torch.uint8, device=r.device) for r in results]
+        # An index that is computed, or that examples or draws reach, may be another one.
+        others = (self.moving, self.computed)
+        probed = [
+            _Probed(
+                leaf,
+                masks.get(id(leaf)),
+                sizes.get(id(leaf)),
+                id(leaf) in sizes and (id(leaf) in masks or any(_key(leaf) in of for of in others)),
+            )
+            for leaf in leaves
+        ]
+        shapes = [result.shape for result in results]
+        on_gpu = any(result.is_cuda for result in results)
+        tries = [[leaf.on_cpu() for leaf in probed], probed] if on_gpu else [probed]
+        failed = ""
+        for arguments in tries:
+            try:
+                return self._vary(func, kind, arguments, spec, shapes, is_drawn)
+            except Exception as error:
+                failed = first_line(error)
+        self.note_look(f"runs {kind}, which cannot be followed ({failed})")
+        return [torch.zeros(shape, dtype=torch.uint8) for shape in shapes]
+
+    def _vary(
+        self,
+        func: Any,
+        kind: str,
+        leaves: list[_Probed],
+        spec: Any,
+        shapes: list[torch.Size],
+        is_drawn: bool,
+    ) -> list[Tensor]:
+        found = [torch.zeros(shape, dtype=torch.uint8) for shape in shapes]
         self.generator.manual_seed(0)
 
         def run(values: list[Any]) -> list[Tensor]:
@@ -271,39 +324,31 @@ class _Follower(TorchDispatchMode):
             args, kwargs = _copied(args, kwargs, _written(func, args, kwargs))
             with nullcontext() if is_drawn else no_dispatch():
                 outputs = _results(_written(func, args, kwargs), func(*args, **kwargs))
-            if [o.shape for o in outputs] != [r.shape for r in results]:
+            if [o.shape for o in outputs] != shapes:
                 raise _Unclear("its size depends on values")
             return outputs
 
-        # An index that is computed, or that examples or draws reach, may be another one.
-        indices = [leaf for leaf in leaves if id(leaf) in sizes]
-        others = (self.moving, self.computed)
-        free = {id(x) for x in indices if id(x) in masks or any(_key(x) in of for of in others)}
-        try:
-            for shift in (0, 1) if free else (0,):
-                for scale in (1.0,) if kind in LINEAR else (1.0, 1e3, -1e3):
-                    settled = []
-                    for leaf in leaves:
-                        size = sizes.get(id(leaf))
-                        if id(leaf) in free and size:
-                            settled.append((leaf + shift) % size)
-                        elif id(leaf) in masks and leaf.dtype == torch.bool:
-                            settled.append(torch.full_like(leaf, scale < 0))
-                        else:
-                            settled.append(self._shake(leaf))
-                    base = run(settled)
-                    for bit in (FIRST, OTHERS):
-                        changed = []
-                        for leaf, value in zip(leaves, settled, strict=True):
-                            if id(leaf) in masks:
-                                other = self._replace(value, kind, sizes.get(id(leaf)), scale)
-                                value = torch.where(masks[id(leaf)] & bit > 0, other, value)
-                            changed.append(value)
-                        for mask, a, b in zip(found, base, run(changed), strict=True):
-                            differ = (a != b) & ~((a != a) & (b != b))  # NaN is as NaN
-                            mask |= bit * differ.to(torch.uint8)
-        except Exception as error:
-            self.note_look(f"runs {kind}, which cannot be followed ({first_line(error)})")
+        for shift in (0, 1) if any(leaf.free for leaf in leaves) else (0,):
+            for scale in (1.0,) if kind in LINEAR else (1.0, 1e3, -1e3):
+                settled = []
+                for leaf in leaves:
+                    if leaf.free and leaf.size:
+                        settled.append((leaf.value + shift) % leaf.size)
+                    elif leaf.mask is not None and leaf.value.dtype == torch.bool:
+                        settled.append(torch.full_like(leaf.value, scale < 0))
+                    else:
+                        settled.append(self._shake(leaf.value))
+                base = run(settled)
+                for bit in (FIRST, OTHERS):
+                    changed = []
+                    for leaf, value in zip(leaves, settled, strict=True):
+                        if leaf.mask is not None:
+                            other = self._replace(value, kind, leaf.size, scale)
+                            value = torch.where(leaf.mask & bit > 0, other, value)
+                        changed.append(value)
+                    for mask, a, b in zip(found, base, run(changed), strict=True):
+                        differ = (a != b) & ~((a != a) & (b != b))  # NaN is as NaN
+                        mask |= bit * differ.to("cpu", torch.uint8)
         return found
 
     def _shake(self, leaf: Any) -> Any:
