@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 Number = TypeVar("Number", int, float)
 RESULTS = Path("results")
-FORMS = ("md", "csv", "json", "html")  # of `report/sheet.py`, which is not imported for --help
+FORMS = ("md", "csv", "json")  # of `report/sheet.py`, which is not imported for --help
 
 
 def add_overrides(parser: argparse.ArgumentParser, text: str = "") -> None:

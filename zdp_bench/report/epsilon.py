@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from zdp_bench import assets
-from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.accountants import Claim, answer_for_mechanisms, claimed_epsilon
 from zdp_bench.privacy.accounting import (
     part_epsilon,
@@ -323,60 +323,52 @@ class Answer:
 
 def read_own(
     *,
-    sampling: str | None,
+    sampling: Scheme,
     sample_rate: float | None,
     batch_size: int | None,
     records: int | None,
     steps: int | None,
     epochs: int | None,
-    delta: float | None,
+    delta: float,
     cycle: int | None = None,
     examples_per_patient: int | None = None,
 ) -> OwnNumbers:
-    """Check a user's numbers; the defaults are Poisson sampling and δ = 1e-5.
+    """Check a user's numbers.
 
     Raises:
         UserError: one is missing, out of range, or contradicts another.
     """
-    sampling, delta = sampling or "poisson", 1e-5 if delta is None else delta
-    if sampling not in ("poisson", "uniform", "full"):
-        raise unknown("sampling", sampling, ("poisson", "uniform", "full"))
     require_delta("--delta", delta)
-    for flag, count in (("--steps", steps), ("--epochs", epochs), ("--records", records)):
-        require(count is None or count > 0, flag, count, "must be at least 1")
-        require(count is None or count <= MOST, flag, count, f"must be at most {MOST:,}")
-    parts = {"--batch-size": batch_size, "--examples-per-patient": examples_per_patient}
-    for flag, count in parts.items():
-        if count is not None:
-            if records is None:
-                raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
-            fits = 1 <= count <= records
-            require(fits, flag, count, f"must lie between 1 and the {records:,} examples")
+    counts = {"--steps": (steps, MOST), "--epochs": (epochs, MOST), "--records": (records, MOST)}
+    counts |= {"--batch-size": (batch_size, records or 0)}
+    counts |= {"--examples-per-patient": (examples_per_patient, records or 0)}
+    for flag, (count, most) in counts.items():
+        if count is not None and not most:
+            raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
+        fits = count is None or 1 <= count <= most
+        require(fits, flag, count, f"must lie between 1 and {most:,}")
     if sampling == "full":
         alone = sample_rate in (None, 1.0) and batch_size is None
         require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
         sample_rate = 1.0
     elif batch_size and records:
-        both = sample_rate is not None
-        require(not both, "--batch-size", batch_size, "say it or --sample-rate, not both")
         sample_rate = batch_size / records
-    if sample_rate is None:
-        raise UserError("--sample-rate is missing: say it, or --batch-size with --records.")
+    if sample_rate is None or (steps is None and epochs is None):
+        raise UserError(
+            "--sample-rate (or --batch-size with --records) and --steps (or --epochs) are needed."
+        )
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
-    if (steps is None) == (epochs is None):
-        wrong = "one of them is needed." if steps is None else "not both."
-        raise UserError(f"say either --steps or --epochs, {wrong}")
     few = epochs is None or epochs / sample_rate <= MOST
     require(few, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
-    if steps is None:
-        assert epochs is not None
+    if epochs is not None:
         whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
         steps = epochs * whole or round(epochs / sample_rate)
+    assert steps is not None
     number, cycle = records or UNKNOWN_RECORDS, cycle or 1
     fits = cycle == 1 or (sampling == "poisson" and sample_rate * cycle <= 1)
     rule = "needs Poisson sampling, and at most 1 / sample rate subsets"
     require(fits, "--cycle", cycle, rule)
-    drawn = Sampling(sampling, sample_rate * cycle, sample_rate * number, number, cycle)  # type: ignore[arg-type]
+    drawn = Sampling(sampling, sample_rate * cycle, sample_rate * number, number, cycle)
     epochs = epochs or max(1, round(steps * sample_rate))
     return OwnNumbers(drawn, steps, epochs, delta, examples_per_patient)
 

@@ -1,4 +1,4 @@
-"""`Sheet`, a table ready to show, and its forms: terminal, Markdown, HTML, CSV and JSON."""
+"""`Sheet`, a table ready to show, and its forms: terminal, Markdown, CSV and JSON."""
 
 from __future__ import annotations
 
@@ -9,7 +9,6 @@ import math
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from html import escape
 from itertools import zip_longest
 from pathlib import Path
 
@@ -22,7 +21,7 @@ from zdp_bench.errors import printable
 from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
-FORMS = ("md", "csv", "json", "html")
+FORMS = ("md", "csv", "json")
 FOLDED = 10  # characters to which a column of words may be folded
 DIGEST = re.compile(r"[0-9a-f]{8}")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
@@ -103,8 +102,6 @@ class Sheet:
         """Return the sheet in one of `FORMS`, without a line break at its end."""
         if form == "md":
             return printable(self.as_markdown().rstrip())
-        if form == "html":
-            return printable(html_page(self.title, [self]).rstrip())
         return to_csv(self.numbers).rstrip() if form == "csv" else printable(to_json(self.numbers))
 
     def write(self, stem: Path) -> list[Path]:
@@ -126,24 +123,6 @@ def _least(heading: str, column: Sequence[str]) -> int:
     if _is_number(column):
         return max(map(len, (*_broken(heading).split("\n"), *column)))
     return min(FOLDED, max(map(len, (heading, *column)), default=0))
-
-
-def html_page(title: str, sheets: Sequence[Sheet], notes: Sequence[str] = ()) -> str:
-    """Return a page of tables that needs nothing else; all text is escaped."""
-    body = [f"<h1>{escape(title)}</h1>"] if title else []
-    for sheet in sheets:
-        body += ["<table>"]
-        if sheet.title and sheet.title != title:
-            body += [f"<caption>{escape(sheet.title)}</caption>"]
-        heads = "".join(f"<th>{escape(head)}</th>" for head in sheet.columns)
-        body += [f"<thead><tr>{heads}</tr></thead>", "<tbody>"]
-        for row in sheet.rows:
-            body += ["<tr>" + "".join(f"<td>{escape(cell)}</td>" for cell in row) + "</tr>"]
-        body += ["</tbody>", "</table>"]
-        body += [f"<p>{escape(note)}</p>" for note in sheet.notes]
-    body += [f"<p>{escape(note)}</p>" for note in notes]
-    head = f'<!doctype html>\n<meta charset="utf-8">\n<title>{escape(title or "zdp-bench")}</title>'
-    return "\n".join([head, *body]) + "\n"
 
 
 def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:

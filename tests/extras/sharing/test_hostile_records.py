@@ -56,7 +56,7 @@ def is_formula(cell: str) -> bool:
         return cell.strip()[:1] in tuple("=+-@＝")
 
 
-@pytest.mark.parametrize("form", ["rich", "md", "csv", "json", "html"])
+@pytest.mark.parametrize("form", ["rich", "md", "csv", "json"])
 def test_a_record_s_text_is_printed_as_text(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:

@@ -12,35 +12,46 @@ from zdp_bench.errors import UserError
 GROUP = "understand"
 HELP = "the ε of your own numbers, or every ε of the papers"
 SETTING = (
-    "sample_rate",
-    "batch_size",
-    "records",
-    "steps",
-    "epochs",
-    "delta",
-    "sampling",
-    "cycle",
+    *("sample_rate", "batch_size", "records", "steps", "epochs", "cycle"),
     "examples_per_patient",
 )
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     per_step = "probability that a step draws an example, or batch size / examples"
-    for option, metavar, kind, text in (
-        ("sigma", "σ", number("0 or more"), "noise multiplier: its ε by every accountant"),
-        ("target-epsilon", "E", number("above 0"), "the σ that gives this ε"),
-        ("sample-rate", "Q", number("above 0, and 1 at most"), per_step),
-        ("batch-size", "M", whole(1), "instead of the sample rate; needs --records"),
-        ("records", "N", whole(1), "training examples"),
-        ("steps", "T", whole(1), "steps of training"),
-        ("epochs", "E", whole(1), "instead of steps"),
-        ("delta", "δ", number("above 0 and below 0.1"), "default 1e-5"),
-        ("sampling", "SCHEME", str, "poisson (default), uniform (fixed-size batches) or full"),
-        ("cycle", "B", whole(1), "Poisson samples of B subsets in turn, as of algorithm=band_mf"),
-        ("accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
-        ("examples-per-patient", "K", whole(1), "also the ε of a patient or image with K examples"),
+    noise, drawn, long = (parser.add_mutually_exclusive_group() for _ in range(3))
+    for of, option, metavar, kind, text in (
+        (noise, "sigma", "σ", number("0 or more"), "noise multiplier: its ε by every accountant"),
+        (noise, "target-epsilon", "E", number("above 0"), "the σ that gives this ε"),
+        (drawn, "sample-rate", "Q", number("above 0, and 1 at most"), per_step),
+        (drawn, "batch-size", "M", whole(1), "instead of the sample rate; needs --records"),
+        (parser, "records", "N", whole(1), "training examples"),
+        (long, "steps", "T", whole(1), "steps of training"),
+        (long, "epochs", "E", whole(1), "instead of steps"),
+        (
+            *(parser, "cycle", "B", whole(1)),
+            "Poisson samples of B subsets in turn, as of algorithm=band_mf",
+        ),
+        (parser, "accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
+        (
+            *(parser, "examples-per-patient", "K", whole(1)),
+            "also the ε of a patient or image with K examples",
+        ),
     ):
-        parser.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
+        of.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
+    parser.add_argument(
+        "--delta",
+        metavar="δ",
+        type=number("above 0 and below 0.1"),
+        default=1e-5,
+        help="default 1e-5",
+    )
+    parser.add_argument(
+        "--sampling",
+        choices=["poisson", "uniform", "full"],
+        default="poisson",
+        help="default poisson; uniform draws batches of fixed size",
+    )
     add_format(parser)
     add_results(parser)
 
@@ -76,9 +87,8 @@ def _print_own(options: argparse.Namespace) -> None:
     """Print the ε of the given numbers, or the σ for the given target."""
     from zdp_bench.report import epsilon
 
-    if options.sigma is not None and options.target_epsilon is not None:
-        raise UserError("say either --sigma or --target-epsilon, not both.")
-    own = epsilon.read_own(**{name: getattr(options, name) for name in SETTING})
+    names = (*SETTING, "delta", "sampling")
+    own = epsilon.read_own(**{name: getattr(options, name) for name in names})
     if options.sigma is not None:
         answers = epsilon.for_sigma(own, options.sigma, options.accountant)
     else:
