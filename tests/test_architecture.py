@@ -34,7 +34,7 @@ CORE = {
 ALLOWED: dict[str, set[str]] = {
     "errors": set(),
     "foreign_files": {"errors"},
-    "disk": {"errors"},
+    "disk": {"errors", "foreign_files"},
     "assets": set(),
     "__init__": set(),
     "caches": set(),

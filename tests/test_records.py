@@ -12,6 +12,7 @@ import pandas as pd
 import pytest
 
 from zdp_bench import records
+from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError
 
 
@@ -162,10 +163,10 @@ def test_a_lock_follows_no_link_and_keeps_what_is_in_its_file(tmp_path: Path) ->
     victim, lock = tmp_path / "victim", tmp_path / "run.lock"
     victim.write_text("kept")
     lock.symlink_to(victim)
-    with pytest.raises(OSError, match="symbolic links"), records.hold_lock(lock):
+    with pytest.raises(OSError, match="symbolic links"), hold_lock(lock):
         pass
     lock.unlink()
     lock.write_text("kept")
-    with records.hold_lock(lock):
+    with hold_lock(lock):
         pass
     assert victim.read_text() == lock.read_text() == "kept"

@@ -1,14 +1,16 @@
-"""Write files and folders that are there, whole, after a kill or a power cut."""
+"""Write files and folders that are there, whole, after a kill or a power cut; locks."""
 
 from __future__ import annotations
 
 import os
 import stat
 import threading
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import Busy, UserError
+from zdp_bench.foreign_files import open_regular
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
@@ -75,3 +77,33 @@ def fsync_folder(folder: Path) -> None:
         os.fsync(descriptor)
     finally:
         os.close(descriptor)
+
+
+@contextmanager
+def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
+    """Hold the lock at `path`, for as long as the process lives at most; a link is not followed.
+
+    Raises:
+        Busy: another process holds it, and `wait` is false; says `otherwise`.
+        UserError: the file system has no locks.
+    """
+    import fcntl
+
+    make_folder(path.parent)
+    holder = os.getpid()
+    # No link: somebody else may have planted it. Writable: NFS locks no other file.
+    with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
+        except BlockingIOError:
+            raise Busy(otherwise) from None
+        except OSError as error:
+            raise UserError(
+                f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
+                "could work on one run. Take a folder on a file system with flock (paths.results)."
+            ) from None
+        try:
+            yield
+        finally:
+            if os.getpid() == holder:  # the end of a forked copy must not let go of it
+                fcntl.flock(lock, fcntl.LOCK_UN)

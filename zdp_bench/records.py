@@ -14,17 +14,17 @@ import math
 import os
 import re
 import sys
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping
+from contextlib import suppress
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from zdp_bench.disk import make_folder, write_bytes, write_changed
-from zdp_bench.errors import Busy, UserError, printable
-from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json
+from zdp_bench.disk import hold_lock, write_bytes, write_changed
+from zdp_bench.errors import UserError, printable
+from zdp_bench.foreign_files import Shape, misfits, read_json
 
 if TYPE_CHECKING:
     import pandas as pd
@@ -265,36 +265,6 @@ def plain_cell(value: Any) -> Any:
         float(value)
         return value
     return printable(f"'{value}" if _FORMULA.match(value) else value)
-
-
-@contextmanager
-def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
-    """Hold the lock at `path`, for as long as the process lives at most; a link is not followed.
-
-    Raises:
-        Busy: another process holds it, and `wait` is false; says `otherwise`.
-        UserError: the file system has no locks.
-    """
-    import fcntl
-
-    make_folder(path.parent)
-    holder = os.getpid()
-    # No link: somebody else may have planted it. Writable: NFS locks no other file.
-    with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Busy(otherwise) from None
-        except OSError as error:
-            raise UserError(
-                f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
-                "could work on one run. Take a folder on a file system with flock (paths.results)."
-            ) from None
-        try:
-            yield
-        finally:
-            if os.getpid() == holder:  # the end of a forked copy must not let go of it
-                fcntl.flock(lock, fcntl.LOCK_UN)
 
 
 def get(record: Record, path: str) -> Any:

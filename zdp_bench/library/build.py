@@ -23,7 +23,7 @@ from torch.nn.parameter import UninitializedParameter
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
-from zdp_bench.disk import make_folder
+from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
@@ -46,7 +46,6 @@ from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
-from zdp_bench.records import hold_lock
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.build import require_step

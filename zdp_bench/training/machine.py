@@ -32,9 +32,9 @@ from torch import nn
 
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
+from zdp_bench.disk import hold_lock
 from zdp_bench.errors import Busy, UserError, unknown
 from zdp_bench.nn.precision import float32_products
-from zdp_bench.records import hold_lock
 
 PRECISIONS = ("tf32", "bf16")
 

@@ -17,11 +17,11 @@ from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
-from zdp_bench.disk import make_folder
+from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, suggestion
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record, hold_lock, is_named
+from zdp_bench.records import Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 from zdp_bench.training.machine import plugin_digests

@@ -24,6 +24,7 @@ from zdp_bench.config import compose, configured
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
+from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search
@@ -33,7 +34,7 @@ from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import Record, hold_lock
+from zdp_bench.records import Record
 from zdp_bench.report.budget import together_if_known
 from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.report.number_format import epsilon, name_one
