@@ -91,6 +91,7 @@ def panels(name: str, results: Path) -> Figure:
         )
     spent = points[["epsilon_claimed", "epsilon_tight"]].astype(float)
     points[spent.columns], points["x"] = spent, points["x"].astype(float)
+    points.loc[points.duplicated(["row", "x"]), "paper"] = ""  # a variant shows no number again
     of, titles = papers.axes(name), panels_of(points["panel"])
     # A curve that claims an ε but has none is still a private one.
     private = points.loc[spent.min(axis=1) < math.inf, "curve"].unique()
