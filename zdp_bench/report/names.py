@@ -37,6 +37,7 @@ DATA = {
 ALGORITHMS = {
     "sgd": "non-private",
     "dp_sgd": "DP-SGD",
+    "band_mf": "banded MF",
     "zeta_dp_sgd": "ζ-DP-SGD",
     "spectral_dp": "Spectral-DP",
     "gredp": "GReDP",
