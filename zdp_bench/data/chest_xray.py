@@ -236,10 +236,7 @@ class ChestXray(Films):
         return replace(splits, notes=f"{note}; {splits.notes}")
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by names and sizes, and the bytes of films of one size; others are no copies.
-
-        Without films, the numbers are the release's; the validation part is in proportion.
-        """
+        """Count films, without copies; without films, as in the release and in proportion."""
         if not holds_any(root / FOLDER):
             used = 1 - self.validation_share
             train = round(used * SPLIT["train"])
@@ -254,12 +251,7 @@ class ChestXray(Films):
                 found=False,
             )
         found = find_films(root / FOLDER)
-        sizes = [film.path.stat().st_size for film in found]
-        often = Counter(sizes)
-        digests = [  # most sizes occur once, and are quicker to read than bytes
-            sha256(film.path) if often[size] > 1 else str(size)
-            for film, size in zip(found, sizes, strict=True)
-        ]
+        digests = [sha256(film.path) for film in found]
         return self.describe(self.split(found, digests, self.split_seed))
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
