@@ -120,7 +120,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_bound_and_the_record_says_what_
 
 
 def test_what_has_no_count_of_its_own_is_refused() -> None:
-    with pytest.raises(UserError, match="automatic clipping scales every share"):
+    with pytest.raises(UserError, match="none is left unclipped"):
         algorithm_with(gamma=0.1)
     for words, said in (
         (["algorithm.clip_quantile=1"], r"must be less than 1"),

@@ -84,6 +84,7 @@ def test_another_algorithm_takes_no_options_the_recipe_meant_for_the_first() -> 
         "noise_multiplier": 1.1,
         "max_grad_norm": 1.0,
         "clip_quantile": None,
+        "start_steps": None,
         "per_layer": False,
         "gamma": None,
         "gradients": "auto",

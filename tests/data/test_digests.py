@@ -85,6 +85,7 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "phasemnist": (mnist, {"check": False}),
     "public_kspace": (pictures, {"train": 20, "test": 10}),
     "roahd": (["roahd"], {}),
+    "roahd every lead": (["roahd"], {"low_bins": 4}),
     "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),
     **{
         f"folder {kind}": (lambda root, k=kind: write_classes(root / "own", k), of_folder(kind))

@@ -25,6 +25,7 @@ UNITS = {
         ),
         "volume",
     ),
+    "roahd": "person",
     **dict.fromkeys(("chest_xray", "fastmri", "mri_sequences"), "patient"),
     "cpsc2018": "recording",
     "speech_commands": "speaker",

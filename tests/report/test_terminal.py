@@ -24,6 +24,7 @@ def show(**privacy: Any) -> dict[str, str]:
         # A record of before the unit was named
         ({"examples_per_patient": 80, "epsilon_patient": 4.4452}, "ε of a patient"),
         ({"unit": "patient", "examples_per_patient": 1, "epsilon_patient": 1.0}, None),
+        ({"examples_per_patient": 1, "epsilon_of": "person", "epsilon_part": 2.0}, None),
         ({}, None),
     ],
 )

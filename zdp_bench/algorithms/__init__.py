@@ -59,7 +59,7 @@ class Algorithm(ABC):
             each share of several examples as one.
         sums_gradients: the uᵢ are whole gradients of examples, clipped.
         sums_in_float32: they are, even if the forward pass runs in bfloat16.
-        releases_once: the first release solves for the weights.
+        releases_once: the first release gives the weights.
     """
 
     takes_shares: ClassVar[bool] = False
@@ -105,6 +105,11 @@ class Algorithm(ABC):
     def averages(self) -> bool:
         """True if `postprocess` is the mean: the private step then divides as it adds noise."""
         return type(self).postprocess is Algorithm.postprocess
+
+    @property
+    def sets_weights(self) -> bool:
+        """True if `postprocess` returns the weights, and not a gradient, for the step to come."""
+        return False
 
     def report(self, releases: int, delta: float) -> dict[str, Any]:
         """Return what a record's section on privacy says of this algorithm alone."""

@@ -15,9 +15,11 @@ from zdp_bench.algorithms.adaptive_bound import (
     count_unclipped,
     epsilon_without_count,
 )
+from zdp_bench.algorithms.class_means import SCALE, ClassSums, weights_along
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Engine, Shares, add_up, clipped_sum, reference
-from zdp_bench.gradients.clipping import groups, trainable
+from zdp_bench.gradients.clipping import SAFETY, groups, trainable
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
 
@@ -26,7 +28,9 @@ from zdp_bench.registry import register
 class DPSGD(Algorithm):
     """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
     C/√L; with `gamma`, automatically (Bu et al. 2022); with `clip_quantile`, at a bound that
-    follows the gradients' norms (`adaptive_bound`).
+    follows the gradients' norms (`adaptive_bound`). The first `start_steps` release class means at
+    C instead (`class_means`), with the same noise: the weights start from their sum, and ε counts
+    them as any other step.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, or, in units of the bound
     that holds then, `JOINT_BOUND`; z = noise_multiplier under Poisson sampling.
@@ -50,6 +54,7 @@ class DPSGD(Algorithm):
         noise_multiplier: float,
         max_grad_norm: float,
         clip_quantile: float | None = None,
+        start_steps: int | None = None,
         per_layer: bool = False,
         gamma: float | None = None,
         gradients: Engine = "auto",
@@ -60,14 +65,18 @@ class DPSGD(Algorithm):
         self.per_layer = per_layer
         self.gamma = gamma
         self.gradients: Engine = gradients
+        self.start_steps = start_steps or 0
         if clip_quantile is not None:
-            if gamma is not None:
+            if gamma is not None or start_steps is not None:
+                other = "gamma" if gamma is not None else "start_steps"
                 raise UserError(
-                    f"algorithm.clip_quantile={clip_quantile:g} with algorithm.gamma={gamma:g}: "
-                    "automatic clipping scales every share, so none is left unclipped to count. "
-                    "Give one of them."
+                    f"algorithm.clip_quantile with algorithm.{other}: every share then has a norm "
+                    "of its own, so none is left unclipped to count. Give one of them."
                 )
             self.carried = {"bound": max_grad_norm}
+        if start_steps is not None:
+            self.sums = ClassSums(problem, "algorithm.start_steps")
+            self.carried = {"started": 0, "length": 0.0}
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex() and not self.takes_complex:
                 raise UserError(
@@ -80,8 +89,13 @@ class DPSGD(Algorithm):
         """The bound that shares are clipped at now."""
         return self.carried.get("bound", self.max_grad_norm)
 
+    @property
+    def sets_weights(self) -> bool:
+        return self.carried.get("started", self.start_steps) < self.start_steps
+
     def mechanism(self) -> Mechanism:
-        bound = JOINT_BOUND if self.carried else self.max_grad_norm  # in units of C, if it adapts
+        adapts = self.clip_quantile is not None
+        bound = JOINT_BOUND if adapts else self.max_grad_norm  # in units of C, if it adapts
         std = self.noise_multiplier * bound
 
         def block(name: str, parameter: nn.Parameter) -> Block:
@@ -91,13 +105,19 @@ class DPSGD(Algorithm):
             return parameter_block(name, parameter, bound, std, "real")
 
         blocks = [block(*named) for named in trainable(self.problem.model).items()]
-        if self.carried:
+        if adapts:
             blocks.append(count_block(min(one.std for one in blocks)))
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def accumulate(
         self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
     ) -> None:
+        if self.sets_weights:
+            if len(batch[0]):
+                of_classes = self.sums.total(batch, shares) * (self.bound * SAFETY)
+                total[self.sums.weight] += of_classes.to(total[self.sums.weight])
+            return
+        adapts = self.clip_quantile is not None
         found = clipped_sum(
             self.problem.model,
             self.problem.loss,
@@ -108,38 +128,61 @@ class DPSGD(Algorithm):
             complex_scale=self.complex_scale,
             engine=self.gradients,
             shares=shares,
-            into=None if self.carried else total,
+            into=None if adapts else total,
         )
-        if self.carried:
+        if adapts:
             sums = {name: value / self.bound for name, value in found.sums.items()}
             add_up(total, sums | count_unclipped(found.norms, self.bound, each=False))
 
     def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
+        if self.sets_weights:
+            each = self.sums.of(batch, shares) * (self.bound * SAFETY)
+            none = {n: p.new_zeros(len(each), *p.shape) for n, p in self._trainable().items()}
+            return none | {self.sums.weight: each.to(none[self.sums.weight])}
         gradients = reference.share_gradients(
             self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
         )
         together = groups(self.problem.model, self.bound, self.per_layer)
         clipped, norms = reference.clip(gradients, together, self.gamma)
-        if not self.carried:
+        if self.clip_quantile is None:
             return clipped
         rows = {name: value / self.bound for name, value in clipped.items()}
         return rows | count_unclipped(norms, self.bound, each=True)
 
     @property
     def averages(self) -> bool:
-        return type(self).postprocess is DPSGD.postprocess and self.clip_quantile is None
+        return type(self).postprocess is DPSGD.postprocess and not (
+            self.sets_weights or self.clip_quantile
+        )
 
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        """Return the mean, in its own units if the bound adapts; move that for the next step."""
+        """Return the mean, in its own units if the bound adapts; move that for the next step.
+
+        While the run starts, return weights along the sum of all class means so far.
+        """
+        if self.sets_weights:
+            return self._start(noisy)
         if self.clip_quantile is None:
             return mean(noisy, expected_batch_size)
         bound = self.bound
         self.carried["bound"] = adapt_bound(bound, noisy, self.clip_quantile, expected_batch_size)
         return mean(noisy, expected_batch_size / bound)
 
+    def _start(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
+        weight, before = self.sums.weight, self._trainable()[self.sums.weight].detach().double()
+        summed = noisy[weight].double() + before * (self.carried["length"] / SCALE)
+        self.carried = {"started": self.carried["started"] + 1, "length": float(summed.norm())}
+        return weights_along(self.problem.model, weight, {weight: summed}, SCALE)
+
+    def _trainable(self) -> dict[str, nn.Parameter]:
+        return trainable(self.problem.model)
+
     def report(self, releases: int, delta: float) -> dict[str, Any]:
+        if self.start_steps:
+            alone = tight_epsilon(self.mechanism(), min(releases, self.start_steps), delta)
+            return {"start": {"steps": self.start_steps, "epsilon_alone": alone}}
         if self.clip_quantile is None:
             return {}
         return {

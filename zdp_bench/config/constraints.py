@@ -62,17 +62,13 @@ def _check_gradients(run: Run) -> None:
 
 
 def _check_one_release(run: Run) -> None:
-    """Refuse steps that would come after the one that solves for the weights, or not get there."""
-    trainer, optimizer = run.trainer, run.optimizer
+    """Refuse a release that not all examples are in, and steps that would come after it."""
+    trainer = run.trainer
     is_whole = trainer.sampling == "poisson" and trainer.sample_rate == 1 and trainer.epochs == 1
-    options = dict(optimizer.options)
-    arrives = optimizer.name == "sgd" and options.pop("lr") == 1 and not any(options.values())
-    beside = run.scheduler, trainer.ema, trainer.augmentations
-    if not (is_whole and arrives) or any(beside) or run.federated.nodes is not None:
+    if not is_whole or trainer.ema or run.federated.nodes is not None:
         raise UserError(
-            f"algorithm={run.algorithm.name}: has one step. Set trainer=poisson "
-            "trainer.sample_rate=1 trainer.epochs=1 optimizer=sgd optimizer.lr=1 "
-            "optimizer.momentum=0 scheduler=none, and nothing else that changes a step."
+            f"algorithm={run.algorithm.name}: has one step, of all examples. Set trainer=poisson "
+            "trainer.sample_rate=1 trainer.epochs=1 trainer.ema=null federated.nodes=null."
         )
 
 
@@ -106,11 +102,11 @@ def _check_federated(run: Run) -> None:
         return
     if run.privacy.total_budget is not None:
         raise UserError("privacy.total_budget: is for central runs; set privacy.max_epsilon.")
-    if run.algorithm.options.get("clip_quantile") is not None:
-        raise UserError(
-            "algorithm.clip_quantile with federated.nodes: each node would follow another bound. "
-            "Give algorithm.max_grad_norm alone."
-        )
+    for key, what in (("clip_quantile", "follow another bound"), ("start_steps", "start apart")):
+        if run.algorithm.options.get(key) is not None:
+            raise UserError(
+                f"algorithm.{key} with federated.nodes: each node would {what}. Leave it out."
+            )
     if _type_of(run.algorithm.name).cycle(run.algorithm.options) > 1:
         raise UserError(
             f"algorithm={run.algorithm.name} with federated.nodes: a node's noise would go on from "

@@ -15,6 +15,7 @@ from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
 from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, PLUGINS, Plugin
 from zdp_bench.config.types import (
+    COUNT,
     NOISE,
     NORM,
     SEED,
@@ -85,6 +86,8 @@ PRIVACY_RULES = {
     "max_grad_norm": NORM,
     "gamma": NORM,
     "clip_quantile": SHARE,
+    "start_steps": COUNT,
+    "scale": NORM,
 }
 
 

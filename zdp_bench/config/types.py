@@ -31,7 +31,8 @@ NOISE = AfterValidator(_require_noise)
 NORM = Interval(ge=1e-12, le=1e12)  # beyond, norms in single precision lose all digits
 SEED = Interval(ge=0, lt=2**32)  # of a split or a pairing; libraries take no more bits
 SHARE = Interval(gt=0, lt=1)
-Count = Annotated[int, Interval(ge=1, le=MOST)]
+COUNT = Interval(ge=1, le=MOST)
+Count = Annotated[int, COUNT]
 Positive = Annotated[float, Gt(0)]
 MOST_THREADS = max(256, 4 * (os.cpu_count() or 1))  # more than help, fewer than do harm
 Threads = Annotated[int, Ge(1), Le(MOST_THREADS)]

@@ -8,7 +8,7 @@ Each person has one recording; whole people are held out, as many of either diag
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -36,13 +36,21 @@ CODES = {"RN": DIAGNOSES["Normal"], "RL": DIAGNOSES["LBBB"]}  # what names begin
 class Roahd(Dataset):
     """roahd's ECGs: spectra complex64 [512]; label 1 is left bundle branch block, 0 is normal.
 
-    fold: which tenth of the people of either diagnosis is held out.
+    Args:
+        fold: which tenth of the people of either diagnosis is held out.
+        low_bins: so many bins of every lead instead, complex64 [12, low_bins]: the lowest but that
+            of the mean.
     """
 
     fold: Annotated[int, Interval(ge=0, lt=FOLDS)] = 0
     split_seed: int = 0
     channel: Annotated[int, Interval(ge=1, le=LEADS)] = 3
     fft_norm: Norm = "backward"
+    low_bins: Annotated[int, Interval(ge=1, le=255)] | None = None
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (LEADS, self.low_bins) if self.low_bins else (self.transform.fft_length,)
 
     @property
     def transform(self) -> Cpsc2018:
@@ -50,17 +58,19 @@ class Roahd(Dataset):
 
     def load(self, root: Path) -> Splits:
         headers = list_recordings(root)
-        inputs = [self.transform.transform(read(path, self.channel)) for path in headers]
-        x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(_targets(headers))
+        x = torch.from_numpy(np.stack([self.spectra(path) for path in headers]))
+        y, people = torch.tensor(_targets(headers)), torch.arange(len(headers))
         train, test = self.split(_targets(headers))
         sums = [sha256(file) for path in headers for file in (path, path.with_suffix(".mat"))]
         names = " ".join(path.stem for path in headers)
-        settings = (self.fold, self.split_seed, self.channel, self.fft_norm)
+        later = (self.low_bins,) if self.low_bins else ()  # others keep their records' digest
+        settings = (self.fold, self.split_seed, self.channel, self.fft_norm, *later)
         return Splits(
-            Examples(x[train], y[train]),
-            Examples(x[test], y[test]),
-            input_shape=(self.transform.fft_length,),
+            Examples(x[train], y[train], people[train]),
+            Examples(x[test], y[test], people[test]),
+            input_shape=self.shape,
             outputs=1,
+            unit="person",
             provenance="derived",
             digest=digest(f"{names}:{':'.join(sums)}:{settings!r}"),
             notes=f"a beat each of {len(y)} people, {int(y.sum())} with LBBB, registered and "
@@ -76,15 +86,23 @@ class Roahd(Dataset):
         return DatasetInfo(
             train=len(train),
             test=len(test),
-            input_shape=(self.transform.fft_length,),
+            input_shape=self.shape,
             outputs=1,
+            unit="person",
+            owners=len(train),
             dtype=torch.complex64,
             found=False,
         )
 
+    def spectra(self, path: Path) -> np.ndarray:
+        """Return a recording's spectrum, or the low bins of all leads."""
+        leads = range(1, LEADS + 1) if self.low_bins else [self.channel]
+        whole = np.stack([self.transform.transform(lead) for lead in read(path, leads).T])
+        return whole[:, 1 : 1 + self.low_bins] if self.low_bins else whole[0]
+
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every recording."""
-        return try_each(list_recordings(root), lambda path: read(path, self.channel))
+        return try_each(list_recordings(root), lambda path: read(path, [self.channel]))
 
     def split(self, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the people to train and to test on."""
@@ -117,15 +135,16 @@ def _targets(headers: list[Path]) -> list[int]:
     return [int(path.stem.startswith("RL")) for path in headers]
 
 
-def read(path: Path, channel: int) -> np.ndarray:
-    """Read one lead of a recording: float64 [samples] in mV; its diagnosis is as it is named."""
+def read(path: Path, channels: Sequence[int]) -> np.ndarray:
+    """Read leads of a recording: float64 [samples, leads] in mV; its diagnosis is as named."""
     signals = path.with_suffix(".mat")
     for file in (path, signals):
         require_inside(file, path.parent)
     record = open_record(path, RATE, LONGEST)
     with reading(path):
         expect(record.files == [path, signals], f"names others than {signals.name}")
-        expect(len(record.leads) >= channel, f"has {len(record.leads)} leads, not {channel}")
+        most = max(channels)
+        expect(len(record.leads) >= most, f"has {len(record.leads)} leads, not {most}")
         found = [
             line.removeprefix("Dx:").strip()
             for line in record.header.comments or []
@@ -133,4 +152,4 @@ def read(path: Path, channel: int) -> np.ndarray:
         ]
         codes = CODES[path.stem[:2]]
         expect(len(found) == 1 and found[0] in codes, f"has diagnosis {found}, not {codes[0]}")
-    return read_leads(record, [channel - 1])[:, 0]
+    return read_leads(record, [channel - 1 for channel in channels])

@@ -34,7 +34,7 @@ class Line:
 
     Attributes:
         floor: the metric of knowing nothing; None where no share is shown.
-        runs: target ε, ∞ without privacy -> a run for each seed.
+        runs: target ε, ∞ without privacy -> a run for each seed and fold.
     """
 
     row: str
@@ -60,8 +60,11 @@ class Line:
         return ", ".join(sorted({f"{one['delta']:g}" for one in private}))
 
     def values(self, target: float) -> list[float]:
-        """Return the test metric of each seed."""
-        return [float(run["headline"]["value"]) for run in self.runs.get(target, [])]
+        """Return the test metric of each seed, the mean of its folds."""
+        found: dict[int, list[float]] = {}
+        for run in self.runs.get(target, []):
+            found.setdefault(run["seed"], []).append(float(run["headline"]["value"]))
+        return [mean(folds) for folds in found.values()]
 
     def kept(self, target: float) -> float | None:
         """Return which part of the open result above the floor is left; None if it is not known."""
@@ -82,12 +85,13 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     """
     of = papers.ours()[name]
     every = records.read_all(results)
-    found: dict[tuple[str, str | None], dict[float, dict[int, Record]]] = {}
+    found: dict[tuple[str, str | None], dict[float, dict[tuple[int, Any], Record]]] = {}
     for filling in fillings:
         for run in [] if filling.on else filling.runs_of(every):
             target = run["config"]["privacy"].get("target_epsilon") or math.inf
             cells = found.setdefault((filling.row, filling.variant), {})
-            cells.setdefault(float(target), {})[run["seed"]] = run
+            cut = run["seed"], run["config"].get("dataset", {}).get("fold")
+            cells.setdefault(float(target), {})[cut] = run
     if not found:
         raise UserError(
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
@@ -104,17 +108,20 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     ]
     notes = [*(of.get("notes") or ()), *_of_parts(lines)]
     notes += compare_variants(lines, of.get("compare"))
+    notes += _name_works(name)
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     grouped = any(line.variant for line in lines)
     heads = ["open" if math.isinf(target) else f"ε = {target:g}" for target in targets]
     columns = ["task", *(["variant"] if grouped else [])]
-    columns += ["ε hides", "δ", "metric", "runs", *heads]
+    others = papers.published().get(name, {})
+    columns += ["ε hides", "δ", "metric", "runs", *heads, *(["others"] if others else [])]
     rows = []
     for line in lines:
         count = sorted({len(runs) for runs in line.runs.values()})
         seeds = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
         named = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
         shown = [_show(line, target) for target in targets]
+        shown += [_show_others(others.get(line.row, []))] if others else []
         rows.append([*named, line.unit, line.delta, names.metric(line.metric), seeds, *shown])
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
     return Table(name, [], Sheet(of["title"], columns, rows, notes, origin(name), numbers))
@@ -199,6 +206,18 @@ def _part(privacy: dict[str, Any]) -> str:
     return epsilon(remember(part_epsilon, mechanism, privacy["steps"], privacy["delta"]))
 
 
+def _show_others(results: Sequence[dict[str, Any]]) -> str:
+    """Return '81.4 % at ε = 8 [2]' of each result of others."""
+    return ", ".join(f"{one['value']} at ε = {one['epsilon']:g} [{one['work']}]" for one in results)
+
+
+def _name_works(table: str) -> list[str]:
+    """Name the works that a table's results of others are from."""
+    every = papers.published()
+    cited = {one["work"] for results in every.get(table, {}).values() for one in results}
+    return [f"[{number}] {every['works'][number]}." for number in sorted(cited)]
+
+
 def _form(line: Line) -> tuple[float, int, str]:
     """Return how a line's metric is shown: factor, digits, unit."""
     if line.metric == "accuracy":
@@ -236,7 +255,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "kept": None if kept is None else round(kept, 4),
         "n": len(values),
         "values": " ".join(f"{value:.6g}" for value in values),
-        "seeds": " ".join(str(run["seed"]) for run in runs),
+        "seeds": " ".join(str(seed) for seed in dict.fromkeys(run["seed"] for run in runs)),
         "data": f"{runs[0]['data']['name']}, {runs[0]['data']['provenance']}",
         "runs": " ".join(run["run"][:16] for run in runs),
     }

@@ -84,6 +84,12 @@ def ours() -> dict[str, dict[str, Any]]:
 
 
 @cache
+def published() -> dict[str, Any]:
+    """Return what others report at a stated ε, by table and row, and their `works` by number."""
+    return assets.read_yaml(assets.PAPERS / "published.yaml")
+
+
+@cache
 def titles() -> dict[str, str]:
     """Return each paper's name as people cite it: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
     found: dict[str, str] = {}

@@ -112,9 +112,9 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
         if is_of_unit(privacy):
             whose = "its examples are drawn and clipped as one"
         rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
-    if "epsilon_part" in privacy:
-        part = f"{epsilon(privacy['epsilon_part'])}  (tight, of one of {owner}'s)"
-        rows.append(["ε of an example", part])
+        if "epsilon_part" in privacy:
+            part = f"{epsilon(privacy['epsilon_part'])}  (tight, of one of {owner}'s)"
+            rows.append(["ε of an example", part])
     if bound := privacy.get("clipping"):
         without = epsilon(bound["epsilon_without_count"])
         of = f"{bound['quantile']:g} of the shares unclipped; tight ε {without} without their count"

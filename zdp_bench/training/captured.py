@@ -209,7 +209,7 @@ class Programs:
 def why_not(algorithm: Algorithm, model: nn.Module) -> str:
     """Return why a training's sums are no program; "" if they may be one."""
     if algorithm.carried:
-        return "the bound changes from step to step"
+        return "steps follow from earlier ones"
     if reason := runs_alone(model):
         return reason
     for name, module in model.named_modules():

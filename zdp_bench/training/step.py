@@ -134,8 +134,14 @@ def private_step(
             times=1 / expected_batch_size if at_once else 1.0,
         )
     release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
-    gradients = release if at_once else algorithm.postprocess(release, expected_batch_size)
-    descend(training.parameters, training.optimizer, gradients)
+    sets_weights = algorithm.sets_weights  # of this step, which `postprocess` ends
+    found = release if at_once else algorithm.postprocess(release, expected_batch_size)
+    if sets_weights:
+        with torch.no_grad():
+            for name, weights in found.items():
+                training.parameters[name].copy_(weights)
+    else:
+        descend(training.parameters, training.optimizer, found)
 
 
 def _sum_by_program(

@@ -375,6 +375,10 @@ class WithCanaries(Algorithm):
         self.rest: dict[str, Tensor] = {}
         self.seen: list[Tensor] = []
 
+    @property
+    def sets_weights(self) -> bool:
+        return self.inner.sets_weights
+
     def mechanism(self) -> Mechanism:
         return self.inner.mechanism()
 

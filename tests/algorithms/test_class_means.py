@@ -1,0 +1,120 @@
+"""Class means: what is released, what it costs, and a start for DP-SGD."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import dp_accounting
+import pytest
+import torch
+
+from tests.algorithms.test_properties import examples, make, summed
+from tests.training.test_interrupts import stop_and_go_on
+from tests.training.test_run import carry_out
+from zdp_bench.algorithms import Problem
+from zdp_bench.algorithms.class_means import ClassMeans
+from zdp_bench.config import configured
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.registry import lookup
+from zdp_bench.tasks.classification import Classification
+
+ONCE = Sampling("poisson", 1.0, 200.0, 200)
+CASE = ("class_means", {}, "linear")
+MODEL = ["dataset=phase_digits", "model=real_linear", "model.complex_as=channels"]
+RUN = [*MODEL, "algorithm=class_means", "trainer.sample_rate=1", "trainer.epochs=1"]
+START = [*MODEL, "algorithm=dp_sgd", "algorithm.start_steps=3"]
+
+
+def test_the_classifier_is_the_noisy_sum_of_centred_labels_times_features() -> None:
+    algorithm, model, kind = make(CASE)
+    inputs, targets = examples(7, kind)
+    aims = torch.nn.functional.one_hot(targets, 3).double() - 1 / 3
+    unit = torch.einsum("bk,bd->bkd", aims, inputs)
+    unit = unit / unit.norm(dim=(1, 2), keepdim=True)
+    torch.testing.assert_close(algorithm.contributions((inputs, targets))["linear.weight"], unit)
+    # an owner's examples count as one, in the direction of their sum
+    own = (aims.T @ (inputs / inputs.norm(dim=1, keepdim=True))).unsqueeze(0)
+    shared = algorithm.contributions((inputs, targets), (7,))["linear.weight"]
+    torch.testing.assert_close(shared, own / own.norm())
+    found = algorithm.postprocess(summed(algorithm, (inputs, targets)), 7.0)
+    along = unit.sum(dim=0) / unit.sum(dim=0).norm()
+    torch.testing.assert_close(found["linear.weight"], 3 * along)
+    assert not found["linear.bias"].any()
+    assert found.keys() == dict(model.named_parameters()).keys()
+
+
+@pytest.mark.parametrize("optimizer", ["sgd", "adam"])
+def test_epsilon_is_that_of_one_gaussian_release(tmp_path: Path, optimizer: str) -> None:
+    """The weights are what was released, whatever the optimiser."""
+    words = [*RUN, "privacy.target_epsilon=2", f"optimizer={optimizer}"]
+    record = carry_out(tmp_path, *words).record
+    privacy = record["privacy"]
+    exact = dp_accounting.get_epsilon_gaussian(privacy["noise_multiplier"], privacy["delta"])
+    assert privacy["steps"] == 1
+    assert privacy["epsilon_tight"] == pytest.approx(exact, rel=1e-6)
+    assert 1.999 < privacy["epsilon_tight"] <= 2.0
+    weights = torch.load(next(tmp_path.rglob("checkpoint.pt")))["model"]
+    assert float(weights["1.linear.weight"].norm()) == pytest.approx(3.0)
+
+
+def test_dp_sgd_starts_from_the_sum_of_its_first_releases() -> None:
+    algorithm, model, kind = make(("dp_sgd", {"start_steps": 2}, "linear"))
+    batches = [examples(6, kind, seed=seed) for seed in (0, 1)]
+    expected = sum(algorithm.contributions(b)["linear.weight"].sum(dim=0) for b in batches)
+    for batch in batches:
+        assert algorithm.sets_weights
+        total = summed(algorithm, batch)
+        assert not total["linear.bias"].any()
+        with torch.no_grad():
+            for name, value in algorithm.postprocess(total, 6.0).items():
+                model.get_parameter(name).copy_(value)
+    assert not algorithm.sets_weights
+    assert isinstance(expected, torch.Tensor)
+    torch.testing.assert_close(model.get_parameter("linear.weight"), 3 * expected / expected.norm())
+    plain = make(("dp_sgd", {}, "linear"))[0]
+    plain.problem.model.load_state_dict(model.state_dict())
+    batch = examples(5, kind, seed=2)
+    for name, value in summed(plain, batch).items():
+        torch.testing.assert_close(summed(algorithm, batch)[name], value)
+
+
+def test_the_start_has_a_stated_part_of_epsilon(tmp_path: Path) -> None:
+    words = [*START, "trainer.sample_rate=0.5", "trainer.epochs=4", "privacy.target_epsilon=2"]
+    privacy = carry_out(tmp_path, *words).record["privacy"]
+    assert privacy["steps"] == 8
+    assert privacy["start"]["steps"] == 3
+    assert 0.5 < privacy["start"]["epsilon_alone"] < privacy["epsilon_tight"] <= 2.0
+
+
+@pytest.mark.parametrize("step", [2, 5])
+def test_a_start_that_is_stopped_goes_on_as_if_it_had_not_been(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, step: int
+) -> None:
+    stop_and_go_on(monkeypatch, tmp_path, step, *START)
+
+
+@pytest.mark.parametrize(
+    ("words", "error"),
+    [
+        ([*RUN, "trainer.epochs=2"], "has one step"),
+        ([*RUN, "trainer.sample_rate=0.5"], "has one step"),
+        ([*START, "federated.nodes=2"], "start apart"),
+        ([*START, "algorithm.start_steps=0"], "start_steps"),
+    ],
+)
+def test_what_makes_no_such_release_is_refused(words: list[str], error: str) -> None:
+    with pytest.raises(UserError, match=error):
+        configured(["recipe=quickstart", *words])
+
+
+def test_what_is_no_linear_layer_or_class_is_refused() -> None:
+    for model, own in (("real_mlp", {"hidden": [4]}), ("complex_linear", {})):
+        problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)
+        with pytest.raises(UserError, match="take model=real_linear"):
+            ClassMeans(problem, noise_multiplier=1.0)
+    algorithm, _, kind = make(CASE)
+    with pytest.raises(UserError, match="takes a class for each example"):
+        algorithm.contributions((examples(4, kind)[0], torch.randn(4)))
+    with pytest.raises(UserError, match="none is left unclipped"):
+        make(("dp_sgd", {"clip_quantile": 0.5, "start_steps": 2}, "linear"))
