@@ -82,7 +82,7 @@ def points(results: Path, curve: str, *more: Filling) -> list[dict[str, str]]:
 
 
 def panel_of(results: Path) -> Axes:
-    figure = figures.draw(FIGURE, results, results)
+    figure = figures.draw(FIGURE, results)
     return next(axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
 
 
@@ -155,7 +155,7 @@ def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> N
     with pytest.raises(
         UserError, match=r"fig2\.csv: not there\. Make it with `zdp-bench table dp_dfa_2020/fig2"
     ):
-        figures.draw(FIGURE, results, results)
+        figures.draw(FIGURE, results)
     paths = build(results).write(results)
     assert [path.name for path in paths] == ["dp_dfa_2020_fig2.md", "dp_dfa_2020_fig2.csv"]
     every = csv.DictReader(io.StringIO(paths[1].read_text()))
@@ -176,7 +176,7 @@ def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
         figure = build(tmp_path, short)
         figure.write(tmp_path)
         with pytest.raises(UserError, match="none of the paper's curves was run as published"):
-            figures.draw(FIGURE, tmp_path, tmp_path)
+            figures.draw(FIGURE, tmp_path)
     assert {line.status for line in figure.lines if line.runs} == {"reduced"}
 
 

@@ -39,7 +39,7 @@ def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path
     with (grid.write(tmp_path)[1]).open() as file:
         numbers = list(csv.DictReader(file))
     assert [line["values"] for line in numbers] == ["0.8 0.82", "0.9"]
-    (axes,) = figures.draw("cost", tmp_path, tmp_path).axes
+    (axes,) = figures.draw("cost", tmp_path).axes
     assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(100 * 0.71 / 0.8, abs=0.01)
 
 

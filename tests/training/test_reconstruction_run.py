@@ -64,9 +64,9 @@ def test_a_run_whose_loss_grows_a_thousandfold_says_so(tmp_path: Path) -> None:
 def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_path: Path) -> None:
     carried_out(tmp_path, "mri_recon_small", "trainer.batch_size=3")
     with pytest.raises(UserError, match=r"zdp-bench run recipe=NAME.*mri_recon_small_nonprivate"):
-        figures.draw("reconstructions", tmp_path / "results", tmp_path)
+        figures.draw("reconstructions", tmp_path / "results")
     carried_out(tmp_path, "mri_recon_small_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("reconstructions", tmp_path / "results", tmp_path)
+    figure = figures.draw("reconstructions", tmp_path / "results")
     titles = [
         axes.get_title(loc="center").split("\n")[0]
         for axes in figure.axes
@@ -76,17 +76,17 @@ def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_pat
     assert figure.axes[1].get_title(loc="center").startswith("zero-filled\nSSIM 0.")
     carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
     carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("reconstructions", tmp_path / "results", tmp_path)
+    figure = figures.draw("reconstructions", tmp_path / "results")
     titles = [
         axes.get_title(loc="center").replace("\n", ", ")
         for axes in figure.axes
         if axes.get_title(loc="center")
     ]
     wanted = [
-        "U-Net, non-private, SSIM",
-        "U-Net, private, batch 3",
-        "harmonic network, non-private, SSIM",
-        "harmonic network, private, batch 1",
+        "unet, non-private, SSIM",
+        "unet, private, batch 3",
+        "harmonic, non-private, SSIM",
+        "harmonic, private, batch 1",
     ]
     assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), (
         titles

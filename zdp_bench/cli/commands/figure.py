@@ -7,7 +7,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from zdp_bench.cli.arguments import add_data_root, add_results, data_root, require_records
+from zdp_bench.cli.arguments import add_results, require_records
 from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
@@ -38,7 +38,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="of --runs: a .png, .svg or .pdf (default: all three, as own_KEY_METRIC in the "
         "results folder's figures)",
     )
-    add_data_root(parser)
     add_results(parser)
 
 
@@ -53,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
     if options.runs is not None:
         return _draw_runs(options)
     for name in options.figures:
-        drawn = figures.draw(name, options.results, data_root(options))
+        drawn = figures.draw(name, options.results)
         for path in figures.write(drawn, name, options.results):
             print(f"written: {path}")
     return 0

@@ -1,11 +1,11 @@
-"""Figures: each is a function `(results, data_root) -> Figure`, registered as PAPER/figN.
+"""Figures: each is a function `(results) -> Figure`, registered by name.
 
-    @register("figure", "zeta_dp_2021/fig1")
-    def example_ecgs(results: Path, data_root: Path) -> Figure: ...
+    @register("figure", "reconstructions")
+    def reconstructions(results: Path) -> Figure: ...
 
 Figures of curves are drawn by `curves.py` and need no function. Figures read records and tables
-under `results` and examples under the data root; they never train. If something is missing, they
-raise one UserError with the command that makes it.
+under `results`; they never train. If something is missing, they raise one UserError with the
+command that makes it.
 
 Fonts, colours and sizes are set here. The colours are Okabe and Ito's (2008), which colour-blind
 readers tell apart, with wine for yellow; with their line styles, the first four also work in grey
@@ -67,7 +67,7 @@ STYLE: dict[Any, Any] = {
 }
 
 
-def draw(name: str, results: Path, data_root: Path) -> Figure:
+def draw(name: str, results: Path) -> Figure:
     """Draw a figure by name, in our style.
 
     Raises:
@@ -75,7 +75,7 @@ def draw(name: str, results: Path, data_root: Path) -> Figure:
     """
     builder = lookup("figure", name)
     with mpl.rc_context(STYLE):
-        figure: Figure = builder(results, data_root)
+        figure: Figure = builder(results)
         lay_out(figure, f"Draw {name} from a results folder with fewer of its runs")
     return figure
 
@@ -99,7 +99,7 @@ def captions() -> dict[str, str]:
 
 
 def stem(name: str) -> str:
-    """'zeta_dp_2021/fig1' -> 'zeta_dp_2021_fig1'."""
+    """'dp_dfa_2020/fig4' -> 'dp_dfa_2020_fig4'."""
     return name.replace("/", "_")
 
 

@@ -167,8 +167,8 @@ def _references(panel: pd.DataFrame, every: Sequence[Record], metric: str) -> li
     return [mean(of) * names.scale(metric) for of in values if of]
 
 
-def _builder(name: str) -> Callable[[Path, Path], Figure]:
-    def draw(results: Path, data_root: Path) -> Figure:
+def _builder(name: str) -> Callable[[Path], Figure]:
+    def draw(results: Path) -> Figure:
         return panels(name, results)
 
     number = papers.reference(name)[0]
@@ -234,8 +234,8 @@ def _values(row: dict[Hashable, Any], scale: float) -> list[float]:
     return [scale * float(word) for word in str(row["values"]).split()]
 
 
-def _grid_builder(name: str) -> Callable[[Path, Path], Figure]:
-    def draw(results: Path, data_root: Path) -> Figure:
+def _grid_builder(name: str) -> Callable[[Path], Figure]:
+    def draw(results: Path) -> Figure:
         return draw_grid(name, results)
 
     draw.__doc__ = f"{papers.ours()[name]['title']}, against ε."
@@ -247,7 +247,7 @@ for _name in papers.ours():
 
 
 @register("figure", "epsilon")
-def printed_against_tight(results: Path, data_root: Path) -> Figure:
+def printed_against_tight(results: Path) -> Figure:
     """Every finite printed ε of the five papers against the tight ε of its mechanism, log-log."""
     from zdp_bench.report import epsilon  # with all accountants
 
