@@ -18,6 +18,7 @@ from zdp_bench.data.speech_commands import (
     SpeechCommands,
     average_over,
     centre,
+    lifter,
     read_clip,
     speaker_of,
     standardise,
@@ -86,6 +87,17 @@ def test_clips_are_centred_each_by_itself_and_averaged_over_a_grid() -> None:
     assert torch.equal(centre(z[1:2])[0], turned[1])
     grid = average_over(z, [31, 2])
     torch.testing.assert_close(grid, z.unflatten(2, (2, 4)).mean(dim=3))
+
+
+def test_cepstra_weigh_what_changes_from_bin_to_bin_and_not_the_level() -> None:
+    bins = torch.arange(12)
+    waves = [torch.cos(math.pi * order * (2 * bins + 1) / 24) for order in (1, 5)]
+    z = torch.stack([torch.stack([wave, -wave]) for wave in waves]).to(torch.complex64)
+    for number, order in enumerate((1, 5)):
+        made = lifter(z + 7)[number]
+        expected = torch.zeros(2, 12, dtype=torch.complex64)
+        expected[:, order] = (1 + order) * math.sqrt(6) * torch.tensor([1.0, -1.0])
+        torch.testing.assert_close(made, expected, rtol=1e-4, atol=1e-4)
 
 
 def test_a_clip_is_standardised_by_its_own_mean_and_size(root: Path) -> None:

@@ -51,6 +51,22 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
     assert (line["values"], line["kept"]) == ("0.8", None)
 
 
+def test_a_seed_counts_once_with_the_mean_of_its_folds_beside_what_others_report(
+    tmp_path: Path,
+) -> None:
+    folds = [("a", 1, 0.8, 0), ("b", 1, 0.9, 1), ("a", 2, 0.85, 0), ("b", 2, 0.89, 1)]
+    runs = [run(name, seed, value, 3.0) for name, seed, value, _ in folds]
+    for made, (*_, fold) in zip(runs, folds, strict=True):
+        made["config"]["dataset"] = {"fold": fold}
+    save(tmp_path, *runs)
+    sheet = grids.build("cost", tmp_path, [filling("a"), filling("b")]).sheet
+    (line,) = sheet.numbers
+    assert (line["values"], line["seeds"], line["n"]) == ("0.85 0.87", "1 2", 2)
+    shown = dict(zip(sheet.columns, sheet.rows[0], strict=True))
+    assert shown["others"] == "89.7 % at ε = 3 [1]"
+    assert [note[:3] for note in sheet.notes[-3:]] == ["[1]", "[2]", "[3]"]
+
+
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="zdp-bench reproduce cost"):
         grids.build("cost", tmp_path, [filling("private")])
