@@ -616,8 +616,8 @@ def has_steps(path: Path) -> bool:
         return any(b'"ledger"' not in line and b'"state"' not in line for line in read_lines(file))
 
 
-def spread(path: Path) -> None:
-    """Rewrite a ledger to hand on with one line for each step that was taken.
+def spread(path: Path) -> str:
+    """Rewrite a ledger to hand on with one line for each step; return the digest at its end.
 
     How many a line reserved tells the time that they took, and so of how many examples there are.
 
@@ -625,18 +625,20 @@ def spread(path: Path) -> None:
         UserError: the file is damaged.
     """
     try:
-        path.write_bytes(b"".join(line + b"\n" for line in _one_by_one(path)))
+        lines, digest = _one_by_one(path)
+        path.write_bytes(b"".join(line + b"\n" for line in lines))
+        return digest
     except (ValueError, TypeError, AttributeError, LookupError):
         raise UserError(f"{path.name}: is damaged, and its ε cannot be trusted.") from None
 
 
-def _one_by_one(path: Path) -> list[bytes]:
+def _one_by_one(path: Path) -> tuple[list[bytes], str]:
     digest = _START
     written: list[tuple[bytes, str]] = []  # lines, and the chain's digest after each
     end = 0
     for line in path.read_bytes().splitlines():
         body = parse(line)
-        body.pop("sha256")
+        claimed = body.pop("sha256")
         if is_step(body):
             end = body.get("to", body["step"] + 1)
             for one in steps_of(body):
@@ -645,10 +647,15 @@ def _one_by_one(path: Path) -> list[bytes]:
         elif "taken" in body:
             del written[len(written) - (end - body["taken"]) :]
             digest = written[-1][1]
-        else:
-            digest = digest if is_start(body) else chain(digest, body)
+        elif is_start(body):
             written.append((line, digest))
-    return [line for line, _ in written]
+            claimed = digest if claimed == chain(digest, body) else ""
+        else:
+            digest = chain(digest, body)
+            written.append((line, digest))
+        if claimed != digest:
+            raise ValueError
+    return [line for line, _ in written], digest
 
 
 def _require_one_name(path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -183,3 +184,23 @@ def test_other_weights_than_the_record_s_are_refused(finished: Outcome, tmp_path
     torch.save(body, home / "checkpoint.pt")
     with pytest.raises(UserError, match="does not hold the weights that the record names"):
         export(tmp_path, str(home), tmp_path / "model")
+
+
+LEDGERS: dict[str, Callable[[list[str]], list[str]]] = {
+    "a step less": lambda lines: [*lines[:2], *lines[3:]],
+    "cut": lambda lines: lines[: max(n for n, line in enumerate(lines) if "state" not in line)],
+    "two exchanged": lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
+    "another number": lambda lines: [*lines[:3], lines[3].replace("step", "stop"), *lines[4:]],
+    "nothing": lambda lines: [],
+}
+
+
+@pytest.mark.parametrize("name", LEDGERS)
+def test_a_damaged_ledger_is_not_handed_on(name: str, finished: Outcome, tmp_path: Path) -> None:
+    """Its copy is written anew, line by line, and would look whole."""
+    results = shutil.copytree(finished.path.parents[3], tmp_path / "results")
+    (path,) = results.glob("runs/*/*/ledger.jsonl")
+    lines = path.read_text().splitlines(keepends=True)
+    path.write_text("".join(LEDGERS[name](lines)))
+    with pytest.raises(UserError, match=r"ledger\.jsonl: is damaged.*its ε cannot be trusted"):
+        export(results, "quickstart", tmp_path / "model")

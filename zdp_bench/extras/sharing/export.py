@@ -117,8 +117,11 @@ def _write(to: Path, name: str, source: Source, weights: dict[str, Tensor], ledg
     files.write_weights(to / files.WEIGHTS, weights)
     records.write(to / name, source)
     files.copy_ledger(ledger, to)
-    if (to / files.LEDGER).is_file():
-        spread(to / files.LEDGER)
+    copied, privacy = to / files.LEDGER, source["privacy"]
+    found = spread(copied) if copied.is_file() else None
+    # A federation's are at its nodes.
+    if not privacy.get("nodes") and found != (privacy.get("ledger") or {}).get("digest"):
+        raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
     written = records.from_json((to / name).read_text(encoding="utf-8"))  # in its order of keys
     for file, text in texts_of(written).items():
         records.write_text(to / file, text)
