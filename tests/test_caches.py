@@ -73,7 +73,7 @@ def test_a_folder_that_others_can_write_to_is_not_used(
     assert {path: path.stat().st_mtime_ns for path in root.rglob("*")} == before
     (told,) = caplog.messages
     assert str(root) in told
-    assert "XDG_CACHE_HOME names another" in told
+    assert "Set XDG_CACHE_HOME to another" in told
 
 
 def test_the_folder_is_closed_to_others(root: Path) -> None:

@@ -125,7 +125,7 @@ MISTAKES = [
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
     (
         "validate recipe=quickstart launcher=joblib",
-        "launcher=joblib: only a sweep reads it; add -m",
+        "launcher=joblib: applies to sweeps only; add -m",
     ),
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
     ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
@@ -134,7 +134,7 @@ MISTAKES = [
     ("run recipe=quickstart seed=1 seed=2", "seed is given twice: seed=1 and seed=2"),
     ("run quickstart", "'quickstart' is a recipe: write recipe=quickstart."),
     ("run recipe=quickstart --optimizer.lr=1", "write optimizer.lr=1: a key has no dashes."),
-    ("run recipe=quickstart.yaml", "there is no such file"),
+    ("run recipe=quickstart.yaml", "file not found"),
     ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "has no effect here"),
     ("new dataset mine --from mri_recon", "copies a recipe"),
     ("validate recipe=quickstart claims.table=zeta_dp_2021/99", "claims.table 'zeta_dp_2021/99'"),
@@ -143,7 +143,7 @@ MISTAKES = [
         "A run of your own fills no row: claims.table=null.",
     ),
     ("run -m recipe=quickstart hydra.sweep.dir=x", "has no effect here"),
-    ("compare nothing nothing", "nothing: names no run here."),
+    ("compare nothing nothing", "nothing: does not match any run."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
     ("budget --delta 2", "--delta=2.0: must lie above 0 and below 0.1"),
     ("data check mnsit", "Did you mean 'mnist'?"),
@@ -154,17 +154,23 @@ MISTAKES = [
     ("table zeta_dp_2021/11", "Did you mean 'zeta_dp_2021/1'?"),
     ("new recipe mine --from mri_recn", "Did you mean 'mri_recon'?"),
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
+    ("run recipe=chest", "Did you mean 'chest_xray_"),
+    ("run recipe=quickstart device=gpu", "device=gpu: must be auto, cpu, cuda (a GPU) or cuda:N"),
+    (
+        "run recipe=mri_recon seed=2 paths.data=pyproject.toml",
+        "For example: zdp-bench run recipe=mri_recon seed=2 dataset=kspace_from_volumes",
+    ),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
     (
         "run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system",
-        "what runs is chosen by name alone",
+        "choose what runs by name",
     ),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
     (
         "run recipe=quickstart paths.results=",
         "paths.results=: String should have at least 1 character",
     ),
-    ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none reads no key"),
+    ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none has no keys"),
 ]
 
 
@@ -206,16 +212,16 @@ def test_a_missing_argument_is_one_sentence(
 
 
 EMPTY = [
-    ("results", "/results: holds no run. `zdp-bench run recipe=quickstart` makes one here"),
-    ("results recipe=quickstart metric=accuracy --by seed --sort seed", "holds no run"),
-    ("budget", "holds no run"),
-    ("budget --results nowhere", "nowhere: there is no such folder"),
-    ("report", "holds no run"),
-    ("figure --runs --x seed --y accuracy", "holds no run"),
-    ("figure cost", "Make it with `zdp-bench table cost"),
+    ("results", "/results: contains no runs. `zdp-bench run recipe=quickstart` creates one here"),
+    ("results recipe=quickstart metric=accuracy --by seed --sort seed", "contains no runs"),
+    ("budget", "contains no runs"),
+    ("budget --results nowhere", "nowhere: folder not found"),
+    ("report", "contains no runs"),
+    ("figure --runs --x seed --y accuracy", "contains no runs"),
+    ("figure cost", "Create it with `zdp-bench table cost"),
     ("table faceoff", "`zdp-bench reproduce faceoff` makes them"),
-    ("coverage", "holds none of the papers' tables"),
-    ("export quickstart --to out", "no finished run with its weights"),
+    ("coverage", "contains no tables of the papers"),
+    ("export quickstart --to out", "no finished run with weights"),
     ("predict out in.npy --out o.npy", "out"),
 ]
 
@@ -332,7 +338,7 @@ def test_run_in_an_empty_folder_then_again_then_results(
     monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "run", "recipe=quickstart", *TINY)
     assert code == 0, err
-    told = ("test accuracy", "claimed ε", "tight ε", "ε of an image", "derived", "record.json")
+    told = ("test accuracy", "claimed ε", "tight ε", "ε per image", "derived", "record.json")
     assert not [words for words in told if words not in out]
     assert "done before" in run(capsys, "run", "recipe=quickstart", *TINY)[1]
     shown = run(capsys, "results", "recipe=quickstart", "--format", "json")[1]
@@ -416,8 +422,8 @@ def test_too_little_memory_is_one_sentence(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", refuse)
     monkeypatch.setattr(COMMANDS["list"], "run", refuse)
-    assert "the memory is not enough" in leave(RUN, capsys)
-    assert "the memory is not enough" in leave(["list"], capsys)
+    assert "out of memory" in leave(RUN, capsys)
+    assert "out of memory" in leave(["list"], capsys)
 
 
 @contextmanager
@@ -438,7 +444,7 @@ def test_a_model_that_memory_does_not_hold_is_one_sentence(
     large = [*RUN, "model.hidden=[40000,3000]", f"paths.results={tmp_path}"]
     with limited(2**28):
         said = leave(large, capsys)
-    assert "model=complex_mlp: needs more memory than there is (" in said
+    assert "model=complex_mlp: needs more memory than is available (" in said
 
 
 # completion

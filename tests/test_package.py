@@ -149,7 +149,7 @@ def test_windows_without_locks_is_one_sentence(
     monkeypatch.setitem(sys.modules, "fcntl", None)
     words = ["recipe=quickstart", *TINY, f"paths.results={tmp_path}"]
     code, _, err = run(capsys, "run", *words)
-    assert (code, "which Windows lacks: use WSL" in err, err.count("\n")) == (2, True, 1), err
+    assert (code, "does not have: use WSL" in err, err.count("\n")) == (2, True, 1), err
 
 
 def test_every_extra_that_a_sentence_names_brings_the_package() -> None:
@@ -211,7 +211,7 @@ def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
         if f".{extra}." in where:
             done = python(tmp_path, "-m", "zdp_bench", verb)
             assert done.returncode == 2
-            assert f"'{verb}' is of an extra that is not here" in done.stderr
+            assert f"'{verb}' belongs to an extra that is not installed" in done.stderr
 
 
 def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:

@@ -155,5 +155,5 @@ def test_names_that_cannot_be_are_refused(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="cannot be a name"):
         write_start("recipe", "my-recipe", tmp_path)
     write_start("recipe", "mine", tmp_path)
-    with pytest.raises(UserError, match="is there already"):
+    with pytest.raises(UserError, match="exists already"):
         write_start("recipe", "mine", tmp_path)

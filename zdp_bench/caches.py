@@ -59,8 +59,7 @@ def _find_weakness(root: Path) -> str:
 @cache
 def _warn(root: Path, why: str) -> None:
     log.warning(
-        "%s: %s, so nothing is read from there or kept; arrays stay in memory. "
-        "XDG_CACHE_HOME names another cache folder",
+        "%s: %s, so it is not used and arrays stay in memory. Set XDG_CACHE_HOME to another folder",
         root,
         why,
     )

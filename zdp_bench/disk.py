@@ -50,7 +50,9 @@ def require_regular(path: Path) -> None:
     """
     with suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(path.lstat().st_mode):
-            raise UserError(f"{path}: exists but is not a regular file; name another one to write.")
+            raise UserError(
+                f"{path}: exists but is not a regular file; choose another one to write."
+            )
 
 
 def make_folder(folder: Path) -> None:
@@ -100,7 +102,7 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "
-                "could work on one run. Take a folder on a file system with flock (paths.results)."
+                "could work on one run. Use a folder on a file system with flock (paths.results)."
             ) from None
         try:
             yield

@@ -53,12 +53,20 @@ class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?`, or an empty string if nothing is near.
 
-    Near is a dotted name that ends in the word (`lr`: `optimizer.lr`), else the nearest spelling.
+    Near is a dotted name that ends in the word (`lr`: `optimizer.lr`), a longer name that contains
+    it (`chest`: `chest_xray`), or the nearest spelling.
     """
     options = list(allowed)
     near = [option for option in options if option.endswith(f".{word}")]
+    near = near or _containing(word, options)
     near = near or difflib.get_close_matches(word, options, n=1, cutoff=0.55)
     return f" Did you mean '{near[0]}'?" if near else ""
+
+
+def _containing(word: str, options: Iterable[str]) -> list[str]:
+    """Return the options that begin with a word of three letters or more, or contain it."""
+    found = [option for option in options if len(word) > 2 and word in option]
+    return sorted(found, key=lambda option: (not option.startswith(word), len(option), option))
 
 
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
@@ -69,7 +77,8 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
         return UserError(
             f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}."
         )
-    alike = difflib.get_close_matches(word, options, NEAREST, cutoff=0)
+    alike = _containing(word, options) + difflib.get_close_matches(word, options, NEAREST, cutoff=0)
+    alike = list(dict.fromkeys(alike))[:NEAREST]
     return UserError(
         f"{what} '{word}' is not known.{near} The nearest of {len(options)}: {', '.join(alike)}."
     )
@@ -93,8 +102,8 @@ def explain_missing(error: ImportError) -> UserError | None:
     package = (error.name or "").partition(".")[0]
     if package == "fcntl":
         return UserError(
-            "this needs the file locks of a POSIX system (fcntl), which Windows lacks: use WSL, "
-            "or the image of the Dockerfile."
+            "this needs the file locks of a POSIX system (fcntl), which Windows does not have: "
+            "use WSL, or the Dockerfile's image."
         )
     if package not in EXTRAS:
         return None

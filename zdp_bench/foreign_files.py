@@ -56,7 +56,7 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
         UserError: the file is missing, too large, damaged, or not as `expect` wants it.
     """
     try:
-        expect(path.is_file(), "is missing, or is no file")
+        expect(path.is_file(), "is missing or not a file")
         size = path.stat().st_size
         expect(most is None or size <= most, f"has {size:,} bytes; at most {most or 0:,} are read")
         yield
@@ -67,7 +67,7 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
     except Exception as error:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {in_one_line(error)}"
         raise UserError(
-            f"{path}: cannot be read ({why}); it is cut off, damaged or something else."
+            f"{path}: cannot be read ({why}); it is truncated, damaged or of another kind."
         ) from None
 
 
@@ -95,7 +95,7 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     file = open(path, "rb", opener=open_it)  # noqa: SIM115 - the caller's
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
-        raise UserError(f"{path}: is no regular file.")
+        raise UserError(f"{path}: is not a regular file.")
     return file
 
 
@@ -112,7 +112,7 @@ def read_text(path: Path, limit: int = MOST_TEXT) -> str:
             raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")
         return content.decode("utf-8")
     except FileNotFoundError:
-        raise UserError(f"{path}: there is no such file.") from None
+        raise UserError(f"{path}: file not found.") from None
     except (OSError, ValueError) as error:
         said = getattr(error, "strerror", None) or "it is not UTF-8"
         raise UserError(f"{path}: cannot be read: {said}.") from None
@@ -157,7 +157,7 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
         if _HALF.search(text):
             json.dumps(found, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
-        raise UserError(f"{path}: is damaged or no JSON.") from None
+        raise UserError(f"{path}: is damaged or not JSON.") from None
     _check_plain(found, str(path))
     return found
 
@@ -202,7 +202,7 @@ def _check_plain(found: Any, source: str) -> None:
             value = next(value for value in level if type(value) in strange)
             raise UserError(f"{source}: {value} is a {type(value).__name__}: put it in quotes.")
         if any(type(value) is int and abs(value) > MOST_INT for value in level):
-            raise UserError(f"{source}: holds a number of more than {MOST_INT:,}.")
+            raise UserError(f"{source}: contains a number of more than {MOST_INT:,}.")
         level = [
             inner
             for value in level

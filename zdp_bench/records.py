@@ -150,7 +150,7 @@ def read(path: Path, advice: str = ADVICE) -> Record | None:
         wrong = [*misfits(found, SHAPE)]
         if wrong or found["headline"]["name"] not in found["metrics"]:
             where = (wrong or ["headline.name"])[0]
-            raise UserError(f"{path}: is damaged or no record of zdp-bench (see {where}).")
+            raise UserError(f"{path}: is damaged or not a record of zdp-bench (see {where}).")
     except UserError as error:
         raise UserError(f"{error} {advice}") from None
     return found

@@ -88,7 +88,7 @@ def installed() -> tuple[EntryPoint, ...]:
             found.append(point)
         else:
             log.warning(
-                "plug-in '%s' is left out: its module %s is not there any more. Install its "
+                "plug-in '%s' is skipped: its module %s does not exist any more. Install its "
                 "package again, or uninstall it.",
                 point.name,
                 point.module,
@@ -129,7 +129,7 @@ def _load_others() -> None:
         try:
             point.load()
         except Exception as error:
-            log.warning("plug-in '%s' (%s) is left out: %r", point.name, point.module, error)
+            log.warning("plug-in '%s' (%s) is skipped: %r", point.name, point.module, error)
 
 
 def names(kind: str) -> list[str]:
@@ -153,8 +153,7 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     if kind not in OPTIONAL:
         raise unknown(kind, name, names(kind))
     raise UserError(
-        f"{kind} '{name}' is of an extra that is not here; a whole zdp-bench has it in "
-        "zdp_bench/extras."
+        f"{kind} '{name}' belongs to an extra that is not installed (zdp_bench/extras)."
     )
 
 

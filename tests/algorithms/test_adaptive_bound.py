@@ -124,7 +124,7 @@ def test_what_has_no_count_of_its_own_is_refused() -> None:
         algorithm_with(gamma=0.1)
     for words, said in (
         (["algorithm.clip_quantile=1"], r"must be less than 1"),
-        (["algorithm.clip_quantile=0.5", "federated.nodes=2"], "another bound"),
+        (["algorithm.clip_quantile=0.5", "federated.nodes=2"], "its own bound"),
     ):
         with pytest.raises(UserError, match=said):
             configured(["recipe=quickstart", *words])

@@ -142,7 +142,7 @@ def test_a_key_of_every_model_hides_no_option_of_one() -> None:
 def test_a_recipes_schedule_can_be_left_out() -> None:
     assert configured(["recipe=mri_sequence_cl"]).scheduler is not None
     assert configured(["recipe=mri_sequence_cl", "scheduler=none"]).scheduler is None
-    with pytest.raises(UserError, match=r"scheduler\.gamma: scheduler=none reads no key"):
+    with pytest.raises(UserError, match=r"scheduler\.gamma: scheduler=none has no keys"):
         configured(["recipe=mri_sequence_cl", "scheduler=none", "scheduler.gamma=0.5"])
 
 
@@ -198,7 +198,7 @@ REFUSED: list[tuple[Any, Any, str]] = [
     ),
     *((list[int], 3, "a valid list"), (list[int], [1, "x"], "a valid integer")),
     *((Literal["a"], None, "'null' is not known"), (Count | None, 0, "equal to 1")),
-    *((int, "${seed}", "is looked up nowhere"), (float, 10**400, "a valid number")),
+    *((int, "${seed}", "is not resolved"), (float, 10**400, "a valid number")),
 ]
 
 

@@ -43,10 +43,10 @@ MISTAKES = [
     ("trainer=uniform", "needs batch_size or sample_rate, and not both"),
     ("trainer.epochs=0", "trainer.epochs=0: must be greater than or equal to 1"),
     ("privacy.delta=1", "privacy.delta=1.0: must lie above 0 and below 0.1"),
-    ("privacy.target_epsilon=1 privacy.claimed_epsilon=1", "give one of them"),
+    ("privacy.target_epsilon=1 privacy.claimed_epsilon=1", "give only one of them"),
     ("algorithm=sgd privacy.target_epsilon=1", "algorithm=sgd: it has no noise_multiplier"),
     (f"seed={2**64}", "must be less than 18446744073709551616"),
-    ("trainer.sampling=shuffled trainer.batch_size=8 trainer.sample_rate=null", "carry no ε"),
+    ("trainer.sampling=shuffled trainer.batch_size=8 trainer.sample_rate=null", "have no ε"),
     ("trainer.sample_rate=1e-300", "must be greater than or equal to 0.000000001"),
     ("algorithm.noise_multiplier=1e-300", "noise_multiplier=1e-300: must be 0, or lie in"),
     ("execution.prefetch=100000000", "must be less than or equal to 1024"),
@@ -56,19 +56,19 @@ MISTAKES = [
     ),
     ("optimizer=adam optimizer.amsgrad=true", "write +optimizer.amsgrad=... to add"),
     ("privacy.secure=maybe", "privacy.secure=maybe: must be a valid boolean"),
-    ("trainer.=3", "'trainer.=3' is no override: write key=value"),
-    ("[3", "'[3' is no override: write key=value"),
+    ("trainer.=3", "'trainer.=3' is not an override: write key=value"),
+    ("[3", "'[3' is not an override: write key=value"),
     ("recipe=", "recipe '' is not known."),
     ("+trainer.epochs=3", "An item is already at 'trainer.epochs'"),
-    ("seed=1,2", "seed=1,2: names several values; add -m"),
+    ("seed=1,2", "seed=1,2: has several values; add -m"),
     ("+scheduler=step_lr", "a run has one scheduler; write scheduler=NAME"),
-    ("=adam", "'=adam' is no override: write key=value"),
+    ("=adam", "'=adam' is not an override: write key=value"),
     ("algorithm=3", "algorithm '3' is not known. ...Allowed: ...dp_sgd"),
     ("algorithm=[dp_sgd,sgd]", "a run has one algorithm; write algorithm=NAME"),
-    ("claims.row='abc", "'claims.row='abc' is no override: ...close every"),
-    ("claims.row=a=b", "'claims.row=a=b' is no override: ...in quotes within"),
+    ("claims.row='abc", "'claims.row='abc' is not an override: ...close every"),
+    ("claims.row=a=b", "'claims.row=a=b' is not an override: ...in quotes within"),
     ("~seed", "seed has no value: set it"),
-    ("~algorithm", "algorithm.name is missing: say which algorithm"),
+    ("~algorithm", "algorithm.name is missing: choose a algorithm"),
     ("~seed=7", "The value of 'seed' is 0 and not 7"),
     ("seed=${sed}", "seed: Interpolation key 'sed' not found"),
     ("trainer.epochs=???", "trainer.epochs has no value"),
@@ -122,7 +122,7 @@ def test_what_torch_cannot_use_is_refused_by_key(word: str, sentence: str) -> No
 
 
 def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
-    assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is no override")
+    assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is not an override")
     said = sentence_of("trainer.epochs=" + "9" * 400)
     assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
     assert "nested too deep" in sentence_of("seed=" + "sort(" * 3000 + "1" + ")" * 3000)
@@ -185,9 +185,9 @@ def test_the_command_line_runs_and_validates_it(
 
 
 WRONG = [
-    ("none.yaml", None, "there is no such file"),
-    ("quickstart.yaml", MINE, "not that of a recipe of zdp-bench"),
-    ("a-b.yaml", MINE, "letters, digits and _ only"),
+    ("none.yaml", None, "file not found"),
+    ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),
+    ("a-b.yaml", MINE, "letters, digits and _"),
     ("list.yaml", "- 1\n", "holds no keys of a run"),
     ("broken.yaml", "a: [1\n", "is no YAML"),
 ]

@@ -53,7 +53,7 @@ def test_a_set_that_needs_no_files_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     code, out, _ = run(capsys, "data", "check", name, "--root", str(tmp_path))
-    others = {"phase_digits": "bundled", "folder": "yours, where dataset.path says"}
+    others = {"phase_digits": "bundled", "folder": "yours, at dataset.path"}
     what = others.get(name, "made when needed")
     assert (code, out) == (0, f"{name}: {what}; it needs no files here\n")
 
@@ -86,7 +86,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
         path.write_bytes(whole)
     wrong = [problem for _, problem in files.check_files(root, files.card("cifar10"))]
     assert len(wrong) == 6
-    assert all("has the checksum of no known release" in problem for problem in wrong)
+    assert all("does not have the checksum of a known release" in problem for problem in wrong)
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
@@ -129,7 +129,7 @@ def test_a_check_goes_on_behind_bad_links_and_tells_of_a_missing_window(
     assert (code, out) == (2, f"{folder}: 27 files checked, 4 refused\n")
     for line, says in zip(
         sorted(err.splitlines()),
-        ("leads to itself", "leads out of", "is a link to a folder", "dataset.window, such as"),
+        ("link to itself", "leads out of", "is a link to a folder", "dataset.window, such as"),
         strict=True,
     ):
         assert says in line
@@ -142,7 +142,7 @@ def test_the_cache_says_what_it_takes_and_is_deleted(
     monkeypatch.setattr(cache, "MENTIONED", 100)
     for kind in ("folder", "films"):
         cache.load_or_make(kind, "d" * 64, (10, 40), np.uint8, iter([np.zeros((10, 40))]))
-    assert "will take 0.0 GB, once; `zdp-bench data cache --delete`" in caplog.text
+    assert "will take 0.0 GB; `zdp-bench data cache --delete`" in caplog.text
     for words, says in ((["data", "cache"], "in all"), (["data", "cache", "--delete"], "deleted")):
         code, out, _ = run(capsys, *words)
         assert code == 0

@@ -71,7 +71,7 @@ def test_the_real_hippocampus_headers(data_root: Path) -> None:
 
 
 def test_what_does_not_fit_is_refused(root: Path) -> None:
-    with pytest.raises(UserError, match=r"do not fit into dataset\.size=40"):
+    with pytest.raises(UserError, match=r"do not fit dataset\.size=40"):
         Msd(size=40, fit="pad", **SHARES).load(root)
     channels = np.zeros((*GRID, 2), np.int16)
     for path in nifti.paths_of(root / FOLDER / "imagesTr"):

@@ -47,7 +47,7 @@ def test_the_header_is_read_without_the_voxels(tmp_path: Path) -> None:
     path = save(tmp_path / "v.nii", np.zeros((8, 8, 8), dtype=np.int16))
     path.write_bytes(path.read_bytes()[:400])
     assert nifti.read_header(path).shape == (8, 8, 8)
-    with pytest.raises(UserError, match="cut off"):
+    with pytest.raises(UserError, match="truncated"):
         nifti.read(path)
 
 

@@ -23,7 +23,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("kspace_phantom", {"test_share": 0.99}, "dataset.test_share=0.99: leaves 0 patients to train"),
     ("kspace_from_volumes", {"folder": "../other"}, r"dataset.folder=\.\./other: must be a"),
     ("mri_sequences_from_volumes", {"folder": "a/../../b"}, "dataset.folder=a/../../b: must be a"),
-    ("phase_digits", {"test_share": 0.004}, r"dataset.test_share=0.004.*10 digits or more"),
+    ("phase_digits", {"test_share": 0.004}, r"dataset.test_share=0.004.*10 or more digits"),
     ("synthetic_images", {"test": 0}, "dataset.test=0: must be at least 10"),
     ("msd", {"spacing": 1}, "dataset.spacing=1.0: .*dataset.fit=pad"),
     ("cifar10", {"augment": "cropflip"}, "'cropflip' is not known. Did you mean 'crop_flip'"),

@@ -62,7 +62,7 @@ def test_a_header_without_a_length_is_as_long_as_its_signal(tmp_path: Path) -> N
 
 
 REFUSED: list[tuple[Callable[[Path], Any], str]] = [
-    (edit("r 2", "r.dat 2"), "calls itself 'r.dat'; WFDB wants the name alone, 'r'"),
+    (edit("r 2", "r.dat 2"), "calls itself 'r.dat'; WFDB expects only the name, 'r'"),
     (edit("r 2", "r/2 2"), "is a record of several segments|cannot be read"),
     (edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
     (lambda path: path.with_name("r.dat").unlink(), "r.dat: is missing"),

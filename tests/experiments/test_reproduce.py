@@ -105,7 +105,7 @@ def test_here_leaves_out_what_the_data_root_lacks(
     plan = plan_of(small, tmp_path / "root", profile=profile)
     assert len(plan.rows) == 2 - left
     assert plan.left_out.total() == left
-    assert all("the data root lacks dataset" in why for why in plan.left_out)
+    assert all("the data root does not have dataset" in why for why in plan.left_out)
 
 
 def test_a_recipe_that_would_be_refused_is_not_planned(small: Path, tmp_path: Path) -> None:
@@ -192,7 +192,7 @@ def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) 
         for task in ("hippocampus", "liver")
     }
     assert reproduce.missing_data(of["hippocampus"]) == ""
-    assert "not what this run reads" in reproduce.missing_data(of["liver"])
+    assert "not the files that this run needs" in reproduce.missing_data(of["liver"])
 
 
 def test_smoke_makes_the_first_job_of_a_recipe_once(small: Path) -> None:
@@ -237,7 +237,7 @@ def test_a_plan_has_as_many_seeds_as_the_paper_and_the_shortest_first(
     monkeypatch.setattr(claims, "seconds_of", lambda resolved, times: took.get(resolved["recipe"]))
     plan = plan_of(small, tmp_path, seeds=2)
     assert [row.seconds for row in plan.rows] == [120.0, 200.0]
-    assert plan.sheet().notes == ["4 runs.", "One after another, those with a time take 5 min."]
+    assert plan.sheet().notes == ["4 runs.", "In sequence, the timed runs take 5 min."]
     del took["phasemnist"]
     shown = plan_of(small, tmp_path).sheet().rows
     assert [row[-1] for row in shown] == ["2 min", "not timed"]
@@ -256,10 +256,10 @@ def test_weights_that_would_be_fetched_are_missing_data(
 ) -> None:
     monkeypatch.setattr(torch.hub, "get_dir", lambda: str(tmp_path))
     config = configured(["recipe=gredp_transfer", f"paths.data={tmp_path}"])
-    assert "ImageNet's weights of ResNet-18 are not there" in reproduce.missing_data(config)
+    assert "the ImageNet weights of ResNet-18 are missing" in reproduce.missing_data(config)
     (tmp_path / "checkpoints").mkdir()
     (tmp_path / "checkpoints" / "resnet18-f37072fd.pth").touch()
-    assert "the data root lacks" in reproduce.missing_data(config)
+    assert "the data root does not have" in reproduce.missing_data(config)
 
 
 def test_a_time_is_that_of_the_quickest_run_of_its_kind_on_the_same_device() -> None:

@@ -141,7 +141,7 @@ def test_a_layer_without_a_rule_is_named_once(caplog) -> None:
         clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
         clipped_sum(model, loss, (INPUTS, TARGETS), 1.0)
     assert [record.getMessage() for record in caplog.records] == [
-        "no book-keeping rule for '1': their gradients come from torch.func"
+        "no per-sample rule for '1': using torch.func"
     ]
 
 

@@ -278,5 +278,5 @@ def test_a_loss_that_remembers_in_any_place_is_refused(where: str, tmp_path: Pat
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     inputs = torch.cat([torch.full((1, 6), 100.0), 0.3 * torch.randn(20, 6)])
-    with pytest.raises(UserError, match="which nothing bounds"):
+    with pytest.raises(UserError, match="which clipping cannot bound"):
         clipped_sum(model, remembering, (inputs, torch.arange(21) % 3), 1.0)

@@ -405,7 +405,7 @@ def linear() -> nn.Module:
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
             "moves its estimate of the norm",
         ),
-        ({"model": Keeps}, r"keeps what it sees of the training examples in 'kl'"),
+        ({"model": Keeps}, r"stores training examples in 'kl'"),
         ({"model": Pair}, r"with tuple: put it into a module that returns one tensor"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "holds 'cat'.*give each class"),
@@ -660,7 +660,7 @@ def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
     private = make(model)
     batch = next(private.batches())
     for act in (lambda: private.step(batch), lambda: make(model)):
-        with mode(), pytest.raises(UserError, match=r"call it outside of torch\.no_grad\(\)"):
+        with mode(), pytest.raises(UserError, match=r"call it outside torch\.no_grad\(\)"):
             act()
     assert private.ledger.releases == 0
 

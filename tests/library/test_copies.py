@@ -109,7 +109,7 @@ def test_threads_take_their_steps_one_after_the_other(make: Make, tmp_path: Path
     batch = next(private.batches())
     said = two(*(lambda: private.step(batch) for _ in range(2)))
     assert said[0] == ""
-    assert "gave last, once" in said[1]
+    assert "accepts the last batch" in said[1]
     assert (private.done, steps_in(tmp_path / "ledger.jsonl")) == (1, [0])
     other = make_beside(model, slow, tmp_path / "other.jsonl")
     with other:

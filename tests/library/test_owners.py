@@ -147,10 +147,10 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": lambda _: object()}, "cannot be compared"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
         ({"unit": OWNERS, "max_examples": 0}, "1 or more"),
-        ({"max_examples": 2}, "is read with unit= only"),
+        ({"max_examples": 2}, "applies to unit= only"),
         (
             {"unit": OWNERS, "algorithm": "gredp", "max_examples": 2},
-            "does not clip several examples as one",
+            "cannot clip several examples together",
         ),
     ],
 )
@@ -213,5 +213,5 @@ def test_trainings_of_other_units_have_no_epsilon_together(make: Make, tmp_path:
         for n, many in enumerate((2, 2, 4))
     )
     assert by_person.epsilon_with(again) == 0.0
-    with pytest.raises(UserError, match="all trainings need one delta, and the same unit"):
+    with pytest.raises(UserError, match="all trainings need the same delta and unit"):
         by_person.epsilon_with(again, by_family)

@@ -123,9 +123,12 @@ def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog:
     resumed = make(target_epsilon=2.0, per_layer=True)
     assert resumed.resume()
     assert resumed.done == 4
-    assert "ended at" not in caplog.text
+    assert "stopped at" not in caplog.text
     train(resumed)
-    assert "ended at 7 of 10 steps, for target_epsilon is spent: 3 more in the" in caplog.text
+    assert (
+        "stopped at 7 of 10 steps, because target_epsilon is used up: 3 more steps in the"
+        in caplog.text
+    )
     assert resumed.report()["steps"] == 10
     assert resumed.done == 7
     assert 1.9 < resumed.epsilon <= 2.0
@@ -207,7 +210,7 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     whole = stages[0].epsilon_with(*stages[1:])
     assert whole == pytest.approx(accountant.get_epsilon(1e-3), rel=2e-3)
     assert stages[1].epsilon_with() == stages[1].epsilon
-    with pytest.raises(UserError, match="need one delta, and the same unit"):
+    with pytest.raises(UserError, match="need the same delta and unit"):
         stages[0].epsilon_with(make(delta=1e-4, ledger=tmp_path / "other.jsonl"))
     with pytest.raises(UserError, match="each ledger's training once"):
         stages[0].epsilon_with(stages[0])
@@ -304,13 +307,13 @@ def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
         again = make()
         assert not again.resume()
         for _ in range(2):
-            with pytest.raises(UserError, match=r"4 steps .* no state is saved in ledger\.pt"):
+            with pytest.raises(UserError, match=r"4 steps .* no saved state in ledger\.pt"):
                 train(again)
     trained = make(count_earlier=True)
     train(trained, most=2)
     trained.save()
     forgetful = make()
-    with pytest.raises(UserError, match=r"6 steps .* call private\.resume\(\) to go on"):
+    with pytest.raises(UserError, match=r"6 steps .* call private\.resume\(\) to continue"):
         train(forgetful)
     assert forgetful.resume()
     assert len(train(forgetful)) == 8
@@ -391,10 +394,10 @@ def test_each_batch_is_trained_on_once(make: Make) -> None:
     batches = private.batches()
     batch = next(batches)
     private.step(batch)
-    with pytest.raises(UserError, match="gave last, once"):
+    with pytest.raises(UserError, match="accepts the last batch"):
         private.step(batch)
     next(batches)
-    with pytest.raises(UserError, match=r"step 1 was not trained on"):
+    with pytest.raises(UserError, match=r"step 1 was skipped"):
         next(batches)
 
 
@@ -450,7 +453,7 @@ def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> No
     model = network()
     make(model)
     given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "ledger.jsonl"}
-    with pytest.raises(Busy, match=r"another training holds this ledger; close\(\) it"):
+    with pytest.raises(Busy, match=r"another training uses this ledger; close\(\) it"):
         zdp_bench.make_private(model, **given)
 
 
@@ -531,7 +534,7 @@ class Endless(IterableDataset):
 def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
     given = defaults(network()) | {"noise_multiplier": 1.2}
     for model in (5, network, torch.jit.script(network())):
-        with pytest.raises(UserError, match=r"a module of torch\.nn is needed"):
+        with pytest.raises(UserError, match=r"a torch\.nn module is required"):
             zdp_bench.make_private(model, **given)
 
 
@@ -559,8 +562,8 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         ({"target_epsilon": 2.0, "noise_multiplier": 1.0}, "and not both"),
         ({"noise_multiplier": None}, "give noise_multiplier or target_epsilon"),
         ({"algorithm": "sgd"}, "not private"),
-        ({"precision": "tf32"}, "passes its bound"),
-        ({"seed": 1, "secure": True}, "leave the seed out"),
+        ({"precision": "tf32"}, "exceeds its bound"),
+        ({"seed": 1, "secure": True}, "remove the seed"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
         *(({"seed": seed}, "whole number from 0 to") for seed in ("a", 1.5, True, -1, 2**64)),
         *(({"epochs": value}, "number from 1 to") for value in (None, math.inf, math.nan, "2", 0)),
@@ -568,12 +571,12 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         *(({"micro_batch": value}, "a whole number, 1 or more") for value in ("a", 1.5, 0)),
         *(({"ledger": value}, r"ends in \.jsonl") for value in (5, b"x.jsonl", "x\0.jsonl")),
         ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),
-        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; name another file"),
+        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; choose another file"),
         *(({"secure": value}, "must be True or False") for value in ("no", 1, None)),
         ({"count_earlier": "no"}, "must be True or False"),
         ({"algorithm": 5}, "must be a text"),
         ({"precision": torch.bfloat16}, "must be a text"),
-        ({"regulariser": 5}, "give a function of the model"),
+        ({"regulariser": 5}, "pass a function of the model"),
         ({"probe": (5, 6)}, r"give \(inputs, targets\)"),
     ],
 )

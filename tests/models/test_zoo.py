@@ -223,7 +223,7 @@ REFUSED += [
         name,
         (28, 28),
         {"channels": [4]} if name in ("complex_cnn", "real_cnn") else {},
-        r"takes examples of shape \[channels, height, width\], and these are \[28, 28\]",
+        r"needs examples of shape \[channels, height, width\], but these are \[28, 28\]",
     )
     for name in names("model")
     if not name.endswith(WITHOUT_CHANNELS)

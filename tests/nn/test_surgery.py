@@ -103,7 +103,7 @@ def test_without_a_convolution_it_is_refused() -> None:
     ("more", "sentence"),
     [
         (["algorithm=gredp", "model=real_mlp"], "sums whole gradients: sgd, dp_sgd or zeta"),
-        (["model.start=unit_variance"], "have no scale that a start could set"),
+        (["model.start=unit_variance"], "have no scale to set"),
     ],
 )
 def test_what_it_does_not_go_with_is_one_sentence(more: list[str], sentence: str) -> None:

@@ -23,7 +23,7 @@ from zdp_bench.privacy.statement import question, show_epsilon, warn_of
 from zdp_bench.report.number_format import interval
 from zdp_bench.training.setup import Setup
 
-EPSILON = "--sigma 1 --sample-rate 0.1 --steps 10 --records 100"
+EPSILON = "--sigma 1 --sample-rate 0.1 --steps 10 --examples 100"
 
 
 def private(delta: float, ledger: Path) -> None:

@@ -69,7 +69,7 @@ def test_a_run_is_named_by_recipe_digest_or_folder(tmp_path: Path) -> None:
     home = records.folder(tmp_path, "ab", every[2]["run"])
     assert find_runs(str(home), every) == find_runs(f"{home}/record.json", every) == [every[2]]
     assert find_runs("recipe=a seed=2,7", every) == [every[1]]
-    with pytest.raises(UserError, match="names no run here"):
+    with pytest.raises(UserError, match="does not match any run"):
         find_runs("c", every)
     every[1]["experiment"] = "other"
     with pytest.raises(UserError, match="names 2 runs that differ in more than their seed"):

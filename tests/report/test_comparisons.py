@@ -167,7 +167,7 @@ def test_the_same_and_the_perfect_do_not_differ() -> None:
     truth, scores = np.array([0, 0, 1, 1, 0, 1]), np.array([0.1, 0.6, 0.4, 0.9, 0.2, 0.8])
     assert (delong(truth, scores, scores).z, delong(truth, scores, scores).p) == (0.0, 1.0)
     assert delong(truth, truth * 1.0, truth * 2.0).p == 1.0
-    with pytest.raises(UserError, match="two records of each class"):
+    with pytest.raises(UserError, match="two examples of each class"):
         delong(np.array([0, 0, 1]), scores[:3], scores[:3])
     with pytest.raises(UserError, match="both need a score"):
         delong(truth, scores, scores[:3])

@@ -153,7 +153,7 @@ def test_numbers_of_the_text_stand_beside_ours(
 
 def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> None:
     with pytest.raises(
-        UserError, match=r"fig2\.csv: not there\. Make it with `zdp-bench table dp_dfa_2020/fig2"
+        UserError, match=r"fig2\.csv: not found\. Create it with `zdp-bench table dp_dfa_2020/fig2"
     ):
         figures.draw(FIGURE, results)
     paths = build(results).write(results)

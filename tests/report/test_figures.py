@@ -191,8 +191,8 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
     ("words", "says"),
     [
         ([], "needs PAPER/figN, or --runs"),
-        (["--by", "seed"], "--by: is for runs of your own"),
-        (["--x", "seed"], "--x: is for runs of your own"),
+        (["--by", "seed"], "--by: applies to your own runs"),
+        (["--x", "seed"], "--x: applies to your own runs"),
         (["--runs"], "--runs needs --x KEY and --y METRIC"),
         (["epsilon", "--runs", "--x", "seed"], "epsilon: is a paper's figure"),
         (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "a figure ends in .png"),

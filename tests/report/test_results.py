@@ -121,7 +121,7 @@ def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
     for recipe in "ab":
         records.write_text(records.folder(tmp_path, recipe, "c" * 64) / "spending.json", "{}")
     assert sheet(tmp_path, ["recipe=a"]).notes == [
-        "Not finished: a/cccccccc; the same command continues one."
+        "Not finished: a/cccccccc; the same command continues it."
     ]
     assert "b/cccccccc" in sheet(tmp_path).notes[0]
 

@@ -20,9 +20,9 @@ def show(**privacy: Any) -> dict[str, str]:
 @pytest.mark.parametrize(
     ("privacy", "row"),
     [
-        ({"unit": "image", "examples_per_patient": 2, "epsilon_patient": 4.4452}, "ε of an image"),
+        ({"unit": "image", "examples_per_patient": 2, "epsilon_patient": 4.4452}, "ε per image"),
         # A record of before the unit was named
-        ({"examples_per_patient": 80, "epsilon_patient": 4.4452}, "ε of a patient"),
+        ({"examples_per_patient": 80, "epsilon_patient": 4.4452}, "ε per patient"),
         ({"unit": "patient", "examples_per_patient": 1, "epsilon_patient": 1.0}, None),
         ({"examples_per_patient": 1, "epsilon_of": "person", "epsilon_part": 2.0}, None),
         ({}, None),
@@ -32,11 +32,11 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
     privacy: dict[str, Any], row: str | None
 ) -> None:
     rows = show(**privacy)
-    assert [name for name in rows if name.startswith("ε of")] == ([row] if row else [])
+    assert [name for name in rows if name.startswith("ε per")] == ([row] if row else [])
     if row:
         assert list(rows)[list(rows).index("tight ε") + 1] == row
         many = privacy["examples_per_patient"]
-        assert rows[row] == f"4.45  (tight, of its {many} training examples together)"
+        assert rows[row] == f"4.45  (tight, covers its {many} training examples)"
 
 
 @pytest.mark.parametrize(

@@ -115,11 +115,11 @@ def test_a_transform_of_several_examples_is_refused(
     module: type[nn.Module], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     mixing = replace(scattering(), module=module(), gives=(9, 9))
-    with pytest.raises(UserError, match="one would tell of another"):
+    with pytest.raises(UserError, match=r"would affect another|depends on other"):
         represent_splits(mixing, splits(), "mixing")
     monkeypatch.setattr(representations, "lookup", lambda kind, name: lambda shape, **_: module())
     own = torch.utils.data.TensorDataset(torch.randn(20, 9, 9), torch.arange(20) % 3)
-    with pytest.raises(UserError, match="one would tell of another"):
+    with pytest.raises(UserError, match=r"would affect another|depends on other"):
         represent(own, "scattering")
 
 
@@ -149,7 +149,7 @@ def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None
         "representation.network=test_efficientnet",
         f"representation.weights={tmp_path}/w.pth",
     ]
-    with pytest.raises(UserError, match="were trained on CIFAR10, which this run is to keep"):
+    with pytest.raises(UserError, match="were trained on CIFAR10, which this run should keep"):
         build_representation(
             configured([*words, "representation.trained_on=CIFAR10"]), (3, 32, 32), torch.float32
         )
@@ -185,7 +185,7 @@ def test_without_one_nothing_is_in_the_digest() -> None:
     )
     for words in (["+representation.J=3"], ["representation=none", "representation.J=3"]):
         with pytest.raises(
-            UserError, match=r"representation\.J'? is not known|representation=none reads no key"
+            UserError, match=r"representation\.J'? is not known|representation=none has no keys"
         ):
             configured(["recipe=quickstart", *words])
 
@@ -225,7 +225,7 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     assert found
     assert found.digest == described["digest"]
     torch.save(timm.create_model("test_efficientnet").state_dict(), copy)
-    with pytest.raises(UserError, match="of other weights"):
+    with pytest.raises(UserError, match="from other weights"):
         find_representation(tmp_path, config, record, copy)
 
 
@@ -233,7 +233,7 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     ("words", "sentence"),
     [
         (["recipe=cifar10_scattering", "dataset.augment=crop_flip"], "is computed once"),
-        (["recipe=mnist_scattering", "trainer.augmentations=4"], "all of its views"),
+        (["recipe=mnist_scattering", "trainer.augmentations=4"], "all its views"),
     ],
 )
 def test_validate_refuses_what_a_run_refuses(words: list[str], sentence: str) -> None:
@@ -273,7 +273,7 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
         (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "make them float32"),
         (pairs(torch.full((9, 9), torch.nan)), "not finite"),
         ([(torch.ones(9, 9), "cat")], "targets must be"),
-        (Changing(), "something else when it is read again"),
+        (Changing(), "different values when read again"),
     ],
 )
 def test_a_dataset_that_cannot_be_represented_is_refused(dataset: object, sentence: str) -> None:

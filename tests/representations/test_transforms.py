@@ -187,9 +187,9 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
     weights = timm.create_model("test_efficientnet").state_dict()
     torch.save({f"other.{name}": tensor for name, tensor in weights.items()}, tmp_path / "w.pth")
     options = TINY | {"weights": str(tmp_path / "w.pth"), "resize": 32}
-    with pytest.raises(UserError, match="trained_on=null: name what trained"):
+    with pytest.raises(UserError, match="trained_on=null: state what"):
         make("network", (3, 8, 8), **options)
-    with pytest.raises(UserError, match="name what trained"):
+    with pytest.raises(UserError, match="state what"):
         make("network", (3, 8, 8), **options, trained_on=" _")
     found = make("network", (3, 8, 8), **options, trained_on="birds")
     random = make("network", (3, 8, 8), **TINY, resize=32)
@@ -244,10 +244,10 @@ def test_what_is_no_file_of_tensors_is_refused_in_our_words(tmp_path: Path) -> N
     next(iter(weights.values()))[0] = torch.nan
     torch.save(weights, tmp_path / "nan.pth")
     for name, sentence in (
-        ("pipe", "is no regular file"),
-        ("folder", "Is a directory|is no regular file"),
-        ("pickle", "holds more than tensors"),
-        ("nan", "its weights hold numbers that are not finite"),
+        ("pipe", "is not a regular file"),
+        ("folder", "Is a directory|is not a regular file"),
+        ("pickle", "contains more than tensors"),
+        ("nan", "its weights contain values that are not finite"),
     ):
         with pytest.raises(UserError, match=sentence) as refused:
             make("network", (3, 32, 32), **options | {"weights": f"{tmp_path}/{name}.pth"})

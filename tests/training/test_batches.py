@@ -271,7 +271,7 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
 
 
 @pytest.mark.parametrize(
-    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one share")]
+    ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one owner")]
 )
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
     greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))

@@ -86,7 +86,7 @@ def test_ranks_that_differ_all_say_so_before_they_wait(joint: tuple[Path, dict])
 def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
     done = together(2, command(*words, "privacy.total_budget=0.1"), at=tmp_path)
-    says = ["privacy.total_budget=0.1", "another process of this training has ended"]
+    says = ["privacy.total_budget=0.1", "another process of this training has stopped"]
     for one, sentence in zip(done, says, strict=True):
         assert one.returncode == 2
         assert sentence in one.stderr
@@ -137,7 +137,7 @@ def test_a_sweep_is_no_work_for_torchrun(
     with pytest.raises(SystemExit) as left:
         cli.main(["run", "-m", "recipe=quickstart", "seed=1,2"])
     assert left.value.code == 2
-    assert "torchrun carries out one run: leave -m out" in capsys.readouterr().err
+    assert "torchrun performs one run: leave -m out" in capsys.readouterr().err
 
 
 def test_every_example_is_in_one_share() -> None:

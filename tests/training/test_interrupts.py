@@ -106,16 +106,36 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
 ) -> None:
     undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
-    monkeypatch.setattr(COMMANDS["list"], "run", lambda _: carry_out(tmp_path))
+    monkeypatch.setattr(COMMANDS["run"], "run", lambda _: carry_out(tmp_path))
     with pytest.raises(SystemExit) as left:
-        cli.main(["list"])
+        cli.main(["run"])
     assert left.value.code == code
-    assert "all is saved, and the same command goes on from here" in capsys.readouterr().err
+    assert "the same command continues from here" in capsys.readouterr().err
     assert signal.getsignal(number) == before
     undo()
     watcher = Silent()
     assert repeatable(run(configured(tmp_path), watcher).record) == whole
     assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
+
+
+@pytest.mark.parametrize("words", [["bench"], ["reproduce", "zeta_dp_2021/1", "--plan"]])
+@pytest.mark.parametrize("stop", [Stopped(signal.SIGTERM), KeyboardInterrupt()])
+def test_a_command_that_saves_nothing_does_not_say_that_it_continues(
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+    words: list[str],
+    stop: BaseException,
+) -> None:
+    def raise_it(_: object) -> None:
+        raise stop
+
+    monkeypatch.setattr(COMMANDS[words[0]], "run", raise_it)
+    with pytest.raises(SystemExit):
+        cli.main(words)
+    assert capsys.readouterr().err in (
+        "zdp-bench: stopped by SIGTERM.\n",
+        "zdp-bench: interrupted.\n",
+    )
 
 
 def test_a_signal_in_the_last_step_finishes_the_run(
@@ -200,7 +220,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
 ) -> None:
     with (
         files_of_at_most(count),
-        pytest.raises(UserError, match=r"Nothing that was saved is lost.*the same command") as told,
+        pytest.raises(UserError, match=r"Everything saved is intact.*the same command") as told,
     ):
         carry_out(tmp_path)
     assert "\n" not in str(told.value)
@@ -219,11 +239,11 @@ UNUSABLE = [
     ("run recipe=quickstart paths.results={file}", ""),
     ("run -m seed=1,2 recipe=quickstart paths.results={file}", ""),
     ("run recipe=ecg dataset=cpsc2018_synthetic paths.results={none} paths.data={file}", ""),
-    ("results --results {file}", "is a file and no folder, so there are no records"),
-    ("data --root {file}", "is a file and no folder, so it holds no data"),
-    ("results --results {none}", "there is no such folder"),
-    ("table zeta_dp_2021/1 --results {none}", "there is no such folder"),
-    ("report --results {none}", "there is no such folder"),
+    ("results --results {file}", "is a file, not a folder, so there are no records"),
+    ("data --root {file}", "is a file, not a folder; set the data root"),
+    ("results --results {none}", "folder not found"),
+    ("table zeta_dp_2021/1 --results {none}", "folder not found"),
+    ("report --results {none}", "folder not found"),
 ]
 
 

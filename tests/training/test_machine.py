@@ -48,9 +48,9 @@ def test_tf32_is_off_unless_asked_for_and_everything_is_set_back() -> None:
 @pytest.mark.parametrize(
     ("precision", "model", "algorithm", "why"),
     [
-        ("tf32", nn.Linear(2, 2), PRIVATE, "clipped sum made of TF32 products passes its bound"),
+        ("tf32", nn.Linear(2, 2), PRIVATE, "clipped sum of TF32 products exceeds its bound"),
         ("bf16", nn.Linear(2, 2), PRIVATE, "does not keep its clipped sums in float32"),
-        ("bf16", nn.Linear(2, 2, dtype=torch.complex64), PLAIN, "no complex numbers of bfloat16"),
+        ("bf16", nn.Linear(2, 2, dtype=torch.complex64), PLAIN, "bfloat16 has no complex type"),
         ("fp16", nn.Linear(2, 2), PLAIN, r"precision 'fp16' is not known.*Did you mean 'bf16'"),
     ],
 )

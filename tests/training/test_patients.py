@@ -173,8 +173,8 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("overrides", "words"),
     [
-        (["algorithm=sgd"], "does not clip several examples as one"),
-        (["algorithm=gredp"], "does not clip several examples as one"),
+        (["algorithm=sgd"], "cannot clip several examples together"),
+        (["algorithm=gredp"], "cannot clip several examples together"),
         (["federated.nodes=2", "trainer.augmentations=2"], "a node draws one view of an example"),
         (["privacy.unit=example", "privacy.max_examples=3"], "privacy.unit=patient only"),
         (["privacy.max_examples=0"], "greater than or equal to 1"),
@@ -275,8 +275,8 @@ def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> No
     ("overrides", "says"),
     [
         (["trainer.augmentations=1"], "must be greater than or equal to 2"),
-        (["algorithm=sgd"], "does not clip several examples as one"),
-        (["dataset.augment=false"], "changes no example as it is drawn"),
+        (["algorithm=sgd"], "cannot clip several examples together"),
+        (["dataset.augment=false"], "does not augment examples"),
     ],
 )
 def test_what_it_cannot_mean_is_refused(setup: Setup, overrides: list[str], says: str) -> None:

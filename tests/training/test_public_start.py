@@ -94,7 +94,7 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
     torch.save(saved, path)
     assert digest_in(tmp_path) != first  # the same configuration
     carry_out(tmp_path, "seed=1")
-    with pytest.raises(UserError, match=r"2 runs are meant.*quickstart/"):
+    with pytest.raises(UserError, match=r"2 runs match.*quickstart/"):
         setup_of(tmp_path, "model.init_from=quickstart")
 
 
@@ -121,11 +121,11 @@ def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_p
             ]
         )
     )
-    with pytest.raises(UserError, match="whose files this run is to keep private"):
+    with pytest.raises(UserError, match="whose files this run should keep private"):
         digest_of(config, "data")
     for one, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
         told(start, provenance="derived", name=one)
-        with pytest.raises(UserError, match="whose files this run is to keep private"):
+        with pytest.raises(UserError, match="whose files this run should keep private"):
             digest_of(replace(config, dataset=replace(config.dataset, name=other)), "data")
 
 
@@ -140,7 +140,7 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
     run(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
     (tmp_path / "Other").rename(tmp_path / "MNIST")
     config = parse(compose([*words, "dataset=mnist", "model.init_from=quickstart"]))
-    with pytest.raises(UserError, match="whose files this run is to keep private"):
+    with pytest.raises(UserError, match="whose files this run should keep private"):
         run(config, Silent())
     write_mini_mnist(tmp_path, train=150, test=40)  # no file is as before
     run(config, Silent())
@@ -153,12 +153,12 @@ def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path
     setup_of(tmp_path, f"model.init_from={run[:8]}")  # as `results` prints it
     with pytest.raises(UserError, match="`zdp-bench results` lists the runs"):
         setup_of(tmp_path, "model.init_from=0123456789")
-    with pytest.raises(UserError, match="of another model or other shapes"):
+    with pytest.raises(UserError, match="belong to another model or have other shapes"):
         setup_of(tmp_path, "model.init_from=quickstart", "model.hidden=[9]")
-    with pytest.raises(UserError, match="a federation starts from new weights"):
+    with pytest.raises(UserError, match="federated training starts from new weights"):
         setup_of(tmp_path, "model.init_from=quickstart", "federated.nodes=2")
-    with pytest.raises(UserError, match=r"model\.start=unit_variance.*Give one of them"):
+    with pytest.raises(UserError, match=r"model\.start=unit_variance.*Use only one of them"):
         setup_of(tmp_path, "model.init_from=quickstart", "model.start=unit_variance")
     (start.path.parent / "checkpoint.pt").unlink()
-    with pytest.raises(UserError, match="no finished run with its weights"):
+    with pytest.raises(UserError, match="no finished run with weights"):
         setup_of(tmp_path, "model.init_from=quickstart")

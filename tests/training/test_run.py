@@ -262,7 +262,7 @@ def test_a_killed_run_goes_on_and_ends_the_same(
 
 def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:
     still = carry_out(tmp_path, "optimizer.lr=0.0", "trainer.epochs=1").record
-    assert still["warning"] == "nothing seems to be learnt: optimizer.lr is 0."
+    assert still["warning"] == "the model does not seem to learn: optimizer.lr is 0."
     assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still["warning"]
 
 
@@ -293,12 +293,12 @@ def test_a_missing_cuda_device_is_one_sentence() -> None:
     [
         (
             ["model=complex_cnn"],
-            r"model=complex_cnn: takes examples of shape \[channels, height, width\], and these "
-            r"are \[8, 8\]\. Take a model",
+            r"model=complex_cnn: needs examples of shape \[channels, height, width\], but these "
+            r"are \[8, 8\]\. Use a model",
         ),
         (
             ["task=binary_classification"],
-            "task=binary_classification: takes two classes, and dataset=phase_digits has 10",
+            "task=binary_classification: needs two classes, but dataset=phase_digits has 10",
         ),
     ],
 )

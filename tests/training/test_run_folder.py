@@ -120,7 +120,7 @@ def test_a_fifo_is_refused(
     if name == "other.jsonl":
         (home / "spending.json").unlink()
     os.mkfifo(path)
-    with pytest.raises(UserError, match=r"is no regular file\."):
+    with pytest.raises(UserError, match=r"is not a regular file\."):
         read(tmp_path)
 
 
@@ -194,7 +194,7 @@ def test_a_killed_run_that_goes_on_otherwise_takes_its_steps_again_with_other_no
         write_other_weights(tmp_path)
     resumed = carry_out(tmp_path, *([change] if "=" in change else [])).record
     assert resumed["privacy"]["steps"] == 24
-    assert "4 steps that a stopped process had taken are taken again" in caplog.text
+    assert "4 steps of a stopped process are repeated" in caplog.text
     assert len(keys) == 24
     assert not set(keys[:14]) & set(keys[14:])
 

@@ -377,10 +377,9 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
     for name in owners[first:]:
         if not isinstance(kinds[name], nn.Linear):
             raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) stands behind a "
-                "fully connected layer, and "
-                "feedback has no rule for it. Take a network that ends in linear layers, with "
-                "activations that train nothing."
+                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) follows a fully "
+                "connected layer, and feedback has no rule for it. Use a network that ends in "
+                "linear layers, with activations without parameters."
             )
     if first == len(owners):
         raise UserError(

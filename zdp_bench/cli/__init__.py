@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -20,6 +22,8 @@ from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import complete, parse_arguments
 from zdp_bench.errors import UserError
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
+
+CONTINUES = ("run", "search", "reproduce")  # verbs that save what they have done
 
 
 def main(words: Sequence[str] | None = None) -> NoReturn:
@@ -53,6 +57,7 @@ def _carry_out(words: list[str]) -> int:
         print("\n".join(complete(words[1:])))
         return 0
     options = parse_arguments(words)
+    continues = options.verb in CONTINUES and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
     if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load
         _say(f"{options.verb} {' '.join(overrides)} ...")
@@ -60,13 +65,15 @@ def _carry_out(words: list[str]) -> int:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        _say(hide_environment(str(error), overrides))
+        _say(hide_environment(f"{error}{_stand_in(str(error), words)}", overrides))
         return 2
     except Stopped as stop:
-        _say(f"{stop}.")
+        more = "; everything is saved, and the same command continues from here"
+        _say(f"{stop}{more if continues else ''}.")
         return stop.exit_code
     except KeyboardInterrupt:
-        _say("interrupted; the same command goes on from the last checkpoint.")
+        more = "; the same command continues from the last checkpoint"
+        _say(f"interrupted{more if continues else ''}.")
         return 130
     except BrokenPipeError:
         raise
@@ -75,6 +82,15 @@ def _carry_out(words: list[str]) -> int:
             raise
         _say(hide_environment(str(explained), overrides))
         return 2
+
+
+def _stand_in(sentence: str, words: list[str]) -> str:
+    """Return the whole command for an error that suggests another data set, or ''."""
+    found = re.search(r"\buse (dataset=\w+)[^;]*\.$", sentence)
+    if not found or words[:1] != ["run"]:
+        return ""
+    kept = [word for word in words if not word.startswith(("dataset=", "paths.data="))]
+    return f" For example: zdp-bench {shlex.join([*kept, found[1]])}"
 
 
 def _say(sentence: str) -> None:

@@ -98,8 +98,7 @@ def data_root(options: argparse.Namespace) -> Path:
     root = Path(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench").expanduser()
     if root.is_file():
         raise UserError(
-            f"{root}: is a file and no folder, so it holds no data; "
-            "name the data root by --root, or by ZDP_DATA."
+            f"{root}: is a file, not a folder; set the data root with --root or ZDP_DATA."
         )
     return root
 
@@ -113,15 +112,15 @@ def require_records(folder: Path, runs: bool = True) -> None:
     Raises:
         UserError: says what is missing.
     """
-    advice = "Name the results folder of your runs (--results DIR)."
+    advice = "Set the results folder of your runs (--results DIR)."
     if folder.exists() and not folder.is_dir():
-        raise UserError(f"{folder}: is a file and no folder, so there are no records. {advice}")
+        raise UserError(f"{folder}: is a file, not a folder, so there are no records. {advice}")
     if folder != RESULTS and not folder.exists():
-        raise UserError(f"{folder}: there is no such folder, so there are no records. {advice}")
+        raise UserError(f"{folder}: folder not found, so there are no records. {advice}")
     if runs and not any((folder / "runs").glob("*/*/")):
         raise UserError(
-            f"{folder.absolute()}: holds no run. `zdp-bench run recipe=quickstart` makes one here; "
-            "--results DIR names another folder."
+            f"{folder.absolute()}: contains no runs. `zdp-bench run recipe=quickstart` creates "
+            "one here; --results DIR selects another folder."
         )
 
 

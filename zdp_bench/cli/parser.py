@@ -18,7 +18,7 @@ from zdp_bench.errors import unknown
 
 DESCRIPTION = """\
 Differentially private deep learning on medical and complex-valued data, with
-numbers that can be trusted.
+an ε that holds for what actually ran.
 """
 EPILOG = """\
 examples:
@@ -77,7 +77,7 @@ class Parser(argparse.ArgumentParser):
         if action.choices is None or value in action.choices:
             return
         if action.dest == "verb" and value in ORDER:
-            self.error(f"'{value}' is of an extra that is not here (zdp_bench/extras).")
+            self.error(f"'{value}' belongs to an extra that is not installed (zdp_bench/extras).")
         name = "/".join(action.option_strings) or str(action.metavar or action.dest).lower()
         self.error(str(unknown(name, str(value), map(str, action.choices))))
 
@@ -104,7 +104,7 @@ def build_parser() -> Parser:
         "--completion",
         choices=[*SCRIPTS],
         action=_PrintCompletion,
-        help="print what teaches a shell to complete words",
+        help="print a script that completes words in your shell",
     )
     verbs = parser.add_subparsers(
         dest="verb", metavar="VERB", prog="zdp-bench", required=True, help=argparse.SUPPRESS

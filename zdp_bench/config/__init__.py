@@ -101,7 +101,7 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
         off = kind in MAY_BE_NONE and node.get("name") is None
         if off and (unread := [key for key, value in node.items() if value is not None]):
             raise UserError(
-                f"{kind}.{unread[0]}: {kind}=none reads no key; leave it out, or name a {kind}."
+                f"{kind}.{unread[0]}: {kind}=none has no keys; remove this one, or choose a {kind}."
             )
         of_all = {key: node.pop(key, None) for key in MODEL_KEYS} if kind == "model" else {}
         checked[kind] = None if off else check_plugin(kind, node)

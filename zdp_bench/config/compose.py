@@ -95,7 +95,7 @@ def choose(key: Any, options: dict[Any, Any]) -> Any:
     """
     found = {str(name): value for name, value in options.items()}
     if str(key) not in found:
-        raise KeyError(f"the recipe says nothing of {key}, only of {', '.join(found)}")
+        raise KeyError(f"the recipe does not set {key}, only of {', '.join(found)}")
     return found[str(key)]
 
 

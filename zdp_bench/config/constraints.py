@@ -39,8 +39,8 @@ def _check_sampling(run: Run) -> None:
     require((size is None) != (rate is None), "trainer.batch_size", size, rule)
     if "noise_multiplier" in run.algorithm.options and trainer.sampling == "shuffled":
         raise UserError(
-            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: "
-            "shuffled batches carry no ε here. Use trainer=poisson or trainer=uniform."
+            f"trainer.sampling=shuffled with algorithm={run.algorithm.name}: shuffled batches "
+            "have no ε. Use trainer=poisson or trainer=uniform."
         )
 
 
@@ -48,8 +48,8 @@ def _check_gradients(run: Run) -> None:
     """Refuse options for the gradients of an example where the algorithm sums something else."""
     if run.weight_standardisation and run.start:
         raise UserError(
-            f"model.start={run.start} with model.weight_standardisation=true: standardised weights "
-            "have no scale that a start could set. Give one of them."
+            f"model.start={run.start} with model.weight_standardisation=true: standardised "
+            "weights have no scale to set. Use only one of them."
         )
     algorithm = _type_of(run.algorithm.name)
     if algorithm.releases_once:
@@ -78,21 +78,21 @@ def _check_calibration(run: Run) -> None:
     asked = [key for key in keys if getattr(run.privacy, key) is not None]
     if len(asked) > 1:
         raise UserError(
-            "privacy.target_epsilon and privacy.claimed_epsilon each set "
-            "algorithm.noise_multiplier: give one of them."
+            "privacy.target_epsilon and privacy.claimed_epsilon both set "
+            "algorithm.noise_multiplier: give only one of them."
         )
     if asked and "noise_multiplier" not in run.algorithm.options:
         raise UserError(
-            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier "
-            "that could reach an ε; choose a private algorithm."
+            f"privacy.{asked[0]} with algorithm={run.algorithm.name}: it has no noise_multiplier; "
+            "choose a private algorithm."
         )
     budget, target = run.privacy.max_epsilon, run.privacy.target_epsilon
     noiseless = not asked and not run.algorithm.options.get("noise_multiplier")
     noiseless |= run.privacy.claimed_epsilon == math.inf
     if budget is not None and (noiseless or (target or 0) > budget):
         raise UserError(
-            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name}: the noise has "
-            "another ε, so the budget would end the run early; raise it, or add noise."
+            f"privacy.max_epsilon={budget:g} with algorithm={run.algorithm.name}: the noise gives "
+            "a larger ε, so the budget would stop the run early; raise it, or add noise."
         )
 
 
@@ -101,7 +101,7 @@ def _check_federated(run: Run) -> None:
     if nodes is None:
         return
     if run.privacy.total_budget is not None:
-        raise UserError("privacy.total_budget: is for central runs; set privacy.max_epsilon.")
+        raise UserError("privacy.total_budget: applies to central runs; set privacy.max_epsilon.")
     for key, what in (("clip_quantile", "follow another bound"), ("start_steps", "start apart")):
         if run.algorithm.options.get(key) is not None:
             raise UserError(
@@ -123,7 +123,7 @@ def _check_federated(run: Run) -> None:
 def _check_unit(run: Run) -> None:
     """Refuse shares of several examples where an example's share is all that is bounded."""
     most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
-    rule = "is read with privacy.unit=patient only; add that, or leave it out"
+    rule = "applies to privacy.unit=patient only; add that, or remove it"
     require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
     if not run.forms_shares:
         return
@@ -132,7 +132,7 @@ def _check_unit(run: Run) -> None:
     if run.federated.nodes is not None and views is not None:
         raise UserError(
             f"trainer.augmentations={views} with federated.nodes: a node draws one view of an "
-            "example. Leave one of them out."
+            "example. Remove one of them."
         )
 
 
@@ -170,7 +170,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
         section, _, name = key.partition(".")
         if section == "federated" and name not in ("", "nodes") and run.federated.nodes is None:
             raise UserError(
-                f"{key}: a central run does not read it; add federated.nodes=N, or leave it out."
+                f"{key}: applies to federated runs only; add federated.nodes=N, or remove it."
             )
     for key in ("target_epsilon", "claimed_epsilon"):
         epsilon = getattr(run.privacy, key)
@@ -178,7 +178,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
             noise = run.algorithm.options["noise_multiplier"]
             raise UserError(
                 f"algorithm.noise_multiplier={noise:g}: privacy.{key}={epsilon:g} would replace "
-                f"it; leave one of them out, or say privacy.{key}=null."
+                f"it; remove one of them, or set privacy.{key}=null."
             )
 
 
@@ -190,6 +190,6 @@ def require_central(run: Run, verb: str) -> None:
     """
     if run.federated.nodes is not None:
         raise UserError(
-            f"zdp-bench {verb} takes one training set: add federated.nodes=null. A node of a "
-            "federation takes the same steps, with the same mechanism, on its own."
+            f"zdp-bench {verb} uses one training set: add federated.nodes=null. A federated node "
+            "takes the same steps with the same mechanism."
         )

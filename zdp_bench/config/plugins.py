@@ -130,7 +130,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     options = dict(node)
     name = options.pop("name", None)
     if not isinstance(name, str):
-        raise UserError(f"{kind}.name is missing: say which {kind}, such as {kind}=NAME.")
+        raise UserError(f"{kind}.name is missing: choose a {kind}, such as {kind}=NAME.")
     builder = find_builder(kind, name)
     keys = own_keys(kind, name)
     if strange := [key for key in options if key not in keys]:

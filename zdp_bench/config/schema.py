@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
 from annotated_types import Ge, Interval, MinLen
-from pydantic import StringConstraints
+from pydantic import AfterValidator
 
 from zdp_bench.config.types import SHARE, Count, Positive, Threads
 from zdp_bench.privacy.mechanism import MOST
@@ -165,6 +166,12 @@ class Federated:
     patience: Positive
 
 
+def _require_device(name: str) -> str:
+    if not re.fullmatch(r"auto|cpu|cuda(:\d{1,2})?", name):
+        raise ValueError("must be auto, cpu, cuda (a GPU) or cuda:N")
+    return name
+
+
 @dataclass(frozen=True)
 class Scalars:
     """The keys that belong to no group.
@@ -181,7 +188,7 @@ class Scalars:
 
     recipe: str
     seed: Annotated[int, Interval(ge=0, lt=2**64)]  # the most that a record is read with
-    device: Annotated[str, StringConstraints(pattern=r"^(auto|cpu|cuda(:\d{1,2})?)$")]
+    device: Annotated[str, AfterValidator(_require_device)]
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
     force: bool

@@ -94,7 +94,7 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
         UserError: it is of another type, or out of range.
     """
     if "${" in str(value):  # of a record: whatever was composed here is resolved already
-        raise UserError(f"{key}={value}: is looked up nowhere; say the value itself.")
+        raise UserError(f"{key}={value}: is not resolved; write the value itself.")
     try:
         checked = _adapter(hint).validate_python(value)
     except ValidationError as error:

@@ -77,7 +77,8 @@ def _explain_syntax(word: str) -> str:
     if word in group_options("recipe"):
         return f"'{word}' is a recipe: write recipe={word}."
     return (
-        f"'{word}' is no override: write key=value, such as seed=1, close every bracket and quote, "
+        f"'{word}' is not an override: write key=value, such as seed=1, close every bracket and "
+        "quote, "
         "and put a text that has any of ()[]{}:,= in quotes within quotes, as in "
         "'claims.row=\"A (b)\"'."
     )
@@ -88,21 +89,21 @@ def _check_override(override: Override, sweep: bool) -> None:
     word, key = str(override.input_line), str(override.key_or_group)
     name, _, value = word.partition("=")
     if re.search(r"(?<!\w)_target_(?!\w)", word) or "@" in name:
-        raise UserError(f"{word}: what runs is chosen by name alone, such as launcher=NAME.")
+        raise UserError(f"{word}: choose what runs by name, such as launcher=NAME.")
     if key in CHOICES and not override.is_delete():
         _check_choice(override)
     if key == "launcher" or key.startswith(LAUNCHING):
         if not sweep and word != "launcher=local":
-            raise UserError(f"{word}: only a sweep reads it; add -m, or leave it out.")
+            raise UserError(f"{word}: applies to sweeps only; add -m, or remove it.")
         if "/" in value:
             raise unknown(key, value, [])
     elif re.split(r"[./]", key)[0] == "hydra" and key != "hydra.verbose":
         raise UserError(
-            f"{word}: has no effect here; of Hydra's own keys hydra.launcher.*, hydra.sweeper.* "
-            "and hydra.verbose are read."
+            f"{word}: has no effect here; the supported keys of Hydra are hydra.launcher.*, "
+            "hydra.sweeper.* and hydra.verbose."
         )
     if override.is_sweep_override() and not sweep:
-        raise UserError(f"{word}: names several values; add -m, or give one.")
+        raise UserError(f"{word}: has several values; add -m, or give one.")
 
 
 def _check_choice(override: Override) -> None:
@@ -147,7 +148,7 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
     from zdp_bench.config import compose, to_plain
 
     if key.startswith("hydra."):
-        return f"key '{key}' is not known: it is none of this launcher's."
+        return f"key '{key}' is not a key of this launcher."
     chosen = [word.split(",")[0] for word in overrides if word.partition("=")[0] in CHOICES]
     (section, _, name), sections = key.partition("."), to_plain(compose(chosen))
     plugin = (sections.get(section) or {}).get("name") if section in PLUGINS else None
@@ -184,8 +185,8 @@ def _adopt(value: str) -> str:
     text = read_text(path, MOST_TEXT)
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
         raise UserError(
-            f"{said}: rename the file: a recipe's name has letters, digits and _ only, and is not "
-            "that of a recipe of zdp-bench."
+            f"{said}: rename the file: a recipe's name consists of letters, digits and _, and "
+            "differs from zdp-bench's own recipes."
         )
     body = parse_yaml(text, said, MOST_VALUES)
     try:
@@ -227,7 +228,7 @@ def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
     references = 0
     for key, value in _walk(node):
         if re.fullmatch(r"_\w+_", key):
-            raise UserError(f"{key}: runs a program, and this is data; leave it out.")
+            raise UserError(f"{key}: would run a program; remove it.")
         for begun in re.finditer(r"\$\{", value):
             named, references = REFERENCE.match(value, begun.start()), references + 1
             if not named or (named[1] or "recipe") not in KEYS:
@@ -277,7 +278,7 @@ def _check_sweep(node: Any) -> None:
     given = node
     for key in ("sweeper", "params"):
         if not isinstance(given, dict) or list(given) != [key]:
-            raise UserError("hydra: a recipe may hold hydra.sweeper.params only.")
+            raise UserError("hydra: a recipe may contain hydra.sweeper.params only.")
         given = given[key]
     for key, value in given.items() if isinstance(given, dict) else [("", given)]:
         if str(key).partition(".")[0] not in KEYS - {"recipe"}:

@@ -56,16 +56,16 @@ def load_or_make(
         return _fill(whole, blocks)
     path = folder / f"{digest[:32]}.npy"
     if path.is_dir():
-        raise UserError(f"{path}: is a folder in the place of a file of this cache; delete it.")
+        raise UserError(f"{path}: is a folder, but should be a file of this cache; delete it.")
     if path.is_file():
         if (found := _map(path, shape, dtype)) is not None:
             return found
-        log.warning("%s is damaged, or of an older version, and made anew", path)
+        log.warning("%s is damaged or from an older version, and is made again", path)
     partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size > MENTIONED:
         log.warning(
-            "%s will take %.1f GB, once; `zdp-bench data cache --delete` gives it back",
+            "%s will take %.1f GB; `zdp-bench data cache --delete` frees the space",
             path,
             size / 1e9,
         )
@@ -76,8 +76,7 @@ def load_or_make(
     except OSError as error:  # a full or read-only disk costs memory and time, not the run
         partial.unlink(missing_ok=True)
         log.warning(
-            "%s: %s, so this run keeps %s in memory and the next one makes them again; "
-            "XDG_CACHE_HOME names another cache folder",
+            "%s: %s, so this run keeps %s in memory; set XDG_CACHE_HOME to another folder",
             path.parent,
             error.strerror,
             kind,

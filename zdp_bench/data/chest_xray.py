@@ -264,8 +264,8 @@ def patient_of(path: Path) -> str:
     """'person12_virus_45.jpeg' -> 'person12', 'NORMAL2-IM-0587-0001.jpeg' -> 'NORMAL2-IM-0587'."""
     if not (match := PATIENT.match(path.name)):
         raise UserError(
-            f"{path}: its name does not tell the patient; person12_bacteria_45.jpeg or "
-            "IM-0115-0001.jpeg would."
+            f"{path}: its name does not identify the patient, unlike person12_bacteria_45.jpeg or "
+            "IM-0115-0001.jpeg."
         )
     return match[1] or match[2]
 
@@ -279,14 +279,14 @@ def find_films(folder: Path) -> list[Film]:
             paths = visible_files(here) if here.is_dir() else []
             if not paths:
                 raise UserError(
-                    f"{here}: holds no film. Unpack the archive of chest_xray there (see "
+                    f"{here}: contains no film. Unpack the archive of chest_xray there (see "
                     "datasets/chest_xray.yaml), or use dataset=chest_xray_synthetic."
                 )
             for path in paths:
                 require_inside(path, folder)
                 with reading(path):
                     is_film = path.suffix.lower() in SUFFIXES
-                    expect(is_film, "is not a JPEG file; only films were expected here")
+                    expect(is_film, "is not a JPEG file; only films belong here")
                 found.append(Film(path, part, label, patient_of(path)))
     return found
 

@@ -115,7 +115,10 @@ class Cifar10(Dataset):
 
         def check(path: Path) -> None:
             with reading(path):
-                expect(release_of([path], of) is not None, "has the checksum of no known release")
+                expect(
+                    release_of([path], of) is not None,
+                    "does not have the checksum of a known release",
+                )
 
         problems = list(try_each(paths, check))
         if all(problem for _, problem in problems):
@@ -156,7 +159,7 @@ def release_of(paths: list[Path], of: Card) -> str | None:
         first, other = (found.get(path.name) or "no known release" for path in (paths[0], one))
         raise UserError(
             f"{one}: is of {other}, but {paths[0].name} beside it is of {first}, by their "
-            "checksums. Unpack one archive anew."
+            "checksums. Unpack one archive again."
         )
     return releases.pop()
 
@@ -202,7 +205,7 @@ class ArraysOnly(pickle.Unpickler):
 
     def find_class(self, module: str, name: str) -> Any:
         if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is no array")
+            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not an array")
         return super().find_class(module.replace("numpy.core", "numpy._core"), name)
 
 
@@ -222,7 +225,7 @@ def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, P
         raise UserError(
             f"{paths[0]}: its checksum is not the released one's. It is a pickle, which can run "
             "any program, and is not opened; use the binary layout (dataset.layout=binary) for "
-            "data of your own."
+            "your own data."
         )
     files = [(read_pickle if pickled else read_binary)(path) for path in paths]
     for path, part in zip(paths, files, strict=True):
@@ -236,7 +239,8 @@ def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, P
         release = content_of(files, of)
     if check and release is None:
         raise UserError(
-            f"{paths[0]}: the images of its folder are of no known release. Unpack the official "
+            f"{paths[0]}: the images in its folder are not from a known release. Unpack the "
+            "official "
             "archive, or set dataset.check=false to read it as it is; its provenance is then "
             "'derived'."
         )

@@ -134,7 +134,7 @@ def find_recordings(folder: Path) -> list[Path]:
     for path in paths:
         if names[path.stem] > 1:
             raise UserError(
-                f"{path}: a recording named {path.stem} is there twice; each may stand once."
+                f"{path}: a recording named {path.stem} occurs twice; each may occur once."
             )
         require_inside(path, folder)
     return paths

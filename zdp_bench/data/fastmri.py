@@ -111,15 +111,15 @@ def list_files(root: Path, folder: str) -> list[Path]:
     here = root / folder
     if not here.is_dir():
         raise UserError(
-            f"{here} is missing. fastMRI is free but not to be passed on: sign up for it (see "
+            f"{here} is missing. fastMRI is free but may not be redistributed: sign up for it (see "
             f"datasets/fastmri.yaml) and unpack {', '.join(FOLDERS)} (or {', '.join(MULTICOIL)}) "
             f"under {root}, or use dataset=kspace_from_volumes or dataset=kspace_phantom."
         )
     paths = visible_files(here)
     if others := [path for path in paths if path.suffix != ".h5"]:
-        raise UserError(f"{others[0]}: is no .h5 file; only fastMRI's HDF5 files belong here.")
+        raise UserError(f"{others[0]}: is not an .h5 file; only fastMRI's HDF5 files belong here.")
     if not paths:
-        raise UserError(f"{here}: holds no .h5 file.")
+        raise UserError(f"{here}: contains no .h5 file.")
     return paths
 
 
@@ -147,7 +147,7 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         smaller = image.shape[1] <= rows and image.shape[2] <= columns
         expect(smaller, f"{has}; the image is larger than its k-space")
         text = header.shape == () and header.dtype.kind in "SO"
-        expect(text, "has an ismrmrd_header that is no single piece of text")
+        expect(text, "has an ismrmrd_header that is not one piece of text")
         patient = str(file.attrs.get("patient_id", path.stem))
         shape = (slices, rows, columns)
         return KSpaceVolume(path, shape, image.shape[1:], patient, *coils)
@@ -167,7 +167,7 @@ def _require_own_bytes(file: Any, name: str) -> None:
     where = "a link, a group, virtual or stored externally; write its bytes into the file itself"
     expect(is_own, f"has a '{name}' that is {where}")
     size = math.prod(found.chunks or ()) * found.dtype.itemsize
-    rule = "of which each slice unpacks one; write it slice by slice (chunks=(1, rows, columns))"
+    rule = "which each slice would unpack; write it slice by slice (chunks=(1, rows, columns))"
     expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
 
 
@@ -191,7 +191,7 @@ def read_slices(
             images = centre_crop(np.abs(to_image(kspace)), *volume.image)
         reference = np.asarray(images, dtype=np.float32)
         finite = bool(np.isfinite(kspace).all() and np.isfinite(reference).all())
-        expect(finite, f"holds samples that are no numbers, in slice {first}")
+        expect(finite, f"contains samples that are not finite, in slice {first}")
     return kspace, reference
 
 

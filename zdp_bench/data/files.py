@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 BadExamples = Literal["refuse", "skip"]
 T = TypeVar("T")
 R = TypeVar("R")
-ADVICE = " dataset.bad_examples=skip leaves such files out."
+ADVICE = " dataset.bad_examples=skip skips such files."
 
 
 @dataclass(frozen=True)
@@ -156,7 +156,7 @@ def resolve_folder(root: Path, folder: str) -> Path:
         inside,
         "dataset.folder",
         folder,
-        f"must be a folder under the data root {root}; paths.data names another root",
+        f"must be a folder under the data root {root}; set paths.data to another root",
     )
     return root / folder
 
@@ -189,9 +189,7 @@ def require_inside(path: Path, folder: Path) -> Path:
     try:
         real, home = path.resolve(), folder.resolve()
     except (OSError, RuntimeError):  # which of them depends on Python's version
-        raise UserError(
-            f"{path}: is a link that leads to itself; put the file itself there."
-        ) from None
+        raise UserError(f"{path}: is a link to itself; put the file itself there.") from None
     if not real.is_relative_to(home):
         what = "is a link that leads" if path.is_symlink() else "leads"
         raise UserError(f"{path}: {what} out of {folder}; put the file itself there.")
@@ -239,8 +237,7 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
     mirrors = (mirror,) if mirror else of.mirrors
     if not mirrors and not has_files(root, of):
         raise UserError(
-            f"dataset '{of.name}' is not under {root}, and has no download of its own. "
-            f"{tell_source(of)}"
+            f"dataset '{of.name}' is not under {root}, and cannot be downloaded. {tell_source(of)}"
         )
     for address in mirrors:
         try:
@@ -276,7 +273,7 @@ def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
             names = ", ".join(Path(f.path).name for f in missing(root, of))
             raise UserError(
                 f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
-                "files there by hand, name another folder with paths.data=..., or try "
+                "files there by hand, set another folder with paths.data=..., or try "
                 f"`zdp-bench data fetch {of.name}` again."
             )
     return done

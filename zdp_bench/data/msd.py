@@ -151,11 +151,11 @@ def _pair(folder: Path) -> list[Pair]:
     images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
     labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
     if not images:
-        raise UserError(f"{folder / 'imagesTr'}: holds no NIfTI volume.")
+        raise UserError(f"{folder / 'imagesTr'}: contains no NIfTI volume.")
     if alone := sorted(set(images) ^ set(labels)):
         missing = "labelsTr" if alone[0] in images else "imagesTr"
         raise UserError(
-            f"{folder / missing}: lacks the volume '{alone[0]}', which the other folder has."
+            f"{folder / missing}: the volume '{alone[0]}' is missing, but the other folder has it."
         )
     return [(images[name], labels[name]) for name in images]
 
@@ -390,8 +390,8 @@ def _pad(image: Tensor, size: int, path: Path) -> Tensor:
     rows, columns = image.shape[-2:]
     if max(rows, columns) > size:
         raise UserError(
-            f"{path}: its slices have {rows}×{columns} pixels and do not fit into "
-            f"dataset.size={size}: take a larger one, or dataset.fit=resize."
+            f"{path}: its slices have {rows}×{columns} pixels and do not fit dataset.size={size}: "
+            "use a larger one, or dataset.fit=resize."
         )
     top, left = (size - rows) // 2, (size - columns) // 2
     return F.pad(image, (left, size - columns - left, top, size - rows - top))

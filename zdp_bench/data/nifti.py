@@ -64,15 +64,18 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
     """
     if not folder.is_dir():
         raise UserError(
-            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is no "
-            "folder."
+            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is not "
+            "a folder."
         )
     first: dict[str, Path] = {}
     found = {}
     for path in visible_files(folder):
         require_inside(path, folder)
         with reading(path):
-            expect(path.name.endswith(SUFFIXES), "is no .nii or .nii.gz; no other belongs here")
+            expect(
+                path.name.endswith(SUFFIXES),
+                "is not a .nii or .nii.gz file; only those belong here",
+            )
             other = first.setdefault(name_of(path), path)
             expect(other == path, f"is the same volume as {other.name}; remove one of them")
             found[path] = read_header(path)
@@ -80,7 +83,7 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
             rule = f"has shape {list(shape)} where three dimensions and {channels or 'no'} channels"
             expect(shape[3:] == wanted, f"{rule} were expected")
     if not found:
-        raise UserError(f"{folder}: holds no .nii or .nii.gz file.")
+        raise UserError(f"{folder}: contains no .nii or .nii.gz file.")
     return found
 
 
@@ -111,7 +114,7 @@ def read_labels(path: Path) -> np.ndarray:
     with reading(path):
         whole = np.round(data)
         labels = np.abs(data - whole).max() <= WHOLE and whole.min() >= 0 and whole.max() <= 255
-        expect(labels, "is a segmentation that holds others than whole numbers from 0 to 255")
+        expect(labels, "is a segmentation with values other than whole numbers from 0 to 255")
     return whole.astype(np.uint8)
 
 
@@ -139,7 +142,7 @@ def _open(path: Path) -> Any:
     rule = f"announces {shape} voxels, more than any volume of these sets has"
     expect(math.prod(shape) <= MOST_VOXELS, rule)
     turned = bool(np.isfinite(affine).all()) and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
-    expect(turned, "has no usable affine, which says how its axes lie: left and right are unknown")
+    expect(turned, "has no usable affine, so its orientation is unknown")
     return image
 
 
@@ -172,14 +175,14 @@ def _read_voxels(path: Path, kinds: str, dtype: type) -> np.ndarray:
         gzipped = path.name.endswith(".gz")
         announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
         most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
-        rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is cut off"
+        rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is truncated"
         expect(announced <= most, rule)
         data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
         wanted = "complex" if kinds == "c" else "real"
         expect(data.dtype.kind in kinds, f"has voxels of {data.dtype}, not {wanted} numbers")
         turned = apply_orientation(data, _orientation(image))
         voxels: np.ndarray = np.ascontiguousarray(turned, dtype=dtype)
-        expect(bool(np.isfinite(voxels).all()), "holds voxels that are no numbers")
+        expect(bool(np.isfinite(voxels).all()), "contains voxels that are not finite")
     return voxels
 
 
@@ -197,7 +200,7 @@ def _unpack(image: Any, path: Path) -> np.ndarray:
         rest = 0
         while part := stream.read(2**20):
             rest += len(part)
-            expect(rest <= LONGEST_REST, "goes on behind its voxels")
+            expect(rest <= LONGEST_REST, "has data after its voxels")
     return data
 
 

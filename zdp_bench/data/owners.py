@@ -27,8 +27,8 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
         return np.arange(len(data.train))
     if data.train.groups is None:
         raise UserError(
-            f"{asked}: a patient owns up to {data.examples_per_patient} examples "
-            "of this data set, and it does not say which, so that they cannot be kept together."
+            f"{asked}: a patient owns up to {data.examples_per_patient} examples of this data "
+            "set, which does not state which ones, so they cannot be kept together."
         )
     return data.train.groups.numpy()
 
@@ -42,8 +42,8 @@ def count_owners(data: Splits | DatasetInfo, asked: str) -> int:
     owners = data.owners if isinstance(data, DatasetInfo) else data.train.groups
     if owners is None:
         raise UserError(
-            f"{asked}: this data set does not say whose examples are whose (its training part has "
-            "no groups), so only an example's ε is known. Leave the key out."
+            f"{asked}: this data set does not state who owns which example (its training part has "
+            "no groups), so only ε per example is known. Remove the key."
         )
     return owners if isinstance(owners, int) else len(owners.unique())
 

@@ -94,8 +94,8 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
         pool = np.flatnonzero(labels == CLASSES - 1 - label)
         if len(here) and not len(pool):
             raise UserError(
-                f"no test image of label {CLASSES - 1 - label} is there to pair with those of "
-                f"label {label}."
+                f"no test image of label {CLASSES - 1 - label} exists to pair with those of label "
+                f"{label}."
             )
         if len(here):
             chosen[here] = rng.choice(pool, size=len(here), replace=True)
@@ -210,7 +210,8 @@ class PhaseDigits(Dataset):
         count = len(labels)
         held = math.ceil(self.test_share * count) if 0 < self.test_share < 1 else 0
         rule = (
-            f"must leave {CLASSES} digits or more to train and to test on; {held} of {count:,} "
+            f"must leave {CLASSES} or more digits for training and for testing; {held} of "
+            f"{count:,} "
             "are to test on"
         )
         fits = CLASSES <= held <= count - CLASSES
@@ -224,7 +225,7 @@ class PhaseDigits(Dataset):
         train, share = parts[0], self.validation_share
         held = math.ceil(share * len(train)) if 0 < share < 1 else 0
         fits = CLASSES <= held <= len(train) - CLASSES
-        rule = f"must leave {CLASSES} digits or more to train and to validate on"
+        rule = f"must leave {CLASSES} or more digits for training and for validation"
         require(fits, "dataset.validation_share", share, rule)
         train, validation = train_test_split(
             train, test_size=share, stratify=labels[train], random_state=self.pairing_seed

@@ -39,7 +39,10 @@ def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
         wide, tall = stored.size
         expect(max(wide, tall) <= LARGEST, f"has {wide}×{tall} pixels, too many")
         deep = ";16B" in str(stored.tile) and not stored.mode.startswith("I")
-        rule = "has 16 bits a colour, of which PIL reads the upper 8 only; save it in 8, or in grey"
+        rule = (
+            "has 16 bits per colour, of which PIL reads only the upper 8; save it with 8 bits, "
+            "or in grey"
+        )
         expect(not deep, rule)
         yield stored
 
@@ -90,7 +93,7 @@ def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
     """
     with open_picture(path, "PNG") as stored:
         marked = np.asarray(stored)
-        expect(marked.ndim == 2, "is a picture in colour; a mask is a grey PNG, 0 outside")
+        expect(marked.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
         mask = Image.fromarray((marked > 0).astype(np.uint8))
         return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
 
@@ -98,9 +101,9 @@ def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
 def _require_depth(path: Path, image: Image.Image, window: Window) -> None:
     known = window or not image.mode.startswith("I") or _significant_bits(path)
     rule = (
-        "has 16 bits a pixel and does not say how many of them are used (no sBIT): give "
-        "dataset.window, such as [0, 4095] for 12 bits, by the scanner's manual or a public "
-        "picture; a private one must not decide"
+        "has 16 bits per pixel and does not state how many are used (no sBIT): set "
+        "dataset.window, such as [0, 4095] for 12 bits, from the scanner's manual or a public "
+        "picture, not from a private one"
     )
     expect(bool(known), rule)
 
@@ -148,7 +151,7 @@ def read_dicom(path: Path, size: int, fit: Fit, window: Window) -> np.ndarray:
         pixels = np.asarray(apply_modality_lut(_stored_pixels(image), image), dtype=np.float32)
         rows, columns = image.Rows, image.Columns
         whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
-        expect(whole, f"has pixels that are no {rows}×{columns} numbers")
+        expect(whole, f"has pixels that are not {rows}×{columns} numbers")
         inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
     made = fit_planes(torch.from_numpy(pixels)[None], size, fit, window).numpy()
     return 255 - made if inverted else made
@@ -191,7 +194,7 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
         expect(fits, f"announces {rows:,}×{columns:,} pixels")
         frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
         one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
-        expect(one, f"has {frames} frames of {colours}; one grey image a file was expected")
+        expect(one, f"has {frames} frames of {colours}; expected one grey image per file")
         bits, high = image.get("BitsStored"), image.get("HighBit")
         rule = f"has its {bits} bits up to bit {high} (HighBit), not {(bits or 1) - 1}; it is of "
         rule += "before DICOM 2014: convert it"

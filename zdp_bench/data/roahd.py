@@ -112,8 +112,8 @@ class Roahd(Dataset):
             testing += people[self.fold :: FOLDS].tolist()
             if not 0 < len(people[self.fold :: FOLDS]) < len(people):
                 raise UserError(
-                    f"dataset.fold={self.fold}: {len(people)} people of a diagnosis leave nobody "
-                    "of them to train or to test on."
+                    f"dataset.fold={self.fold}: {len(people)} people of a diagnosis leave none "
+                    "for training or for testing."
                 )
         return np.setdiff1d(np.arange(len(targets)), testing), np.array(sorted(testing))
 

@@ -39,7 +39,7 @@ def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[A
         fits = rate in (0, file.samplerate) and channels in (0, file.channels)
         expect(fits, f"{has}; {many} at {rate} Hz was expected")
         cut = CUT.search(file.extra_info)
-        rule = "announces {} bytes of samples, but {} are there; it is cut off"
+        rule = "announces {} bytes of samples, but has {}; it is truncated"
         expect(not cut, rule.format(*cut.groups()) if cut else "")
         rule = f"announces {file.frames:,} samples where 1 to {longest:,} were expected"
         expect(0 < file.frames <= longest, rule)
@@ -52,7 +52,7 @@ def read_sound(path: Path, rate: int, channels: int, longest: int) -> np.ndarray
         samples: np.ndarray = file.read(dtype="float32", always_2d=True)
         rule = f"announces {file.frames:,} samples, but {len(samples):,} are there"
         expect(len(samples) == file.frames, rule)
-        expect(bool(np.isfinite(samples).all()), "holds samples that are no numbers")
+        expect(bool(np.isfinite(samples).all()), "contains samples that are not finite")
     return samples
 
 
@@ -89,7 +89,7 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
 
     with reading(path, LARGEST_HEADER):
         first = next(iter(path.read_text("latin-1").split()), "")
-        rule = f"calls itself '{first}'; WFDB wants the name alone, '{first.partition('.')[0]}'"
+        rule = f"calls itself '{first}'; WFDB expects only the name, '{first.partition('.')[0]}'"
         expect(not NAMES_A_FILE.fullmatch(first), rule)
         header = wfdb.rdheader(str(path.with_suffix("")))
         has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
@@ -109,7 +109,7 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
     starts: dict[str, int] = {}
     for name, stored, offset in zip(header.file_name, header.fmt, header.byte_offset, strict=True):
         beside = Path(name).name == name and ":" not in name
-        expect(beside, f"names the file {name}, which is not beside it")
+        expect(beside, f"names the file {name}, which is missing beside it")
         expect(stored in BITS, f"is stored in format {stored}; {', '.join(BITS)} can be read")
         bits[name] = bits.get(name, 0) + BITS[stored]
         starts.setdefault(name, offset or 0)
@@ -121,15 +121,15 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
             sizes[name] = file.stat().st_size - starts[name]
     length = header.sig_len
     if length is None:
-        expect(all(bits.values()), "announces no length, and FLAC does not tell it either")
+        expect(all(bits.values()), "announces no length, and neither does FLAC")
         length = min(8 * sizes[name] // bits[name] for name in bits)
     expect(0 < length <= longest, f"announces {length:,} samples")
     for name, size in sizes.items():
         announced = bits[name] * length // 8
         with reading(path.parent / name):
-            rule = f"has {size:,} bytes where its header announces {announced:,}; it is cut off"
+            rule = f"has {size:,} bytes where its header announces {announced:,}; it is truncated"
             expect(size >= announced, rule)
-    expect(not any(header.skew), "has leads that are skewed in time; shift them before")
+    expect(not any(header.skew), "has leads that are skewed in time; align them first")
     files = [path, *(path.parent / name for name in bits)]
     return Record(path, header, list(header.sig_name), length, files)
 
@@ -165,5 +165,5 @@ def read_leads(record: Record, channels: list[int], end: int | None = None) -> n
             same = sums[channel] is None or (found - sums[channel]) % 2**16 == 0
             lead = record.leads[channel]
             expect(same, f"the signal of lead {lead} does not have its header's checksum")
-        expect(bool(np.isfinite(samples).all()), "holds samples that are no numbers")
+        expect(bool(np.isfinite(samples).all()), "contains samples that are not finite")
     return samples

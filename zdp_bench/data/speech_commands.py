@@ -256,12 +256,14 @@ def find_clips(folder: Path, word: str) -> list[Path]:
     for path in visible_files(folder / word):
         require_inside(path, folder)
         with reading(path):
-            expect(path.suffix == ".wav", "is no .wav file; only clips belong into a word's folder")
+            expect(
+                path.suffix == ".wav", "is not a .wav file; only clips belong in a word's folder"
+            )
             name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
             other = found.setdefault(name, path)
-            expect(other == path, f"is the same clip as {other.name}; each may stand once")
+            expect(other == path, f"is the same clip as {other.name}; each may occur once")
     if not found:
-        raise UserError(f"{folder / word}: holds no wav file.")
+        raise UserError(f"{folder / word}: contains no wav file.")
     return list(found.values())
 
 

@@ -215,7 +215,7 @@ def require_unchanged(overrides: list[str]) -> None:
             raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")
         if enters_digest(key) or key.partition(".")[0] in ("claims", "force"):
             raise UserError(
-                f"{key}: `zdp-bench reproduce` runs recipes as they stand, for another run fills "
-                "no table. It takes only where and how: paths.data, device, threads, execution.*, "
+                f"{key}: `zdp-bench reproduce` runs recipes unchanged, because other runs fill no "
+                "table. You can only set paths.data, device, threads, execution.* and "
                 "trainer.micro_batch. Use `zdp-bench run` to try something else."
             )

@@ -88,10 +88,10 @@ class Plan:
         seconds = [row.seconds for row in self.rows if row.seconds is not None]
         notes = [f"{len(self.runs)} runs."]
         if seconds:
-            notes.append(f"One after another, those with a time take {duration(sum(seconds))}.")
+            notes.append(f"In sequence, the timed runs take {duration(sum(seconds))}.")
         notes += [f"{count} rows left out: {why}" for why, count in self.left_out.most_common()]
         columns = ["table", "row", "run", "seeds", "time"]
-        return Sheet("What is to be run, the shortest first", columns, shown, notes)
+        return Sheet("Runs to do, shortest first", columns, shown, notes)
 
 
 def make_plan(
@@ -181,14 +181,17 @@ def missing_data(config: Run, only_here: bool = True) -> str:
     there = not files.missing(config.data_root, source)
     there = there and files.has_files(config.data_root, source)
     if there and source.holds and not build_dataset(config).info(config.data_root).found:
-        return f"the data root holds some of dataset '{card.name}', but not what this run reads."
+        return (
+            f"the data root has part of dataset '{card.name}', but not the files that this run "
+            "needs."
+        )
     if there and config.representation:
         describe_data(config)
     if not only_here:
         return ""
     if lacking := missing_weights(str(config.model.options.get("weights", UNTRAINED))):
         return lacking
-    return "" if there else f"the data root lacks dataset '{source.name}'."
+    return "" if there else f"the data root does not have dataset '{source.name}'."
 
 
 def smoke_overrides(config: Run) -> list[str]:

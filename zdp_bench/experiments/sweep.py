@@ -118,7 +118,7 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
         overrides=overrides,
     )
     if not (jobs := [job for batch in batches for job in batch]):
-        raise UserError("this sweep has no jobs: give each of its keys one value or more.")
+        raise UserError("this sweep has no jobs: give each of its keys at least one value.")
     return _finish(driver, jobs)
 
 

@@ -82,7 +82,7 @@ def run_alone(model: nn.Module, reason: str) -> None:
     Args:
         reason: what in the model a batch could make depend on other examples.
     """
-    log.warning("%s: its examples are run one at a time, which takes longer", reason)
+    log.warning("%s: examples are processed one at a time, which is slower", reason)
     _alone[model] = reason
     PROGRAMS.pop(model, None)
 
@@ -159,7 +159,7 @@ def clipped_sum(
     known = _is_served(model, loss)
     if reason := runs_alone(model):
         if rules or engine == "fast":
-            raise UserError(f"{reason}: this algorithm cannot run its examples one at a time.")
+            raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
         return reference.clipped_sum(model, loss, batch, bound, **how)
     if rules:
         engine = "auto" if engine == "reference" else engine
@@ -178,17 +178,16 @@ def clipped_sum(
     except NoRule as error:
         if engine == "fast":
             raise UserError(
-                f"algorithm.gradients=fast: book-keeping cannot serve {error}. "
-                "Use auto or reference."
+                f"algorithm.gradients=fast: does not support {error}. Use auto or reference."
             ) from None
         if rules:
             raise UserError(
-                f"this algorithm's shares are made by book-keeping, which cannot serve {error}."
+                f"this algorithm needs per-sample rules, which do not support {error}."
             ) from None
         with torch.no_grad():
             outputs = model(batch[0][:1])
         require_outputs_alone(model, loss, outputs, batch[1][:1])  # the reference would drop it
-        log.info("book-keeping cannot serve %s: this model's gradients come from torch.func", error)
+        log.info("no per-sample rule supports %s: using torch.func for this model", error)
         _remember(model, loss, False)
     return reference.clipped_sum(model, loss, batch, bound, **how)
 
@@ -215,7 +214,7 @@ def _name_layers(model: nn.Module) -> None:
     """Say once in the log which layers have no rule."""
     if model not in _named and (names := fast.without_rule(model)):
         log.info(
-            "no book-keeping rule for %s: their gradients come from torch.func",
+            "no per-sample rule for %s: using torch.func",
             ", ".join(f"'{name}'" for name in names),
         )
     _named.add(model)
@@ -224,6 +223,5 @@ def _name_layers(model: nn.Module) -> None:
 def _check(model: nn.Module, loss: Loss, batch: Batch) -> None:
     if not cross_check.agrees(model, loss, batch):
         raise NoRule(
-            "a model in which an example's gradient depends on the examples beside it, "
-            "or on where it stands"
+            "a model in which an example's gradient depends on other examples or on its position"
         )

@@ -197,8 +197,8 @@ def held_by(thing: Any) -> Held:
 
 
 KEEPS = (
-    "the loss keeps what it saw of one example for the next, which nothing bounds: compute it from "
-    "outputs and targets alone."
+    "the loss keeps state from one example to the next, which clipping cannot bound: compute it "
+    "from outputs and targets only."
 )
 
 
@@ -321,8 +321,8 @@ class PerExample:
             asked = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
                 f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "
-                f"{first_line(error)} It is computed for each example alone, so that no other "
-                "example can reach it."
+                f"{first_line(error)} It is computed for each example separately, so that no "
+                "other can affect it."
             ) from None
         # Of a loss that vmap maps, Python sees no number; this one could keep what it sees where
         # `held_by` does not look, in a file or a generator: it then answers otherwise than before.
@@ -361,8 +361,8 @@ class PerExample:
             is_tensor = isinstance(losses, Tensor)
             gives = f"shape {list(losses.shape)}" if is_tensor else type(losses).__name__
             raise UserError(
-                f"the loss gives {gives} for 1 example: it must give one real number an example, "
-                "never a mean."
+                f"the loss gives {gives} for 1 example: it must return one real number per "
+                "example, never a mean."
             )
         return losses
 
@@ -372,9 +372,8 @@ class PerExample:
         after = held_by(self.loss)
         if self._called and (changed := before.differs_from(after)):
             raise UserError(
-                f"the loss changes '{changed}' when it is called, so what it saw of one example "
-                "would reach the next ones, which nothing bounds: compute it from outputs and "
-                "targets alone."
+                f"the loss changes '{changed}' when it is called, so one example would affect the "
+                "next, which clipping cannot bound: compute it from outputs and targets only."
             )
         self._called = True
         return losses

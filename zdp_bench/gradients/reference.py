@@ -72,7 +72,9 @@ def per_sample_gradients(
                     alone(model(inputs[:1]), targets[:1])
                 loops = True
                 if not alone.loops:  # it is the model that vmap cannot map
-                    log.info("torch.func cannot map the model: gradients are taken one by one")
+                    log.info(
+                        "torch.func cannot vectorise the model: computing gradients one by one"
+                    )
                     _unmapped.add(model)
         if loops:
             gradients = one_by_one(model, loss, batch)

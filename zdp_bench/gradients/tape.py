@@ -183,7 +183,7 @@ def _wrap(
         if kwargs or len(both) != 2 or any(not isinstance(t, Tensor) or not t.dim() for t in both):
             raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
         if args[0].shape[0] != examples or output.shape[0] != examples:
-            raise NoRule(f"layer '{layer.name}', whose input does not have one row an example")
+            raise NoRule(f"layer '{layer.name}', whose input does not have one row per example")
         return _enter(tape, layer, args[0], output)
 
     return wrapped

@@ -44,7 +44,7 @@ COUNT = (lambda x: _is_whole(x, 1), "must be a whole number, 1 or more")
 FLAG = (lambda x: isinstance(x, bool), "must be True or False")
 TEXT = (lambda x: isinstance(x, str), "must be a text")
 OF_TRAINING: Kinds = {
-    "model": (_is_module, "a module of torch.nn is needed, and none of torch.jit"),
+    "model": (_is_module, "a torch.nn module is required, not one of torch.jit"),
     "epochs": (lambda x: _is_number(x) and 1 <= x <= MOST, f"must be a number from 1 to {MOST:,}"),
     "batch_size": (lambda x: _is_number(x) and x >= 1, "must be a number, 1 or more"),
     "sample_rate": (lambda x: _is_number(x) and 0 < x <= 1, "must be a number in (0, 1]"),
@@ -62,9 +62,9 @@ OF_TRAINING: Kinds = {
     "precision": TEXT,
     "ledger": (
         lambda x: _is_path(x) and Path(x).suffix == ".jsonl",
-        "name a file that ends in .jsonl",
+        "give a file name that ends in .jsonl",
     ),
-    "regulariser": (callable, "give a function of the model"),
+    "regulariser": (callable, "pass a function of the model"),
     "probe": (_is_pair, "give (inputs, targets), each a batch of examples"),
 }
 OF_EXPORT: Kinds = {

@@ -180,7 +180,7 @@ def make_private(
     run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
     if ledger is None:
         ledger = FOLDER / f"{type(model).__name__}-{run[:8]}.jsonl"
-        log.warning("every step is listed in %s; ledger= names another file", ledger)
+        log.warning("every step is recorded in %s; set ledger= to use another file", ledger)
     if ranks.size > 1:
         # so that randomly changed examples have one digest
         seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
@@ -272,9 +272,9 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
     ranks, path, saved = setting.ranks, setting.ledger_file, None
     with ExitStack() as held, _writable(path):
         if ranks.is_first:
-            busy = f"{path}: another training holds this ledger; close() it, or name another file."
+            busy = f"{path}: another training uses this ledger; close() it, or choose another file."
             held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
-            advice = "Move it away, and the ledger beside it, to start anew."
+            advice = "Move it and the ledger beside it away to start again."
             saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
         saved = ranks.broadcast(saved)
         opened = open_ledger(
@@ -286,7 +286,7 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
             ranks=ranks,
             whose=setting.whose,
             facts={"randomness": kind_of(setting.keys.source())},
-            advice="name another file to start anew",
+            advice="choose another file to start again",
         )
         held.callback(opened.close)
         resources = held.pop_all()
@@ -303,7 +303,7 @@ def _writable(path: Path) -> Iterator[None]:
         yield
     except OSError as error:
         raise UserError(
-            f"ledger={path}: cannot be written ({error.strerror or error}); name another file."
+            f"ledger={path}: cannot be written ({error.strerror or error}); choose another file."
         ) from None
 
 
@@ -327,7 +327,7 @@ def check_arguments(given: Mapping[str, Any]) -> None:
         seed is None or not given["secure"],
         "seed",
         seed,
-        "secure=True takes all randomness from the operating system; leave the seed out",
+        "secure=True uses the operating system's randomness; remove the seed",
     )
     if isinstance(model, DistributedDataParallel):
         raise UserError(

@@ -106,7 +106,7 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
         UserError: it is neither, has another length, or an owner is missing or cannot be compared.
     """
     if unit is None:
-        rule = "is read with unit= only; add that, or leave it out"
+        rule = "applies to unit= only; add that, or remove it"
         require(max_examples is None, "max_examples", max_examples, rule)
         return None
     if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):

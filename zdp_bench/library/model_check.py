@@ -69,7 +69,7 @@ def require_gradients(caller: str) -> None:
     """Refuse a call where torch keeps no graph."""
     if not torch.is_grad_enabled():
         raise UserError(
-            f"{caller} takes gradients: call it outside of torch.no_grad() and "
+            f"{caller} computes gradients: call it outside torch.no_grad() and "
             "torch.inference_mode()."
         )
 

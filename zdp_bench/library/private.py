@@ -184,15 +184,14 @@ class Private:
             yield self._next
             if self._next is not None:
                 raise UserError(
-                    f"the batch of step {self.done:,} was not trained on: call "
-                    "private.step(batch) on every batch. Steps that depend on what a batch holds "
-                    "are not private."
+                    f"the batch of step {self.done:,} was skipped: call private.step(batch) on "
+                    "every batch. Steps that depend on a batch's contents are not private."
                 )
         self.setting.guard.require_unchanged()
         if self.done < self.steps:
             log.warning(
-                "ended at %d of %d steps, for target_epsilon is spent: %d more in the ledger, that "
-                "were reserved, lost or another model's, count too",
+                "stopped at %d of %d steps, because target_epsilon is used up: %d more steps in "
+                "the ledger (reserved, lost or of another model) count too",
                 self.done,
                 self.steps,
                 self.ledger.releases - self.done,
@@ -203,14 +202,14 @@ class Private:
         if not self._not_taken:
             return
         first = (
-            f"no state is saved in {self.checkpoint.name} to go on from (private.save() saves one)"
+            f"no saved state in {self.checkpoint.name} to continue from (private.save() saves one)"
             if self.saved is None
-            else "call private.resume() to go on from the state that was saved"
+            else "call private.resume() to continue from the saved state"
         )
         raise UserError(
             f"{self.setting.ledger_file}: holds {self._not_taken:,} steps that this model has not "
-            f"taken: {first}. To train another model name another ledger, or give "
-            "count_earlier=True, and every ε counts them too."
+            f"taken: {first}. To train another model, use another ledger, or pass "
+            "count_earlier=True so that every ε includes them."
         )
 
     def _is_spent(self) -> bool:
@@ -235,7 +234,7 @@ class Private:
 
     def _step(self, batch: Batch) -> None:
         if batch is not self._next:
-            raise UserError("private.step takes the batch that private.batches() gave last, once.")
+            raise UserError("private.step accepts the last batch of private.batches(), once.")
         require_gradients("private.step")
         parameters = self._check_weights()
         self._check_trained(parameters)
@@ -337,15 +336,12 @@ class Private:
         if not all(isinstance(one, Private) for one in trainings):
             raise UserError("private.epsilon_with takes trainings that make_private made: (a, b).")
         if len({one.setting.ledger_file.resolve() for one in trainings}) < len(trainings):
-            raise UserError("private.epsilon_with: name each ledger's training once.")
+            raise UserError("private.epsilon_with: pass each ledger's training once.")
         for one in trainings:
             setting = one.setting
             # `whose` names no owners where their number is private
             if (setting.delta, owners_digest(setting.owners)) != asked:
-                raise UserError(
-                    "private.epsilon_with: all trainings need one delta, and the same unit, for "
-                    "there is no ε of different ones."
-                )
+                raise UserError("private.epsilon_with: all trainings need the same delta and unit.")
             mechanism = setting.algorithm.mechanism()
             sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
             spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
@@ -434,7 +430,8 @@ class Private:
             write_own(Path(folder), setting.model, ledger, about, self.report(), named)
         except OSError as error:
             raise UserError(
-                f"folder={folder}: cannot be written ({error.strerror or error}); name another one."
+                f"folder={folder}: cannot be written ({error.strerror or error}); choose another "
+                "one."
             ) from None
 
     @property
@@ -504,7 +501,7 @@ class Private:
         except (checkpoint.Misfit, KeyError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
-                f"{first_line(error)} Build them as they were when it was saved."
+                f"{first_line(error)} Create them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
         self._left = mark_weights(dict(setting.model.named_parameters()))

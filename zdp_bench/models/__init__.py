@@ -15,9 +15,9 @@ def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int
     """
     if len(input_shape) != 3:
         raise UserError(
-            f"model={model}: takes examples of shape [channels, height, width], and these are "
-            f"{list(input_shape)}. Take a model "
-            "that takes them (complex_mlp, real_mlp; lenet5 and resnet20 for [height, width]) or "
+            f"model={model}: needs examples of shape [channels, height, width], but these are "
+            f"{list(input_shape)}. Use a model that accepts them (complex_mlp, real_mlp; lenet5 "
+            "and resnet20 for [height, width]) or "
             "another dataset."
         )
     channels, height, width = input_shape
@@ -31,4 +31,4 @@ def at_least_one(key: str, value: int | Iterable[int]) -> None:
         UserError: names the key.
     """
     widths = [value] if isinstance(value, int) else list(value)
-    require(all(width >= 1 for width in widths), key, value, "nothing may be below 1")
+    require(all(width >= 1 for width in widths), key, value, "must be at least 1")

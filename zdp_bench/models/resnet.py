@@ -157,7 +157,7 @@ def missing_weights(source: str) -> str:
     name = Path(ResNet18_Weights.IMAGENET1K_V1.url).name
     kept = Path(torch.hub.get_dir()) / "checkpoints" / name
     path = kept if source == IMAGENET else Path(source).expanduser()
-    return "" if path.is_file() else f"ImageNet's weights of ResNet-18 are not there ({path.name})"
+    return "" if path.is_file() else f"the ImageNet weights of ResNet-18 are missing ({path.name})"
 
 
 def _weights(source: str) -> dict[str, Tensor]:
@@ -177,7 +177,7 @@ def _weights(source: str) -> dict[str, Tensor]:
     path = Path(source).expanduser()
     if not path.is_file():
         raise UserError(
-            f"model.weights={source}: no such file. Set it to imagenet, untrained, or a copy of "
+            f"model.weights={source}: file not found. Set it to imagenet, untrained, or a copy of "
             "resnet18-f37072fd.pth."
         )
     try:

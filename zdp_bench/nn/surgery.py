@@ -59,13 +59,13 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
         new.train(module.training)
         new.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
         if not name:
-            raise UserError("model.replace_batchnorm: the model is nothing but a BatchNorm.")
+            raise UserError("model.replace_batchnorm: the model is a single BatchNorm.")
         parent, _, own = name.rpartition(".")
         setattr(model.get_submodule(parent), own, new)
         replaced = True
     if not replaced:
         raise UserError(
-            f"model.replace_batchnorm={how}: the model has no BatchNorm. Leave the key out."
+            f"model.replace_batchnorm={how}: the model has no BatchNorm. Remove the key."
         )
     return model
 
@@ -204,7 +204,7 @@ def standardise_weights(model: nn.Module) -> nn.Module:
     if not found:
         raise UserError(
             "model.weight_standardisation=true: the model has no convolution to standardise. "
-            "Leave the key out."
+            "Remove the key."
         )
     for module in found:
         module.__class__ = STANDARDISED[type(module)]

@@ -318,8 +318,8 @@ def patient_epsilon(
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if not 1 <= count <= sampling.records:
         raise ValueError(
-            f"examples_per_patient must lie between 1 and the {sampling.records} examples there "
-            f"are, not {count}"
+            f"examples_per_patient must lie between 1 and the {sampling.records} examples, not "
+            f"{count}"
         )
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)

@@ -97,7 +97,7 @@ def parse(line: bytes) -> Any:
     except RecursionError:
         raise ValueError("is nested too deeply") from None
     if text[end:].strip():
-        raise ValueError("something stands behind the object")
+        raise ValueError("text follows the object")
     return body
 
 

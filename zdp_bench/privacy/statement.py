@@ -21,8 +21,8 @@ def require_delta(key: str, delta: float) -> None:
         UserError: names the key.
     """
     rule = (
-        f"must lie above 0 and below {MOST_DELTA:g}: it is the probability that the promise of ε "
-        "fails; take one well below 1 / the number of examples"
+        f"must lie above 0 and below {MOST_DELTA:g}: it is the probability that the guarantee "
+        "fails; choose one well below 1 / the number of examples"
     )
     require(0 < delta < MOST_DELTA, key, delta, rule)
 
@@ -32,8 +32,8 @@ def question(delta: float, units: int) -> str:
     if delta * units <= 1:
         return ""
     return (
-        f"δ = {delta:g} is above 1/{units:,}, one over the number of who is protected: to give "
-        f"one of them away whole would keep such a promise. Take δ below {1 / units:.1g}."
+        f"δ = {delta:g} is above 1/{units:,}, one over the number of protected owners: it "
+        f"would allow publishing one person's data. Choose δ below {1 / units:.1g}."
     )
 
 

@@ -20,7 +20,7 @@ TOGETHER = (
     "{names}: other options, or other data sets of common files, stand in one line. Of a run that "
     "kept no list of its files, all runs on data of its name do."
 )
-COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not."
+COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (
     "No ε together is known of Poisson batches, which hide whether an example is there, and "
     "fixed-size ones, which hide which one it is; nor of runs that hide different units."
@@ -107,8 +107,8 @@ def _notes(
     told = [[line["epsilon"], *([line["epsilon_unit"]] if line["unit"] else [])] for line in lines]
     notes += [MIXED] if any(None in line for line in told) else []
     if stopped := sum(not one.finished for group in groups for one in group):
-        notes.append(f"Runs that have not ended: {stopped}; every step they plan is counted.")
-    return [*notes, *(f"In no line, for nothing says on which data: {path}." for path in unknown)]
+        notes.append(f"Unfinished runs: {stopped}; all their planned steps are counted.")
+    return [*notes, *(f"Not listed, because their data is unknown: {path}." for path in unknown)]
 
 
 def _lines(group: Sequence[Spending], delta: float | None) -> list[Numbers]:

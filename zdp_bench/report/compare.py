@@ -39,7 +39,7 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
         found = [run for run in every if is_named(word, run["recipe"], run["run"])]
     if not found:
         raise UserError(
-            f"{word}: names no run here. Write a recipe, or the first digits of a run; "
+            f"{word}: does not match any run. Give a recipe, or the first digits of a run; "
             "`zdp-bench results` lists them."
         )
     if len({run["experiment"] for run in found}) > 1:
@@ -121,7 +121,7 @@ def _notes(first: Side, second: Side, results: Path) -> list[str]:
     """Return what a test says of the headline metric, or why there is none."""
     metric = first[0]["headline"]["name"]
     if len({run["data"]["digest"] for run in (*first, *second)}) > 1:
-        return ["The two have other data, so no test compares their metrics."]
+        return ["The two use different data, so no test compares their metrics."]
     if any(metric not in run["metrics"] for run in (*first, *second)):
         return [f"Only one of the two has {metric}, so no test compares them."]
     family = Family(metric, {"first": first, "second": second})

@@ -237,7 +237,7 @@ def sheet(table: list[Reproduction]) -> Sheet:
 def _notes(table: list[Reproduction]) -> list[str]:
     found = {paper: papers.epsilon_note(paper) for paper in (row.quoted.paper for row in table)}
     of_papers = [f"{paper}: {note}" for paper, note in found.items() if note]
-    return [*READING, *of_papers, "Hyper-parameter search is not counted in any ε."]
+    return [*READING, *of_papers, "No ε includes hyper-parameter search."]
 
 
 def _cells(row: Reproduction) -> list[str]:
@@ -279,7 +279,7 @@ def _numbers(row: Reproduction) -> dict[str, object]:
 # Stands in where no number of records is given: only the papers' conventions and a patient's ε
 # depend on it, and those ask for it.
 UNKNOWN_RECORDS = 10**9
-NEEDS_RECORDS = "needs --records N, the number of training examples."
+NEEDS_RECORDS = "needs --examples N, the number of training examples."
 CONVENTIONS = {
     "per_component": "real, or complex with σ² on each part",
     "circular": "complex, circular with σ² in all",
@@ -326,7 +326,7 @@ def read_own(
     sampling: Scheme,
     sample_rate: float | None,
     batch_size: int | None,
-    records: int | None,
+    examples: int | None,
     steps: int | None,
     epochs: int | None,
     delta: float,
@@ -339,9 +339,9 @@ def read_own(
         UserError: one is missing, out of range, or contradicts another.
     """
     require_delta("--delta", delta)
-    counts = {"--steps": (steps, MOST), "--epochs": (epochs, MOST), "--records": (records, MOST)}
-    counts |= {"--batch-size": (batch_size, records or 0)}
-    counts |= {"--examples-per-patient": (examples_per_patient, records or 0)}
+    counts = {"--steps": (steps, MOST), "--epochs": (epochs, MOST), "--examples": (examples, MOST)}
+    counts |= {"--batch-size": (batch_size, examples or 0)}
+    counts |= {"--examples-per-patient": (examples_per_patient, examples or 0)}
     for flag, (count, most) in counts.items():
         if count is not None and not most:
             raise UserError(f"{flag}={count}: {NEEDS_RECORDS}")
@@ -351,20 +351,20 @@ def read_own(
         alone = sample_rate in (None, 1.0) and batch_size is None
         require(alone, "--sampling", "full", "takes neither sample rate nor batch size")
         sample_rate = 1.0
-    elif batch_size and records:
-        sample_rate = batch_size / records
+    elif batch_size and examples:
+        sample_rate = batch_size / examples
     if sample_rate is None or (steps is None and epochs is None):
         raise UserError(
-            "--sample-rate (or --batch-size with --records) and --steps (or --epochs) are needed."
+            "--sample-rate (or --batch-size with --examples) and --steps (or --epochs) are needed."
         )
     require(0 < sample_rate <= 1, "--sample-rate", sample_rate, "must lie in (0, 1]")
     few = epochs is None or epochs / sample_rate <= MOST
     require(few, "--sample-rate", sample_rate, f"makes more than {MOST:,} steps")
     if epochs is not None:
-        whole = records // batch_size if batch_size and records and sampling == "uniform" else 0
+        whole = examples // batch_size if batch_size and examples and sampling == "uniform" else 0
         steps = epochs * whole or round(epochs / sample_rate)
     assert steps is not None
-    number, cycle = records or UNKNOWN_RECORDS, cycle or 1
+    number, cycle = examples or UNKNOWN_RECORDS, cycle or 1
     fits = cycle == 1 or (sampling == "poisson" and sample_rate * cycle <= 1)
     rule = "needs Poisson sampling, and at most 1 / sample rate subsets"
     require(fits, "--cycle", cycle, rule)

@@ -195,7 +195,7 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
         for home in homes
         if not (home / "record.json").exists() and home.parent.name in (asked or [home.parent.name])
     ]
-    return [f"Not finished: {', '.join(left)}; the same command continues one."] if left else []
+    return [f"Not finished: {', '.join(left)}; the same command continues it."] if left else []
 
 
 def _equals(cell: Any, word: str) -> bool:

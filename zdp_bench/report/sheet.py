@@ -70,7 +70,7 @@ class Sheet:
                 del room[at]
         table = RichTable(show_header=bool(self.columns))
         if left := ", ".join(name for at, name in enumerate(self.columns) if at not in room):
-            table.caption = f"No room for {left}: a wider terminal or --format csv has them."
+            table.caption = f"No room for {left}: use a wider terminal or --format csv."
         for heading, column in (columns[at] for at in room):
             if _is_number(column):
                 table.add_column(_broken(heading), no_wrap=True)

@@ -35,7 +35,7 @@ READING = (
     "Reduced: less training, a smaller network or a part of the curve. ε claimed is by the "
     "paper's own accountant and convention; ε tight is the privacy loss distribution of what was "
     "run. Behind it stands that of a patient, or of another unit, that owns several examples. "
-    "Hyper-parameter search is counted in no ε."
+    "No ε includes hyper-parameter search."
 )
 INTERVAL = (
     "ε 'A to B': no exact privacy law is known for fixed-size batches. A is what an attack on two "

@@ -33,18 +33,19 @@ def show_validation(report: dict[str, Any]) -> list[Sheet]:
 
 def _facts(report: dict[str, Any]) -> list[list[str]]:
     data, model, privacy, cost = (report[key] for key in ("data", "model", "privacy", "cost"))
-    lacking = "MISSING, so the counts are the release's; `zdp-bench data` says where it belongs"
+    lacking = "MISSING: the counts are those of the release; see `zdp-bench data`"
     many, unit, of = data["examples_per_patient"], privacy["unit"], privacy["epsilon_of"]
     owner = f"{name_one(unit)} with {many} example{'s' if many > 1 else ''}"
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
-        "examples": f"{data['train']:,} to train, {data['test']:,} to test, each {data['input']}",
-        **({"owners": f"{data['owners']:,} own the examples to train"} if data["owners"] else {}),
+        "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
+        f"each {data['input']}",
+        **({"owners": f"{data['owners']:,} own the training examples"} if data["owners"] else {}),
         **({"classes": _classes(data["classes"])} if data["classes"] else {}),
-        "model": f"{model['name']}: {model['parameters_real']:,} real parameters that train",
+        "model": f"{model['name']}: {model['parameters_real']:,} trainable real parameters",
         "sampling": _sampling(report["sampling"], of),
         "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
-        "(of the weakest direction)",
+        "(in the weakest direction)",
         "claimed ε": f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
         "tight ε": f"{epsilon(privacy['epsilon_tight'])} of {name_one(of)} "
         f"at δ = {privacy['delta']:g}",
@@ -65,7 +66,7 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
 def _classes(counts: dict[str, int]) -> str:
     """Return '0 NORMAL: 40, 1 PNEUMONIA: 35 to train ...': the number of a class, and its size."""
     listed = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(counts.items())]
-    return f"{', '.join(listed)} to train; not in the record"
+    return f"{', '.join(listed)} for training; not in the record"
 
 
 def _sampling(of: dict[str, Any], unit: str) -> str:
@@ -75,7 +76,7 @@ def _sampling(of: dict[str, Any], unit: str) -> str:
         "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}{cycle}, "
         f"{batch:.4g} expected",
         "uniform": f"{batch:.0f} of {of['records']:,} {unit}s, without replacement",
-        "shuffled": f"shuffled, {batch:.0f} at a time; carries no ε",
+        "shuffled": f"shuffled, {batch:.0f} at a time; has no ε",
         "full": f"every {unit} at every step",
     }[of["scheme"]]
     neighbours = of["adjacency"].replace("_", " ")
@@ -103,21 +104,23 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
             "claimed ε",
             f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
         ],
-        ["tight ε", f"{tight}  (PLD of what was run, z = {privacy['z']:.4g})"],
+        ["tight ε", f"{tight}  (PLD of what ran, z = {privacy['z']:.4g})"],
     ]
     if (many := privacy.get("examples_per_patient", 1)) > 1:
         together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
-        owner = name_one(privacy.get("unit", "patient"))
-        whose = f"of its {many:,} training examples together"
+        unit = privacy.get("unit", "patient")
+        whose = f"covers its {many:,} training examples"
         if is_of_unit(privacy):
             whose = "its examples are drawn and clipped as one"
-        rows.append([f"ε of {owner}", f"{together}  (tight, {whose})"])
+        rows.append([f"ε per {unit}", f"{together}  (tight, {whose})"])
         if "epsilon_part" in privacy:
-            part = f"{epsilon(privacy['epsilon_part'])}  (tight, of one of {owner}'s)"
-            rows.append(["ε of an example", part])
+            part = f"{epsilon(privacy['epsilon_part'])}  (tight, one of {name_one(unit)}'s)"
+            rows.append(["ε per example", part])
     if bound := privacy.get("clipping"):
         without = epsilon(bound["epsilon_without_count"])
-        of = f"{bound['quantile']:g} of the shares unclipped; tight ε {without} without their count"
+        of = (
+            f"{bound['quantile']:g} of gradients not clipped; tight ε {without} without their count"
+        )
         rows.append(["last bound", f"{bound['last_bound']:.3g}  ({of})"])
     stopped = "" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"
     notes = f": {data['notes']}" if data["notes"] else ""
@@ -146,10 +149,10 @@ def say_state(root: Path, of: Card) -> str:
     """Return bundled, made when needed, there, or what is missing and how to get it."""
     needs = card(of.uses) if of.uses else of
     if needs.holds:
-        lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` says how"
+        lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` shows how"
         return "there" if has_files(root, needs) else lacks
     if needs.provenance == "own":
-        return "yours, where dataset.path says"
+        return "yours, at dataset.path"
     if not needs.files:
         return "made when needed" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]

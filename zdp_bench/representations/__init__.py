@@ -108,7 +108,7 @@ def build(
     module: nn.Module = lookup("representation", name)(tuple(shape), **options)
     module = module.eval().requires_grad_(False)
     if not all(is_finite(tensor) for tensor in module.state_dict().values()):
-        raise UserError(f"representation={name}: its weights hold numbers that are not finite.")
+        raise UserError(f"representation={name}: its weights contain values that are not finite.")
     one = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
     if one.dtype not in NUMPY:
         raise UserError(f"representation={name}: gives {one.dtype}, no float32 or complex64.")
@@ -192,8 +192,8 @@ def represent_splits(
 def refuse_changing(name: str) -> UserError:
     """Return the error for examples that are augmented."""
     return UserError(
-        f"representation={name}: is computed once for each example, and this data set changes "
-        "examples as they are drawn. Switch that off, such as dataset.augment=null (or false)."
+        f"representation={name}: is computed once per example, but this data set changes examples "
+        "as they are drawn. Switch this off, such as with dataset.augment=null (or false)."
     )
 
 
@@ -227,20 +227,21 @@ def require_apart(
             torch.cat([module(one) for one in inputs.split(1)]),
         ]
     if not is_finite(alone):
-        raise UserError(f"representation={representation.name}: gives numbers that are not finite.")
+        raise UserError(
+            f"representation={representation.name}: returns values that are not finite."
+        )
     for other in others:
         if other.shape != alone.shape or (other - alone).abs().max() > CLOSE * (
             1 + alone.abs().max()
         ):
             raise UserError(
-                f"representation={representation.name}: several examples together give something "
-                "else than each alone, or a second time something else, so one would tell of "
-                "another. It must look at one example only."
+                f"representation={representation.name}: its output for an example depends on "
+                "other examples or on earlier calls. It must look at one example only."
             )
     if not _same(before, state_of(module)):
         raise UserError(
-            f"representation={representation.name}: keeps something of the examples it has seen, "
-            "so one would tell of another. It must change nothing of its own."
+            f"representation={representation.name}: keeps state from the examples it has seen, so "
+            "one would affect another. It must not change its state."
         )
 
 
@@ -322,8 +323,8 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
 
 _UNEVEN = "dataset: inputs must be tensors or arrays of one shape and type."
 _CHANGES = (
-    "dataset: gives something else when it is read again, and a representation is made once of "
-    "each example. Switch augmentation and shuffling off in it."
+    "dataset: returns different values when read again, but a representation is computed "
+    "once per example. Switch off augmentation and shuffling."
 )
 SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
@@ -349,7 +350,7 @@ def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
     if (inputs.is_floating_point() and inputs.dtype != torch.float32) or inputs.is_sparse:
         raise UserError(f"dataset: inputs are {inputs.dtype}; make them float32.")
     if not is_finite(inputs):
-        raise UserError("dataset: inputs hold numbers that are not finite.")
+        raise UserError("dataset: inputs contain values that are not finite.")
     return inputs.detach().cpu(), targets
 
 

@@ -157,7 +157,7 @@ def network(
             any(letter.isalnum() for letter in trained_on or ""),
             "representation.trained_on",
             trained_on,
-            "name what trained the file's weights: no ε covers that data",
+            "state what the file's weights were trained on: no ε covers that data",
         )
         facts["trained_on"] = trained_on
     shown = {"network": network, "library": library, **facts}
@@ -172,7 +172,7 @@ def _of_timm(
     import timm
 
     if not timm.is_model(name):
-        raise UserError(f"representation.network={name}: timm has no network of this name.")
+        raise UserError(f"representation.network={name}: timm has no network with this name.")
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
@@ -212,7 +212,9 @@ def _of_torchvision(
     from torchvision import models
 
     if name not in models.list_models(module=models):
-        raise UserError(f"representation.network={name}: torchvision has no network of this name.")
+        raise UserError(
+            f"representation.network={name}: torchvision has no network with this name."
+        )
     chosen = models.get_model_weights(name).DEFAULT if weights == "pretrained" else None
     try:
         with torch.random.fork_rng(devices=[]):
@@ -278,8 +280,8 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
         network.load_state_dict(theirs)
     except pickle.UnpicklingError:  # torch's own words advise to run whatever the file says
         raise UserError(
-            f"representation.weights={weights}: is damaged, or holds more than tensors, which is "
-            "not read; save the network's state_dict()."
+            f"representation.weights={weights}: is damaged or contains more than tensors; save "
+            "the network's state_dict()."
         ) from None
     except Exception as error:
         raise UserError(
@@ -298,7 +300,7 @@ def _read(path: Path, weights: str) -> bytes:
         with open_regular(path) as file:
             return file.read()
     except FileNotFoundError:
-        raise UserError(f"representation.weights={weights}: there is no such file.") from None
+        raise UserError(f"representation.weights={weights}: file not found.") from None
     except OSError as error:
         raise UserError(f"representation.weights={weights}: {error.strerror}.") from None
 

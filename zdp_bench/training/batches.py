@@ -185,7 +185,7 @@ class Size:
         if self.examples == 1:
             return False
         self.examples = (self.examples + 1) // 2
-        log.info("out of memory: going on with micro-batches of %d", self.examples)
+        log.info("out of memory: continuing with micro-batches of %d", self.examples)
         return True
 
 

@@ -92,8 +92,8 @@ def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits |
     outputs = getattr(task, "outputs", data.outputs)
     if outputs == 1 and data.outputs > 2:
         raise UserError(
-            f"task={config.task.name}: takes two classes, and dataset={config.dataset.name} has "
-            f"{data.outputs}; take task=classification."
+            f"task={config.task.name}: needs two classes, but dataset={config.dataset.name} has "
+            f"{data.outputs}; use task=classification."
         )
     return data if outputs == data.outputs else replace(data, outputs=outputs)
 
@@ -120,10 +120,10 @@ def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetI
     except (UserWarning, *UNFIT) as error:
         if "complex" in str(error) and not any(p.is_complex() for p in model.parameters()):
             raise UserError(
-                f"model={config.model.name}: has real weights, and the examples of "
+                f"model={config.model.name}: has real weights, but the examples of "
                 f"dataset={config.dataset.name} are complex; their imaginary part would be "
                 "dropped. Add model.complex_as=magnitude, or model.complex_as=channels for real "
-                "and imaginary part as two channels, or take a complex model."
+                "and imaginary part as two channels, or use a complex model."
             ) from None
         raise _unfit(config, data, error, seen) from error
     finally:
@@ -148,7 +148,7 @@ def _unfit(
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     if explain_memory_error(error):
         return UserError(
-            f"model={config.model.name}: needs more memory than there is ({words}); make it "
+            f"model={config.model.name}: needs more memory than is available ({words}); make it "
             "smaller, or raise the limit."
         )
     return UserError(
@@ -213,8 +213,8 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
     if mechanism.z == 0:
         of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
         raise UserError(
-            f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ at "
-            "the first step and there would be none. Choose other noise, or leave the budget out."
+            f"privacy.max_epsilon={budget:g} with {of}: some direction gets no noise, so ε is ∞ "
+            "at the first step. Choose other noise, or remove the budget."
         )
     least = config.federated.local_steps if config.federated.nodes else 1  # of a round, all or none
     cost = tight_epsilon(mechanism, least, config.privacy.delta)
@@ -222,8 +222,8 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
         first = "one step" if least == 1 else f"one round of federated.local_steps={least}"
         raise UserError(
             f"privacy.max_epsilon={budget:g}: {first} costs a tight ε of "
-            f"{show_epsilon(cost)}, so none would be taken. Raise the budget, add noise, or leave "
-            "the budget out."
+            f"{show_epsilon(cost)}, so the run would take no step. Raise the budget, add noise, "
+            "or remove the budget."
         )
 
 
@@ -288,7 +288,7 @@ def build_scheduler(
         own = [key for key in config.dataset.options if key.startswith("validation_")]
         advice = f", or more dataset.{own[0]}" if own else ", or a data set that has some"
         raise UserError(
-            f"scheduler=reduce_on_plateau watches validation examples, and "
+            "scheduler=reduce_on_plateau needs validation examples, but "
             f"dataset={config.dataset.name} has none: use another scheduler{advice}."
         )
     try:

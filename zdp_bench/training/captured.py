@@ -202,7 +202,10 @@ class Programs:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.refused = first_line(error)
-                log.info("without a CUDA graph, for one step cannot be recorded: %s", self.refused)
+                log.info(
+                    "running without a CUDA graph, because a step cannot be recorded: %s",
+                    self.refused,
+                )
         return program
 
 

@@ -21,7 +21,7 @@ from zdp_bench.foreign_files import Shape, misfits, open_regular
 from zdp_bench.privacy.ledger import Position
 
 _FORMAT = 2  # of the file
-ADVICE = "Delete the run's folder, or add force=true, to start it anew."
+ADVICE = "Delete the run's folder, or add force=true, to start again."
 _SHAPE: Shape = {
     "run": str,
     "step": int,
@@ -175,7 +175,7 @@ def load(
         raise
     except Exception:  # a file that somebody changed may make torch raise anything
         raise UserError(
-            f"{path}: is damaged, or no checkpoint of this version of zdp-bench. {advice}"
+            f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
     if checkpoint.run != run:
         raise UserError(

@@ -141,8 +141,8 @@ def _everyone() -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "peer" not in str(error):
             raise
         raise UserError(
-            "another process of this training has ended, and its own message says why; nothing "
-            "that was saved is lost."
+            "another process of this training has stopped; see its message. Everything saved is "
+            "intact."
         ) from None
 
 

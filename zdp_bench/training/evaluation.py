@@ -59,9 +59,9 @@ def refuse_divergence(
     if not math.isfinite(metrics.get("loss", 0.0)):
         at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
-            f"{DIVERGED} {at}: the model's outputs or loss are no finite numbers any more. Lower "
-            f"optimizer.lr (it is {rate}), the noise or the bound. Nothing is recorded, but the "
-            "steps stay counted in the run's ledger."
+            f"{DIVERGED} {at}: the model's outputs or loss are not finite. Lower "
+            f"optimizer.lr (it is {rate}), the noise or the bound. No record is written, but the "
+            "steps remain in the run's ledger."
         )
 
 
@@ -167,4 +167,4 @@ def doubt(
     if rate == 0:
         found = "optimizer.lr is 0"
     more = f" Change optimizer.lr (it is {rate}), the noise or the bound." if rate else ""
-    return f"nothing seems to be learnt: {found}.{more}" if found else ""
+    return f"the model does not seem to learn: {found}.{more}" if found else ""

@@ -47,8 +47,7 @@ class Stopped(BaseException):
         return EXIT_CODES.get(signal.Signals(self.by), 128 + self.by)
 
     def __str__(self) -> str:
-        name = signal.Signals(self.by).name
-        return f"stopped by {name}; all is saved, and the same command goes on from here"
+        return f"stopped by {signal.Signals(self.by).name}"
 
 
 def find_stop(error: BaseException) -> Stopped | None:
@@ -158,8 +157,8 @@ def explain_write_errors(home: Path) -> Iterator[None]:
         if error.errno not in UNWRITABLE:
             raise
         raise UserError(
-            f"{where}: {error.strerror}. Nothing that was saved is lost: once {home.parent} can be "
-            "written to, the same command goes on from the last checkpoint."
+            f"{where}: {error.strerror}. Everything saved is intact: once {home.parent} is "
+            "writable, the same command continues from the last checkpoint."
         ) from None
 
 
@@ -169,8 +168,8 @@ def explain(error: Exception) -> UserError | None:
         return sentence
     if isinstance(error, OSError) and error.filename and error.strerror:
         return UserError(
-            f"{error.filename}: {error.strerror}. Mend that or name another place (paths.results, "
-            "paths.data, --results); nothing that was saved is lost."
+            f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
+            "(paths.results, paths.data, --results); everything saved is intact."
         )
     return explain_missing(error) if isinstance(error, ImportError) else None
 
@@ -182,8 +181,8 @@ def explain_memory_error(error: Exception) -> UserError | None:
     if not (refused or said or isinstance(error, MemoryError)):
         return None
     return UserError(
-        "the memory is not enough. Let the run need less (trainer.micro_batch=8), or raise the "
-        "limit; nothing that was saved is lost."
+        "out of memory. Reduce trainer.micro_batch, for example to 8, or raise the limit; "
+        "everything saved is intact."
     )
 
 
@@ -198,5 +197,5 @@ def require_writable(folder: Path) -> None:
         tempfile.TemporaryFile(dir=there).close()
     except OSError as error:
         raise UserError(
-            f"{folder}: {error.strerror}, so nothing can be written there. Name another folder."
+            f"{folder}: {error.strerror}, so it is not writable. Choose another folder."
         ) from None

@@ -109,8 +109,8 @@ def _make_own(folder: Path) -> None:
     mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
     if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
         raise UserError(
-            f"{folder}: is not a folder that only you can write to, so no GPU is reserved by a "
-            "file in it. Delete it, let TMPDIR name another place, or name the GPU: device=cuda:0."
+            f"{folder}: is not a folder that only you can write to, so it cannot be used to "
+            "reserve a GPU. Delete it, set TMPDIR, or choose the GPU: device=cuda:0."
         )
 
 
@@ -157,18 +157,17 @@ def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> 
     private = algorithm.mechanism().is_private
     if precision == "tf32" and private:
         raise UserError(
-            "precision=tf32 is for non-private training: a clipped sum made of TF32 products "
-            "passes its bound. Leave it out, or take precision=bf16."
+            "precision=tf32 is for non-private training: a clipped sum of TF32 products exceeds "
+            "its bound. Remove it, or use precision=bf16."
         )
     if precision == "bf16" and private and not algorithm.sums_in_float32:
         raise UserError(
             f"precision=bf16: {type(algorithm).__name__} does not keep its clipped sums in "
-            "float32. Leave it out."
+            "float32. Remove it."
         )
     if precision == "bf16" and any(parameter.is_complex() for parameter in model.parameters()):
         raise UserError(
-            "precision=bf16: there are no complex numbers of bfloat16, and this model has complex "
-            "parameters."
+            "precision=bf16: this model has complex parameters, and bfloat16 has no complex type."
         )
 
 

@@ -60,8 +60,8 @@ class PublicStart:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
             raise UserError(
-                f"model.init_from={self.asked}: these weights are of another model or other "
-                f"shapes: {in_one_line(error)}."
+                f"model.init_from={self.asked}: these weights belong to another model or have "
+                f"other shapes: {in_one_line(error)}."
             ) from None
 
     def described(self) -> dict[str, Any]:
@@ -95,13 +95,13 @@ def find_start(config: Run) -> PublicStart | None:
         return None
     if config.federated.nodes:
         raise UserError(
-            f"model.init_from={config.init_from}: a federation starts from new weights; "
-            "leave it out."
+            f"model.init_from={config.init_from}: federated training starts from new weights; "
+            "remove it."
         )
     if config.start:
         raise UserError(
             f"model.init_from={config.init_from} with model.start={config.start}: the run's "
-            "weights would take the place of the scaled ones. Give one of them."
+            "weights would replace the scaled ones. Use only one of them."
         )
     home = find_weights(config.results, config.init_from, "model.init_from=")
     record = records.read(home / "record.json")
@@ -133,8 +133,8 @@ def _require_public(config: Run, record: Record) -> None:
     if own is None or not own.public:
         raise UserError(
             f"model.init_from={config.init_from}: it was trained on dataset={name}, which is "
-            "neither generated nor public, so its ε would be missing from this run's. Start from "
-            "a run on public data."
+            "neither generated nor public, so this run's ε would not include it. Start from a run "
+            "on public data."
         )
     mine = find_card(config.dataset.name)
     if {config.dataset.name, mine.uses if mine else ""} & {name, own.uses or name}:
@@ -143,7 +143,7 @@ def _require_public(config: Run, record: Record) -> None:
 
 def _refuse_own(asked: str | None, name: str) -> UserError:
     return UserError(
-        f"model.init_from={asked}: it was trained on dataset={name}, whose files this run is to "
+        f"model.init_from={asked}: it was trained on dataset={name}, whose files this run should "
         "keep private. Start from a run on other data."
     )
 

@@ -32,16 +32,16 @@ def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype
     if config.trainer.augmentations:
         raise UserError(
             f"trainer.augmentations={config.trainer.augmentations} with representation="
-            f"{chosen.name}: an example's representation is made once, so all of its views would "
-            "be the same. Leave the key out."
+            f"{chosen.name}: an example's representation is computed once, so all its views would "
+            "be equal. Remove the key."
         )
     found = build(chosen.name, chosen.options, shape, dtype)
     known = str(found.facts.get("trained_on", ""))
     if known and shares_data(known, config.dataset.name):
         raise UserError(
-            f"representation={chosen.name}: its weights were trained on {known}, which this run is "
-            f"to keep private (dataset={config.dataset.name}), and no ε would cover that. Take "
-            "weights of other data."
+            f"representation={chosen.name}: its weights were trained on {known}, which this run "
+            f"should keep private (dataset={config.dataset.name}), and no ε would cover that. Use "
+            "weights from other data."
         )
     return found
 

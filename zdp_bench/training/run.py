@@ -154,9 +154,9 @@ def _train(
     ledger = open_ledger(file, mechanism, repeatable, at_least, start, ranks, facts=facts)
     if ledger.counted_again:
         log.warning(
-            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps that a stopped "
-            "process had taken are taken again, but code, libraries, machine, threads, micro-batch "
-            "or weights are not provably the same: they get new noise, and count again in every ε."
+            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of a stopped "
+            "process are repeated, but code, libraries, machine, threads, micro-batch or weights "
+            "are not provably the same: they get new noise and count again in every ε."
         )
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     limit = setup.affordable(ledger.releases + plan.steps - loop.step)

@@ -63,8 +63,8 @@ def find_or_run(
     if not config.force and (done := find()):
         if config.execution.evaluate == "each" and not records.has_each_epoch(done):
             raise UserError(
-                f"{path}: was evaluated after its last epoch only. Add force=true to run it again "
-                "with the metrics of each, or execution.evaluate=last to take it as it is."
+                f"{path}: was evaluated only after its last epoch. Add force=true to run it again "
+                "with metrics for each epoch, or execution.evaluate=last to use it as it is."
             )
         return Outcome(done, path, found=True)
     with (
@@ -120,7 +120,9 @@ def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
         Busy: another process holds it, and `wait` is false.
     """
     make_folder(home)
-    with hold_lock(home.with_suffix(".lock"), f"{home}: another process is at this run.", wait):
+    with hold_lock(
+        home.with_suffix(".lock"), f"{home}: another process is working on this run.", wait
+    ):
         yield
 
 
@@ -133,7 +135,7 @@ def open_ledger(
     ranks: Ranks = ALONE,
     whose: str = "",
     facts: Mapping[str, str] | None = None,
-    advice: str = "move the run's folder away, or add force=true, to start anew",
+    advice: str = "move the run's folder away, or add force=true, to start again",
 ) -> Ledger:
     """Return a training's ledger, begun at `start` (`Ledger.begin`).
 
@@ -185,15 +187,13 @@ def find_weights(
         return found[0]
     if not folders:
         near = suggestion(recipe, {path.parent.name for path in finished})
-        first = f"Carry it out first: zdp-bench run recipe={recipe}."
+        first = f"Run it first: zdp-bench run recipe={recipe}."
         first = first if recipe_body(recipe) else "`zdp-bench results` lists the runs."
-        raise UserError(
-            f"{key}{asked}: no finished run with its weights is under {here}.{near} {first}"
-        )
+        raise UserError(f"{key}{asked}: no finished run with weights under {here}.{near} {first}")
     if not found and (record := records.read(folders[0] / "record.json")):
         raise UserError(
-            f"{key}{asked}: no finished run with its weights is under {here}, only its record, as "
-            f"in a clone. This makes the weights again: {command_of(record)}."
+            f"{key}{asked}: no finished run with weights under {here}, only its record, as in a "
+            f"clone. To make the weights again: {command_of(record)}."
         )
     names = [f"{path.parent.name}/{path.name[:8]}" for path in found]
     if tell:
@@ -204,7 +204,7 @@ def find_weights(
         ]
     more = ", …" if len(names) > LISTED else ""
     raise UserError(
-        f"{key}{asked}: {len(found)} runs are meant. Name one of them: "
+        f"{key}{asked}: {len(found)} runs match. Choose one of them: "
         f"{', '.join(names[:LISTED])}{more}."
     )
 

@@ -107,8 +107,8 @@ def _require_augmentation(config: Run, data: Splits) -> None:
     if data.augment is None and not data.train.is_stochastic:
         raise UserError(
             f"trainer.augmentations={config.trainer.augmentations}: "
-            f"dataset={config.dataset.name} changes no example as it is drawn. Set "
-            "dataset.augment, or leave the key out."
+            f"dataset={config.dataset.name} does not augment examples. Set dataset.augment, or "
+            "remove the key."
         )
 
 

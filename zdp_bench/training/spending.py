@@ -82,8 +82,8 @@ def _require_within(config: Run, own: Spending) -> None:
     others, unknown = read_spendings(config.results)
     if unknown:
         raise UserError(
-            f"privacy.total_budget={budget:g}: {unknown[0]} holds steps of a run that did not end, "
-            "and not on which data. Carry that run to its end, or move its folder away."
+            f"privacy.total_budget={budget:g}: {unknown[0]} contains steps of an unfinished run "
+            "without its data. Finish that run, or move its folder away."
         )
     others = [one for one in others if one.may_share(own) and one.home != own.home]
     log.warning(
@@ -98,15 +98,15 @@ def _require_within(config: Run, own: Spending) -> None:
         before, after = together(every[:-1], delta), together(every, delta)
     except ValueError as error:
         raise UserError(
-            f"privacy.total_budget={budget:g}: {error}, so the ε of all together is not known; "
-            "sample and hide what the earlier runs do, or leave the total budget out."
+            f"privacy.total_budget={budget:g}: {error}, so their total ε is not known; use the "
+            "earlier runs' sampling and unit, or remove the total budget."
         ) from None
     if after > budget:
         raise UserError(
             f"privacy.total_budget={budget:g}: {len(others)} runs in {config.results} on files of "
-            f"this {config.dataset.name} have spent a tight ε of {show_epsilon(before)}, and with "
+            f"this {config.dataset.name} have a tight ε of {show_epsilon(before)}, and with "
             f"this run it would be {show_epsilon(after)} (δ {delta:g}). Add noise, take fewer "
-            "steps, or stop here; `zdp-bench budget` lists what was spent."
+            "steps, or stop here; `zdp-bench budget` lists the ε so far."
         )
 
 
@@ -164,7 +164,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
             raise UserError(f"{path}: is damaged (see {wrong[0]}).")
     except UserError as error:
         raise UserError(
-            f"{error} So what its run has spent is not known; the same run writes it again."
+            f"{error} So its run's ε is not known; the same run writes it again."
         ) from None
     return plan
 

@@ -118,9 +118,9 @@ def private_step(
         ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces
         if taken_again:  # its noise belongs to a sum of other pieces
             raise UserError(
-                f"out of memory in step {step:,}, which was taken before and would not come out "
-                "the same in smaller pieces: run the same command with "
-                f"trainer.micro_batch={micro_batches.size.examples}. It goes on with new noise, "
+                f"out of memory in step {step:,}, which was taken before and would not be "
+                "identical in smaller pieces: run the same command with "
+                f"trainer.micro_batch={micro_batches.size.examples}. It continues with new noise "
                 "and counts the step again."
             )
     # Noise and division in one pass, if nothing is sent or rounded between them: the same numbers.
@@ -211,13 +211,13 @@ def _no_memory(micro_batches: MicroBatches) -> UserError:
     many = max(micro_batches.shares or (1,))
     if many > 1:
         return UserError(
-            f"out of memory with the {many} examples of one share at a time: set "
-            "privacy.max_examples or trainer.augmentations to less, or take a smaller model or "
-            "smaller inputs."
+            f"out of memory with the {many} examples of one owner at a time: reduce "
+            "privacy.max_examples or trainer.augmentations, or use a smaller model or smaller "
+            "inputs."
         )
     return UserError(
-        "out of memory with one example at a time: take a smaller model or smaller inputs, or "
-        "another device."
+        "out of memory with one example at a time: use a smaller model, smaller inputs or another "
+        "device."
     )
 
 

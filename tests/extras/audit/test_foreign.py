@@ -247,7 +247,10 @@ def test_complex_tensors_are_released_as_two_parts() -> None:
         ({"examples": []}, "examples=\\[\\]: must not be empty"),
         ({"make_step": lambda *_: [1]}, "must return a dictionary of tensors by name, not list"),
         ({"make_step": lambda *_: {"w": "x"}}, "'w' is a str"),
-        ({"make_step": lambda *_: {"w": torch.tensor([torch.nan])}}, "'w' holds values that are"),
+        (
+            {"make_step": lambda *_: {"w": torch.tensor([torch.nan])}},
+            "'w' contains values",
+        ),
         ({"make_step": lambda e, _: {"w": torch.zeros(len(e))}}, "the same names and shapes"),
     ],
 )

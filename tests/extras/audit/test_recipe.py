@@ -418,7 +418,7 @@ def test_contributions_beyond_the_mechanism_are_caught(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        (["federated.nodes=2"], r"takes one training set: add federated\.nodes=null"),
+        (["federated.nodes=2"], r"uses one training set: add federated\.nodes=null"),
         (["trainer.augmentations=3"], "augmentations"),
     ],
 )

@@ -68,15 +68,15 @@ def test_the_path_of_the_file_names_it_too(
 @pytest.mark.parametrize(
     ("words", "sentence"),
     [
-        (["no_such_script:right"], "no_such_script: there is no such module here"),
-        (["./none.py:right"], "./none.py: there is no such file"),
+        (["no_such_script:right"], "no_such_script: module not found"),
+        (["./none.py:right"], "./none.py: file not found"),
         (["own_training.right"], "write my_script:function for a function of your own"),
         (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
         (["lacks_claim:right"], "lacks_claim: has no CLAIMED; define it"),
         (["lacks_package:right"], "lacks_package: needs the package 'no_such_package'"),
-        (["own_training:right", "seed=1"], "own_training:right: a script's function is audited by"),
-        (["own_training:right", "--steps", "5"], "leave out --steps."),
-        (["recipe=quickstart", "--runs", "50"], "--runs: is for my_script:function"),
+        (["own_training:right", "seed=1"], "own_training:right: a script's function is audited on"),
+        (["own_training:right", "--steps", "5"], "remove --steps."),
+        (["recipe=quickstart", "--runs", "50"], "--runs: applies to my_script:function"),
         (["own_training:right", "--runs", "3"], "runs=3: must be at least 40"),
     ],
 )

@@ -144,7 +144,7 @@ SAME = {"experiment": "e", "seed": 1, "data": "d"}
     [
         ({"node": 99}, "federated.nodes=3 has no such node"),
         ({"node": "1"}, "has node of type str"),
-        ({"records": 0}, "has other patients than the server dealt out to it"),
+        ({"records": 0}, "has other patients than the server assigned to it"),
         ({"examples_per_patient": 0}, "has no records"),
         ({"experiment": "other"}, "has another experiment than the server"),
         ({"seed": 7}, "has another seed than the server"),
@@ -201,10 +201,10 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
     assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 0, 8]
     assert told_by(caplog) == [
-        "node 1: comes to another mechanism than the server: both need the same version of "
-        "zdp-bench; it is refused"
+        "node 1: has another mechanism than the server: both need the same version of zdp-bench; "
+        "it is refused"
     ]
-    with pytest.raises(UserError, match="node 1: comes to another mechanism than the server"):
+    with pytest.raises(UserError, match="node 1: has another mechanism than the server"):
         carried_out(configured("federated.nodes=3", results="all"))
 
 

@@ -205,7 +205,7 @@ def test_a_damaged_file_of_every_kind_is_named_or_skipped(
     write_classes(tmp_path / "d", kind)
     bad = tmp_path / "d" / "well/w3" / f"1{KINDS[kind][0]}"
     bad.write_bytes(bad.read_bytes()[:30])
-    says = r"dataset.bad_examples=skip leaves such files out\.$"
+    says = r"dataset.bad_examples=skip skips such files\.$"
     assert_refused(lambda: of_kind(tmp_path / "d", kind).load(tmp_path), str(bad), says)
     data = of_kind(tmp_path / "d", kind, bad_examples="skip")
     with caplog.at_level(logging.WARNING):
@@ -334,12 +334,12 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert_refused(lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), names, says)
 
     write_nifti(mask, 3, (12, 10, 5))
-    refuse("has 12×10×5 pixels, and its image 12×10×4")
+    refuse("has 12×10×5 pixels, but its image 12×10×4")
     mask.rename(mask.with_name("other.nii"))
     refuse("has no mask of the same name")
     mask.with_name("other.nii").rename(mask)
     write_nifti(mask.with_name("more.nii"), 3)
-    refuse("is the mask of no image", "more.nii")
+    refuse("is the mask without an image", "more.nii")
     mask.with_name("more.nii").rename(mask.with_suffix(".nii.gz"))
     refuse("is a mask of the same image as")
     mask.with_suffix(".nii.gz").unlink()
@@ -354,7 +354,7 @@ def test_one_kind_of_files_only(tmp_path: Path) -> None:
     write_classes(tmp_path / "d", "volume")
     write_dicom(tmp_path / "d/sick/s9/0.dcm", 4)
     assert_refused(
-        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), "0.dcm", "holds one kind of"
+        lambda: of_kind(tmp_path / "d", "volume").info(tmp_path), "0.dcm", "files of one kind"
     )
 
 

@@ -118,7 +118,7 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
             folder(films, **options).info(tmp_path)
     save(tmp_path / "clean/03.png", np.zeros((9, 8), np.uint8))
     assert_refused(
-        lambda: folder(films).load(tmp_path), "clean/03.png", "9×8 pixels, and its image"
+        lambda: folder(films).load(tmp_path), "clean/03.png", "9×8 pixels, but its image"
     )
     write_nifti(tmp_path / "clean/03.nii.gz", 3)
     films.write_text(films.read_text().replace("clean/03.png", "clean/03.nii.gz"))
@@ -128,4 +128,4 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     lines = [f"{write_wav(tmp_path / f'{n}.wav', 3).name},{n}.wav" for n in range(4)]
     films.write_text("\n".join(["path,reference", *lines]))
     recording = folder(films, length=20, rate=100)
-    assert_refused(lambda: recording.load(tmp_path), "0.wav", "is a reference, and a clip can have")
+    assert_refused(lambda: recording.load(tmp_path), "0.wav", "is a reference, but a clip can have")

@@ -72,13 +72,13 @@ DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
     ("picture", lambda path: path.write_bytes(WEB_PAGE), "holds no PNG, JPEG, DICOM"),
     ("picture", lambda path: bad_png(path, 20_000), "too many|DecompressionBomb"),
     ("picture", lambda path: bad_png(path, 100), "cannot be read"),
-    ("clip", put(b"\xff" * 4, 40), "announces 4294967295 bytes of samples, but 80"),
+    ("clip", put(b"\xff" * 4, 40), "announces 4294967295 bytes of samples, but has 80"),
     ("clip", put(b"\2", 22), "has 2 channels"),
     ("recording", lambda path: path.with_suffix(".dat").unlink(), "0.dat: is missing"),
     ("recording", put(b"\0\x80", 0), ""),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
     ("image", dicom(Rows=9_000), "cannot be read"),
-    ("image", dicom(PhotometricInterpretation="RGB"), "of RGB; one grey image a file"),
+    ("image", dicom(PhotometricInterpretation="RGB"), "of RGB; expected one grey image per file"),
     ("image", dicom(NumberOfFrames=3), "has 3 frames"),
     ("image", deflate, "deflated|pydicom does not read"),
     ("image", dicom(RescaleSlope="inf"), "pixels"),
@@ -113,7 +113,7 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     mask.write_bytes(whole[:50])
     assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "cannot be read")
     Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "in colour")
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "a colour picture")
     mask.unlink()
     Image.fromarray(np.zeros((10, 12), dtype=np.uint8)).save(mask.with_suffix(".jpg"))
     assert_refused(lambda: load(tmp_path / "d", "picture"), "p3.jpg", "it is of kind picture")
@@ -130,9 +130,9 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
 CSVS: list[tuple[bytes, str]] = [
     (b"path,label\n\xff\xfe.png,x\n", r"cannot be read \(UnicodeDecodeError"),
     (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
-    (b"path;label\na.png;x\n", "one class only"),
-    (b"path,classes\na.png,x\n", "path and label are needed"),
-    (b"path,label,mask\na.png,x,a.png\n", "path and label are needed, or path and mask"),
+    (b"path;label\na.png;x\n", "only one class"),
+    (b"path,classes\na.png,x\n", "path and label are required"),
+    (b"path,label,mask\na.png,x,a.png\n", "path and label are required, or path and mask"),
     (b"path,label,label\na.png,x,y\n", "has several columns 'label'; leave one"),
     (b"path,label,Patients\na.png,x,1\n", "'Patients', which is not known. Is it patient"),
     (b"path,label\n../secret.png,x\n", "leads out of"),
@@ -140,11 +140,11 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\nlink.png,x\n", "is a link that leads out of"),
     (b"path,label\na.png,x\n./a.png,y\n", "names ./a.png twice, also as a.png"),
     (b"path,label\na.png,x\ntwin.png,y\n", "names twin.png twice, also as a.png"),
-    (b"path,label\na.png\n", "line 2: columns path and label must both be there"),
+    (b"path,label\na.png\n", "line 2: columns path and label must exist"),
     (b"path,mask\na.png,../secret.png\n", "leads out of"),
-    (b"path,label\nnone.png,x\n", "line 2: there is no file"),
+    (b"path,label\nnone.png,x\n", "line 2: file not found"),
     (b"path,label,split\na.png,x,dev\n", "line 2: split must be train, test or validation"),
-    (b"path,label,patient\na.png,x,\n", "line 2: .* patient must be filled"),
+    (b"path,label,patient\na.png,x,\n", "line 2: .* patient must not be empty"),
     (b"path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n", "patient 7 is in train and"),
     (b"path,label,patient,split\na.png,x,P7,train\nb.png,y,p7,test\n", "patient 'P7' and patient"),
     (b"path,label,patient\na.png,x,7\nb.png,y,nan\n", "patient 'nan' stands for a missing one"),
@@ -153,9 +153,9 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label,patient\na.png,x,7\nb.png,y,7.0\n", "patient '7' and patient '7.0' differ"),
     (b"path,label\na.png,Ill\nb.png,ill\n", "class 'Ill' and class 'ill' differ"),
     (b"path,label\nlist.csv,x\n", "holds no PNG, JPEG, DICOM"),
-    (b"path,label\na.png,x\n", "one class only"),
+    (b"path,label\na.png,x\n", "only one class"),
     (b"path,label\na.png,x\nb.png,y\n", "no (train|test) example"),
-    (b"path,label\n", "holds no file"),
+    (b"path,label\n", "contains no"),
     (b"", "has the columns"),
 ]
 
@@ -186,8 +186,8 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
     ("volume", {"window": [5, 5]}, "must be .low, high. with low < high"),
     ("picture", {"channels": 2}, r"dataset.channels=2: must be 1 \(grey\) or 3"),
     ("picture", {"augment": "spin"}, "dataset.augment 'spin' is not known"),
-    ("picture", {"path": None}, "dataset.path=null: name your data"),
-    ("picture", {"path": "none"}, "there is no such folder or CSV"),
+    ("picture", {"path": None}, "dataset.path=null: set the path of your data"),
+    ("picture", {"path": "none"}, "folder or CSV not found"),
 ]
 
 
@@ -226,11 +226,11 @@ DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
     (TABLE.replace("p1;9;0", "p1;9;1"), {}, "names p1.png twice"),  # as two radiologists do
     (TABLE, {"columns": {**MAPPED, "label": "target1"}}, "has no column 'target1', but patientId"),
     (TABLE, {"columns": {**MAPPED, "labels": "x"}}, "dataset.columns 'labels' is not known"),
-    (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns says"),
+    (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns, such"),
     (TABLE, {"values": {"target": {"a": "0"}}}, "dataset.values 'target' is not known"),
     (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: '\(' is not a regular"),
     (TABLE, {"values": {"label": {"a": r"((\w+)+)+!"}}}, r"dataset.values.label: .* not a simple"),
-    (TABLE, {"values": {"label": {"a": "7"}}}, "holds no file"),
+    (TABLE, {"values": {"label": {"a": "7"}}}, "contains no"),
 ]
 
 
@@ -250,6 +250,6 @@ def test_a_csv_of_other_columns_is_described(
         info = data.info(tmp_path)
         assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
     home = Folder(path=str(tmp_path), size=8, columns=MAPPED)
-    assert_refused(lambda: home.info(tmp_path), "dataset.columns", "is for a CSV")
+    assert_refused(lambda: home.info(tmp_path), "dataset.columns", "applies to a CSV")
     (write_classes(tmp_path / "d", "picture") / "note.txt").write_text("x")
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "note.txt", "is no class folder")
+    assert_refused(lambda: load(tmp_path / "d", "picture"), "note.txt", "is not a class folder")

@@ -199,7 +199,7 @@ def test_a_drawing_is_shown_as_an_image_and_a_table_as_text(path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "content", "says"),
     [
-        ("figures/p_fig1.svg", b"<html>not found</html>", "is no SVG drawing"),
+        ("figures/p_fig1.svg", b"<html>not found</html>", "is not an SVG"),
         ("tables/measured.md", "# Größe".encode("latin-1"), "is not UTF-8 text"),
     ],
 )

@@ -172,9 +172,9 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
     for words, sentence in [
         (["optimizer.lt=1,2"], "key 'optimizer.lt' is not known"),
         (["optimizer.lr=1,2", "--metric", "acuracy"], "Did you mean 'accuracy'?"),
-        (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search takes one training set"),
+        (["optimizer.lr=1,2", "federated.nodes=2"], "zdp-bench search uses one training set"),
         (["optimizer.lr=1,2", "--choose-by-test"], "has validation examples; leave it"),
-        (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise that could keep"),
+        (["optimizer.lr=1,2", "algorithm=sgd", "--epsilon", "1"], "no noise to keep"),
     ]:
         code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err

@@ -218,7 +218,7 @@ def test_weights_that_could_be_waited_for_are_refused(sound: list[Path]) -> None
     os.mkfifo(weights)
     writer = os.open(weights, os.O_RDWR)  # so that whoever opens it fails, and does not hang
     for ask in (verify, lambda folder: zdp_bench.load(folder, model=network())):
-        with pytest.raises(UserError, match=r"model\.safetensors: is no regular file"):
+        with pytest.raises(UserError, match=r"model\.safetensors: is not a regular file"):
             ask(sound[2])
     os.close(writer)
 

@@ -110,7 +110,7 @@ def test_an_output_replaces_nothing_but_files(
         lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.npy")),
     ]
     for write in writes:
-        with pytest.raises(UserError, match=r"exists but is not a regular file; name another"):
+        with pytest.raises(UserError, match=r"exists but is not a regular file; choose another"):
             write()
     plt.close(figure)
     page = there(tmp_path / "page.html")

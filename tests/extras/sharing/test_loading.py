@@ -62,7 +62,7 @@ def test_the_configuration_is_the_run_s_own(finished: Outcome) -> None:
 
 
 def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"is no exported model, for it lacks record.json"):
+    with pytest.raises(UserError, match=r"is not an exported model, because it has no record.json"):
         zdp_bench.load(tmp_path)
     with pytest.raises(AttributeError, match="no attribute 'laod'"):
         zdp_bench.laod  # noqa: B018

@@ -60,9 +60,9 @@ def test_the_card_states_the_epsilon_of_the_ledger_and_where_the_noise_is_from(
     assert head["datasets"] == ["points"]
     assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.75
     assert head["run"]["versions"]["zdp-bench"] == zdp_bench.__version__
-    assert "a key that the operating system drew" in text
+    assert "a key of the operating system" in text
     assert "It takes `float32 [n, 4]`" in text
-    assert "a private number of examples to train" in text
+    assert "a private number of training examples" in text
 
 
 @pytest.mark.parametrize(
@@ -96,15 +96,15 @@ def test_no_export_takes_the_place_of_another(make: Make, tmp_path: Path) -> Non
     private, folder = make(), tmp_path / "model"
     train(private, most=2)
     private.export(folder, metrics={"accuracy": 0.5})
-    with pytest.raises(UserError, match="is there and not empty"):
+    with pytest.raises(UserError, match="is not empty"):
         private.export(folder, metrics={"accuracy": 0.6})
     (folder / "SHA256SUMS").unlink()  # as a kill may leave it
-    with pytest.raises(UserError, match="is there and not empty"):
+    with pytest.raises(UserError, match="is not empty"):
         private.export(folder, metrics={"accuracy": 0.5})
     train(private, most=1)
     private.export(tmp_path / "later")
     train(private, most=1)
-    with pytest.raises(UserError, match="is there and not empty"):
+    with pytest.raises(UserError, match="is not empty"):
         private.export(tmp_path / "later")
 
 
@@ -117,7 +117,7 @@ def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
     private.export(tmp_path / "model")
     assert head_of(tmp_path / "model")["differential_privacy"]["steps"] == 14
     text = (tmp_path / "model/README.md").read_text()
-    assert "| steps that made these weights | 10; ε counts all steps above |" in text
+    assert "| steps of these weights | 10; ε counts all steps above |" in text
     assert wrong(tmp_path / "model") == {}
 
 
@@ -151,18 +151,18 @@ def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
     exported: tuple[Path, nn.Module], make: Make, tmp_path: Path
 ) -> None:
     folder, _ = exported
-    with pytest.raises(UserError, match=r"of 'Sequential', a network of .* own code.*model=\.\.\."):
+    with pytest.raises(UserError, match=r"of 'Sequential', whose code is not .*model=\.\.\."):
         zdp_bench.load(folder)
     with pytest.raises(UserError, match=r"does not fit the model that was given: .*size mismatch"):
         zdp_bench.load(folder, model=nn.Sequential(nn.Linear(4, 9)))
-    with pytest.raises(UserError, match=r"model='network': give the network itself"):
+    with pytest.raises(UserError, match=r"model='network': pass the network itself"):
         zdp_bench.load(folder, model="network")  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"modle: there is no such folder\."):
+    with pytest.raises(UserError, match=r"modle: folder not found\."):
         zdp_bench.load(tmp_path / "modle")
-    with pytest.raises(UserError, match=r"which no command can build.*zdp_bench\.load"):
+    with pytest.raises(UserError, match=r"whose code is not in the folder.*zdp_bench\.load"):
         predict_file(folder, tmp_path / "in.npy", tmp_path / "out.npy")
     private = make(ledger=tmp_path / "other.jsonl")
-    with pytest.raises(UserError, match="not empty; name a new folder"):
+    with pytest.raises(UserError, match="not empty; choose a new folder"):
         private.export(folder)
     refused: list[tuple[dict[str, Any], str]] = [
         *(({"metrics": given}, "give a dictionary of numbers by") for given in ([0.5], 5, {5: 1})),
@@ -179,5 +179,5 @@ def test_what_is_missing_or_does_not_fit_is_said_in_one_sentence(
     private.export(tmp_path / "b", name=broken, data=broken, metrics={broken: 0.5})
     assert "\n| ε | 0" not in (tmp_path / "b" / "README.md").read_text().replace("\u2028", "\n")
     (folder / "report.json").write_text('{"privacy": {}}')
-    with pytest.raises(UserError, match=r"report\.json: is damaged, or of an older version"):
+    with pytest.raises(UserError, match=r"report\.json: is damaged or from an older version"):
         zdp_bench.load(folder)

@@ -229,7 +229,7 @@ def _halved(mechanism: Any) -> Any:
 
 
 def test_a_mean_loss_is_refused() -> None:
-    with pytest.raises(UserError, match="one real number an example, never a mean"):
+    with pytest.raises(UserError, match="one real number per example, never a mean"):
         check(mlp(), loss=lambda outputs, targets: F.cross_entropy(outputs, targets))
 
 
@@ -238,7 +238,7 @@ def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: An
         mlp(),
         loss=lambda outputs, targets: cross_entropy(outputs, targets) / len(targets),
     )
-    assert "computed for each example alone" in caplog.text
+    assert "computed for each example separately" in caplog.text
     caplog.clear()
     check(mlp())
     assert not caplog.text

@@ -30,7 +30,7 @@ GROUPS: dict[str, str] = {
     "run": "run a recipe",
     "understand": "understand a recipe, a run, an ε",
     "reproduce": "reproduce the papers",
-    "share": "share what was made",
+    "share": "share results and models",
 }
 
 # In the order of the help. A verb of an extra that is not here is left out.

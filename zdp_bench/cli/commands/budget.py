@@ -11,7 +11,7 @@ from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
-HELP = "the ε that all runs on a data set have spent together"
+HELP = "show the total ε of all runs on each data set"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

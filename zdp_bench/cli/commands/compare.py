@@ -11,7 +11,7 @@ import argparse
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 
 GROUP = "understand"
-HELP = "two runs side by side, with the test that fits"
+HELP = "compare two runs or groups of runs, with a significance test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

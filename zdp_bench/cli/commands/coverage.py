@@ -10,7 +10,7 @@ from zdp_bench.cli.arguments import add_format, add_results, print_sheet
 from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
-HELP = "how much of the papers is filled"
+HELP = "count which numbers of the papers are reproduced"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,9 +24,9 @@ def run(options: argparse.Namespace) -> int:
     folder = options.results / "tables"
     if not any((folder / f"{papers.file_stem(one)}.csv").is_file() for one in papers.available()):
         raise UserError(
-            f"{folder.absolute()}: holds none of the papers' tables. Those of zdp-bench are in its "
-            "repository, and an installed package has none; `zdp-bench reproduce PAPER/N` makes "
-            "one here."
+            f"{folder.absolute()}: contains no tables of the papers. They are in zdp-bench's "
+            "repository, not in the installed package; `zdp-bench reproduce PAPER/N` creates one "
+            "here."
         )
     print_sheet(coverage.sheet(options.results), options.format)
     return 0

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from zdp_bench.data.files import Card
 
 GROUP = "understand"
-HELP = "what is under the data root, and what is missing"
+HELP = "inspect, check and download data sets"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -24,16 +24,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=["show", "check", "fetch", "cache"],
         default="show",
-        help="what is there (the default), whether each file is what was published and can be "
-        "read, download what is missing, or what the cache of prepared arrays takes",
+        help="list data sets (default), verify and read their files, download what is missing, or "
+        "show the size of the cache",
     )
     parser.add_argument(
-        "dataset", nargs="?", help="one data set only (needed for fetch), or your own folder or CSV"
+        "dataset", nargs="?", help="a data set (required for fetch), or your own folder or CSV"
     )
     add_data_root(parser)
     add_format(parser)
     parser.add_argument("--mirror", help="fetch from this address instead of the card's")
-    parser.add_argument("--delete", action="store_true", help="with cache: delete what is there")
+    parser.add_argument("--delete", action="store_true", help="with cache: delete its contents")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -10,9 +10,9 @@ from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet
 from zdp_bench.errors import UserError
 
 GROUP = "understand"
-HELP = "the ε of your own numbers, or every ε of the papers"
+HELP = "compute ε from a few numbers, or list every ε of the papers"
 SETTING = (
-    *("sample_rate", "batch_size", "records", "steps", "epochs", "cycle"),
+    *("sample_rate", "batch_size", "examples", "steps", "epochs", "cycle"),
     "examples_per_patient",
 )
 
@@ -24,15 +24,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (noise, "sigma", "σ", number("0 or more"), "noise multiplier: its ε by every accountant"),
         (noise, "target-epsilon", "E", number("above 0"), "the σ that gives this ε"),
         (drawn, "sample-rate", "Q", number("above 0, and 1 at most"), per_step),
-        (drawn, "batch-size", "M", whole(1), "instead of the sample rate; needs --records"),
-        (parser, "records", "N", whole(1), "training examples"),
+        (drawn, "batch-size", "M", whole(1), "instead of the sample rate; needs --examples"),
+        (parser, "examples", "N", whole(1), "training examples"),
         (long, "steps", "T", whole(1), "steps of training"),
         (long, "epochs", "E", whole(1), "instead of steps"),
         (
             *(parser, "cycle", "B", whole(1)),
-            "Poisson samples of B subsets in turn, as of algorithm=band_mf",
+            "Poisson samples of B subsets in turn, as in algorithm=band_mf",
         ),
-        (parser, "accountant", "NAME", str, "one only; `zdp-bench list accountants` names them"),
+        (parser, "accountant", "NAME", str, "only this one; see `zdp-bench list accountants`"),
         (
             *(parser, "examples-per-patient", "K", whole(1)),
             "also the ε of a patient or image with K examples",
@@ -73,8 +73,7 @@ def _print_papers(options: argparse.Namespace) -> None:
     for name in (*SETTING, "accountant"):
         if getattr(options, name) is not None:
             raise UserError(
-                f"--{name.replace('_', '-')} alone says too little: "
-                "add --sigma or --target-epsilon."
+                f"--{name.replace('_', '-')} alone is not enough: add --sigma or --target-epsilon."
             )
     sheet = epsilon.sheet(epsilon.rows())
     paths = sheet.write(options.results / "tables" / "epsilon")

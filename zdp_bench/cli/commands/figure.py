@@ -11,12 +11,12 @@ from zdp_bench.cli.arguments import add_results, require_records
 from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
-HELP = "draw a paper's figure, or your runs, as PNG, SVG and PDF"
+HELP = "draw a paper's figure or your runs as PNG, SVG and PDF"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "figures", nargs="*", metavar="PAPER/figN", help="`zdp-bench list figures` names them"
+        "figures", nargs="*", metavar="PAPER/figN", help="see `zdp-bench list figures`"
     )
     parser.add_argument(
         "--runs",
@@ -63,14 +63,14 @@ def _require_one_kind(options: argparse.Namespace) -> None:
     if options.runs is None:
         given = [name for name, value in own.items() if value is not None]
         if given:
-            raise UserError(f"{given[0]}: is for runs of your own; add --runs COLUMN=VALUE.")
+            raise UserError(f"{given[0]}: applies to your own runs; add --runs COLUMN=VALUE.")
         if not options.figures:
             raise UserError(
                 "`zdp-bench figure` needs PAPER/figN, or --runs with --x and --y; "
                 "see `zdp-bench figure --help`."
             )
     elif options.figures:
-        raise UserError(f"{options.figures[0]}: is a paper's figure; leave it or --runs out.")
+        raise UserError(f"{options.figures[0]}: is a paper's figure; remove it or --runs.")
     elif options.x is None or options.y is None:
         raise UserError("--runs needs --x KEY and --y METRIC, such as --x epsilon_tight.")
 

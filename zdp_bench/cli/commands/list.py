@@ -14,7 +14,7 @@ from zdp_bench.cli.arguments import add_format, print_sheet
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
-HELP = "what there is: algorithms, models, datasets, recipes, keys, ..."
+HELP = "list algorithms, models, data sets, recipes, keys, ..."
 KINDS = (
     "algorithms",
     "models",

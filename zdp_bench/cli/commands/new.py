@@ -11,7 +11,7 @@ from pathlib import Path
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "run"
-HELP = "a commented start of a recipe, a dataset or an algorithm"
+HELP = "create a commented recipe, data set or algorithm"
 
 KINDS = ("recipe", "dataset", "algorithm")
 # They have NAME where the user's name goes.
@@ -60,10 +60,10 @@ def write_start(kind: str, name: str, folder: Path, source: str | None = None) -
         texts = {package / "pyproject.toml": "pyproject.txt", package / module: f"{kind}.txt"}
     for path in texts:
         if path.exists():
-            raise UserError(f"{path}: is there already; move it away, or choose another name.")
+            raise UserError(f"{path}: exists already; move it away, or choose another name.")
     if source is not None:
         if kind != "recipe":
-            raise UserError(f"--from {source}: copies a recipe; leave it out for a {kind}.")
+            raise UserError(f"--from {source}: copies a recipe; remove it for a {kind}.")
         path.write_text(_copy(source, name), encoding="utf-8")
         return list(texts)
     for path, text in texts.items():

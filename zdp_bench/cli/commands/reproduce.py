@@ -15,14 +15,14 @@ from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet, whole
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "reproduce"
-HELP = "run what a table lacks, or all tables, then write them"
+HELP = "run what is missing from a table, or all, and write it"
 AS_PUBLISHED = "as-published"
 PROFILES = ("smoke", "here", "paper")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "table", nargs="?", default="", metavar="PAPER/N", help="`zdp-bench list tables` names them"
+        "table", nargs="?", default="", metavar="PAPER/N", help="see `zdp-bench list tables`"
     )
     parser.add_argument("--profile", choices=PROFILES, help="all tables of all papers")
     parser.add_argument(
@@ -31,15 +31,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="N",
         help="seeds 1 to N of every row (default: as many as the paper has)",
     )
-    parser.add_argument("--plan", action="store_true", help="list the runs, and run nothing")
-    parser.add_argument("--only", choices=[AS_PUBLISHED], help="no variants of ours")
+    parser.add_argument("--plan", action="store_true", help="list the runs without running them")
+    parser.add_argument("--only", choices=[AS_PUBLISHED], help="leave out our variants")
     parser.add_argument(
         "--launcher",
         default="local",
         metavar="joblib|slurm",
-        help="give the runs to one of Hydra's launchers (hydra.launcher.KEY=VALUE sets it up)",
+        help="submit the runs to one of Hydra's launchers (hydra.launcher.KEY=VALUE sets it up)",
     )
-    add_overrides(parser, "where and how: paths.data, threads, device")
+    add_overrides(parser, "how to run: paths.data, threads, device")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -9,7 +9,7 @@ import argparse
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 
 GROUP = "understand"
-HELP = "the records as a table"
+HELP = "show your runs as a table"
 LONGEST = 200  # lines on a terminal
 
 

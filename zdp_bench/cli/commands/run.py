@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--show-config",
         action="store_true",
-        help="print the configuration as the run would see it, checked, and run nothing",
+        help="check and print the configuration without running it",
     )
     add_overrides(parser)
 
@@ -40,7 +40,7 @@ def run(options: argparse.Namespace) -> int:
 
         if is_distributed():
             raise UserError(
-                "torchrun carries out one run: leave -m out, "
+                "torchrun performs one run: leave -m out, "
                 "or sweep with launcher=joblib or launcher=slurm."
             )
     with readable_errors(words), hydra_session() as driver:

@@ -12,15 +12,13 @@ from zdp_bench.cli.arguments import add_format, add_results, print_sheet, requir
 from zdp_bench.errors import UserError
 
 GROUP = "reproduce"
-HELP = "print a paper's table beside ours"
+HELP = "print a paper's table with our results"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("table", nargs="?", metavar="PAPER/N", help="see `zdp-bench list tables`")
     parser.add_argument(
-        "table", nargs="?", metavar="PAPER/N", help="`zdp-bench list tables` names them"
-    )
-    parser.add_argument(
-        "--write", action="store_true", help="write it to results/tables; all if none is named"
+        "--write", action="store_true", help="write it to results/tables; without TABLE, write all"
     )
     add_format(parser)
     add_results(parser)

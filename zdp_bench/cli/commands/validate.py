@@ -10,7 +10,7 @@ import argparse
 from zdp_bench.cli.arguments import add_format, add_overrides
 
 GROUP = "understand"
-HELP = "what a recipe would do: layers, clipping, every ε, time, data"
+HELP = "check a recipe before training: layers, every ε, time, data"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

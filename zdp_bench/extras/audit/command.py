@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zdp_bench.extras.audit.release import Finding
 
 GROUP = "understand"
-HELP = "attack a recipe's mechanism, or your own: a lower bound on its ε"
+HELP = "attack a recipe or a training for a lower bound on its ε"
 NOTES = (
     "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
     "is claimed, so the claim is false. 'passes': this attack did not refute it.",
@@ -88,7 +88,7 @@ def _audit_script(options: argparse.Namespace) -> int:
     others += [f"--{key}" for key, default in RECIPES.items() if getattr(options, key) != default]
     if others:
         raise UserError(
-            f"{word}: a script's function is audited by itself; leave out {' '.join(others)}."
+            f"{word}: a script's function is audited on its own; remove {' '.join(others)}."
         )
     with console().status("attacking ..."):
         finding = audit_script(word, options.runs, options.confidence)
@@ -101,7 +101,7 @@ def _audit_recipe(options: argparse.Namespace) -> int:
     from zdp_bench.training.progress import console
 
     if options.runs is not None:
-        raise UserError("--runs: is for my_script:function; a recipe's attacks do not read it.")
+        raise UserError("--runs: applies to my_script:function only, not to recipes.")
     config = configured(options.overrides)
     with console().status("attacking ..."):
         findings = [*audit(config, options.confidence, options.canaries, options.steps)]

@@ -223,8 +223,8 @@ def released(make_step: MakeStep, examples: list[Example], seed: int) -> Release
             flat[part] = numbers.double().flatten().numpy().copy()
             if not np.isfinite(flat[part]).all():
                 raise UserError(
-                    f"make_step: '{name}' holds values that are not finite, so nothing can be "
-                    "measured; clip what overflows, or give a smaller canary."
+                    f"make_step: '{name}' contains values that are not finite, so nothing can be "
+                    "measured; clip what overflows, or use a smaller canary."
                 )
     return flat
 

@@ -61,16 +61,14 @@ class Subject(Setup):
         require_central(config, "audit")
         if config.trainer.augmentations:
             raise UserError(
-                "zdp-bench audit draws one view of an example, and trainer.augmentations several: "
-                "add trainer.augmentations=null, which is the same mechanism."
+                "zdp-bench audit draws one view of an example, but trainer.augmentations draws "
+                "several: add trainer.augmentations=null, which has the same mechanism."
             )
         if config.threads:
             torch.set_num_threads(config.threads)
         setup = Setup.of(config)
         if setup.mechanism.z == 0 or setup.plan.sampling.scheme == "shuffled":
-            raise UserError(
-                f"recipe={config.recipe}: its ε is ∞, so there is nothing an audit could refute."
-            )
+            raise UserError(f"recipe={config.recipe}: its ε is ∞, so an audit cannot refute it.")
         setup.check_model()
         config = setup.config
         own = f"{digest_of(config, setup.data.digest)}:audit"

@@ -59,7 +59,7 @@ def _import(name: str) -> Any:
     here = Path.cwd()
     if name.endswith(".py"):
         if not (file := Path(name)).is_file():
-            raise UserError(f"{name}: there is no such file.")
+            raise UserError(f"{name}: file not found.")
         here, name = file.resolve().parent, file.stem
     folder = str(here)
     if folder not in sys.path:
@@ -69,8 +69,8 @@ def _import(name: str) -> Any:
     except ModuleNotFoundError as error:
         if f"{name}.".startswith(f"{error.name}."):
             raise UserError(
-                f"{name}: there is no such module here; run the command in the script's folder, "
-                "or give the path of its file, as in ./my_script.py:function."
+                f"{name}: module not found; run the command in the script's folder, or give the "
+                "path of its file, as in ./my_script.py:function."
             ) from None
         raise UserError(
             f"{name}: needs the package '{error.name}', which is not installed."

@@ -8,7 +8,7 @@ from zdp_bench.cli.arguments import add_results, print_sheet, whole
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
-HELP = "measure what private and complex training cost"
+HELP = "measure time and memory of private and complex training"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

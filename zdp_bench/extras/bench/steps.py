@@ -278,7 +278,7 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
     "private, fast": lambda w: private(w, "fast"),
     "private, vmap": lambda w: private(w, "reference", last=False),
-    "private, loop over records": loop,
+    "private, loop over examples": loop,
     "private, Opacus hooks": lambda w: opacus(w, "hooks"),
     "private, Opacus functorch": lambda w: opacus(w, "functorch"),
     "private, Opacus ghost": lambda w: opacus(w, "ghost"),

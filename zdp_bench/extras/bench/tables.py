@@ -162,7 +162,7 @@ def networks(quick: bool, threads: int) -> Iterator[Row]:
         case = f"{kind} conv + linear, batch {batch}"
         paper = _paper_ratio("zeta_dp_2021/7", f"private_{kind}", f"nonprivate_{kind}")
         yield from compare(case, workload, sides[kind], seconds, threads, paper=paper)
-    of_mlp = ["non-private", *ours, "private, loop over records"]
+    of_mlp = ["non-private", *ours, "private, loop over examples"]
     for size in (batch,) if quick else (batch, 4 * batch):
         mlp = Workload("complex_mlp", (1, 28, 28), 10, size, "classes", {"hidden": [256, 128]})
         case = f"complex MLP 784-256-128-10, batch {size}"
@@ -176,7 +176,7 @@ def imaging(quick: bool, threads: int) -> Iterator[Row]:
     vgg = Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden})
     vgg_unet = Workload("vgg11_unet", (1, small, small), 1, batch, "map", {"width": width})
     unet = Workload("transposed_unet", (1, small, small), 1, batch, "map", {"width": width})
-    sides = ["non-private", "private, fast", *_opacus(), "private, loop over records"]
+    sides = ["non-private", "private, fast", *_opacus(), "private, loop over examples"]
     for case, workload, own in (
         (f"VGG-11, {big}², batch {batch}", vgg, [*sides, "non-private, channels first"]),
         (f"VGG-11-U-Net, {small}², batch {batch}", vgg_unet, sides),
@@ -285,8 +285,8 @@ def read(path: Path) -> pd.DataFrame:
     frame = pd.read_csv(path, dtype={"threads": str})
     if lacking := {*needed} - {*frame.columns}:
         raise UserError(
-            f"{path}: has no column '{min(lacking)}', so it is no table of `zdp-bench bench`; move "
-            "it away, and measure again."
+            f"{path}: has no column '{min(lacking)}', so it is not a table of `zdp-bench bench`; "
+            "move it away, and measure again."
         )
     return frame.drop(columns="note", errors="ignore")
 

@@ -263,7 +263,7 @@ class Node:
                 `prepare`; the server asks it to join again.
         """
         if not hasattr(self, "setup"):
-            raise UserError("it was started anew, and joins again")
+            raise UserError("it was restarted, and joins again")
         setup, config, count = self.setup, self.setup.config, self.config.federated.local_steps
         if (
             self.ledger is None or self._path.stat().st_size != self._size
@@ -353,7 +353,7 @@ def client_app(config: Run, key: str) -> ClientApp:
         def work() -> Message:
             node = node_of(context)
             if node.ledger is None:
-                raise UserError("it was started anew, and joins again")
+                raise UserError("it was restarted, and joins again")
             return Message(content(node.standing()), reply_to=message)
 
         return answer_or_refuse(message, work)

@@ -268,8 +268,8 @@ class Roster:
                 values = checked_values(answer, SPENT | {"mechanism": str})
                 if values["mechanism"] != self._mechanisms[number]:
                     raise Malformed(
-                        "comes to another mechanism than the server: "
-                        "both need the same version of zdp-bench"
+                        "has another mechanism than the server: both need the same version of "
+                        "zdp-bench"
                     )
                 self.note_ledger(number, values)
             self.present[number] = address
@@ -298,7 +298,8 @@ class Roster:
                 )
         if self._sizes and values["records"] != self._sizes[number]:
             raise Malformed(
-                "has other patients than the server dealt out to it: all need the same data set"
+                "has other patients than the server assigned to it: all nodes need the same data "
+                "set"
             )
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")

@@ -302,8 +302,8 @@ def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int
     told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
     return (
         f"too few nodes answered ({'; '.join(told)}), and "
-        f"federated.min_nodes asks for {least} of {nodes}. All is saved, and "
-        "every step that was taken is counted: the same command goes on."
+        f"federated.min_nodes asks for {least} of {nodes}. Everything is saved, and every step is "
+        "counted: the same command continues."
     )
 
 

@@ -120,8 +120,8 @@ def run_on_ray(given: ServerContext) -> Record:
         while isinstance(error.__cause__, Exception):
             error = error.__cause__  # type: ignore[assignment]  # Flower wraps what Ray said twice
         raise UserError(
-            f"federated.backend=ray: {error} Take federated.backend=serial, or give Ray more room."
+            f"federated.backend=ray: {error} Use federated.backend=serial, or give Ray more memory."
         ) from None
     if not record.done():
-        raise UserError("Flower ended the run before its end; its own messages are above.")
+        raise UserError("Flower stopped the run early; see its messages above.")
     return record.result()

@@ -186,7 +186,7 @@ class Folder(Dataset):
         classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
         what = {
             "label": f"classes {classes}",
-            "mask": "one mask: whatever is above 0",
+            "mask": "one mask: all non-zero values",
             "reference": "a reference for each image",
         }[found.target]
         return Splits(
@@ -241,19 +241,21 @@ class Folder(Dataset):
     def find(self) -> Listing:
         """List the files, without the damaged ones if they are skipped, and split them."""
         if self.path is None:
-            raise UserError("dataset.path=null: name your data, such as dataset.path=./scans.")
+            raise UserError(
+                "dataset.path=null: set the path of your data, such as dataset.path=./scans."
+            )
         path = Path(self.path).expanduser()
         items = find_items(path, self.patient, self.columns, self.values)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
         if items[0].mask and kind.mask is None:
-            raise UserError(f"{items[0].mask}: is a mask, and a {kind.name} can have none.")
+            raise UserError(f"{items[0].mask}: is a mask, but a {kind.name} can have none.")
         if items[0].reference:
             self._require_images(kind, items[0].reference)
         checked = list(read_each(items, partial(self._check, kind), self.bad_examples))
         listed = len(items)
         items, facts = [item for item, _ in checked], [each for _, each in checked]
-        require(bool(items), "dataset.path", path, "holds no file that can be read")
+        require(bool(items), "dataset.path", path, "contains no readable file")
         parts = split_items(items, self.test_share, self.split_seed)
         counts = [each.examples for each in facts]
         used = choose_examples(items, parts, counts, self.max_per_patient)
@@ -302,7 +304,7 @@ class Folder(Dataset):
     def _require_images(self, kind: Kind, first: Path) -> None:
         """Refuse references of what is no grey image, or is too small for SSIM."""
         if not kind.is_image:
-            raise UserError(f"{first}: is a reference, and a {kind.name} can have none.")
+            raise UserError(f"{first}: is a reference, but a {kind.name} can have none.")
         rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window, for references"
         require(self.size >= SSIM_WINDOW, "dataset.size", self.size, rule)
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
@@ -315,7 +317,7 @@ class Folder(Dataset):
             other = inspect(partner, reader, self.form).extent
             if other != facts.extent:
                 raise UserError(
-                    f"{partner}: has {'×'.join(map(str, other))} pixels, and its image "
+                    f"{partner}: has {'×'.join(map(str, other))} pixels, but its image "
                     f"{'×'.join(map(str, facts.extent))}."
                 )
         if self.bad_examples == "skip":

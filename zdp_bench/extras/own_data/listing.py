@@ -95,10 +95,12 @@ def find_items(
     """
     home = path
     try:
-        require(path.exists(), "dataset.path", path, "there is no such folder or CSV")
+        require(path.exists(), "dataset.path", path, "folder or CSV not found")
         by_csv = path.is_file()
         for key, given in (("columns", columns), ("values", values)):
-            require(by_csv or not given, f"dataset.{key}", given, "is for a CSV, and this is none")
+            require(
+                by_csv or not given, f"dataset.{key}", given, "applies to a CSV, which this is not"
+            )
         if by_csv:
             up = (columns or {}).get("path", "").count("../")
             home = path.parent.joinpath(*[".."] * up)
@@ -106,7 +108,7 @@ def find_items(
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    require(bool(found), "dataset.path", path, "holds no file in a class folder")
+    require(bool(found), "dataset.path", path, "contains no file in a class folder")
     if patient is not None:
         with _naming("dataset.patient"):
             rule = compile_pattern(patient)
@@ -136,7 +138,7 @@ def _by_folder(path: Path) -> Iterator[Item]:
             for folder in visible_files(home):
                 if not folder.is_dir():
                     raise UserError(
-                        f"{folder}: is no class folder. PATH/CLASS/FILE is expected, or a CSV."
+                        f"{folder}: is not a class folder. Expected PATH/CLASS/FILE, or a CSV."
                     )
                 yield from _items_below(folder, path, folder.name, part)
 
@@ -156,7 +158,7 @@ def _with_partners(path: Path, home: Path, part: str, folder: str) -> Iterator[I
         yield _with_partner(item, what, partner)
     if partners:
         lone = min(partners.values())
-        raise UserError(f"{lone}: is the {what} of no image; there is none of its name.")
+        raise UserError(f"{lone}: is the {what} without an image of the same name.")
 
 
 def _with_partner(item: Item, what: str, file: Path) -> Item:
@@ -215,7 +217,7 @@ def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
         else:
             left_out += 1
     if left_out:
-        log.warning("%s: %s lines match none of dataset.values, and are left out", path, left_out)
+        log.warning("%s: skipped %s rows that match none of dataset.values", path, left_out)
     yield from found
 
 
@@ -240,16 +242,16 @@ def _find_cells(names: list[str], columns: Columns) -> dict[str, str]:
             expect(name in exact or name.lower() in exact, rule)
         cells[key] = FIELD.sub(lambda m: f"{{{exact.get(m[1], exact.get(m[1].lower()))}}}", cell)
     rule = (
-        f"has the columns {', '.join(names)[:200]}; path and label are needed, or path and mask, "
-        "or path and reference; patient and split where they are known. dataset.columns says "
-        "which is which, such as {path: File, label: Finding, patient: ID}"
+        f"has the columns {', '.join(names)[:200]}; path and label are required, or path and "
+        "mask, or path and reference; patient and split are optional. Map your columns with "
+        f"dataset.columns, such as {{path: File, label: Finding, patient: ID}}"
     )
     expect("path" in cells and len({*TARGETS} & {*cells}) == 1, rule)
     used = {name for cell in cells.values() for name in FIELD.findall(cell)}
     for name in {*names} - used:
         near = get_close_matches(name.lower(), {"patient", "split"} - {*cells}, 1, 0.75)
         rule = f"has a column '{name}', which is not known. Is it {' '.join(near)}? Rename it, or "
-        expect(not near, f"{rule}say dataset.columns={{{' '.join(near)}: {name}}}")
+        expect(not near, f"{rule}set dataset.columns={{{' '.join(near)}: {name}}}")
     return cells
 
 
@@ -270,11 +272,11 @@ def _translate(of: dict[str, str], rules: Rules) -> dict[str, str] | None:
 def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
     (target,) = {*TARGETS} & {*of}
     if not of["path"] or not of[target]:
-        raise UserError(f"{where}: columns path and {target} must both be there and filled.")
+        raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
     if of.get("split", PARTS[0]) not in PARTS or not of.get("patient", "-"):
         raise UserError(
-            f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must "
-            "be filled; leave the column out if it is not known."
+            f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must not "
+            "be empty; remove the column if it is unknown."
         )
     file, name = _named(path, where, of["path"]), of["path"]
     item = Item(file, name, of.get("label", ""), of.get("patient", name), of.get("split", ""))
@@ -287,7 +289,7 @@ def _named(path: Path, where: str, name: str) -> Path:
     """Return the file that a CSV's line names."""
     file = path.parent / name
     if not file.is_file():
-        raise UserError(f"{where}: there is no file {file}.")
+        raise UserError(f"{where}: file not found: {file}.")
     return file
 
 
@@ -304,8 +306,8 @@ def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
     match = rule.search(item.path.name) or rule.search(item.name)
     if not match or not match.groups() or not match[1]:
         raise UserError(
-            f"{item.path}: its name does not tell the patient by "
-            f"dataset.patient={rule.pattern}, whose first group is the patient."
+            f"{item.path}: its name does not match dataset.patient={rule.pattern}, whose first "
+            "group should be the patient."
         )
     return replace(item, patient=match[1])
 
@@ -329,8 +331,8 @@ def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
         names[real] = item.name
         if part_of.setdefault(item.patient, item.part) != item.part:
             raise UserError(
-                f"{path}: patient {item.patient} is in {part_of[item.patient]} and in {item.part}; "
-                "split by patient, or the test measures what was trained on."
+                f"{path}: patient {item.patient} is in {part_of[item.patient]} and in "
+                f"{item.part}; split by patient, or the test set contains training patients."
             )
 
 
@@ -413,7 +415,7 @@ def list_examples(
         sorted({item.label for item in items if item.target == "label"}, key=_natural),
     )
     one = len(listing.classes) == 1
-    require(not one, "dataset.path", path, "holds one class only; a classifier needs two")
+    require(not one, "dataset.path", path, "contains only one class; a classifier needs two")
     advice = "Change the split, dataset.test_share or dataset.split_seed"
     for part in PARTS[:2]:
         there = listing.count(part)

@@ -93,7 +93,7 @@ def inspect_volume(path: Path, form: Form, is_complex: bool = False) -> Facts:
     header = nifti.read_header(path)
     found = (*header.shape, 1)[3]
     with reading(path):
-        rule = "has complex voxels, and others of the data real ones"
+        rule = "has complex voxels, but other files have real ones"
         expect(header.is_complex == is_complex, rule)
         rule = f"has {found} channels where dataset.channels={form.channels}"
         expect(found == form.channels, rule)
@@ -344,6 +344,6 @@ def inspect(path: Path, kind: Kind, form: Form) -> Facts:
         if fits(path, kind):
             raise
         raise UserError(
-            f"{path}: is no {kind.name} (it is of kind {kind_of(path).name}); a data set holds one "
-            "kind of files, whatever they are called."
+            f"{path}: is no {kind.name} (it is of kind {kind_of(path).name}); a data set must "
+            "have files of one kind."
         ) from None

@@ -8,7 +8,7 @@ from pathlib import Path
 from zdp_bench.cli.arguments import add_results, require_records
 
 GROUP = "share"
-HELP = "everything on one HTML page"
+HELP = "write one HTML page with all runs, tables and figures"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--output",
         type=Path,
         metavar="FILE",
-        help="where (default: report.html in the results folder)",
+        help="the file to write (default: report.html in the results folder)",
     )
     add_results(parser)
 

@@ -218,7 +218,8 @@ def _text(file: Path) -> str:
         return file.read_text(encoding="utf-8")
     except UnicodeDecodeError:
         raise UserError(
-            f"{file}: is not UTF-8 text, so it is no table of zdp-bench. Save it as UTF-8, or move "
+            f"{file}: is not UTF-8 text, so it is not a table of zdp-bench. Save it as UTF-8, or "
+            "move "
             "it away."
         ) from None
 
@@ -245,7 +246,7 @@ def _image(file: Path) -> str:
     body = file.read_bytes()
     if b"<svg" not in body:
         raise UserError(
-            f"{file}: is no SVG drawing. Let `zdp-bench figure` draw it again, or move it away."
+            f"{file}: is not an SVG. Draw it again with `zdp-bench figure`, or move it away."
         )
     return f"data:image/svg+xml;base64,{b64encode(body).decode()}"
 

@@ -49,7 +49,7 @@ def run(options: argparse.Namespace) -> int:
 
     if not any(word.startswith("recipe=") for word in options.overrides):
         raise UserError(
-            "zdp-bench search: recipe=NAME is missing; `zdp-bench list recipes` names them."
+            "zdp-bench search: recipe=NAME is missing; `zdp-bench list recipes` lists them."
         )
     asked = make_search(
         read_space(options.overrides),

@@ -202,8 +202,8 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     first = configured([*words, *off])
     if "noise_multiplier" not in first.algorithm.options:
         raise UserError(
-            f"--epsilon with algorithm={first.algorithm.name}: it has no noise that could keep the "
-            "search within an ε; name a private algorithm, or leave --epsilon out."
+            f"--epsilon with algorithm={first.algorithm.name}: it has no noise to keep the search "
+            "within an ε; choose a private algorithm, or remove --epsilon."
         )
     delta = first.privacy.delta
     unit = spend(configured([*words, *off, "algorithm.noise_multiplier=1.0"]), data)
@@ -224,8 +224,8 @@ def _require_within(most: float, spent: Sequence[Spent], delta: float) -> None:
     if total > most:
         raise UserError(
             f"--epsilon {most:g}: with trial {len(spent)} the search would have a tight ε of "
-            f"{show_epsilon(total)}, since its trials differ in sampling or steps. It ends here; "
-            "search keys that change neither, or ask for fewer trials."
+            f"{show_epsilon(total)}, because its trials differ in sampling or steps. It stops "
+            "here; search keys that change neither, or run fewer trials."
         )
 
 

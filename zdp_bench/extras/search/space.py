@@ -30,7 +30,7 @@ SHARED = {
     "dataset": "all trials train on one data set, or their ε would not add up",
     "seed": "the best of several seeds is luck, and no hyper-parameter",
     "privacy": "all trials protect one unit at one δ; privacy.target_epsilon may be searched",
-    "federated": "a search takes one training set",
+    "federated": "a search uses one training set",
 }
 
 
@@ -63,7 +63,7 @@ class Space:
         for key, values in self.searched.items():
             if not isinstance(values, CategoricalDistribution):
                 raise UserError(
-                    f"--sampler grid: {key} is an interval, which has no end of values; give a "
+                    f"--sampler grid: {key} is an interval with infinitely many values; give a "
                     "comma list, choice(...) or range(...), or take --sampler tpe."
                 )
         every = [values.choices for values in self.searched.values()]  # type: ignore[attr-defined]
@@ -83,7 +83,7 @@ def read_space(overrides: Sequence[str]) -> Space:
     searched = {_key_of(o): _values(o) for o in parsed if o.is_sweep_override()}
     if not searched:
         raise UserError(
-            "zdp-bench search: no key has several values. Give one some, such as "
+            "zdp-bench search: no key has several values. Give one several, such as "
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
     fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
@@ -116,9 +116,9 @@ def _values(override: Override) -> BaseDistribution:
     if isinstance(sweep, IntervalSweep):
         return _interval(str(line), sweep)
     if not isinstance(sweep, ChoiceSweep | RangeSweep):
-        raise UserError(f"{line}: glob is of files; list the values, or give an interval.")
+        raise UserError(f"{line}: glob applies to files; list the values, or give an interval.")
     if sweep.tags:
-        raise UserError(f"{line}: the tag 'log' is of intervals.")
+        raise UserError(f"{line}: the tag 'log' applies to intervals.")
     words = list(dict.fromkeys(override.sweep_string_iterator()))
     if not words:
         raise UserError(f"{line}: is an empty range.")
@@ -130,7 +130,7 @@ def _interval(line: str, sweep: IntervalSweep) -> BaseDistribution:
     assert low is not None
     assert high is not None
     if not -math.inf < low < high < math.inf:
-        raise UserError(f"{line}: an interval goes from a number to a larger one.")
+        raise UserError(f"{line}: an interval needs a smaller and a larger number.")
     if log and low <= 0:
         raise UserError(f"{line}: tag(log,...) needs numbers above 0.")
     if isinstance(low, int) and isinstance(high, int):
@@ -204,8 +204,8 @@ def make_search(
     for word in (*space.fixed, *space.searched):
         if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
             raise UserError(
-                f"{key} with --epsilon: the search gives each trial the noise that keeps all "
-                "together within the ε; leave one of them out."
+                f"{key} with --epsilon: the search chooses each trial's noise so that all "
+                "together stay within ε; remove one of them."
             )
     asked = min(trials or size, size) if size else trials
     assert asked

@@ -25,15 +25,15 @@ HUB_TASKS = {
 }  # (task, dimensions of an input) -> the hub's name for it
 VERDICTS = {
     "seeded": "**Not for release to an adversary.** Noise and batches follow from the seed: "
-    "whoever knows it, the configuration or code, and all of the data but one example can test "
-    "guesses of that one. For a model that you give away, train with `privacy.secure=true`, or "
-    "`secure=True` in a loop of your own.",
-    "keyed": "Noise and batches of each step follow from a key that the operating system drew and "
-    "nobody kept. For a model that you give to an adversary, train with `secure=True`: every "
-    "number is drawn from it.",
+    "anyone who knows it, the configuration or code, and all data but one example can test "
+    "guesses of that example. Train models that you publish with `privacy.secure=true`, or "
+    "`secure=True` in your own loop.",
+    "keyed": "Noise and batches of each step follow from a key of the operating system that was "
+    "not stored. Train models that you publish with `secure=True`, which draws every number from "
+    "the operating system.",
     "cryptographic": "Noise and batches come from the operating system's cryptographic randomness.",
 }  # by where the randomness comes from
-NOT_PRIVATE = "**Not private.** Some direction of a release got no noise: ε is ∞."
+NOT_PRIVATE = "**Not private.** Some direction of a release has no noise: ε is ∞."
 NAMED = 8  # buffers and frozen parameters that a card names
 TEXT = """---
 {head}---
@@ -48,7 +48,7 @@ TEXT = """---
 | --- | --- |
 {rows}
 
-No ε here covers:
+Not covered by any ε:
 
 {uncovered}
 
@@ -168,17 +168,17 @@ def _of_run(record: Source) -> dict[str, Any]:
         epsilons.append((f"ε of {whose}", owned))
     claimed = f"{epsilon(privacy['epsilon_claimed'])} (accountant {privacy['claimed_by']})"
     uncovered = [
-        "tuning: other runs on the same examples, of which this may be the best",
+        "tuning: other runs on the same examples, if this is the best of them",
         "the test set, and validation examples if there are any: they count as public",
     ]
     if (many := shares_of_one(privacy)) > 1:
         one = name_one(privacy["unit"])
-        larger = f"the larger one above is for up to {many} together"
-        uncovered.append(f"{one} by the ε of one example: {larger}")
+        larger = f"the larger ε above covers up to {many} examples together"
+        uncovered.append(f"{one}, by the ε per example: {larger}")
     if privacy["randomness"] != "cryptographic":
-        uncovered.append("an adversary who knows the seed and nearly all of the data")
+        uncovered.append("anyone who knows the seed and nearly all of the data")
     if (behind or {}).get("trained_on"):
-        uncovered.append("the data that trained the public network in front of the model")
+        uncovered.append("the training data of the public network in front of the model")
     if start:
         uncovered.append("the data of the public start")
     shape, dtype = files.raw_example(record)
@@ -203,8 +203,9 @@ def _of_run(record: Source) -> dict[str, Any]:
         "`zdp-bench predict FOLDER inputs.npy --out outputs.npy`.",
         "load": "FOLDER",
         "results": "Results on the test set",
-        "about_data": f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} examples to "
-        f"train, {data['validation']:,} to validate, {data['test']:,} to test. Licence of the "
+        "about_data": f"{data['name']}, {data['provenance']}{notes}. {data['train']:,} training "
+        f"examples, {data['validation']:,} for validation, {data['test']:,} for testing. Licence "
+        "of the "
         f"data: {_licence(data['name'])}.",
     }
 
@@ -217,10 +218,10 @@ def _of_loop(report: Source) -> dict[str, Any]:
         whose = f"one owner with {_counted(privacy['examples_per_owner'])} or fewer in a step"
     rows = []
     if (taken := privacy.get("steps_taken")) is not None:  # an older export does not say
-        rows = [("steps that made these weights", f"{taken:,}; ε counts all steps above")]
+        rows = [("steps of these weights", f"{taken:,}; ε counts all steps above")]
     uncovered = [
-        "tuning: other trainings on the same examples, of which this may be the best",
-        "what the loop did with the examples outside of `private.step`",
+        "tuning: other trainings on the same examples, if this is the best of them",
+        "use of the examples outside `private.step`",
     ]
     if privacy["epsilon_of"] == "example":
         uncovered.append("a person who owns several examples")
@@ -229,7 +230,7 @@ def _of_loop(report: Source) -> dict[str, Any]:
         more = " and others" if len(fixed) > NAMED else ""
         uncovered.append(f"what was not trained here: {names}{more}")
     if (randomness := kind_of(privacy["randomness_from"])) == "seeded":
-        uncovered.append("an adversary who knows the seed and nearly all of the data")
+        uncovered.append("anyone who knows the seed and nearly all of the data")
     many = "a private number of" if data["train"] is None else f"{data['train']:,}"
     return {
         "name": report["name"],
@@ -244,12 +245,12 @@ def _of_loop(report: Source) -> dict[str, Any]:
         "rows": rows,
         "randomness": randomness,
         "uncovered": uncovered,
-        "model": f"Trained with {report['algorithm']} in a loop of its owner's, "
+        "model": f"Trained with {report['algorithm']} in a custom loop, "
         f"{report['parameters_real']:,} real parameters. It takes `{report['inputs']}`. Its code "
-        "is not in this folder: build the network, then",
+        "is not in this folder: create the network, then",
         "load": "FOLDER, model=network",
-        "results": "Results, as the loop's owner measured them",
-        "about_data": f"{data['name']}: {many} examples to train, which nobody else can check.",
+        "results": "Results, as stated by the author",
+        "about_data": f"{data['name']}: {many} training examples, which nobody else can check.",
     }
 
 

@@ -48,15 +48,15 @@ def export(results: Path, asked: str, to: Path) -> Record:
     files.require_empty(to, "--to ")
     if lacking := files.missing_keys(record):
         raise UserError(
-            f"{home / 'record.json'}: lacks {', '.join(lacking)}. This makes it again: "
+            f"{home / 'record.json'}: lacks {', '.join(lacking)}. To make it again: "
             f"{command_of(record)}."
         )
     known = record["measured"]["weights"]
     saved = checkpoint.load(home / known["file"], record["run"])
     if saved is None or checkpoint.state_digest(saved.model) != known["digest"]:
         raise UserError(
-            f"{home / known['file']}: does not hold the weights that the record names. "
-            f"This makes them again: {command_of(record)}."
+            f"{home / known['file']}: does not contain the record's weights. To make them again: "
+            f"{command_of(record)}."
         )
     _write(to, files.RECORD, record, saved.model, home / files.LEDGER)
     return record

@@ -125,7 +125,7 @@ def read_record(folder: Path) -> Record:
     record = records.read(folder / RECORD, "Copy the folder again, or export the run again.")
     if record is None or not (folder / WEIGHTS).is_file():
         raise UserError(
-            f"{folder}: is no exported model, for it lacks {RECORD} or {WEIGHTS}. "
+            f"{folder}: is not an exported model, because it has no {RECORD} or {WEIGHTS}. "
             f"`zdp-bench export RUN --to {folder}` writes one, and so does `private.export`."
         )
     if lacking := missing_keys(record):
@@ -140,10 +140,10 @@ def is_own(folder: Path) -> bool:
     """True if the folder holds the model of a loop of one's own, and not that of a run.
 
     Raises:
-        UserError: there is no such folder.
+        UserError: folder not found.
     """
     if not folder.is_dir():
-        raise UserError(f"{folder}: there is no such folder.")
+        raise UserError(f"{folder}: folder not found.")
     return (folder / REPORT).is_file()
 
 
@@ -164,7 +164,7 @@ def read_report(folder: Path) -> Source:
     wrong = [*misfits(found, _REPORT)] or [*misfits(found, of_owners if found["owners"] else {})]
     if wrong or not 0 < found["privacy"]["delta"] < 1:
         where = (wrong or ["privacy.delta"])[0]
-        raise UserError(f"{path}: is damaged, or of an older version (see {where}).")
+        raise UserError(f"{path}: is damaged or from an older version (see {where}).")
     return found
 
 
@@ -176,7 +176,7 @@ def require_empty(folder: Path, key: str = "") -> None:
     if folder.is_dir() and (is_unfinished(folder) or not any(folder.iterdir())):
         return
     if folder.exists():
-        raise UserError(f"{key}{folder}: is there and not empty; name a new folder.")
+        raise UserError(f"{key}{folder}: is not empty; choose a new folder.")
 
 
 def begin(folder: Path) -> None:

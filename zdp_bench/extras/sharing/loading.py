@@ -56,8 +56,8 @@ def load(
     if model is None and is_own:
         name = files.read_report(folder)["name"]
         raise UserError(
-            f"{folder}: holds the weights of '{name}', a network of somebody's own code. Build "
-            f"it as for its training, and give it: zdp_bench.load({str(folder)!r}, model=...)."
+            f"{folder}: contains the weights of '{name}', whose code is not in the folder. Create "
+            f"the network and pass it: zdp_bench.load({str(folder)!r}, model=...)."
         )
     if not is_own:
         record = files.read_record(folder)
@@ -67,7 +67,7 @@ def load(
         model = build_model(sketch.config, info_of(record))
         behind = find_representation(folder, sketch.config, record, weights)
     if not isinstance(model, nn.Module):
-        raise UserError(f"model={model!r}: give the network itself, a torch module.")
+        raise UserError(f"model={model!r}: pass the network itself, a torch module.")
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:
@@ -108,7 +108,7 @@ def find_representation(
         raise UserError(
             f"{folder / files.RECORD}: its model was trained behind a representation of digest "
             f"{str(known.get('digest'))[:16]}, and here representation={found.name} is "
-            f"{found.digest[:16]}: of other weights, or another version of zdp-bench."
+            f"{found.digest[:16]}: from other weights, or another version of zdp-bench."
         )
     return found
 
@@ -208,8 +208,8 @@ def predict_file(
     require_regular(out)
     if files.is_own(folder):
         raise UserError(
-            f"{folder}: holds a network of somebody's own code, which no command can build. Run it "
-            f"in Python: zdp_bench.load({str(folder)!r}, model=...)(inputs)."
+            f"{folder}: contains a network whose code is not in the folder. Run it in Python: "
+            f"zdp_bench.load({str(folder)!r}, model=...)(inputs)."
         )
     record = files.read_record(folder)
     shape, numbers = files.raw_example(record)

@@ -37,7 +37,7 @@ def complex_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradi
 def instance_norm(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
     """x, g [B, C, *]."""
     if layer.track_running_stats:
-        raise NoRule("an instance norm that tracks running statistics, which mix examples")
+        raise NoRule("an instance norm with running statistics, which mix examples")
     return _by_channel(F.instance_norm(x, eps=float(layer.eps)), g)  # type: ignore[arg-type]
 
 

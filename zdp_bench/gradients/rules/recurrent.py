@@ -65,7 +65,7 @@ def replay(layer: nn.RNNBase, examples: int, enter: Enter, x: Any, hx: Any = Non
     elif isinstance(x, Tensor) and x.dim() == 3 and not layer.batch_first:
         x = x.transpose(0, 1)
     if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != examples or layer.proj_size:
-        raise NoRule("a recurrent layer that is not called on a sequence of each example")
+        raise NoRule("a recurrent layer that is not called on one sequence per example")
     first = hx if isinstance(hx, tuple) else (hx, None)
     ends: list[list[Tensor]] = []
     for level in range(layer.num_layers):

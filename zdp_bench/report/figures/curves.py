@@ -41,7 +41,7 @@ def read_table(path: Path, command: str) -> pd.DataFrame:
         UserError: it has not been made; says the command.
     """
     if not path.exists():
-        raise UserError(f"{path}: not there. Make it with `{command}`.")
+        raise UserError(f"{path}: not found. Create it with `{command}`.")
     return pd.read_csv(path, keep_default_na=False, dtype={"values": str, "panel": str})
 
 
@@ -222,8 +222,8 @@ def draw_grid(name: str, results: Path) -> Figure:
         axes.set_xscale("log")
         log_ticks(axes.xaxis, targets)
         axes.set_xlabel("tight ε")
-        axes.set_ylabel("kept of the open result, %" if kept else names.axis(metric))
-    dotted = "" if kept else "\ndotted lines: open, without privacy"
+        axes.set_ylabel("share of the non-private score kept, %" if kept else names.axis(metric))
+    dotted = "" if kept else "\ndotted lines: non-private"
     said = "each point: the mean over seeds" if kept else say_runs(points["n"].astype(int)) + dotted
     legend_below(figure, said)
     return figure

@@ -48,7 +48,7 @@ def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str
     measured = {name for run in found for name in run["metrics"]}
     frame, keys = results.read_frame(found)
     if frame.empty:
-        raise UserError(f"{folder}: holds no record to draw.")
+        raise UserError(f"{folder}: contains no records to draw.")
     frame = results.keep(frame, filters)
     if metric not in measured:
         raise unknown("--y", metric, measured)
@@ -64,7 +64,7 @@ def draw(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str
     ]
     if (many := drawn["series"].nunique()) > SERIES:
         raise UserError(
-            f"--by {','.join(by)}: has {many} values, and a figure shows {SERIES}. Name another "
+            f"--by {','.join(by)}: has {many} values, and a figure shows {SERIES}. Choose another "
             "column, or draw fewer runs: --runs COLUMN=VALUE."
         )
     settings = [key for key in keys if key not in ("seed", "recipe", x, *by)]
@@ -93,8 +93,8 @@ def _numbers(frame: pd.DataFrame, x: str) -> pd.Series:
     if numbers.isna().any():
         lacking = frame[x][numbers.isna()].iloc[0]
         raise UserError(
-            f"--x {x}: is {lacking} in a run, not a number. Choose another, or leave such runs "
-            f"out: --runs {x}=VALUE."
+            f"--x {x}: is {lacking} in a run, not a number. Choose another, or exclude such runs: "
+            f"--runs {x}=VALUE."
         )
     if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
         return numbers.map(lambda number: float(f"{number:.3g}"))

@@ -91,7 +91,7 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
     if ranked:
         return min(ranked, key=lambda found: found[:3])[3]
     raise UserError(
-        f"{results}: holds no example of a non-private and a private run of {TABLE} on the same "
+        f"{results}: has no non-private and private run of {TABLE} on the same "
         "data. Make them with `zdp-bench run recipe=NAME`, NAME one of "
         f"{', '.join(recipes_of(TABLE))}; dataset=kspace_phantom needs no download."
     )

@@ -243,8 +243,8 @@ def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batc
             )
     if mixes:
         log.warning(
-            "the loss of an example depends on the batch it is in: it is computed for each example "
-            "alone, so that no other can reach it. Check that you mean that"
+            "the loss of an example depends on its batch: it is computed for each example "
+            "separately, so that no other can affect it. Check that this is intended"
         )
 
 
@@ -323,7 +323,8 @@ def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
             (torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()
         ):
             raise UserError(
-                f"an example's share of '{block.name}' exceeds its bound {block.bound:g}: no ε "
+                f"an example's contribution to '{block.name}' exceeds its bound {block.bound:g}: "
+                "no ε "
                 "would hold."
             )
 

@@ -107,7 +107,7 @@ def follow(model: nn.Module, inputs: Tensor) -> Influence:
             with follower, exits:
                 torch.autograd.grad(output, trained, seed, allow_unused=True)
     if drawn != _python_draws():
-        follower.looks = follower.looks or "the model draws random numbers of Python or numpy"
+        follower.looks = follower.looks or "the model uses Python's or numpy's random numbers"
     if follower.looks:
         return Influence(looks=follower.looks)
     if follower.backward is not None:
@@ -304,7 +304,7 @@ class _Follower(TorchDispatchMode):
                 return self._vary(func, kind, arguments, spec, shapes, is_drawn)
             except Exception as error:
                 failed = first_line(error)
-        self.note_look(f"runs {kind}, which cannot be followed ({failed})")
+        self.note_look(f"runs {kind}, which cannot be traced ({failed})")
         return [torch.zeros(shape, dtype=torch.uint8) for shape in shapes]
 
     def _vary(

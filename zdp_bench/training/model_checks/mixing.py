@@ -65,7 +65,7 @@ def _follow(model: nn.Module, inputs: Tensor) -> Pass:
     except Exception as error:
         if is_out_of_memory(error):
             raise
-        found = Influence(looks=f"the model cannot be followed by torch ({first_line(error)})")
+        found = Influence(looks=f"the model cannot be traced by torch ({first_line(error)})")
     if found.layer is not None:
         raise mixing_error(model, found.layer, GRADIENT if found.backward else "")
     if found.made is None:

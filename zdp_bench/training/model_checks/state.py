@@ -92,8 +92,8 @@ def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> N
         if now.get(name) != mark:
             raise WrittenError(
                 f"parameter '{name}' was changed by the model or the loss while its gradient was "
-                "computed, and no noise covers that: let neither write weights, and start anew or "
-                "from what was saved before."
+                "computed, and no noise covers that: make sure neither writes weights, and start "
+                "again or resume from an earlier save."
             )
 
 
@@ -200,9 +200,9 @@ class Guard:
             layer, key = describe(self.model, place)
             what = f"'{key}' of {layer}" if key else layer
             raise UserError(
-                f"{what} is not what it was when the model was checked: beside the parameters that "
-                "train nothing may change, for no noise covers it. Change the model before the "
-                "check, and let no layer and no hook keep what it sees."
+                f"{what} changed since the model was checked: only trainable parameters may "
+                "change, because no noise covers anything else. Change the model before the "
+                "check, and let no layer or hook keep what it sees."
             )
 
 
@@ -245,8 +245,8 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
         if places := differing(ends[0], end):
             layer, key = describe(model, places[0])
             raise UserError(
-                f"{layer} keeps what it sees of the training examples in '{key}', which nothing "
-                "bounds and no noise covers: " + _advice(_attribute(model, places[0])[0])
+                f"{layer} stores training examples in '{key}', which no noise covers: "
+                "" + _advice(_attribute(model, places[0])[0])
             )
     if differs(answers[0], answers[1], ROUNDED):
         raise UserError(

@@ -11,7 +11,7 @@ from zdp_bench.cli.arguments import add_results
 from zdp_bench.errors import printable
 
 GROUP = "share"
-HELP = "a run's trained model as a folder to hand on, with its model card"
+HELP = "write a run's trained model, with its model card, to a folder"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

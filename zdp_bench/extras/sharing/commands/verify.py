@@ -10,7 +10,7 @@ from pathlib import Path
 from zdp_bench.cli.arguments import add_format, print_sheet
 
 GROUP = "share"
-HELP = "check an exported model: every ε again, digests, ledger, card"
+HELP = "check an exported model: ε, digests, ledger, card"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
