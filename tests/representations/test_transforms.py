@@ -58,6 +58,8 @@ CASES: list[tuple[str, tuple[int, ...], torch.dtype, dict[str, Any], tuple[int, 
     ("network", (3, 32, 32), torch.float32, TINY | {"pool": False, "stage": 1}, (24, 8, 8)),
     ("network", (3, 32, 32), torch.float32, TINY | {"stage": 1}, (24,)),
     ("voxels", (1, 6, 7, 8), torch.float32, {}, (19, 6, 7, 8)),
+    ("random_process", (16, 17), torch.float32, {}, (3072,)),
+    ("random_process", (3, 32, 32), torch.float32, {}, (3072,)),
 ]
 
 
@@ -214,6 +216,7 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),
         ("scattering", (28, 28), {"order": 1}, "groups=27: must .* one of 1, 17"),
         ("voxels", (28, 28), {}, "takes volumes"),
+        ("random_process", (3, 8, 8), {}, "of 16 pixels a side or more"),
     ],
 )
 def test_what_it_cannot_take_is_refused(

@@ -1,0 +1,120 @@
+"""Features that a small network learnt by contrast on pictures of a random process.
+
+No photograph is part of them (Baradad et al. 2021, "Learning to see by looking at noise"; for
+private training Tang et al. 2023, DP-RandP). `datasets/random_process.py` makes the pictures and
+trains the network, whose weights lie beside this file.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from pathlib import Path
+
+import torch
+import torch.nn.functional as F
+from safetensors.torch import load
+from torch import Tensor, nn
+
+from zdp_bench.errors import UserError
+from zdp_bench.registry import register
+from zdp_bench.representations.normalisation import require_real
+
+WEIGHTS = Path(__file__).with_suffix(".safetensors")
+WIDTH = 64
+GRIDS = (4, 2)  # places along a side, of the last two stages
+
+
+class Block(nn.Module):
+    """A residual block of two convolutions (He et al. 2016)."""
+
+    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
+        self.norm1 = nn.BatchNorm2d(outputs)
+        self.conv2 = nn.Conv2d(outputs, outputs, 3, 1, 1, bias=False)
+        self.norm2 = nn.BatchNorm2d(outputs)
+        self.short: nn.Module = nn.Identity()
+        if inputs != outputs:
+            shortcut = nn.Conv2d(inputs, outputs, 1, stride, bias=False)
+            self.short = nn.Sequential(shortcut, nn.BatchNorm2d(outputs))
+
+    def forward(self, x: Tensor) -> Tensor:
+        y = F.relu(self.norm1(self.conv1(x)))
+        return F.relu(self.norm2(self.conv2(y)) + self.short(x))
+
+
+class Encoder(nn.Module):
+    """Shapes: [B, 3, H, W] in [0, 1] -> maps [B, 2 width, H/2, W/2] and [B, 4 width, H/4, W/4]."""
+
+    def __init__(self, width: int = WIDTH) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        self.first = Block(width, width, 1)
+        self.second = Block(width, 2 * width, 2)
+        self.third = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
+
+    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        second = self.second(self.first(self.stem((x - 0.5) * 4)))
+        return second, self.third(second)
+
+
+def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
+    """Return each stage over its grid, the mean of pictures and mirrors: [B, 2048], [B, 1024]."""
+    both = zip(encoder(x), encoder(x.flip(-1)), GRIDS, strict=True)
+    return [F.adaptive_avg_pool2d((a + b) / 2, grid).flatten(1) for a, b, grid in both]
+
+
+class RandomProcess(nn.Module):
+    """Shapes: pictures float [B, (C,) H, W] in [0, 1] -> features [B, 3072].
+
+    Features are centred by their mean over pictures of the process, which are public, and divided
+    by the root of their deviation; then those of each stage get the same norm.
+    """
+
+    version = 1
+    mean: Tensor
+    deviation: Tensor
+
+    def __init__(self) -> None:
+        super().__init__()
+        content = WEIGHTS.read_bytes()
+        weights = load(content)
+        self.encoder = Encoder()
+        for name in ("mean", "deviation"):
+            self.register_buffer(name, weights.pop(name).float())
+        self.encoder.load_state_dict(weights, strict=False)  # but for counts of batches
+        self.facts = {
+            "network": "ResNet of 2.4 million weights",
+            "weights": WEIGHTS.name,
+            "trained_on": "pictures of a random process",
+            "licence": "MIT",
+            "sha256": hashlib.sha256(content).hexdigest(),
+        }
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_real(x, "random_process")
+        x = x.reshape(len(x), -1, *x.shape[-2:]).expand(-1, 3, -1, -1)
+        x = x.contiguous(memory_format=torch.channels_last)
+        found = (torch.cat(pooled(self.encoder, x), dim=1) - self.mean) / self.deviation.sqrt()
+        stages = found.split([2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2], dim=1)
+        together = torch.cat([F.normalize(stage, dim=1) for stage in stages], dim=1)
+        return together * math.sqrt(together.shape[1] / len(stages))
+
+
+@register("representation", "random_process")
+def random_process(input_shape: tuple[int, ...]) -> RandomProcess:
+    """Features learnt on pictures of a random process, of pictures whose pixels lie in [0, 1].
+
+    Raises:
+        UserError: examples are no pictures of at least 16 pixels a side.
+    """
+    channels = input_shape[0] if len(input_shape) == 3 else 1
+    if len(input_shape) not in (2, 3) or channels not in (1, 3) or min(input_shape[-2:]) < 16:
+        raise UserError(
+            "representation=random_process: takes pictures [height, width] or [1 or 3, height, "
+            f"width] of 16 pixels a side or more, and these examples are {list(input_shape)}."
+        )
+    return RandomProcess()
