@@ -45,6 +45,16 @@ def test_the_head_of_the_card_is_yaml_that_a_hub_reads(exported: Path, finished:
     assert head["data"]["provenance"] == "derived"
 
 
+def test_the_card_says_that_steps_sample_from_subsets_in_turn(tmp_path: Path) -> None:
+    words = ["recipe=quickstart", "trainer.epochs=1", "algorithm=band_mf", "algorithm.bands=4"]
+    words += ["model=real_mlp", "model.complex_as=magnitude", f"paths.results={tmp_path}"]
+    run(configured(words), Silent())
+    export(tmp_path, "quickstart", tmp_path / "model")
+    text = (tmp_path / "model" / "README.md").read_text()
+    assert "| sampling | poisson, rate 0.2 of 1,426 in one step of 4, 20 steps |" in text
+    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
+
+
 def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
     words = ["recipe=quickstart", "trainer.epochs=1", "privacy.unit=patient"]
     record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record

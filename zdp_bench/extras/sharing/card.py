@@ -128,7 +128,8 @@ def _common_rows(privacy: dict[str, Any]) -> list[tuple[str, str]]:
     """Return the rows on δ, neighbours, sampling, noise and ledger."""
     sampling, ledger = privacy["sampling"], privacy["ledger"]
     of = f"{sampling['records']:,}" if sampling["records"] else "a private number"
-    rate = f"{sampling['scheme']}, rate {sampling['sample_rate']:.4g} of {of}"
+    turn = f" in one step of {sampling['cycle']}" if "cycle" in sampling else ""
+    rate = f"{sampling['scheme']}, rate {sampling['sample_rate']:.4g} of {of}{turn}"
     return [
         ("δ", f"{privacy['delta']:g}"),
         ("neighbours", privacy["adjacency"].replace("_", " ")),
