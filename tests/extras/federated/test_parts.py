@@ -57,7 +57,7 @@ def test_patients_that_cannot_be_dealt_are_refused() -> None:
         "",
     )
     assert len(split_by_patient(unknown, 3, 0)) == 3  # every record is a patient
-    with pytest.raises(UserError, match="owns up to 5 records"):
+    with pytest.raises(UserError, match="owns up to 5 examples"):
         split_by_patient(
             Splits(unknown.train, unknown.test, (1,), 4, "synthetic", "", examples_per_patient=5),
             3,
