@@ -152,10 +152,11 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     outcome = carry_out(tmp_path, "privacy.max_examples=4")
     privacy = outcome.record["privacy"]
     people = privacy["sampling"]["records"]
-    assert privacy["sampling"] == vars(Sampling("poisson", 0.3, 0.3 * people, people))
+    drawn = Sampling("poisson", 0.3, 0.3 * people, people)
+    assert Sampling(**privacy["sampling"]) == drawn
     assert privacy["steps"] == 10
     block = Block("all", (1,), "complex64", 1.0, 2.0, "circular")
-    alone = Mechanism((block,), Sampling("poisson", 0.3, 0.3 * people, people))
+    alone = Mechanism((block,), drawn)
     right = tight_epsilon(alone, 10, privacy["delta"])
     assert privacy["epsilon_tight"] == pytest.approx(right)
     assert privacy["epsilon_patient"] == privacy["epsilon_tight"]
@@ -193,9 +194,15 @@ def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> N
         Setup.of(config(tmp_path, *many))
 
 
-@pytest.mark.parametrize("overrides", [["dataset=cpsc2018_synthetic"], ["dataset=mnist"]])
-def test_patients_of_a_data_set_that_names_none_are_refused(overrides: list[str]) -> None:
+@pytest.mark.parametrize(
+    "overrides",
+    [["dataset=cpsc2018_synthetic", "dataset.count=40", "paths.data=."], ["dataset=mnist"]],
+)
+def test_patients_of_a_data_set_that_names_none_are_refused(
+    overrides: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Such a run said 'ε of a patient', with each example taken for a patient."""
+    monkeypatch.chdir(tmp_path)
     given = configured(["recipe=ecg", "privacy.unit=patient", *overrides])
     with pytest.raises(UserError, match=r"privacy.unit=patient: this data set does not say whose"):
         validate(given, trial=False)
