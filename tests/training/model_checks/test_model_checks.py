@@ -114,7 +114,7 @@ def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
 def test_running_statistics_are_found() -> None:
     with pytest.raises(
         UserError,
-        match=r"layer '1\.0' \(InstanceNorm2d\) keeps.*'running_mean'.*track_running_stats=False",
+        match=r"layer '1\.0' \(InstanceNorm2d\) stores.*'running_mean'.*track_running_stats=False",
     ):
         check(convolutional(nn.InstanceNorm2d(8, track_running_stats=True)), IMAGES)
 

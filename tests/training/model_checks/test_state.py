@@ -87,7 +87,7 @@ class Carries(nn.Module):
     [
         (Layer(by_thread), "answers otherwise after other examples went through it"),
         (Layer(by_environment), "answers otherwise after other examples went through it"),
-        (Carries(), r"layer '1' \(Carries\) keeps what it sees .* in 'state'"),
+        (Carries(), r"layer '1' \(Carries\) stores training examples in 'state'"),
     ],
     ids=["thread", "environment", "state"],
 )
@@ -182,12 +182,12 @@ def hooked(kind: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("make_model", "sentence"),
     [
-        (lambda: mlp(Average(plain=True)), r"layer '1' \(Average\) keeps.*'average'"),
-        (lambda: mlp(Average(plain=False)), r"layer '1' \(Average\) keeps.*'average'"),
-        (lambda: mlp(Size()), r"layer '1' \(Size\) keeps.*'examples'"),
-        (lambda: mlp(Cache()), r"layer '1' \(Cache\) keeps.*'seen\['last'\]\[0\]'"),
-        (lambda: hooked("forward"), r"layer '1' \(ReLU\) keeps.*'_forward_hooks.*kept"),
-        (lambda: hooked("pre"), r"layer '1' \(ReLU\) keeps.*'_forward_pre_hooks.*kept"),
+        (lambda: mlp(Average(plain=True)), r"layer '1' \(Average\) stores.*'average'"),
+        (lambda: mlp(Average(plain=False)), r"layer '1' \(Average\) stores.*'average'"),
+        (lambda: mlp(Size()), r"layer '1' \(Size\) stores.*'examples'"),
+        (lambda: mlp(Cache()), r"layer '1' \(Cache\) stores.*'seen\['last'\]\[0\]'"),
+        (lambda: hooked("forward"), r"layer '1' \(ReLU\) stores.*'_forward_hooks.*kept"),
+        (lambda: hooked("pre"), r"layer '1' \(ReLU\) stores.*'_forward_pre_hooks.*kept"),
     ],
 )
 def test_what_keeps_examples_is_found_wherever_it_keeps_them(
