@@ -67,7 +67,7 @@ class Line:
         return [mean(folds) for folds in found.values()]
 
     def kept(self, target: float) -> float | None:
-        """Return which part of the open result above the floor is left; None if it is not known."""
+        """Return the share of the non-private score above the floor that is kept, or None."""
         if self.floor is None or not self.values(target) or not self.values(math.inf):
             return None
         gain = mean(self.values(math.inf)) - self.floor
@@ -111,7 +111,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     notes += _name_works(name)
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     grouped = any(line.variant for line in lines)
-    heads = ["open" if math.isinf(target) else f"ε = {target:g}" for target in targets]
+    heads = ["non-private" if math.isinf(target) else f"ε = {target:g}" for target in targets]
     columns = ["task", *(["variant"] if grouped else [])]
     others = papers.published().get(name, {})
     columns += ["ε hides", "δ", "metric", "runs", *heads, *(["others"] if others else [])]
@@ -175,13 +175,13 @@ def _compare(line: Line, other: Line) -> dict[float, Paired]:
 
 
 def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
-    """Return 'MNIST, complex − channels: open +0.3 [+0.1, +0.5] %, p = 0.01; ε = 8 …'."""
+    """Return 'MNIST, complex − channels: non-private +0.3 [+0.1, +0.5] %, p = 0.01; ε = 8 …'."""
     scale, digits, _ = _form(line)
     unit = " points" if line.metric == "accuracy" else ""
     said = []
     for target, test in tests.items():
         mean, low, high = (f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high))
-        at = "open" if math.isinf(target) else f"ε = {target:g}"
+        at = "non-private" if math.isinf(target) else f"ε = {target:g}"
         said.append(f"{at}: {mean} [{low}, {high}]{unit}, p {show_p(test.p)}")
     return f"{line.row}, {line.variant} − {other.variant}. {'; '.join(said)}."
 

@@ -205,7 +205,7 @@ def draw_grid(name: str, results: Path) -> Figure:
             )
             style = curve_style(labels.index(label))
             if kept:
-                # Nothing is known of what is kept before the open runs are there.
+                # Nothing is known of what is kept before the non-private runs are there.
                 shares = [of[x]["kept"] if x in of else "" for x in targets]
                 seeds = [[100 * float(share)] if share else [] for share in shares]
             else:
