@@ -43,8 +43,7 @@ class ClassSums:
         found = trainable(problem.model)
         if len(layers) != 1 or layers[0].weight.is_complex() or {*map(id, found.values())} - own:
             raise UserError(
-                f"{asked} sets the weights of one real linear layer, and this model is another: "
-                "take model=real_linear."
+                f"{asked} sets the weights of one real linear layer: use model=real_linear."
             )
         (self.layer,) = layers
         self.weight = next(name for name, p in found.items() if p is self.layer.weight)

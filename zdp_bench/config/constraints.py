@@ -144,8 +144,8 @@ def require_takes_shares(asked: str, algorithm: str) -> None:
     """
     if not _type_of(algorithm).takes_shares:
         raise UserError(
-            f"{asked} with algorithm={algorithm}: it does not clip several examples as one. Use "
-            f"{_list_those('takes_shares')}, or leave the key out."
+            f"{asked} with algorithm={algorithm}: it cannot clip several examples together. Use "
+            f"{_list_those('takes_shares')}, or remove the key."
         )
 
 
