@@ -102,7 +102,7 @@ def _check_federated(run: Run) -> None:
         return
     if run.privacy.total_budget is not None:
         raise UserError("privacy.total_budget: applies to central runs; set privacy.max_epsilon.")
-    for key, what in (("clip_quantile", "follow another bound"), ("start_steps", "start apart")):
+    for key, what in (("clip_quantile", "have its own bound"), ("start_steps", "start apart")):
         if run.algorithm.options.get(key) is not None:
             raise UserError(
                 f"algorithm.{key} with federated.nodes: each node would {what}. Leave it out."
