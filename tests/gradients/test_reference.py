@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import loss
+from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, reference
 
 WIDTH = 4
@@ -186,3 +187,55 @@ def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
     whole = clipped_sum(model, loss, (inputs, targets), float("inf"))
     torch.testing.assert_close(whole.sums, {name: rows.sum(dim=0) for name, rows in right.items()})
     assert not any(module._forward_pre_hooks for module in model.modules())
+
+
+class Carries(nn.Module):
+    """Adds what an earlier pass left behind, from a pass on; Python decides, so vmap cannot."""
+
+    def __init__(self, since: int) -> None:
+        super().__init__()
+        self.layer, self.since, self.passes = nn.Linear(WIDTH, WIDTH), since, 0
+        self.held = [torch.zeros(1, WIDTH)]
+
+    def forward(self, x: Tensor) -> Tensor:
+        self.passes += 1
+        h = torch.tanh(self.layer(x))
+        if float(h.detach().sum()) < 1e9 and self.passes > self.since:
+            h, self.held[0] = h * (1 + self.held[0]), h.detach().clone()
+        return h
+
+
+@pytest.mark.parametrize("since", [0, 7, 700])
+@pytest.mark.parametrize("examples", [1, 5])
+def test_what_a_pass_hands_on_is_found_in_the_step_in_which_it_matters(
+    since: int, examples: int
+) -> None:
+    model = Carries(since)
+
+    def take(steps: int) -> None:
+        for _ in range(steps):
+            batch = torch.randn(examples, WIDTH), torch.zeros(examples)
+            reference.one_by_one(model, loss, batch)
+
+    take(since // (examples + 1))  # a step makes one pass more
+    with pytest.raises(UserError, match="hands something on"):
+        take(2)
+
+
+def test_the_first_example_is_computed_again_with_the_same_random_numbers() -> None:
+    class Draws(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.layer = nn.Linear(WIDTH, WIDTH)
+
+        def forward(self, x: Tensor) -> Tensor:
+            noise = torch.randn(WIDTH)
+            return self.layer(x) * noise if float(noise.sum()) < 1e9 else x
+
+    torch.manual_seed(0)
+    batch = torch.randn(4, WIDTH), torch.zeros(4)
+    reference.one_by_one(Draws(), loss, batch)
+    after = torch.rand(1)
+    torch.manual_seed(0)
+    torch.randn(4, WIDTH), Draws(), [torch.randn(WIDTH) for _ in range(4)]
+    assert torch.equal(after, torch.rand(1))

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
+from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import (
     Batch,
     ClippedSum,
@@ -85,7 +86,39 @@ def per_sample_gradients(
 
 
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
-    """Return the gradients of every example from a pass of its own, [B, *shape] by name."""
+    """Return the gradients of every example from a pass of its own, [B, *shape] by name.
+
+    Formal guarantee: the first example's, computed once more after all others with the same random
+    numbers, is the same. A model that hands something on from pass to pass would change it.
+
+    Raises:
+        UserError: it is not the same.
+    """
+    device = next(model.parameters()).device
+    devices = [device] if device.type == "cuda" else []
+    draws = [torch.get_rng_state(), *(torch.cuda.get_rng_state(of) for of in devices)]
+    gradients = _pass_each(model, loss, batch)
+    with torch.random.fork_rng(devices=devices):
+        torch.set_rng_state(draws[0])
+        for of, state in zip(devices, draws[1:], strict=True):
+            torch.cuda.set_rng_state(state, of)
+        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]))
+    for name, g in again.items():
+        g, before = g.nan_to_num(), gradients[name][:1].nan_to_num()
+        # A GPU's kernels may add in another order.
+        if not torch.equal(g, before) and not (
+            devices and torch.dist(g, before) <= 1e-3 * torch.linalg.vector_norm(g)
+        ):
+            raise UserError(
+                f"the model ({type(model).__name__}) hands something on from one example to the "
+                "next: the gradient of an example changed when it was computed again after others. "
+                "Clipping then bounds nothing and no ε would hold: compute each output from its "
+                "own input only, or train with algorithm=sgd, which claims none."
+            )
+    return gradients
+
+
+def _pass_each(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     parameters = trainable(model)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
