@@ -114,7 +114,7 @@ def test_what_is_no_linear_layer_or_class_is_refused() -> None:
         with pytest.raises(UserError, match="use model=real_linear"):
             ClassMeans(problem, noise_multiplier=1.0)
     algorithm, _, kind = make(CASE)
-    with pytest.raises(UserError, match="needs a class for each example"):
+    with pytest.raises(UserError, match="takes a class for each example"):
         algorithm.contributions((examples(4, kind)[0], torch.randn(4)))
     with pytest.raises(UserError, match="none is left unclipped"):
         make(("dp_sgd", {"clip_quantile": 0.5, "start_steps": 2}, "linear"))

@@ -34,7 +34,7 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
     assert {path.name for path in folder.iterdir()} == {young.name, f"{'d' * 32}.npy"}
     (folder / f"{'d' * 32}.npy").unlink()
     (folder / f"{'d' * 32}.npy").mkdir()
-    with pytest.raises(UserError, match="is a folder in the place"):
+    with pytest.raises(UserError, match="is a folder, but should be a file"):
         make()
 
 

@@ -140,7 +140,7 @@ def test_the_release_is_known_in_any_order_by_all_that_it_holds(
     assert len(problems) == 6
     assert any(problems) == bool(change)
     if change:
-        with pytest.raises(UserError, match="of no known release"):
+        with pytest.raises(UserError, match="not from a known release"):
             Cifar10().load(binary.parent)
     else:
         splits = Cifar10().load(binary.parent)
@@ -149,7 +149,7 @@ def test_the_release_is_known_in_any_order_by_all_that_it_holds(
 
 
 def test_files_of_no_known_release_are_refused(binary: Path) -> None:
-    with pytest.raises(UserError, match=r"of no known release.*dataset\.check=false"):
+    with pytest.raises(UserError, match=r"not from a known release.*dataset\.check=false"):
         Cifar10().load(binary.parent)
 
 

@@ -144,7 +144,7 @@ def test_parts_are_apart_and_owners_named_or_refused(
     for one, other in combinations(inside, 2):
         assert not one & other, "an example is in two parts"
     if splits.train.groups is None:
-        with pytest.raises(UserError, match="does not say whose"):
+        with pytest.raises(UserError, match="does not state who owns"):
             count_owners(splits, "privacy.unit=patient")
     else:
         assert count_owners(splits, "") == of.info(root).owners

@@ -91,10 +91,10 @@ EMPTY = {
     "cifar10": r"not under .*cifar-10-batches-bin or cifar-10-batches-py .*paths\.data",
     "cpsc2018": "dataset=cpsc2018_synthetic",
     "fastmri": "sign up for it .*kspace_phantom",
-    "kspace_from_volumes": "is no folder",
+    "kspace_from_volumes": "is not a folder",
     "roahd": "finds no recordings",
     "mri_sequences": "dataset=mri_sequences_synthetic",
-    "mri_sequences_from_volumes": "is no folder",
+    "mri_sequences_from_volumes": "is not a folder",
     "msd": "dataset=msd_synthetic",
     "speech_commands": "dataset=speech_commands_synthetic",
 }

@@ -58,7 +58,7 @@ def test_owners_that_are_not_known_are_refused() -> None:
     info = DatasetInfo(train=4, test=1, input_shape=(1,), outputs=1, examples_per_patient=2)
     assert count_owners(replace(info, owners=3), "x") == 3
     for silent in (info, replace(info, examples_per_patient=1), several, PLAIN):
-        with pytest.raises(UserError, match="x: this data set does not say whose examples are"):
+        with pytest.raises(UserError, match="x: this data set does not state who owns"):
             count_owners(silent, "x")
 
 

@@ -313,7 +313,7 @@ def test_what_looks_at_numbers_is_told_and_run_alone(
     """`sum of those of each example alone`: see `test_examples_of_any_domain_are_served`."""
     dataset = brought()["five or more"][1]
     make(NotNegative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
-    said = r"NotNegative\) looks at numbers \(\w+\): its examples are run one at a time"
+    said = r"NotNegative\) looks at numbers \(\w+\): examples are processed one at a time"
     assert re.search(said, caplog.text)
 
 

@@ -329,7 +329,7 @@ def test_without_weights_there_is_a_sentence(
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
     with pytest.raises(UserError, match=r"could not download them.*Set model\.weights=FILE"):
         make((3, 32, 32), 10)
-    with pytest.raises(UserError, match=r"model\.weights=.*absent\.pth: no such file"):
+    with pytest.raises(UserError, match=r"model\.weights=.*absent\.pth: file not found"):
         make((3, 32, 32), 10, weights=str(tmp_path / "absent.pth"))
     (tmp_path / "text.pth").write_text("no weights")
     with pytest.raises(UserError, match="cannot be read as weights"):

@@ -210,7 +210,7 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("network", (8, 8), {"pool": False, "mirror": True}, "takes neither mirror nor crops"),
         ("network", (3, 8, 8), {"network": "efficientlite"}, "timm has no network"),
         ("network", (3, 8, 8), {"network": "resnet18"}, "there are packages for tf_eff"),
-        ("network", (3, 8, 8), {"weights": "none.pth"}, "there is no such file"),
+        ("network", (3, 8, 8), {"weights": "none.pth"}, "file not found"),
         ("network", (3, 8, 8), VIT, "Set representation.resize=224"),
         ("network", (3, 8, 8), TINY | {"stage": 9}, "stage=9: the network has no such stage"),
         ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),

@@ -227,7 +227,7 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
     assert records.has_each_epoch(finished.record)
     assert not records.has_each_epoch(last.record)
     assert carry_out(own, "execution.evaluate=last").found
-    with pytest.raises(UserError, match="last epoch only"):
+    with pytest.raises(UserError, match="only after its last epoch"):
         carry_out(own)
     again = carry_out(own, "force=true")
     assert again.record["epochs"] == finished.record["epochs"]

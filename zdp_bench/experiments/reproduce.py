@@ -208,8 +208,8 @@ def smoke_overrides(config: Run) -> list[str]:
         words = [f"dataset={name}_synthetic", *files.card(f"{name}_synthetic").stand_in.split()]
     else:
         words = []
-    by_rate = config.trainer.sample_rate is not None
-    size = "trainer.sample_rate=0.25" if by_rate else "trainer.batch_size=32"
+    rate = config.trainer.sample_rate
+    size = "trainer.batch_size=32" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
     weights += ["model.init_from=null"] if config.init_from else []
     if config.representation and "weights" in config.representation.options:

@@ -381,7 +381,7 @@ class Invented(Algorithm):
         )
 
 
-REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer")
+REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer", "start_steps")
 
 
 @pytest.fixture

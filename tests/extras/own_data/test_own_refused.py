@@ -101,7 +101,7 @@ def test_a_signal_with_marked_gaps_is_refused(tmp_path: Path) -> None:
     (tmp_path / "d/sick/s4/0.dat").write_bytes(b"\0\x80" * 80)  # WFDB's mark of an invalid sample
     header = tmp_path / "d/sick/s4/0.hea"
     header.write_text(re.sub(r"-?\d+ 0 (I|V5)\b", r"0 0 \1", header.read_text()))  # their checksum
-    assert_refused(lambda: load(tmp_path / "d", "recording"), "s4", "samples that are no numbers")
+    assert_refused(lambda: load(tmp_path / "d", "recording"), "s4", "samples that are not finite")
 
 
 def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) -> None:

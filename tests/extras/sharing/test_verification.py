@@ -259,7 +259,7 @@ def test_the_command_exits_with_1_and_shows_the_place(
     assert code == 1
     assert "privacy.epsilon_tight says 0.1" in out
     edit_record(folder, lambda record: record["privacy"].pop("epsilon_tight"))
-    with pytest.raises(UserError, match=r"record\.json: is damaged or no record"):
+    with pytest.raises(UserError, match=r"record\.json: is damaged or not a record"):
         verify(folder)
 
 
