@@ -204,9 +204,7 @@ def test_patients_of_a_data_set_that_names_none_are_refused(
     """Such a run said 'ε of a patient', with each example taken for a patient."""
     monkeypatch.chdir(tmp_path)
     given = configured(["recipe=ecg", "privacy.unit=patient", *overrides])
-    with pytest.raises(
-        UserError, match="data set does not state who owns"
-    ):
+    with pytest.raises(UserError, match="data set does not state who owns"):
         validate(given, trial=False)
 
 
