@@ -335,6 +335,7 @@ class Invented(Algorithm):
         lie: float = 1.0,
         gamma: float | None = None,
         clip_quantile: float | None = None,
+        start_steps: int | None = None,
     ) -> None:
         # Hydra cannot take a key out that is null, so the group's come here too.
         super().__init__(problem, noise_multiplier=1.0)
@@ -381,7 +382,7 @@ class Invented(Algorithm):
         )
 
 
-REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer", "start_steps")
+REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer")
 
 
 @pytest.fixture
