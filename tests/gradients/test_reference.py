@@ -207,7 +207,7 @@ class Carries(nn.Module):
 
 @pytest.mark.parametrize("since", [0, 7, 700])
 @pytest.mark.parametrize("examples", [1, 5])
-def test_what_a_pass_hands_on_is_found_in_the_step_in_which_it_matters(
+def test_state_that_passes_carry_is_found_in_the_step_in_which_it_matters(
     since: int, examples: int
 ) -> None:
     model = Carries(since)
@@ -218,7 +218,7 @@ def test_what_a_pass_hands_on_is_found_in_the_step_in_which_it_matters(
             reference.one_by_one(model, loss, batch)
 
     take(since // (examples + 1))  # a step makes one pass more
-    with pytest.raises(UserError, match="hands something on"):
+    with pytest.raises(UserError, match="carries state from one example to the next"):
         take(2)
 
 

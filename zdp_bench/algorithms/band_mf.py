@@ -1,4 +1,4 @@
-"""DP-SGD with noise that later steps partly take back (Choquette-Choo et al. 2023, "(Amplified)
+"""DP-SGD with noise that later steps partly cancel (Choquette-Choo et al. 2023, "(Amplified)
 Banded Matrix Factorization: A unified approach to private training", arXiv 2306.08153).
 
 Weights are sums of gradients, so it is sums of noise that harm, and noise that cancels harms less.
@@ -37,7 +37,7 @@ class BandMF(DPSGD):
     of T steps in a row, each with the probability that `Sampling.sample_rate` says, and T steps are
     exactly as private as so many of DP-SGD at that rate. This needs that its subset follows from
     nothing but its own index (`privacy.sampling.subsets`), and that no step is drawn again with
-    other noise: a run whose noise cannot be drawn again does not go on after a stop.
+    other noise: a run whose noise cannot be drawn again cannot continue after a stop.
 
     Raises:
         UserError: the model has complex parameters, or the sampling draws an example again within

@@ -30,10 +30,10 @@ SCALE = 3.0  # the norm of the weights, for features of mean square 1
 
 
 class ClassSums:
-    """What owners have to say of a model's one linear layer.
+    """Sum each owner's features by class, for a model's only trained linear layer.
 
     Raises:
-        UserError: something else than one real linear layer trains.
+        UserError: the model trains anything but one real linear layer.
     """
 
     def __init__(self, problem: Problem, asked: str) -> None:

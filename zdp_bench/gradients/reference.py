@@ -88,11 +88,11 @@ def per_sample_gradients(
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
-    Formal guarantee: the first example's, computed once more after all others with the same random
-    numbers, is the same. A model that hands something on from pass to pass would change it.
+    Formal guarantee: the first example's gradient, computed again after all others with the same
+    random numbers, is unchanged. A model that carries state from pass to pass would change it.
 
     Raises:
-        UserError: it is not the same.
+        UserError: it changed.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
@@ -110,8 +110,8 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
             devices and torch.dist(g, before) <= 1e-3 * torch.linalg.vector_norm(g)
         ):
             raise UserError(
-                f"the model ({type(model).__name__}) hands something on from one example to the "
-                "next: the gradient of an example changed when it was computed again after others. "
+                f"the model ({type(model).__name__}) carries state from one example to the "
+                "next: an example's gradient changed when it was computed again after others. "
                 "Clipping then bounds nothing and no ε would hold: compute each output from its "
                 "own input only, or train with algorithm=sgd, which claims none."
             )

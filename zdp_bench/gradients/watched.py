@@ -1,4 +1,4 @@
-"""Hold each forward pass of code that is not ours to the passes that were checked.
+"""Compare each forward pass of foreign code with the passes that were checked.
 
 Python may do anything in a later pass: count somewhere, read a clock or the environment, treat 300
 examples otherwise than 3. So what a pass asks of torch is compared with two passes that were

@@ -386,7 +386,7 @@ class Private:
         data: str = "own data",
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the model, as it is now, as a folder to hand on (`sharing`); its ε is that so far.
+        """Write the model, as it is now, as a folder to share (`sharing`); its ε is that so far.
 
         `zdp_bench.load(folder, model=...)` reads it, `zdp-bench verify` computes its ε again.
 

@@ -617,7 +617,7 @@ def has_steps(path: Path) -> bool:
 
 
 def spread(path: Path) -> str:
-    """Rewrite a ledger to hand on with one line for each step; return the digest at its end.
+    """Rewrite a ledger to share with one line for each step; return the digest at its end.
 
     How many a line reserved tells the time that they took, and so of how many examples there are.
 

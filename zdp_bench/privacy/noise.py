@@ -210,9 +210,9 @@ class SecureNoise:
 
 
 class CorrelatedNoise:
-    """Noise of which later steps take a part back: η_t = ξ_t − Σⱼ cⱼ η_{t−j}, with ξ white.
+    """Add noise that later steps partly cancel: η_t = ξ_t − Σⱼ cⱼ η_{t−j}, with ξ white.
 
-    η of the last steps, as many as c has numbers, is kept in float64. It is a function of the key
+    The η of the last len(c) steps are kept in float64. It is a function of the key
     and the step all the same: a process that resumes a run draws the ξ of all earlier steps once
     more. Secure ξ cannot be drawn again, so such a process must not go on
     (`Ledger.has_other_noise`).

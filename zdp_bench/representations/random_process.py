@@ -109,7 +109,7 @@ def random_process(input_shape: tuple[int, ...]) -> RandomProcess:
     """Features learnt on pictures of a random process, of pictures whose pixels lie in [0, 1].
 
     Raises:
-        UserError: examples are no pictures of at least 16 pixels a side.
+        UserError: the examples are not pictures of at least 16 pixels a side.
     """
     channels = input_shape[0] if len(input_shape) == 3 else 1
     if len(input_shape) not in (2, 3) or channels not in (1, 3) or min(input_shape[-2:]) < 16:

@@ -1,4 +1,4 @@
-"""A trained model that can be handed on: a folder with weights, model card, record and ledger.
+"""A trained model as a folder to share, with weights, model card, record and ledger.
 
     model.safetensors  the weights
     README.md          the model card, with the YAML head that model hubs read

@@ -278,9 +278,10 @@ class _Follower(TorchDispatchMode):
         results: list[Tensor],
         is_drawn: bool,
     ) -> list[Tensor]:
-        """Return the masks of an operation's results, found by other numbers in its arguments.
+        """Return the masks of an operation's results, found by varying its arguments.
 
-        On the CPU, if it runs there: some of a GPU's kernels add in another order each time.
+        The operation runs on the CPU where it can: some GPU kernels add in a different order each
+        time.
         """
         leaves, spec = tree_flatten(given)
         sizes = {id(t): size for t, size in _indexed(kind, given[0])}

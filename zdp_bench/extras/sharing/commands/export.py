@@ -1,4 +1,4 @@
-"""Write the trained model of a finished run as a folder that can be handed on: weights
+"""Write the trained model of a finished run as a folder to share: weights
 (safetensors), model card, record, recipe and ledger. `zdp_bench.load(FOLDER)` reads it.
 """
 
