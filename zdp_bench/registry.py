@@ -34,7 +34,6 @@ HOMES = {
     "task": "zdp_bench.tasks",
     "scheduler": "zdp_bench.training.schedules",
     "accountant": "zdp_bench.privacy.accountants",
-    "figure": "zdp_bench.report.figures",
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),

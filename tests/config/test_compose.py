@@ -43,7 +43,7 @@ def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
     assert f"recipe={recipe}" in words
 
 
-@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset", "figure"}))
+@pytest.mark.parametrize("kind", sorted(set(HOMES) - {"activation", "dataset"}))
 def test_every_plug_in_has_its_yaml(kind: str) -> None:
     ours = {*names(kind), *(["none"] if kind in MAY_BE_NONE else [])}
     torchs = set(TORCH[kind][1]) if kind in TORCH else set()

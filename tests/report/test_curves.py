@@ -1,4 +1,4 @@
-"""A figure's curves: points from runs, an ε at each, what the paper prints, and the picture."""
+"""A figure's curves: points from runs, an ε at each, and what the paper prints."""
 
 from __future__ import annotations
 
@@ -9,15 +9,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import pandas as pd
 import pytest
-from matplotlib.axes import Axes
 
 from tests.test_records import record, save
-from zdp_bench.errors import UserError
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-from zdp_bench.registry import names
-from zdp_bench.report import figures, papers, tables
+from zdp_bench.report import papers, tables
 from zdp_bench.report.cells import Filling
 
 FIGURE = "dp_dfa_2020/fig2"
@@ -81,15 +77,6 @@ def points(results: Path, curve: str, *more: Filling) -> list[dict[str, str]]:
     return [one for one in shown if one["curve"] == curve and one["epoch"]]
 
 
-def panel_of(results: Path) -> Axes:
-    figure = figures.draw(FIGURE, results)
-    return next(axes for axes in figure.axes if axes.get_title(loc="left") == PANEL)
-
-
-def drawn(results: Path) -> dict[str, list[float]]:
-    return {str(line.get_label()): list(line.get_ydata()) for line in panel_of(results).get_lines()}
-
-
 def test_points_are_means_over_seeds_at_every_epoch(results: Path) -> None:
     found = points(results, "DP-BP")
     assert [(one["panel"], one["epoch"]) for one in found] == [(PANEL, n) for n in "123"]
@@ -151,74 +138,16 @@ def test_numbers_of_the_text_stand_beside_ours(
     assert [one["paper"] for one in points(results, "DP-BP")] == ["", "41.5", ""]
 
 
-def test_the_csv_holds_every_point_and_the_figure_draws_them(results: Path) -> None:
-    with pytest.raises(
-        UserError, match=r"fig2\.csv: not found\. Create it with `zdp-bench table dp_dfa_2020/fig2"
-    ):
-        figures.draw(FIGURE, results)
+def test_the_csv_holds_every_point(results: Path) -> None:
     paths = build(results).write(results)
     assert [path.name for path in paths] == ["dp_dfa_2020_fig2.md", "dp_dfa_2020_fig2.csv"]
     every = csv.DictReader(io.StringIO(paths[1].read_text()))
     lines = [line for line in every if line["x"]]
     assert len(lines) == 3 * EPOCHS
     assert next(line for line in lines if line["row"] == "bp_10.24")["values"] == "20 30"
-    found = drawn(results)
-    assert found["DP-BP"] == pytest.approx([25, 35, 45])
-    assert found["non-private"] == pytest.approx([70, 80, 90])
-    bands = panel_of(results).collections  # where there are two seeds, and only there
-    assert len(bands) == 1
 
 
-def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
-    short = filling("short", "bp_10.24", variant="10 of 200 epochs")
-    for runs in ([], [make_run("short", 1, 0.1)]):
-        save(tmp_path, *runs)
-        figure = build(tmp_path, short)
-        figure.write(tmp_path)
-        with pytest.raises(UserError, match="none of the paper's curves was run as published"):
-            figures.draw(FIGURE, tmp_path)
-    assert {line.status for line in figure.lines if line.runs} == {"reduced"}
-
-
-def test_every_figure_of_a_paper_is_drawn_and_has_axes_and_recipes() -> None:
-    figures_of_papers = [name for name in papers.available() if papers.is_figure(name)]
-    assert set(figures_of_papers) <= set(names("figure"))
-    for name in figures_of_papers:
+def test_every_figure_of_a_paper_has_axes_and_recipes() -> None:
+    for name in filter(papers.is_figure, papers.available()):
         assert papers.recipes_of(name)
         assert papers.axes(name).label
-
-
-@pytest.fixture
-def sweep(results: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The figure over the learning rate: 0.1, 0.2 and 0.3; the hybrid lacks 0.2."""
-    axes = papers.Axes("", "config.optimizer.lr", "learning rate")
-    monkeypatch.setattr(papers, "axes", lambda figure: axes)
-    save(results, *(make_run("hybrid", seed, 0.5) for seed in (1, 3)))
-    build(results).write(results)
-    return results
-
-
-def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
-    assert drawn(sweep)["DP-DFA hybrid"] == pytest.approx([80, math.nan, 80], nan_ok=True)
-
-
-def test_the_papers_numbers_are_stars_beside_ours(sweep: Path) -> None:
-    table = sweep / "tables" / "dp_dfa_2020_fig2.csv"
-    lines = pd.read_csv(table, dtype=str, keep_default_na=False)
-    at = lines.index[lines["row"] == "bp_10.24"][:2]
-    lines.loc[at, "paper"] = ["42.5", ">45"]
-    again = lines.loc[at].assign(curve="DP-BP (ours)")
-    pd.concat([lines, again]).to_csv(table, index=False)
-    (stars,) = (line for line in panel_of(sweep).get_lines() if line.get_label() == "printed")
-    assert list(stars.get_ydata()) == pytest.approx([42.5, math.nan], nan_ok=True)
-
-
-def test_training_without_protection_is_a_line_across_where_it_is_no_curve(sweep: Path) -> None:
-    table = sweep / "tables" / "dp_dfa_2020_fig2.csv"
-    lines = table.read_text().splitlines()
-    table.write_text("\n".join(line for line in lines if "nonprivate" not in line) + "\n")
-    assert "non-private" not in drawn(sweep)
-    plain = make_run("other", 7, 0.65, math.inf, 0.0)
-    plain["config"] |= {"algorithm": {"name": "sgd"}}
-    save(sweep, plain)
-    assert drawn(sweep)["non-private"] == pytest.approx([95, 95])

@@ -11,7 +11,7 @@ import pytest
 
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
-from zdp_bench.report import figures, grids
+from zdp_bench.report import grids
 from zdp_bench.report.cells import Filling
 
 ROW = "Fashion-MNIST"
@@ -39,8 +39,6 @@ def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path
     with (grid.write(tmp_path)[1]).open() as file:
         numbers = list(csv.DictReader(file))
     assert [line["values"] for line in numbers] == ["0.8 0.82", "0.9"]
-    (axes,) = figures.draw("cost", tmp_path).axes
-    assert axes.get_lines()[0].get_ydata()[0] == pytest.approx(100 * 0.71 / 0.8, abs=0.01)
 
 
 def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is(

@@ -1,5 +1,5 @@
 """Reconstruction from end to end on the phantom: by slice and by volume, with an example to look
-at; figure 3 of two runs."""
+at."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records import Record, read
-from zdp_bench.report import figures
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import run
 
@@ -59,38 +58,6 @@ def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
 def test_a_run_whose_loss_grows_a_thousandfold_says_so(tmp_path: Path) -> None:
     record, _ = carried_out(tmp_path, "mri_recon_small", "optimizer.lr=1e4")
     assert "training diverged, the test loss rose from" in record["warning"]
-
-
-def test_figure_3_needs_a_private_and_a_non_private_run_on_the_same_data(tmp_path: Path) -> None:
-    carried_out(tmp_path, "mri_recon_small", "trainer.batch_size=3")
-    with pytest.raises(UserError, match=r"zdp-bench run recipe=NAME.*mri_recon_small_nonprivate"):
-        figures.draw("reconstructions", tmp_path / "results")
-    carried_out(tmp_path, "mri_recon_small_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("reconstructions", tmp_path / "results")
-    titles = [
-        axes.get_title(loc="center").split("\n")[0]
-        for axes in figure.axes
-        if axes.get_title(loc="center")
-    ]
-    assert titles == ["reference", "zero-filled", "non-private", "private"]
-    assert figure.axes[1].get_title(loc="center").startswith("zero-filled\nSSIM 0.")
-    carried_out(tmp_path, "mri_recon_tuned")  # another network: its pair stands beside the first
-    carried_out(tmp_path, "mri_recon_tuned_nonprivate", "trainer.batch_size=3")
-    figure = figures.draw("reconstructions", tmp_path / "results")
-    titles = [
-        axes.get_title(loc="center").replace("\n", ", ")
-        for axes in figure.axes
-        if axes.get_title(loc="center")
-    ]
-    wanted = [
-        "unet, non-private, SSIM",
-        "unet, private, batch 3",
-        "harmonic, non-private, SSIM",
-        "harmonic, private, batch 1",
-    ]
-    assert all(title.startswith(start) for title, start in zip(titles[2:], wanted, strict=True)), (
-        titles
-    )
 
 
 def test_poissons_rate_follows_the_expected_batch() -> None:

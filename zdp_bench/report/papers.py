@@ -146,6 +146,15 @@ def axes(figure: str) -> Axes:
     return Axes(**settings(figure)["figures"][figure.partition("/")[2]])
 
 
+def captions() -> dict[str, str]:
+    """Return what each figure of a paper and table of ours shows, by the name of its file."""
+    shown = {file_stem(name): of["title"] for name, of in ours().items()}
+    for name in filter(is_figure, available()):
+        number = name.rpartition("fig")[2]
+        shown[file_stem(name)] = f"{reference(name)[0].paper}, Figure {number}: {axes(name).title}"
+    return shown
+
+
 def seeds(table: str) -> int:
     """Return how many runs of each row the paper has, 1 where it does not say; of ours, 3."""
     if table in ours():

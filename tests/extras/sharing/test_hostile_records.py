@@ -10,7 +10,6 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -19,7 +18,6 @@ from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.loading import predict_file
-from zdp_bench.report import figures
 from zdp_bench.report.sheet import to_csv
 
 TEXTS = ["\x1b]0;a\x07", "\x9b2J", "a\u202eb", "a\rb", "[/bold]", "[link=http://a]b[/link]"]
@@ -102,17 +100,14 @@ def test_an_output_replaces_nothing_but_files(
         return path
 
     before = {path: path.read_bytes() for path in (tmp_path / "in.npy",)}
-    figure = plt.figure()
     writes: list[Any] = [
         lambda: records.write_text(there(tmp_path / "a"), ""),
         lambda: records.write_arrays(there(tmp_path / "a.npz"), {}),
-        lambda: figures.save(figure, there(tmp_path / "a.png")),
         lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.npy")),
     ]
     for write in writes:
         with pytest.raises(UserError, match=r"exists but is not a regular file; choose another"):
             write()
-    plt.close(figure)
     page = there(tmp_path / "page.html")
     words = ["report", "--results", str(tmp_path / "results"), "--output", str(page)]
     code, _, err = command(capsys, *words)

@@ -14,7 +14,6 @@ from zdp_bench.cli.commands import (
     coverage,
     data,
     epsilon,
-    figure,
     list,
     new,
     reproduce,
@@ -58,7 +57,7 @@ ORDER = (
 )
 
 _CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
-_CORE += [reproduce, table, coverage, figure]
+_CORE += [reproduce, table, coverage]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
 COMMANDS: dict[str, ModuleType] = {

@@ -26,7 +26,6 @@ KINDS = (
     "accountants",
     "recipes",
     "tables",
-    "figures",
     "keys",
 )
 
@@ -83,11 +82,6 @@ def _list(kind: str) -> list[tuple[str, str]]:
 
         every = [*papers.ours(), *papers.available()]
         return [(name, ", ".join(papers.recipes_of(name)) or "no recipe yet") for name in every]
-    if kind == "figures":
-        from zdp_bench.registry import lookup, names
-
-        docs = {name: str(lookup("figure", name).__doc__) for name in names("figure")}
-        return [(name, doc.splitlines()[0]) for name, doc in docs.items()]
     if kind == "keys":
         from zdp_bench.config.plugins import every_key
 

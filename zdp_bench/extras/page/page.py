@@ -27,7 +27,7 @@ from markupsafe import Markup, escape
 from zdp_bench import __version__, records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record, to_json
-from zdp_bench.report import coverage, figures, names, papers
+from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
 from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.tables import Table
@@ -201,7 +201,7 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     Others are turned light on dark with the page.
     """
     files = sorted((results / "figures").glob("*.svg"))
-    captions = figures.captions() if files else {}
+    captions = papers.captions() if files else {}
     return [
         (
             file.stem,

@@ -1,0 +1,212 @@
+"""Figures: the papers', by name and the same file each time, and those of runs of your own."""
+
+from __future__ import annotations
+
+import math
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import pandas as pd
+import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+
+from tests.report.test_curves import FIGURE, build, filling, make_run
+from tests.report.test_curves import results as curves_results
+from tests.test_cli import leave
+from tests.test_cli import run as command
+from tests.test_records import record, save
+from zdp_bench import records
+from zdp_bench.errors import UserError
+from zdp_bench.extras.figures import drawing, figures
+from zdp_bench.extras.figures.reconstructions import choose_runs
+from zdp_bench.report import papers
+
+TABLES = Path(__file__).resolve().parents[3] / "results" / "tables"
+OURS = [*filter(papers.is_figure, papers.available()), *papers.ours()]
+
+curve_runs = curves_results  # a fixture of the table's tests
+
+
+def lines(axes: Axes) -> dict[str, list[float]]:
+    return {str(line.get_label()): list(line.get_ydata()) for line in axes.get_lines()}
+
+
+def test_a_figure_is_the_same_file_each_time(tmp_path: Path) -> None:
+    made = []
+    for folder in (tmp_path / "a", tmp_path / "b"):
+        figure = Figure(figsize=(2, 1))
+        figure.subplots().set_title("tight ε")
+        paths = drawing.write(figure, "p/fig1", folder)
+        assert [path.name for path in paths] == ["p_fig1.png", "p_fig1.svg", "p_fig1.pdf"]
+        assert len([*(folder / "figures").iterdir()]) == 3
+        made.append([path.read_bytes() for path in paths])
+    assert made[0] == made[1]
+    assert "tight ε" in made[0][1].decode()
+
+
+@pytest.mark.parametrize("name", [*OURS, "epsilon", "reconstructions"])
+def test_a_figure_without_records_says_how_to_get_them(name: str, tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="zdp-bench"):
+        figures.draw(name, tmp_path / "results")
+
+
+def test_the_papers_epsilons_stand_beside_the_tight_ones(tmp_path: Path) -> None:
+    (tmp_path / "tables").symlink_to(TABLES)
+    (axes,) = figures.draw("epsilon", tmp_path).axes
+    assert len(axes.get_lines()) == len(papers.titles()) + 1
+    assert "not drawn: 20 claims" in axes.get_title(loc="left")
+    with pytest.raises(UserError, match=r"figure 'epsilom' is not known\. Did you mean 'epsilon'"):
+        figures.draw("epsilom", tmp_path)
+
+
+def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) -> None:
+    (tmp_path / "runs").mkdir()
+    pairs = [f"mri_recon_{of}{end}" for of in ("small", "tuned") for end in ("_nonprivate", "")]
+    for recipe in (*pairs, "mri_recon_public_nonprivate"):  # the last is on other data
+        (tmp_path / "runs" / recipe).symlink_to(TABLES.parent / "runs" / recipe)
+    runs = choose_runs(records.read_all(tmp_path), tmp_path)
+    assert [run["recipe"] for run in runs] == pairs
+    titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
+    assert titles[:2] == ["reference", "zero-filled\nSSIM 0.601"]
+    assert titles[3] == "unet\nprivate\nbatch 1\ntight ε 0.485\nSSIM 0.599"
+
+
+# ------------------------------------------------------------------------------- a paper's curves
+
+
+def panel_of(results: Path) -> Axes:
+    figure = figures.draw(FIGURE, results)
+    return next(axes for axes in figure.axes if axes.get_title(loc="left") == "b: σ = 0.03")
+
+
+def test_a_papers_curves_are_drawn_from_its_table(curve_runs: Path) -> None:
+    build(curve_runs).write(curve_runs)
+    axes = panel_of(curve_runs)
+    assert lines(axes)["DP-BP"] == pytest.approx([25, 35, 45])
+    assert lines(axes)["non-private"] == pytest.approx([70, 80, 90])
+    assert len(axes.collections) == 1, "a band where there are two seeds, and only there"
+
+
+def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
+    save(tmp_path, make_run("short", 1, 0.1))
+    build(tmp_path, filling("short", "bp_10.24", variant="10 of 200 epochs")).write(tmp_path)
+    with pytest.raises(UserError, match="none of the paper's curves was run as published"):
+        figures.draw(FIGURE, tmp_path)
+
+
+@pytest.fixture
+def sweep(curve_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The figure over the learning rate: 0.1, 0.2 and 0.3; the hybrid lacks 0.2."""
+    axes = papers.Axes("", "config.optimizer.lr", "learning rate")
+    monkeypatch.setattr(papers, "axes", lambda figure: axes)
+    save(curve_runs, *(make_run("hybrid", seed, 0.5) for seed in (1, 3)), make_run("bp", 3, 0.1))
+    build(curve_runs).write(curve_runs)
+    return curve_runs
+
+
+def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
+    assert lines(panel_of(sweep))["DP-DFA hybrid"] == pytest.approx([80, math.nan, 80], nan_ok=True)
+
+
+def test_the_papers_numbers_are_stars_beside_ours(sweep: Path) -> None:
+    path = sweep / "tables" / "dp_dfa_2020_fig2.csv"
+    table = pd.read_csv(path, dtype=str, keep_default_na=False)
+    at = table.index[table["row"] == "bp_10.24"][:2]
+    table.loc[at, "paper"] = ["42.5", ">45"]
+    again = table.loc[at].assign(curve="DP-BP (ours)")
+    pd.concat([table, again]).to_csv(path, index=False)
+    (stars,) = (one for one in panel_of(sweep).get_lines() if one.get_label() == "printed")
+    assert list(stars.get_ydata()) == pytest.approx([42.5, math.nan, math.nan], nan_ok=True)
+
+
+# ----------------------------------------------------------------------------------- runs of yours
+
+
+def make(recipe: str, seed: int, value: float, epsilon: float, **config: Any) -> dict[str, Any]:
+    name = sha256(f"{recipe} {seed} {config} {epsilon}".encode()).hexdigest()
+    run = record(recipe, seed, value, run=name)
+    run["config"] = {"seed": seed, "optimizer": {"lr": 0.1, "momentum": 0.0}, **config}
+    run["privacy"]["epsilon_tight"] = epsilon
+    return run
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two algorithms at three ε, which a target sets; two seeds of one; and one without privacy."""
+    runs = [
+        make("a", seed, 0.5 + 0.01 * e + 0.01 * seed, e, algorithm={"name": name, "target": e})
+        for e in (1, 2, 16)
+        for name, seeds in (("dp_sgd", (0, 1)), ("gredp", (0,)))
+        for seed in seeds
+        if (name, e) != ("gredp", 2)
+    ]
+    open_run = make("b", 0, 0.9, math.inf, algorithm={"name": "sgd", "target": None})
+    save(tmp_path, *runs, open_run)
+    return tmp_path
+
+
+def test_each_algorithm_is_a_curve_with_its_gap_and_the_non_private_run_a_line(
+    results: Path,
+) -> None:
+    figure = figures.draw_runs(results, [], "epsilon_tight", "accuracy", ["algorithm"])
+    (axes,) = figure.axes
+    found = lines(axes)
+    assert set(found) == {"dp_sgd", "gredp", "sgd"}
+    assert found["dp_sgd"] == pytest.approx([51.5, 52.5, 66.5])
+    assert found["gredp"] == pytest.approx([51, math.nan, 66], nan_ok=True)
+    assert found["sgd"] == pytest.approx([90, 90])
+    assert (axes.get_xlabel(), axes.get_ylabel()) == ("epsilon tight", "test accuracy, %")
+    assert axes.get_xscale() == "log"
+    (legend,) = figure.legends
+    assert "n = 1 to 2" in legend.get_title().get_text()
+
+
+@pytest.mark.parametrize(
+    ("filters", "x", "y", "by", "says"),
+    [
+        (["recipe=none"], "seed", "accuracy", "recipe", "recipe=none: none of 9 records has it"),
+        ([], "optimizer.lrr", "accuracy", "recipe", "Did you mean 'optimizer.lr'"),
+        ([], "seed", "accuracies", "recipe", "Did you mean 'accuracy'"),
+        ([], "algorithm.name", "accuracy", "recipe", "--x algorithm.name: is no number in one"),
+        ([], "seed", "algorithm.name", "recipe", "--y algorithm.name: is a finite number in none"),
+        ([], "seed", "accuracy", "algorithm.nam", "Did you mean 'algorithm.name'"),
+        ([], "seed", "accuracy", "epsilon_tight", "--by .* 9 values"),
+    ],
+)
+def test_what_cannot_be_drawn_is_one_sentence(
+    tmp_path: Path, filters: list[str], x: str, y: str, by: str, says: str
+) -> None:
+    options = {"name": "dp_sgd"}
+    save(tmp_path, *(make("a", 0, 0.5, e, algorithm=options) for e in range(1, 10)))
+    with pytest.raises(UserError, match=says):
+        figures.draw_runs(tmp_path, filters, x, y, [by])
+
+
+def test_the_command_writes_the_file_asked_for_or_all_formats(
+    results: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = ["figure", "--results", str(results), "--x", "epsilon_tight", "--y", "accuracy"]
+    out = results / "mine.pdf"
+    for more in (["--out", str(out)], []):
+        assert command(capsys, *words, *more, "--runs", "recipe=a", "seed=0")[0] == 0
+    assert out.read_bytes().startswith(b"%PDF")
+    made = {path.suffix for path in (results / "figures").iterdir()}
+    assert made == {".pdf", ".png", ".svg"}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "needs PAPER/figN, or --runs"),
+        (["--runs"], "needs PAPER/figN, or --runs"),
+        (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
+        (["epsilon", "--runs", "--x", "seed"], "needs PAPER/figN, or --runs"),
+        (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "a figure ends in .png"),
+    ],
+)
+def test_words_that_do_not_fit_together_are_one_sentence(
+    results: Path, words: list[str], says: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert says in leave(["figure", "--results", str(results), *words], capsys)

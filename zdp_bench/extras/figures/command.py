@@ -1,0 +1,72 @@
+"""Draw a paper's figure (PAPER/figN), a table of ours, `epsilon` or `reconstructions`; or with
+--runs one of your own: a metric of your runs against any column of records.csv or key of the
+configuration.
+"""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from zdp_bench.cli.arguments import add_results, require_records
+from zdp_bench.errors import UserError
+
+GROUP = "reproduce"
+HELP = "draw a paper's figure or your runs as PNG, SVG and PDF"
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument(
+        "figures", nargs="*", metavar="PAPER/figN", help="see `zdp-bench list tables`"
+    )
+    parser.add_argument(
+        "--runs",
+        nargs="*",
+        metavar="COLUMN=VALUE",
+        help="draw the runs with these values; all runs if none is given",
+    )
+    parser.add_argument("--x", metavar="KEY", help="of --runs, such as epsilon_tight, optimizer.lr")
+    parser.add_argument("--y", metavar="METRIC", help="of --runs, such as accuracy")
+    parser.add_argument(
+        "--by",
+        metavar="KEY,KEY",
+        default="algorithm",
+        help="of --runs: a colour for each value of these (default: algorithm)",
+    )
+    parser.add_argument(
+        "--out",
+        type=Path,
+        metavar="FILE",
+        help="of --runs: a .png, .svg or .pdf (default: all three, as own_KEY_METRIC in the "
+        "results folder's figures)",
+    )
+    add_results(parser)
+
+
+def run(options: argparse.Namespace) -> int:
+    from zdp_bench.extras.figures import drawing, figures
+    from zdp_bench.training.interrupts import require_writable
+
+    own = options.runs is not None
+    if own == bool(options.figures) or own != bool(options.x and options.y):
+        raise UserError(
+            "`zdp-bench figure` needs PAPER/figN, or --runs with --x and --y; "
+            "see `zdp-bench figure --help`."
+        )
+    require_records(options.results, runs=own)
+    if options.out is None:
+        require_writable(options.results)
+    paths: list[Path] = []
+    if own:
+        by = options.by.split(",")
+        drawn = figures.draw_runs(options.results, options.runs, options.x, options.y, by)
+        if options.out is not None:
+            drawing.save(drawn, options.out)
+            paths = [options.out]
+        else:
+            name = f"own_{options.x}_{options.y}".replace(".", "_")
+            paths = drawing.write(drawn, name, options.results)
+    for name in options.figures:
+        paths += drawing.write(figures.draw(name, options.results), name, options.results)
+    print("\n".join(f"written: {path}" for path in paths))
+    return 0

@@ -1,0 +1,178 @@
+"""What figures show: a paper's curves, a table of ours against ε, printed ε, and your own runs."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+import matplotlib as mpl
+import pandas as pd
+from matplotlib.figure import Figure
+
+from zdp_bench import records
+from zdp_bench.errors import UserError, unknown
+from zdp_bench.extras.figures.drawing import COLOURS, MARKERS, STYLE, WIDTH, draw_panels
+from zdp_bench.extras.figures.reconstructions import draw_reconstructions
+from zdp_bench.report import names, papers, results
+
+SPREAD = 8  # of your runs, a positive x axis over this factor or more is logarithmic
+
+
+def draw(name: str, folder: Path) -> Figure:
+    """Draw a figure by name: PAPER/figN, a table of ours, 'epsilon' or 'reconstructions'.
+
+    Raises:
+        UserError: no such figure, or records or tables that it needs are not there.
+    """
+    drawings: dict[str, Callable[[str, Path], Figure]] = {
+        **dict.fromkeys(filter(papers.is_figure, papers.available()), draw_paper),
+        **dict.fromkeys(papers.ours(), draw_ours),
+        "epsilon": draw_epsilon,
+        "reconstructions": draw_reconstructions,
+    }
+    if name not in drawings:
+        raise unknown("figure", name, drawings)
+    with mpl.rc_context(STYLE):
+        return drawings[name](name, folder)
+
+
+def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
+    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers.
+
+    Raises:
+        UserError: it has not been made; says the command.
+    """
+    path = folder / "tables" / f"{name.replace('/', '_')}.csv"
+    if not path.exists():
+        raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
+    table = pd.read_csv(path, keep_default_na=False, dtype=str)
+    if "values" in table:
+        table["values"] = [[float(word) for word in of.split()] for of in table["values"]]
+    return table
+
+
+def draw_paper(name: str, folder: Path) -> Figure:
+    """Draw the curves of PAPER/figN. A star is a number that the paper's text gives.
+
+    Raises:
+        UserError: the table has not been made, or holds no curve as published.
+    """
+    points = read_table(name, folder, f"zdp-bench table {name} --write")
+    points = points[points["x"] != ""]
+    if not (points["status"] == "as published").any():
+        raise UserError(
+            f"{name}: none of the paper's curves was run as published, so nothing is drawn as its "
+            f"figure. `zdp-bench table {name}` shows what was run and what it lacks."
+        )
+    points = points.astype({"x": float, "epsilon_claimed": float, "epsilon_tight": float})
+    least = points.groupby("curve")[["epsilon_claimed", "epsilon_tight"]].transform("min")
+    unbounded = (least["epsilon_claimed"] < math.inf) & (least["epsilon_tight"] == math.inf)
+    points["curve"] += unbounded.map({True: ", tight ε = ∞", False: ""})
+    points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
+    points.loc[points.duplicated(["row", "x"]), "printed"] = math.nan  # a variant's, said above
+    points["y"] = names.axis(points["metric"].iloc[0])
+    of = papers.axes(name)
+    shown = [
+        points[[panel.endswith(part) for part in points["panel"]]].assign(panel=panel)
+        for panel in panels_of([*points["panel"]])
+    ]
+    return draw_panels(pd.concat(shown), of.label, columns=of.columns or 4, share=True, log=of.log)
+
+
+def panels_of(parts: Sequence[str]) -> list[str]:
+    """Return the distinct names that no other name ends with; the rest are parts of panels."""
+    distinct = list(dict.fromkeys(parts))
+    return [n for n in distinct if not any(o != n and o.endswith(n) for o in distinct)]
+
+
+def draw_ours(name: str, folder: Path) -> Figure:
+    """Draw a table of our own against ε: what is kept in one panel, or a panel for each row.
+
+    Raises:
+        UserError: the table has not been made.
+    """
+    points = read_table(name, folder, f"zdp-bench table {name} --write")
+    points["x"] = points["target_epsilon"].astype(float)
+    if papers.ours()[name].get("kept"):
+        points = points[(points["x"] < math.inf) & (points["kept"] != "")].copy()
+        points["values"] = [[100 * float(share)] for share in points["kept"]]
+        points["curve"], points["panel"] = points["row"], ""
+        points["y"] = "share of the non-private score kept, %"
+        return draw_panels(points, "tight ε", "each point: the mean over seeds", log=True)
+    metrics = zip(points["metric"], points["values"], strict=True)
+    points["values"] = [[names.scale(metric) * x for x in values] for metric, values in metrics]
+    named = {"curve": points["variant"].map(names.algorithm), "y": points["metric"].map(names.axis)}
+    return draw_panels(points.assign(panel=points["row"], **named), "tight ε", log=True)
+
+
+def draw_epsilon(name: str, folder: Path) -> Figure:
+    """Draw every finite printed ε of the five papers against the tight ε of its mechanism.
+
+    Raises:
+        UserError: the table has not been made.
+    """
+    claims = read_table(name, folder, "zdp-bench epsilon")
+    for column in ("printed", "tight"):
+        claims[column] = pd.to_numeric(claims[column], errors="coerce")
+    finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
+    figure = Figure(figsize=(WIDTH, 0.75 * WIDTH))
+    axes = figure.subplots()
+    for marker, (paper, points) in zip(MARKERS, finite.groupby("paper"), strict=False):
+        label = papers.titles().get(str(paper), str(paper))
+        axes.plot(points["printed"], points["tight"], marker, label=label, linestyle="none")
+    both = finite[["printed", "tight"]].to_numpy()
+    ends = [both.min() / 1.5, both.max() * 1.5]
+    axes.plot(ends, ends, color="0.4", linewidth=1, linestyle="-", label="as printed")
+    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.set(xlabel="ε as the paper prints it", ylabel="ε tight, of the mechanism as described")
+    axes.xaxis.set_major_formatter("{x:g}")
+    axes.yaxis.set_major_formatter("{x:g}")
+    # Said here, where no point can lie.
+    unbounded = int((claims["tight"] == math.inf).sum())
+    not_drawn = f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""
+    axes.set_title(f"Above the line, a run has spent more than its paper says{not_drawn}")
+    axes.legend(loc="lower right")
+    return figure
+
+
+def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str]) -> Figure:
+    """Draw the metric of the records that pass every filter, a curve for each value of `by`.
+
+    Args:
+        filters: column=value, as `zdp-bench results` takes them.
+        x: a column of records.csv or a key of the configuration.
+        metric: one of a run; runs without it are not drawn.
+        by: columns or keys.
+
+    Raises:
+        UserError: no record passes; x, metric or `by` is not known; x is not a number; or `by` has
+            more values than there are colours.
+    """
+    frame = results.keep(results.read_frame(records.read_all(folder))[0], filters)
+    x, metric = results.find(x, frame, "--x"), results.find(metric, frame, "--y")
+    by = [results.find(one, frame, "--by") for one in by]
+    y = pd.to_numeric(frame[metric], errors="coerce").replace([math.inf, -math.inf], math.nan)
+    numbers = pd.to_numeric(frame[x], errors="coerce")
+    if y.isna().all() or numbers.isna().any():
+        wrong = (
+            f"--y {metric}: is a finite number in none"
+            if y.isna().all()
+            else f"--x {x}: is no number in one"
+        )
+        raise UserError(f"{wrong} of these runs. Choose other runs: --runs COLUMN=VALUE.")
+    if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
+        numbers = numbers.map(lambda number: float(f"{number:.3g}"))
+    curve = frame[by].map(str).agg(", ".join, axis=1)
+    drawn = pd.DataFrame({"x": numbers, "y": y * names.scale(metric), "curve": curve}).dropna()
+    if (many := drawn["curve"].nunique()) > len(COLOURS):
+        raise UserError(
+            f"--by {','.join(by)}: has {many} values, and a figure shows {len(COLOURS)}. Choose "
+            "another column, or draw fewer runs: --runs COLUMN=VALUE."
+        )
+    points = drawn.groupby(["curve", "x"])["y"].agg(list).rename("values").reset_index()
+    finite = points.loc[points["x"] < math.inf, "x"]
+    log = bool(finite.min() > 0 and finite.max() >= SPREAD * finite.min())
+    with mpl.rc_context(STYLE):
+        points = points.assign(panel="", y=names.axis(metric))
+        return draw_panels(points, x.replace("_", " "), log=log)
