@@ -18,7 +18,7 @@ EXTRAS = sorted(path.parent.name for path in PACKAGE.glob("extras/*/__init__.py"
 
 # package -> the packages it may import; one that is not listed fails, so that a new one is placed
 # with thought
-BASE = {"errors", "disk", "foreign_files", "assets", "registry", "caches", "__init__"}
+BASE = {"errors", "disk", "foreign_files", "assets", "registry", "caches", "threads", "__init__"}
 CORE = {
     "privacy",
     "gradients",
@@ -38,6 +38,7 @@ ALLOWED: dict[str, set[str]] = {
     "assets": set(),
     "__init__": set(),
     "caches": set(),
+    "threads": set(),
     "registry": {"errors"},
     "records": BASE,
     "privacy": BASE,

@@ -17,7 +17,6 @@ from zdp_bench.privacy.normal_stream import (
     _box_muller,
     add_normals,
     hash_key,
-    run_parallel,
 )
 
 KEY = hash_key((7, "noise", 3, "w"))
@@ -51,8 +50,8 @@ def expected(numbers: int, dtype: torch.dtype, terms: int) -> np.ndarray:
             radii, angles = np.frombuffer(
                 cipher.update(bytes(2 * size * half)), f"i{size}"
             ).reshape(2, -1)
-            width = {4: 31, 8: 52}[size]
-            radius = np.sqrt(-2 * np.log(((radii & (2**width - 1)) + 0.5) * 2.0**-width))
+            uniform = radii * 2.0 ** (1 - 8 * size)
+            radius = np.sqrt(-np.log(uniform**2 + 2.0 ** (-16 * size)))
             angle = angles * (2 * math.pi * 2.0 ** (-8 * size))
             piece += np.concatenate([radius * np.cos(angle), radius * np.sin(angle)])
         pieces.append(piece[:count] / math.sqrt(terms))
@@ -76,9 +75,10 @@ def test_extreme_words_give_finite_numbers(dtype: torch.dtype) -> None:
     kind = torch.int32 if dtype == torch.float32 else torch.int64
     limits = torch.iinfo(kind)
     words = torch.tensor([0, -1, 1, limits.min, limits.max], dtype=kind)
-    for pair in _box_muller(words.repeat(5), words.repeat_interleave(5), dtype):
-        assert torch.isfinite(pair).all()
-        assert pair.abs().max() < (6.8 if dtype == torch.float32 else 8.7)
+    radii, *waves = _box_muller(words.repeat(5), words.repeat_interleave(5), dtype)
+    for wave in waves:
+        assert torch.isfinite(radii * wave).all()
+        assert (radii * wave).abs().max() < (6.7 if dtype == torch.float32 else 9.5)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -92,31 +92,3 @@ def test_any_number_of_threads_draws_the_same(
     set_threads(threads)
     add_normals([Request(KEY, shared, 1.0, 1.0)], dtype)
     assert torch.equal(alone, shared)
-
-
-@pytest.mark.parametrize("threads", [1, 2, 3])
-@pytest.mark.parametrize("count", [0, 1, 2, 3, 100])
-def test_parts_cover_everything_once(
-    threads: int, count: int, set_threads: Callable[[int], None]
-) -> None:
-    done = np.zeros(count, dtype=int)
-    starts = []
-
-    def work(start: int, stop: int) -> None:
-        starts.append(start)
-        done[start:stop] += 1
-
-    set_threads(threads)
-    run_parallel(work, count)
-    assert (done == 1).all()
-    assert len(starts) == max(1, min(threads, count))
-
-
-def test_an_error_on_another_thread_is_raised_here(set_threads: Callable[[int], None]) -> None:
-    def work(start: int, stop: int) -> None:
-        if start:
-            raise ZeroDivisionError
-
-    set_threads(2)
-    with pytest.raises(ZeroDivisionError):
-        run_parallel(work, 100)

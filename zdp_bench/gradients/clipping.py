@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.nn.memory_format import memory_order
+from zdp_bench.threads import run_parallel
 
 Batch = tuple[Tensor, Tensor]  # inputs [B, ...], targets [B, ...]; several tensors are `Parts`
 Loss = Callable[[Tensor, Tensor], Tensor]  # (outputs, targets) -> [B]
@@ -28,7 +29,7 @@ SMALLEST = torch.finfo(torch.float32).tiny
 # clipped as if it were longer.
 MOST = 4096.0
 # So many numbers become float64 at a time, in a core's cache: a quarter of the time of all at once.
-NORM_AT_ONCE = 2**15
+NORM_AT_ONCE = 2**16
 
 
 @dataclass(frozen=True)
@@ -131,12 +132,17 @@ def squared_norms(gradients: Tensor) -> Tensor:
     rows = _flat(gradients)
     if not rows.is_cpu or rows.numel() <= NORM_AT_ONCE:
         return _squares(rows)
-    few = max(1, NORM_AT_ONCE // rows.shape[1])
-    squares = [
-        torch.stack([_squares(part) for part in some.split(NORM_AT_ONCE, dim=1)]).sum(dim=0)
-        for some in rows.split(few)
-    ]
-    return torch.cat(squares)
+    parts = rows.split(max(1, NORM_AT_ONCE // rows.shape[1]))
+    squares = torch.zeros(len(rows), dtype=torch.float64)
+
+    def measure(start: int, stop: int) -> None:
+        for part, found in zip(parts[start:stop], split[start:stop], strict=True):
+            for columns in part.split(NORM_AT_ONCE, dim=1):
+                found += _squares(columns)
+
+    split = squares.split(len(parts[0]))
+    run_parallel(measure, len(parts))
+    return squares
 
 
 def _squares(rows: Tensor) -> Tensor:

@@ -152,10 +152,13 @@ def weigh(g: Tensor, factors: Tensor) -> Tensor:
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
-    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], lazily conjugated.
+    """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], maybe lazily conjugated.
 
-    It is (gᴴx)‾, since BLAS conjugates only what it transposes.
+    BLAS conjugates only what it transposes: so x is conjugated before, or (gᴴx)‾ after, whichever
+    is smaller.
     """
+    if x.is_complex() and len(x) < g.shape[1]:
+        return g.mT @ x.conj()
     return (g.mH @ x).conj()
 
 

@@ -104,8 +104,8 @@ class SeededNoise:
     that one.
 
     On a CPU, noise is ChaCha20's bits made normal by Box and Muller (`normal_stream`): the same
-    bits for any number of threads. A float32 number has 31 bits for its tail, so none is beyond 6.7
-    standard deviations, where one of 10¹⁰ should be. On a GPU it is torch's Philox generator, which
+    bits for any number of threads. None is beyond 6.7 standard deviations, where one of 10¹⁰ should
+    be. On a GPU it is torch's Philox generator, which
     keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
     probability n²/2⁶⁴, 5e-6 for ten million.
     """

@@ -8,11 +8,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-import os
 import struct
-from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -21,7 +18,9 @@ from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 from torch import Tensor
 
-PAIRS = 2**14  # of numbers in a piece: so few that torch makes them on one thread, in its cache
+from zdp_bench.threads import run_parallel
+
+PAIRS = 31 * 2**10  # of numbers in a piece: so few that torch makes them on one thread
 _ZEROS = memoryview(bytes(8 * PAIRS))
 
 
@@ -59,8 +58,7 @@ def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1)
     """Add each request's numbers in place, on as many threads as torch uses.
 
     Args:
-        dtype: what numbers are made in: float32, with 31 bits for a tail (|x| ≤ 6.7), or float64,
-            with 52 (|x| ≤ 8.6).
+        dtype: what numbers are made in: float32, with |x| ≤ 6.7, or float64, with |x| ≤ 9.5.
         terms: how many independent numbers are added up to one, over the root of their count.
     """
     groups: list[list[Piece]] = []  # pieces that are made together: many small tensors, or one
@@ -85,30 +83,31 @@ def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1)
 
 
 def _add_group(group: Sequence[Piece], dtype: torch.dtype, terms: int) -> None:
-    first, second = _draw(group, dtype, 0)
-    for term in range(1, terms):
-        for number, other in zip((first, second), _draw(group, dtype, term), strict=True):
-            number += other
-    outs, numbers, scales = [], [], []
-    start = 0
+    outs, stds = [], []
     for of, _, out, pairs in group:
-        rest = out.numel() - pairs
-        outs += [out[:pairs], out[pairs:]]
-        numbers += [first[start : start + pairs], second[start : start + rest]]
-        scales += 2 * [of.std * terms**-0.5]
-        start += pairs
-    torch._foreach_mul_(numbers, scales)
-    if outs[0].is_cpu and outs[0].dtype == dtype:
-        torch._foreach_add_(outs, numbers)
-    else:
-        for out, number in zip(outs, numbers, strict=True):
-            out.add_(number.to(out.device))
+        halves = out.split(pairs)  # of one number only the first
+        outs += halves
+        stds += [of.std * terms**-0.5] * len(halves)
+    in_place = terms == 1 and outs[0].is_cpu and outs[0].dtype == dtype
+    sums = outs if in_place else [torch.zeros(len(out), dtype=dtype) for out in outs]
+    for term in range(terms):
+        radii, cosines, sines = _draw(group, dtype, term)
+        ones, others, start = [], [], 0
+        for *_, out, pairs in group:
+            for wave, count in ((cosines, pairs), (sines, len(out) - pairs))[: min(len(out), 2)]:
+                ones.append(radii[start : start + count])
+                others.append(wave[start : start + count])
+            start += pairs
+        torch._foreach_addcmul_(sums, ones, others, stds if in_place else [1.0] * len(sums))
+    if not in_place:
+        for out, number, std in zip(outs, sums, stds, strict=True):
+            out.add_(number.mul_(std).to(out.device))
     if any(of.times != 1 for of, *_ in group):
-        torch._foreach_mul_([out for _, _, out, _ in group], [of.times for of, *_ in group])
+        torch._foreach_mul_([out for *_, out, _ in group], [of.times for of, *_ in group])
 
 
-def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor, Tensor]:
-    """Return pairs of independent N(0, 1) numbers for the pieces, one behind the other."""
+def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor, Tensor, Tensor]:
+    """Return radii, cosines and sines, whose products with a radius are independent N(0, 1)."""
     size = dtype.itemsize
     words = np.empty((2, sum(piece.pairs for piece in group)), f"i{size}")
     radii, angles = (row.data.cast("B") for row in words)
@@ -124,31 +123,15 @@ def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor
     return _box_muller(torch.from_numpy(words[0]), torch.from_numpy(words[1]), dtype)
 
 
-def _box_muller(radii: Tensor, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    """Turn pairs of uniform integers [n] into pairs of independent N(0, 1) numbers."""
-    width, bits = (31, 32) if dtype == torch.float32 else (52, 64)
-    # An odd multiple of 2⁻¹⁻ʷ, so never 0.
-    uniform = radii.bitwise_and_(2**width - 1).to(dtype).add_(0.5).mul_(2.0**-width)
-    radius = uniform.log_().mul_(-2).sqrt_()
-    angle = angles.to(dtype).mul_(math.pi * 2.0 ** (1 - bits))
-    return angle.cos().mul_(radius), angle.sin_().mul_(radius)
+def _box_muller(radii: Tensor, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+    """Turn pairs of uniform signed integers [n] into Box and Muller's radii, cosines and sines.
 
-
-def run_parallel(work: Callable[[int, int], None], count: int) -> None:
-    """Call `work(start, stop)` over 0..count, in as many parts as torch uses threads.
-
-    `work` must let go of the interpreter's lock while it computes, as torch does.
+    With w bits, |integer|/2ʷ⁻¹ is uniform on [0, 1], and its square's logarithm is twice its own.
+    The added square of half a step keeps 0 from the logarithm.
     """
-    parts = max(1, min(torch.get_num_threads(), count))
-    cuts = [count * part // parts for part in range(parts + 1)]
-    pool = _pool(os.getpid(), parts)
-    others = [pool.submit(work, *cuts[part : part + 2]) for part in range(1, parts)]
-    work(cuts[0], cuts[1])
-    for other in others:
-        other.result()
-
-
-@cache
-def _pool(process: int, threads: int) -> ThreadPoolExecutor:
-    """Threads of this process; a forked process has none of its parent's."""
-    return ThreadPoolExecutor(threads, thread_name_prefix="side-by-side")
+    bits = 8 * dtype.itemsize
+    uniform = radii.to(dtype)
+    step = torch.tensor(2.0 ** -(2 * bits), dtype=dtype)
+    squared = torch.addcmul(step, uniform, uniform, value=2.0 ** (2 - 2 * bits))
+    angle = angles.to(dtype).mul_(math.pi * 2.0 ** (1 - bits))
+    return squared.log_().neg_().sqrt_(), angle.cos(), angle.sin_()
