@@ -34,9 +34,6 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config.compose import _STORED, files
 from zdp_bench.config.words import parse_words
-from zdp_bench.training import model_checks
-
-model_checks.SECONDS = 0.0  # a run checks three examples; tests/training/model_checks, more
 
 # Folders whose tests carry out no run.
 NO_RUNS = {"algorithms", "config", "gradients", "models", "nn", "privacy", "tasks"}

@@ -12,8 +12,15 @@ from torch import nn
 import zdp_bench
 from tests.library.small import defaults, network
 from zdp_bench import Private
+from zdp_bench.library import trails
 
 Make = Callable[..., Private]
+
+
+@pytest.fixture(autouse=True)
+def forget(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Trainings of other tests, from the same weights on the same data, are none of this one's."""
+    monkeypatch.setattr(trails, "_TRAILS", {})
 
 
 @pytest.fixture

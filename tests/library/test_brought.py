@@ -665,38 +665,6 @@ def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
     assert private.ledger.releases == 0
 
 
-# ------------------------------------------------------------------------ what the check leaves
-
-
-class Lazily(nn.Module):
-    """Makes a mask at its first call, counts, and keeps a dictionary."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.eye(6))
-        self.mask: Tensor | None = None
-        self.calls, self.seen = 0, {}
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.zeros_like(x[:1])
-        self.calls += 1
-        self.seen["calls"] = self.calls
-        return (x + self.mask) @ self.weight
-
-
-@pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_what_a_model_makes_at_its_first_call_and_counts_is_left_of_use(
-    make: Make, engine: str
-) -> None:
-    layer = Lazily()
-    private = make(between(layer), gradients=engine)
-    train(private)
-    called = layer.calls
-    assert private.setting.model(torch.zeros(2, 4)).isfinite().all()
-    assert layer.seen == {"calls": called + 1}
-
-
 # ---------------------------------------------------------------------------------- no ledger
 
 

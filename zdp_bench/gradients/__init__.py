@@ -173,7 +173,7 @@ def clipped_sum(
                 _remember(model, loss, True)  # not before: one that memory cut short is made again
         return fast.clipped_sum(model, loss, batch, bound, rules=rules, **how)
     except Departs as error:
-        run_alone(model, f"the model ({type(model).__name__}) {error}")
+        run_alone(model, str(error))
         return clipped_sum(model, loss, batch, bound, engine=engine, rules=rules, **how)
     except NoRule as error:
         if engine == "fast":

@@ -2,9 +2,9 @@
 
 Python may do anything in a later pass: count somewhere, read a clock or the environment, treat 300
 examples otherwise than 3. So what a pass asks of torch is compared with two passes that were
-checked: the same functions in the same order, of the same tensors and numbers. Sizes are those of
-the checked passes, or the same multiple of the number of examples. The gradients of a pass that
-departs are not used: its examples are run one at a time.
+checked: the same functions in the same order, of the same tensors and numbers. Sizes, and no other
+numbers, may be the same multiple of the number of examples. The gradients of a pass that departs
+are not used: its examples are run one at a time.
 """
 
 from __future__ import annotations
@@ -28,6 +28,10 @@ from zdp_bench.gradients.parts import leaves_of
 OWN = ("torch.nn.modules.", "zdp_bench.")
 # With these a model computes or changes gradients by itself.
 OF_GRADIENTS = {"register_hook", "register_post_accumulate_grad_hook", "grad", "backward"}
+# Their whole numbers are sizes and places.
+SIZED = {"view", "reshape", "expand", "unflatten", "repeat", "narrow", "split", "chunk", "unfold"}
+SIZED |= {"zeros", "ones", "empty", "new_zeros", "new_ones", "new_empty", "rand", "randn", "arange"}
+SIZED |= {"__getitem__", "broadcast_to", "as_strided"}
 HOOKS = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
 
 Call = tuple[Any, ...]
@@ -36,7 +40,7 @@ _HELD: WeakKeyDictionary[nn.Module, dict[int, tuple[Tensor, str]]] = WeakKeyDict
 
 
 class Departs(Exception):  # noqa: N818 - it is caught where a pass is made
-    """A pass does something that no checked pass did; says what."""
+    """A pass does something that no checked pass did; says which model, and what."""
 
 
 def is_own(module: nn.Module) -> bool:
@@ -86,9 +90,10 @@ class Program:
         """
         sizes, calls = (one.examples, other.examples), []
         for a, b in zip_longest(one.calls, other.calls, fillvalue=()):
-            calls.append(tuple(_join(*both, *sizes) for both in zip(a, b, strict=False)))
+            sized = _name(a or b) in SIZED
+            calls.append(tuple(_join(*both, sized, *sizes) for both in zip(a, b, strict=False)))
             if len(a) != len(b) or Departs in calls[-1]:
-                raise Departs(
+                raise one.error(
                     f"calls {_name(a or b)} otherwise with {sizes[0]} examples than with {sizes[1]}"
                 )
         return Program(one.parts, calls)
@@ -97,19 +102,27 @@ class Program:
         """Return the calls of a pass of so many examples."""
         if examples not in self.of_sizes:
             self.of_sizes[examples] = [
-                tuple(v.factor * examples if type(v) is Times else v for v in call)
-                for call in self.calls
+                tuple(_times(value, examples) for value in call) for call in self.calls
             ]
         return self.of_sizes[examples]
 
 
-def _join(a: Any, b: Any, of_a: int, of_b: int) -> Any:
+def _join(a: Any, b: Any, sized: bool, of_a: int, of_b: int) -> Any:
     """Return what two passes say alike, or a size that grows; `Departs` if it is neither."""
+    if type(a) is type(b) is torch.Size and len(a) == len(b):
+        sizes = tuple(_join(*both, True, of_a, of_b) for both in zip(a, b, strict=True))
+        return Departs if Departs in sizes else sizes
     if type(a) is type(b) and a == b:
         return a
-    if type(a) is type(b) is int and a % of_a == 0 and a // of_a * of_b == b:
+    if sized and type(a) is type(b) is int and a % of_a == 0 and a // of_a * of_b == b:
         return Times(a // of_a)
     return Departs
+
+
+def _times(value: Any, examples: int) -> Any:
+    if type(value) is tuple:
+        return tuple(_times(size, examples) for size in value)
+    return value.factor * examples if type(value) is Times else value
 
 
 def _name(call: Call) -> str:
@@ -165,8 +178,11 @@ class Pass(TorchFunctionMode):
         if self.expected is not None and len(self.calls) < len(self.expected):
             self.depart(f"leaves out {_name(self.expected[len(self.calls)])}")
         if self.departs and self.expected is not None:
-            raise Departs(self.departs)
+            raise self.error(self.departs)
         return output
+
+    def error(self, what: str) -> Departs:
+        return Departs(f"the model ({type(self.model).__name__}) {what}")
 
     def depart(self, what: str) -> None:
         self.departs = self.departs or what
@@ -244,7 +260,7 @@ class Pass(TorchFunctionMode):
         if isinstance(outputs, Tensor):
             self.made += 1
             self.names[id(outputs)] = f"#{self.made}"
-            call += outputs.shape
+            call.append(outputs.shape)
         elif isinstance(outputs, tuple | list):
             for part in outputs:
                 self._give_names(part, call)

@@ -201,6 +201,8 @@ def make_private(
     size = Size(micro_batch or MICRO_BATCH).examples
     own = None if probe is None else (pack(probe[0]), pack(probe[1]))
     checked = check(model, private, of_one, like, owners is not None, own)
+    guard = checked.guard
+    assert guard is not None
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
         f"{sorted(asked.items())}:{of_owners}:{max_examples}"
@@ -218,7 +220,7 @@ def make_private(
         precision=precision,
         keys=ranks.broadcast(keys),
         fixed_state=checked.fixed_state,
-        guard=checked.guard.settle(),
+        guard=guard.settle(),
         regulariser=regulariser,
         run=run,
         ledger_file=Path(ledger).absolute(),  # the loop may change its folder

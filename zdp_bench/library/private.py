@@ -258,7 +258,7 @@ class Private:
         exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
-        with adding, seeds, takes_parts(model), exact, setting.guard.hold():
+        with adding, seeds, takes_parts(model), exact:
             drawn = setting.plan, key, batch.number, keys.secure, ranks, setting.units
             everyone, divisor = draw_all(*drawn)
             indices, shares = ranks.take_share(everyone), None

@@ -6,7 +6,7 @@ import logging
 import math
 import time
 from collections.abc import Callable
-from contextlib import closing, nullcontext
+from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -140,7 +140,7 @@ def _train(
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
     scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
-    fixed_state = setup.check_model()
+    checked = setup.check_model()
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
     loop = Loop(setup, plan, scheduler, digest, home, watcher, size, save_every, ranks)
     saved = ranks.broadcast(
@@ -175,7 +175,8 @@ def _train(
                 "the code, machine and threads that began the run, without privacy.secure; or move "
                 "the run's folder away, to start anew."
             )
-        loop.guard = setup.guard()  # here, where the hooks of bf16 are the model's
+        # here, where the hooks of bf16 are the model's
+        loop.guard = checked.guard and checked.guard.settle()
         if ranks.is_first:
             reserve(config, data, mechanism, planned, home)
         stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
@@ -186,7 +187,7 @@ def _train(
             loop.trained, setup.task, data.validation, device, size.examples
         )
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
-    record = run_record(loop, watch, fixed_state, privacy, stopped_by, *ended)
+    record = run_record(loop, watch, checked.fixed_state, privacy, stopped_by, *ended)
     return record | ({"validation": held_out} if held_out else {})
 
 
@@ -201,8 +202,7 @@ class _CentralSteps:
 
     def take(self, step: int) -> bool:
         batches, divisor = self.setup.draw(self.key, step, self.loop.size, self.loop.ranks)
-        with self.loop.guard.hold() if self.loop.guard else nullcontext():
-            private_step(self.training, step, batches, divisor)
+        private_step(self.training, step, batches, divisor)
         return True
 
     def epsilon(self, steps: int) -> float:

@@ -49,8 +49,6 @@ from zdp_bench.training.build import (
 )
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.machine import arithmetic, pick_device
-from zdp_bench.training.model_checks.examples import find_source
-from zdp_bench.training.model_checks.state import Guard, watch
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
 from zdp_bench.training.representation import build_representation, represent_data
@@ -255,38 +253,16 @@ class Setup(ModelSetup):
             self.device,
         )
 
-    def check_model(self) -> list[str]:
+    def check_model(self) -> model_checks.Checked:
         """Refuse a model that must not be trained privately as it is; see `model_checks.check`.
 
-        It is tried on random numbers.
-
-        Returns:
-            The names of fixed state that the output depends on; none if the algorithm is not
-            private.
-
-        Raises:
-            UserError: names the layer that breaks a guarantee.
+        It is tried on random numbers; not at all if the algorithm is not private.
         """
+        like = self.empty_batch()
         if not self.mechanism.is_private:
-            return []
-        return model_checks.check(
-            self.model,
-            self.algorithm,
-            loss_of(self.task),
-            self.empty_batch(),
-            self.config.forms_shares,
-        ).fixed_state
-
-    def guard(self) -> Guard | None:
-        """Return what finds a change of the model beside its weights; None if nothing is private.
-
-        Raises:
-            UserError: the model keeps something of what it sees.
-        """
-        if not self.mechanism.is_private:
-            return None
-        source = find_source(self.model, loss_of(self.task), self.empty_batch(), None)
-        return watch(self.model, source.draw(model_checks.SAMPLES)[0])
+            return model_checks.Checked([], None, like)
+        loss, forms_shares = loss_of(self.task), self.config.forms_shares
+        return model_checks.check(self.model, self.algorithm, loss, like, forms_shares)
 
     def micro_batch_size(self) -> Size:
         """Return how many examples a step processes at once to begin with."""

@@ -19,7 +19,7 @@ from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreem
 from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
 from zdp_bench.extras.bench.workload import NETWORKS, Step, Workload
 from zdp_bench.gradients import per_example
-from zdp_bench.training.model_checks.mixing import check_apart
+from zdp_bench.training.model_checks.influence import check_apart
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})

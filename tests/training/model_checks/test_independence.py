@@ -285,6 +285,7 @@ CASES: dict[str, Case] = {
             ),
             "an index": lambda x: x[torch.arange(len(x)) % MANY],
             "a view": lambda x: x + x.view(-1, 6)[: len(x) // (MANY + 1)].sum(),
+            "a limit": lambda x: x + 10 * (1e3 * x).clamp(max=len(x)).sub(MANY).clamp(min=0),
             "a factor": lambda x: x * (1 + 9 * (len(x) // (MANY + 1))),
         }.items()
     },

@@ -96,7 +96,6 @@ def test_what_mixes_samples_is_found_and_named(name: str) -> None:
 SINS: dict[str, Callable[[Tensor], Tensor]] = {
     "the mean": lambda x: x - x.mean(dim=0),
     "a mean that no gradient passes": lambda x: x - x.mean(dim=0).detach(),
-    "the size of the batch": lambda x: x / len(x),
     "the largest": lambda x: x / x.abs().max(),
     "all before": lambda x: torch.cumsum(x, dim=0),
     "other numbers' places": lambda x: x.t().reshape(x.shape),
@@ -222,6 +221,10 @@ def experts(net: Net, x: Tensor) -> Tensor:
     return outputs
 
 
+def by_size(net: Net, x: Tensor) -> Tensor:
+    return net.last(x / len(x))
+
+
 def gradient(net: Net, x: Tensor) -> Tensor:
     """Force fields and score models answer with a gradient."""
     x = x.detach().requires_grad_()
@@ -254,6 +257,7 @@ KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
         shared_mask: (2, (SERIES, MASK)),
     },
     "alone": {
+        by_size: (4, TABLE),
         trimmed: (2, SERIES),
         embedded: (5, IDS),
         experts: (4, TABLE),

@@ -35,7 +35,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
-from zdp_bench.training.model_checks.mixing import check_apart
+from zdp_bench.training.model_checks.influence import check_apart
 from zdp_bench.training.progress import Silent
 from zdp_bench.training.run import run
 

@@ -5,7 +5,7 @@ ClientApp that answers the server.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
 from typing import Any
@@ -142,8 +142,8 @@ class Site:
             UserError: the model must not be trained privately as it is.
         """
         if not self._checked:
-            setup.check_model()
-            self.guard = setup.guard()
+            checked = setup.check_model()
+            self.guard = checked.guard and checked.guard.settle()
             self._checked = True
 
     def node(self, number: int) -> Node:
@@ -282,8 +282,7 @@ class Node:
         with setup.arithmetic():
             for step in range(round_ * count, (round_ + 1) * count):
                 batches, divisor = setup.draw(key, step, self.size)
-                with self.site.guard.hold() if self.site.guard else nullcontext():
-                    private_step(training, step, batches, divisor, of)
+                private_step(training, step, batches, divisor, of)
         if self.site.guard:
             self.site.guard.require_unchanged()
         self._size = self._path.stat().st_size

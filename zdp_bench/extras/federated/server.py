@@ -153,7 +153,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     made = {n: of_size(size) for n, size in sizes.items()}
     mechanisms = {n: own.mechanism for n, own in made.items()}
     limits = {n: largest_release(mechanism, a_round) for n, mechanism in mechanisms.items()}
-    fixed = made[0].check_model()
+    fixed = made[0].check_model().fixed_state
     repeatable = not config.privacy.secure
     at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
     asked = open_ledger(

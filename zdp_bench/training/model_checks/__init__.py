@@ -26,7 +26,7 @@ from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients import Batch, Loss, per_example, run_alone, take_over
+from zdp_bench.gradients import Batch, Loss, per_example, run_alone, runs_alone, take_over
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.losses import DomainError, require_outputs_alone
@@ -34,7 +34,7 @@ from zdp_bench.gradients.parts import describe, takes_parts, unpack
 from zdp_bench.gradients.watched import PROGRAMS, Departs
 from zdp_bench.nn.precision import float32_products, repeatable
 from zdp_bench.training.model_checks.examples import find_source
-from zdp_bench.training.model_checks.mixing import check_apart, compare_alone, mixing_error
+from zdp_bench.training.model_checks.influence import check_apart, mixing_error
 from zdp_bench.training.model_checks.probes import (
     MORE,
     ROUNDED,
@@ -61,12 +61,12 @@ class Checked(NamedTuple):
         fixed_state: the names of buffers and frozen parameters that the output depends on. They are
             released with the model, outside of any ε, so they must not come from the training
             examples.
-        guard: finds what has changed beside the weights since.
+        guard: finds what has changed beside the weights since; None if nothing is private.
         batch: the examples it looked at.
     """
 
     fixed_state: list[str]
-    guard: Guard
+    guard: Guard | None
     batch: Batch
 
 
@@ -92,9 +92,9 @@ def check(
     Formal guarantees:
         - no sample's output, loss or gradient depends on another sample: whatever the values are,
           if torch can follow the model, else because each sample is run alone;
-        - nor on how many samples there are, as far as one sample and three can tell; passes of any
-          number call what these did, or are not used (`gradients.watched`);
-        - a forward pass in training leaves nothing behind that depends on the samples, as far as
+        - nor on how many samples there are: passes of any number call what the checked ones did, or
+          are not used (`gradients.watched`);
+        - a second pass leaves nothing behind, nor the first what depends on the samples, as far as
           three batches of random numbers can tell;
         - the algorithm's sum over a batch is the sum of its per-example contributions, each within
           its bound.
@@ -114,21 +114,17 @@ def check(
         model, algorithm = copy_apart(model, algorithm)
         inside.enter_context(takes_parts(model))
         _check_shapes(model, batch[0])
-        reason, program = "", None
         try:
             program = check_apart(model, batch[0], source.draw(MORE)[0])
+            if program is not None:
+                PROGRAMS[model] = program
         except Departs as departs:
-            reason = str(departs)
+            run_alone(model, str(departs))
         guard = watch(original, batch[0], source.is_public)
         _check_shapes(model, batch[0][:1])
         _check_losses(original, model, loss, batch)
-        if reason := guard.moves or reason:
-            run_alone(model, reason)
-        else:
-            compare_alone(copy_apart(model)[0], batch[0])
+        if not runs_alone(model):
             _check_gradients(model, batch[0])
-            if program is not None:
-                PROGRAMS[model] = program
         _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
         take_over(original, model)
         return Checked(_find_fixed_state(model, batch[0]), guard, batch)

@@ -29,12 +29,14 @@ from torch.utils._mode_utils import no_dispatch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_unflatten
 
-from zdp_bench.errors import first_line
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import leaves_of, takes_parts
-from zdp_bench.gradients.watched import Pass, parts_of
-from zdp_bench.training.model_checks.probes import Innermost, describe_layer
+from zdp_bench.gradients.watched import Departs, Pass, Program, parts_of
+from zdp_bench.training.batches import is_out_of_memory
+from zdp_bench.training.model_checks.probes import Innermost, advice_on, describe_layer
+from zdp_bench.training.model_checks.state import copy_apart
 
 FIRST, OTHERS = 1, 2  # bits of the first example and of all others
 BOTH = FIRST | OTHERS
@@ -64,30 +66,43 @@ BY_PLACE = {"index", "_unsafe_index", "index_put", "_unsafe_index_put", "_index_
 LOOKS = {"numpy", "__array__", "tolist", "__dlpack__", "data_ptr"}
 
 
-@dataclass(frozen=True)
-class Influence:
-    """What was found.
+def check_apart(model: nn.Module, inputs: Tensor, more: Tensor | None = None) -> Program | None:
+    """Refuse a model in which an example's output or gradient depends on others.
 
-    Attributes:
-        layer: the name of the layer in which examples meet; None if none reaches another's output
-            or gradient.
-        backward: True if it is the gradient of its output in which they do.
-        looks: in words, why no more is known: which layer looks at numbers in Python, say.
-        made: what the pass called, if no example reaches another.
+    Args:
+        model: it stays as it is.
+        inputs: two examples or more, [n, ...], whose pass is followed.
+        more: another number of examples. That is no number which could be followed, so a pass of
+            these has to call the same functions.
+
+    Returns:
+        What each pass must call from now on; None if the model runs no foreign code.
+
+    Raises:
+        UserError: names the layer in which examples meet.
+        Departs: says why the examples must be run one at a time.
     """
+    try:
+        made = _follow(copy_apart(model)[0], inputs)
+        if made.parts.get("") or more is None:
+            return None
+        other = Pass(copy_apart(model)[0], more, made.parts)
+        with same_draws(), takes_parts(other.model), torch.enable_grad():
+            other.run()
+        return Program.of(made, other)
+    except (UserError, Departs):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        raise Departs(f"the model cannot be traced by torch ({first_line(error)})") from None
 
-    layer: str | None = None
-    backward: bool = False
-    looks: str = ""
-    made: Pass | None = None
 
-
-def follow(model: nn.Module, inputs: Tensor) -> Influence:
-    """Return how the first example and the others reach each other in a pass of the model.
+def _follow(model: nn.Module, inputs: Tensor) -> Pass:
+    """Return what a pass called in which no example reaches another; see `check_apart`.
 
     Args:
         model: a copy, which may change.
-        inputs: two examples or more, [n, ...].
     """
     follower, inputs = _Follower(model, len(inputs)), inputs.clone()
     for leaf in leaves_of(inputs):
@@ -100,7 +115,7 @@ def follow(model: nn.Module, inputs: Tensor) -> Influence:
             output = made.run()
         functions = _foreign_functions(output)
         if follower.mixes_rows(output) and not follower.looks:
-            return Influence(follower.met or "")
+            raise mixing_error(model, follower.met or "")
         seed = torch.randn_like(output)
         follower.mark_rows(seed)
         if output.requires_grad:
@@ -109,13 +124,21 @@ def follow(model: nn.Module, inputs: Tensor) -> Influence:
     if drawn != _python_draws():
         follower.looks = follower.looks or "the model uses Python's or numpy's random numbers"
     if follower.looks:
-        return Influence(looks=follower.looks)
+        raise Departs(follower.looks)
     if follower.backward is not None:
-        return Influence(follower.backward, backward=True)
+        raise mixing_error(model, follower.backward, " in its gradient")
     if made.departs or functions:
-        has = f"has a backward pass of its own ({functions})"
-        return Influence(looks=f"the model ({type(model).__name__}) {made.departs or has}")
-    return Influence(made=made)
+        raise made.error(made.departs or f"has a backward pass of its own ({functions})")
+    return made
+
+
+def mixing_error(model: nn.Module, name: str, where: str = "") -> UserError:
+    """Return the error for the layer of this name."""
+    return UserError(
+        f"{describe_layer(model, name)} lets one example see another{where}, so clipping bounds "
+        f"nothing and no ε would hold: {advice_on(model.get_submodule(name))}, "
+        "or train with algorithm=sgd, which claims none."
+    )
 
 
 def _foreign_functions(output: Tensor) -> str:

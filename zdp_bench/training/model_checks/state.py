@@ -9,10 +9,8 @@ from __future__ import annotations
 import copy
 import hashlib
 import math
-import re
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -128,63 +126,26 @@ class Guard:
     """What a model held when it was checked.
 
     Attributes:
-        start: its state.
-        moved: the state that a pass on random numbers leaves: what is made at a first call, or
-            counts. Whatever that leaves was found not to depend on the numbers.
-        inputs: these numbers, [n, ...], or public examples.
-        counts: the attributes that every pass changes, as (module, name).
+        state: its state, by place.
+        moved: the state after a pass, which differs by what is made at a first call (a mask).
+        inputs: what it was checked on, [n, ...]: random numbers, or public examples.
     """
 
     model: nn.Module
-    start: State
+    state: State
     moved: State
     inputs: Tensor
-    is_public: bool
-    counts: list[tuple[Any, str]] = field(default_factory=list)
-
-    @property
-    def moves(self) -> str:
-        """What every pass changes, in words; empty if nothing."""
-        if not self.counts:
-            return ""
-        module, name = self.counts[0]
-        names = {id(one): of for of, one in self.model.named_modules()}
-        return f"{describe_layer(self.model, names[id(module)])} counts its passes in '{name}'"
-
-    @contextmanager
-    def hold(self) -> Iterator[None]:
-        """Have each pass within begin with the same counts; then let them go on by one pass.
-
-        How many passes a step takes depends on how many records it draws.
-        """
-        if not self.counts:
-            yield
-            return
-        held = [(module, name, copy.deepcopy(_get(module, name))) for module, name in self.counts]
-
-        def restore(*_: Any) -> None:
-            for module, name, value in held:
-                setattr(module, name, copy.deepcopy(value))
-
-        handle = self.model.register_forward_pre_hook(restore, prepend=True)
-        try:
-            yield
-        finally:
-            handle.remove()
-            restore()
-        with torch.no_grad():
-            forward(self.model, self.inputs[:1])
 
     def settle(self) -> Guard:
-        """Return a guard of the model after its first call, for what it makes there (a mask).
+        """Return a guard of the model as it is now, after its first call, with our own hooks.
 
-        Made while torch.func maps it, that would be no tensor any more afterwards.
+        What a layer makes there, made while torch.func maps it, would be no tensor afterwards.
         """
-        if all(self.start.get(at) is not None for at in differing(self.start, self.moved)):
-            return self
-        with torch.no_grad():
-            forward(self.model, self.inputs)
-        return watch(self.model, self.inputs, self.is_public)
+        if self.state != self.moved:
+            with torch.no_grad():
+                forward(self.model, self.inputs)
+        state = fingerprint(self.model)
+        return Guard(self.model, state, state, self.inputs)
 
     def require_unchanged(self) -> None:
         """Refuse a model that has changed beside its trainable parameters since it was checked.
@@ -192,11 +153,7 @@ class Guard:
         Raises:
             UserError: names what changed.
         """
-        now = fingerprint(self.model)
-        for place in differing(self.start, now):
-            moved, found = self.moved.get(place, Guard), now.get(place, Guard)
-            if found == moved or _attribute(self.model, place) in self.counts:
-                continue
+        for place in differing(self.state, fingerprint(self.model)):
             layer, key = describe(self.model, place)
             what = f"'{key}' of {layer}" if key else layer
             raise UserError(
@@ -207,7 +164,7 @@ class Guard:
 
 
 def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
-    """Return a guard of the model's state, and refuse one that keeps something of what it sees.
+    """Return a guard of the model's state, and refuse one that keeps something of its passes.
 
     Args:
         inputs: random numbers [n, ...], two examples at least; or `public` ones.
@@ -215,7 +172,8 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
     Raises:
         UserError: names the layer, and what it keeps.
     """
-    start, ends, answers = fingerprint(model), [], []
+    state, ends, answers = fingerprint(model), [], []
+    counts: list[Place] = []  # what every pass changes, of whatever examples
     other = map_leaves(partial(_change, public=public), inputs)
     for samples in (inputs, other.expand_as(inputs), inputs[:-1]):
         twin, _ = copy_apart(model)
@@ -225,6 +183,8 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
             ends.append(fingerprint(twin))
             if len(samples) == len(inputs):
                 answers.append(forward(twin, inputs))
+        if len(ends) == 1:
+            counts = differing(ends[0], fingerprint(twin))
         now = mark_weights(dict(twin.named_parameters()))
         for (name, before), after in zip(model.named_parameters(), twin.parameters(), strict=True):
             if marks.get(name) != now.get(name) or not torch.equal(before, after):
@@ -233,38 +193,27 @@ def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
                     "forward pass (max_norm, flatten_parameters?), and no noise covers that: leave "
                     "it out there."
                 )
-    end = fingerprint(model)
-    if places := [at for at in differing(start, end) if isinstance(end.get(at), int | float)]:
-        layer, key = describe(model, places[0])
-        raise UserError(
-            f"{layer} changes '{key}' in each pass, which is not the layer's own, so that no step "
-            "can put it back, and it tells how many examples there were: leave it out, or keep it "
-            "in an attribute or a buffer of the layer."
-        )
     for end in ends[1:]:
-        if places := differing(ends[0], end):
+        numbers = [at for at in counts if isinstance(end.get(at), int | float | str)]
+        if places := [at for at in differing(ends[0], end) if at not in numbers]:
             layer, key = describe(model, places[0])
             raise UserError(
                 f"{layer} stores training examples in '{key}', which no noise covers: "
-                "" + _advice(_attribute(model, places[0])[0])
+                + _advice(dict(model.named_modules()).get(places[0][0]))
             )
+    if counts:
+        layer, key = describe(model, counts[0])
+        raise UserError(
+            f"{layer} changes '{key}' in each pass. No noise covers that, and how many passes a "
+            "step takes tells how many examples there were: leave it out."
+        )
     if differs(answers[0], answers[1], ROUNDED):
         raise UserError(
             "the model answers otherwise after other examples went through it: it keeps something "
             "of them between its passes (in a global, a thread or the environment?), which nothing "
             "bounds and no noise covers: compute the output from the inputs and weights alone."
         )
-    once = fingerprint(twin)
-    with torch.no_grad():
-        forward(twin, inputs[:1])
-    counts = [_attribute(model, place) for place in differing(once, fingerprint(twin))]
-    return Guard(model, start, ends[0], inputs, public, list(dict.fromkeys(counts)))
-
-
-def _attribute(model: nn.Module, place: Place) -> tuple[Any, str]:
-    """Return the module that holds what is at a place, and the name of its attribute."""
-    layers = dict(model.named_modules(remove_duplicate=False))
-    return layers.get(place[0]), re.split(r"[.\[]", place[1])[0]
+    return Guard(model, state, ends[0], inputs)
 
 
 def _change(leaf: Tensor, public: bool) -> Tensor:
@@ -274,10 +223,6 @@ def _change(leaf: Tensor, public: bool) -> Tensor:
     if leaf.dim() == 1 and not leaf.is_floating_point():
         return leaf[0]  # it may be a length
     return leaf[0].logical_not() if leaf.dtype == torch.bool else 1 - leaf[0]
-
-
-def _get(module: nn.Module, name: str) -> Any:
-    return module._buffers[name] if name in module._buffers else vars(module)[name]
 
 
 def differing(one: State, other: State) -> list[Place]:
