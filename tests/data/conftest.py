@@ -31,15 +31,13 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
     ecg.write_recordings(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
-    write_roahd(root / roahd.FOLDER)
+    write_roahd(root / roahd.FOLDER, people=2)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)
-    pictures.write_films(root / chest_xray.FOLDER, 60, 0.3, seed=1)
+    pictures.write_films(root / chest_xray.FOLDER, 60, seed=1)
     scans.write_heads(root / mri_sequences.FOLDER, 4, 3, seed=0)
     scans.write_abdomens(root / "Task03_Liver", 5, seed=0)
-    scans.KSpacePhantom(patients=6, slices=3, height=8, width=10).load(root)
-    next((root / "synthetic").iterdir()).rename(root / "fastMRI")
-    (root / "synthetic").rmdir()
+    scans.KSpacePhantom(patients=6, slices=3, height=8, width=10).write(root)
     hippocampi = root / nifti.HIPPOCAMPI
     hippocampi.mkdir(parents=True)
     for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):

@@ -45,13 +45,13 @@ def test_nobody_crosses_and_what_is_left_out_is_counted() -> None:
         film("person6_virus_10.jpeg", "test"),
     ]
     digests = ["a", "b", "c", "d", "d", "e", "f", "g", "h", "g"]
-    made = ChestXray(validation_share=0.0, max_per_patient=2).split(found, digests, 0)
+    made = ChestXray(validation_share=0.0, max_per_patient=2).split(found, digests)
     assert [f.path.name for f in made.train] == [
         f"person{p}_virus_{n}.jpeg" for p, n in ((2, 2), (2, 3), (3, 6), (4, 7))
     ]
     assert [f.path.name for f in made.crossing] == ["person1_virus_1.jpeg"]
-    assert (made.copies, made.over_bound, made.most_of_one) == (2, 1, 2)
-    whole = ChestXray(validation_share=0.1).split(found, list("abcdefghij"), 0)
+    assert (made.copies, made.over_bound) == (2, 1)
+    whole = ChestXray(validation_share=0.1).split(found, list("abcdefghij"))
     people = [{f.patient for f in part} for part in (whole.train, whole.validation, whole.test)]
     assert people[1]
     assert not people[0] & people[1]
@@ -73,8 +73,7 @@ def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.real_data
 def test_the_real_films(data_root: Path) -> None:
-    splits, info = ChestXray(size=16).load(data_root), ChestXray(size=16).info(data_root)
-    assert (len(splits.train), len(splits.test)) == (info.train, info.test)
+    splits = ChestXray(size=16).load(data_root)
     assert len(splits.test) == 1062
     assert splits.provenance == "derived"
     assert "0 patients stood in both parts" in splits.notes

@@ -47,9 +47,9 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     many = (f"{NORMAL},{LBBB}", f"{LBBB},{NORMAL}", f"{PVC},{LBBB}", f"{LBBB}, {PVC}", NORMAL)
     write_headers(tmp_path, *many)
     dataset = Cpsc2018(test_share=0.5)
-    splits, info = dataset.load(tmp_path), dataset.info(tmp_path)
+    splits = dataset.load(tmp_path)
     assert splits.notes == "recordings in CPSC 2018's form: 2 Normal, 2 LBBB"
-    assert (info.train, info.test) == (len(splits.train), len(splits.test)) == (2, 2)
+    assert (len(splits.train), len(splits.test)) == (2, 2)
     assert (splits.outputs, splits.input_shape, splits.provenance) == (1, (512,), "derived")
 
 
@@ -60,14 +60,13 @@ def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
         (FOUR, 0.25, r"dataset\.test_share=0\.25: of 2 .* and 2 of LBBB, 1 to test on leave one"),
     ],
 )
-def test_a_part_without_one_of_the_two_is_refused_by_run_and_info(
+def test_a_part_without_one_of_the_two_is_refused(
     tmp_path: Path, labels: tuple[str, ...], test_share: float, message: str
 ) -> None:
     """Its ROC-AUC would be undefined."""
     write_headers(tmp_path, *labels)
-    for read in (Cpsc2018(test_share=test_share).load, Cpsc2018(test_share=test_share).info):
-        with pytest.raises(UserError, match=message):
-            read(tmp_path)
+    with pytest.raises(UserError, match=message):
+        Cpsc2018(test_share=test_share).load(tmp_path)
 
 
 def test_only_recordings_that_are_read_make_it_official(

@@ -112,10 +112,3 @@ def test_a_picture_is_an_example_of_its_own_part(pictures: Path) -> None:
     assert np.allclose(targets[7, 0].numpy(), centre_crop(image, 32, 40), atol=1e-3)
     assert PublicKSpace(**SMALL).load(pictures).digest == splits.digest
     assert PublicKSpace(**SMALL, seed=1).load(pictures).digest != splits.digest
-
-
-def test_its_info_is_what_it_loads(pictures: Path) -> None:
-    info, splits = PublicKSpace(**SMALL).info(pictures), PublicKSpace(**SMALL).load(pictures)
-    assert (info.train, info.test, info.found) == (len(splits.train), len(splits.test), True)
-    assert (info.input_shape, info.examples_per_patient) == (splits.input_shape, 1)
-    assert not PublicKSpace(**SMALL).info(pictures / "nothing").found

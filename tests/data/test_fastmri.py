@@ -12,7 +12,6 @@ import pytest
 import torch
 
 from tests.data.helpers import assert_refused
-from tests.data.test_info import assert_described
 from zdp_bench.data import N_UNIFORMS
 from zdp_bench.data.fastmri import (
     FOLDERS,
@@ -279,8 +278,8 @@ def write_multicoil(root: Path) -> Path:
 
 def test_several_coils_are_combined_or_one_is_read(tmp_path: Path) -> None:
     root = write_multicoil(tmp_path)
-    info, splits = assert_described(FastMri(**SMALL), root)
-    assert (info.train, info.test) == (15, 5)
+    splits = FastMri(**SMALL).load(root)
+    assert (len(splits.train), len(splits.test)) == (15, 5)
     assert "coils combined by the root of their sum of squares, without a phase" in splits.notes
     inputs, targets = splits.test.batch(torch.arange(5))
     assert inputs.dtype == torch.complex64

@@ -35,4 +35,4 @@ def test_a_diagnosis_that_the_name_contradicts_is_refused(tmp_path: Path) -> Non
 def test_too_few_people_for_a_fold_are_refused(tmp_path: Path) -> None:
     write_roahd(tmp_path / FOLDER, people=3)
     with pytest.raises(UserError, match="3 people of a diagnosis"):
-        Roahd(fold=3).info(tmp_path)
+        Roahd(fold=3).load(tmp_path)

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
-from tests.data.test_cpsc2018 import NORMAL, write_headers
 from tests.test_cli import run
 from tests.test_records import record, save
 from zdp_bench import assets
@@ -106,36 +105,6 @@ def test_here_leaves_out_what_the_data_root_lacks(
     assert len(plan.rows) == 2 - left
     assert plan.left_out.total() == left
     assert all("the data root does not have dataset" in why for why in plan.left_out)
-
-
-def test_a_recipe_that_would_be_refused_is_not_planned(small: Path, tmp_path: Path) -> None:
-    """Its files are there and hold nothing for it."""
-    body = (
-        TINY["mnist"].replace("/dataset: mnist", "/dataset: cpsc2018").replace("check", "channel")
-    )
-    body = body.replace("dataset: {channel: false}", "dataset: {channel: 1}")
-    (assets.RECIPES / "ecg.yaml").write_text(f"# ecg\n{body}")
-    (tmp_path / "root").mkdir()
-    write_headers(tmp_path / "root", NORMAL, NORMAL)
-    plan = plan_of(small, tmp_path / "root")
-    assert [row.filling.recipe for row in plan.rows] == ["mnist", "phasemnist"]
-    (why,) = plan.left_out
-    assert "0 of LBBB" in why
-
-
-def test_a_recipe_whose_representation_is_not_there_is_not_planned(
-    small: Path, tmp_path: Path
-) -> None:
-    path = assets.RECIPES / "mnist.yaml"
-    text = path.read_text().replace("\nmodel:", "\nrepresentation: {network: resnet18}\nmodel:")
-    text = text.replace(
-        "/model: real_mlp", "/model: real_mlp\n  - override /representation: network"
-    )
-    path.write_text(text)
-    write_mini_mnist(tmp_path / "root")
-    plan = plan_of(small, tmp_path / "root")
-    assert [row.filling.recipe for row in plan.rows] == ["phasemnist"]
-    assert "there are packages for" in str(plan.left_out)
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(

@@ -8,7 +8,7 @@ What a person should know of a data set (licence, source, checksums, layout) is 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, Literal, Protocol
 
@@ -166,13 +166,10 @@ class Splits:
 
 @dataclass(frozen=True, kw_only=True)
 class DatasetInfo:
-    """Counts and shapes of a data set's examples, known before any is read.
-
-    They come from names and headers, or are the release's own numbers.
+    """Counts and shapes of a data set's examples.
 
     Attributes:
-        train, test, validation: numbers of examples; an upper bound where only reading them tells
-            which are used.
+        train, test, validation: numbers of examples.
         input_shape, dtype: of one example, as the model gets it.
         outputs: how many numbers a model must return for an example.
         target_shape, target_dtype: of one example's target.
@@ -221,8 +218,17 @@ class Dataset:
         """
         raise NotImplementedError
 
+    def released(self, root: Path) -> DatasetInfo | None:
+        """Return the release's counts and shapes where its files are not under the data root.
+
+        None: they are there, or none are needed.
+        """
+        return None
+
     def info(self, root: Path) -> DatasetInfo:
-        """Describe the examples; override it to do so without reading them."""
+        """Describe the examples: those of `load`, or the release's without its files."""
+        if known := self.released(root):
+            return replace(known, found=False)
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
         groups = splits.train.groups

@@ -17,7 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
@@ -30,7 +30,6 @@ from zdp_bench.data import (
     Most,
     Part,
     Pixels,
-    Provenance,
     PublicShare,
     Splits,
 )
@@ -39,7 +38,7 @@ from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.pictures import open_picture, read_picture
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
@@ -77,14 +76,10 @@ class Split:
     copies: int
     over_bound: int
 
-    @property
-    def most_of_one(self) -> int:
-        """The most training films of any one patient."""
-        return max(Counter(film.patient for film in self.train).values())
 
-
+@register("dataset", "chest_xray")
 @dataclass(frozen=True, kw_only=True)
-class Films(Dataset):
+class ChestXray(Dataset):
     """Films as float32 [1, size, size], in bytes until they are drawn; label 1 is pneumonia.
 
     max_per_patient: at most so many training films of a patient, the first by name: bounds what a
@@ -95,18 +90,19 @@ class Films(Dataset):
     validation_share: PublicShare = 0.15
     max_per_patient: Most = None
     augment: bool = True
+    split_seed: int = 0
 
-    def split(self, found: list[Film], digests: list[str], seed: int) -> Split:
+    def split(self, found: list[Film], digests: list[str]) -> Split:
         """Take the release's test part as it is; cut the rest by patient.
 
         Args:
             digests: the same for films of the same bytes only, so that copies are dropped.
         """
+        each = list(zip(found, digests, strict=True))
         test = [film for film in found if film.part == "test"]
         tested = {film.patient for film in test}
-        each = list(zip(found, digests, strict=True))
         seen = {digest for film, digest in each if film.part == "test"}
-        rest, copies, crossing = [], 0, []
+        rest, crossing, copies = list[Film](), list[Film](), 0
         for film, digest_ in each:
             if film.part == "test":
                 continue
@@ -117,83 +113,70 @@ class Films(Dataset):
             else:
                 seen.add(digest_)
                 rest.append(film)
-        held_out = hold_out_owners([film.patient for film in rest], self.validation_share, seed)
-        train, used = [], Counter[str]()
-        for film, held in zip(rest, held_out, strict=True):
-            if not held:
-                used[film.patient] += 1
-                if self.max_per_patient is None or used[film.patient] <= self.max_per_patient:
-                    train.append(film)
-        if not train or not test:
-            raise UserError(
-                f"dataset.validation_share={self.validation_share}: leaves {len(train)} films to "
-                f"train and {len(test)} to test."
-            )
-        return Split(
-            train=train,
-            validation=[film for film, held in zip(rest, held_out, strict=True) if held],
-            test=test,
-            crossing=crossing,
-            copies=copies,
-            over_bound=sum(used.values()) - len(train),
+        testing = hold_out_owners(
+            [film.patient for film in rest], self.validation_share, self.split_seed
         )
+        used, train = Counter[str](), list[Film]()
+        for film, held in zip(rest, testing, strict=True):
+            used[film.patient] += not held
+            if not held and used[film.patient] <= (self.max_per_patient or len(rest)):
+                train.append(film)
+        rule = f"leaves {len(train)} films to train and {len(test)} to test"
+        fits = bool(train and test)
+        require(fits, "dataset.validation_share", self.validation_share, rule)
+        validation = [film for film, held in zip(rest, testing, strict=True) if held]
+        return Split(train, validation, test, crossing, copies, used.total() - len(train))
 
-    def describe(self, split: Split) -> DatasetInfo:
-        """Count the films of each part."""
-        return DatasetInfo(
-            train=len(split.train),
-            test=len(split.test),
-            validation=len(split.validation),
-            input_shape=(1, self.size, self.size),
-            outputs=1,
-            examples_per_patient=split.most_of_one,
-            owners=len({film.patient for film in split.train}),
-        )
+    def load(self, root: Path) -> Splits:
+        """The release has no checksum for a folder: with other counts it is 'derived'.
 
-    def load_films(
-        self, folder: Path, found: list[Film], provenance: Provenance, seed: int
-    ) -> Splits:
-        """Read films of a folder and split them; `groups` number the patients."""
-        size = self.size
+        Other counts mean other parts: numbers on such a test part are not the paper's.
+        """
+        size, found = self.size, find_films(root / FOLDER)
         digests = [sha256(film.path) for film in found]
-        split = self.split(found, digests, seed)
+        split = self.split(found, digests)
         each = zip(found, digests, strict=True)
-        names = "".join(f"{film.path.relative_to(folder)}:{digest_}" for film, digest_ in each)
-        files = digest(f"{size}:{names}")
-        shape = (len(found), 1, size, size)
-        pixels = torch.from_numpy(
-            load_or_make("films", files, shape, np.uint8, _read_films(found, size))
-        )
-        row_of = {film.path: row for row, film in enumerate(found)}
-        people = sorted({film.patient for film in found})
-        number_of = {name: number for number, name in enumerate(people)}
-
-        groups = torch.tensor([number_of[film.patient] for film in found])
+        names = "".join(f"{film.path.relative_to(root / FOLDER)}:{of}" for film, of in each)
+        files, shape = digest(f"{size}:{names}"), (len(found), 1, size, size)
+        films = (read_film(film.path, size)[None, None] for film in found)
+        pixels = torch.from_numpy(load_or_make("films", files, shape, np.uint8, films))
+        groups = np.unique([film.patient for film in found], return_inverse=True)[1]
         labels = torch.tensor([film.label for film in found])
-        everything = Examples(pixels, labels, groups, PIXELS)
+        everything = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
+        row_of = {film: row for row, film in enumerate(found)}
 
         def take(films: list[Film]) -> Part:
-            rows = torch.tensor([row_of[film.path] for film in films], dtype=torch.long)
-            return Part(everything, rows)
+            return Part(everything, torch.tensor([row_of[film] for film in films]))
 
-        options = (size, self.validation_share, seed, self.max_per_patient, self.augment, PIXELS)
+        share, bound = self.validation_share, self.max_per_patient
+        options = (size, share, self.split_seed, bound, self.augment, PIXELS)
+        counts = {part: sum(film.part == part for film in found) for part in PARTS}
+        notes = self._notes(split, found)
+        if counts != OFFICIAL:
+            (train, test), (all_train, all_test) = counts.values(), OFFICIAL.values()
+            notes.insert(
+                0,
+                f"not the release's parts: {train:,} + {test:,} films to train + test, where it "
+                f"has {all_train:,} + {all_test:,}",
+            )
         return Splits(
             take(split.train),
             take(split.test),
             input_shape=(1, size, size),
             outputs=1,
-            provenance=provenance,
+            provenance="official" if counts == OFFICIAL else "derived",
             digest=digest(f"{files}:{options!r}"),
-            notes=self._notes(split, found),
+            notes="; ".join(notes),
             augment=AUGMENT.images if self.augment else None,
             validation=take(split.validation) if split.validation else None,
         )
 
-    def _notes(self, split: Split, found: list[Film]) -> str:
+    def _notes(self, split: Split, found: list[Film]) -> list[str]:
         with open_picture(found[0].path) as first:
             stored = f"{first.size[0]}×{first.size[1]}"
-        people = len({film.patient for film in split.train})
-        crossing = len({film.patient for film in split.crossing})
+        people, crossing = (
+            len({film.patient for film in films}) for films in (split.train, split.crossing)
+        )
         notes = [
             f"films stored at {stored} (the first), read at {self.size}²",
             f"{len(split.train):,} films of {people:,} patients to train, "
@@ -204,55 +187,22 @@ class Films(Dataset):
         ]
         if split.over_bound:
             notes.append(f"{split.over_bound:,} films beyond the bound per patient were dropped")
-        return "; ".join(notes)
+        return notes
 
-
-def _read_films(found: list[Film], size: int) -> Iterator[np.ndarray]:
-    """Yield each film as bytes [1, 1, size, size]."""
-    for film in found:
-        yield read_film(film.path, size)[None, None]
-
-
-@register("dataset", "chest_xray")
-@dataclass(frozen=True, kw_only=True)
-class ChestXray(Films):
-    """Kermany's chest films under the data root."""
-
-    split_seed: int = 0
-
-    def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with other counts it is 'derived'.
-
-        Other counts mean other parts: numbers on such a test part are not the paper's.
-        """
-        films = find_films(root / FOLDER)
-        counts = {part: sum(film.part == part for film in films) for part in PARTS}
-        if counts == OFFICIAL:
-            return self.load_films(root / FOLDER, films, "official", self.split_seed)
-        splits = self.load_films(root / FOLDER, films, "derived", self.split_seed)
-        released = " + ".join(f"{OFFICIAL[part]:,}" for part in PARTS)
-        found = " + ".join(f"{counts[part]:,}" for part in PARTS)
-        note = f"not the release's parts: {found} films to train + test, where it has {released}"
-        return replace(splits, notes=f"{note}; {splits.notes}")
-
-    def info(self, root: Path) -> DatasetInfo:
-        """Count films, without copies; without films, as in the release and in proportion."""
-        if not holds_any(root / FOLDER):
-            used = 1 - self.validation_share
-            train = round(used * SPLIT["train"])
-            return DatasetInfo(
-                train=train,
-                test=SPLIT["test"],
-                validation=SPLIT["train"] - train,
-                input_shape=(1, self.size, self.size),
-                outputs=1,
-                examples_per_patient=min(SPLIT["most"], self.max_per_patient or SPLIT["most"]),
-                owners=round(used * SPLIT["patients"]),
-                found=False,
-            )
-        found = find_films(root / FOLDER)
-        digests = [sha256(film.path) for film in found]
-        return self.describe(self.split(found, digests, self.split_seed))
+    def released(self, root: Path) -> DatasetInfo | None:
+        if holds_any(root / FOLDER):
+            return None
+        used, most = 1 - self.validation_share, SPLIT["most"]
+        train = round(used * SPLIT["train"])
+        return DatasetInfo(
+            train=train,
+            test=SPLIT["test"],
+            validation=SPLIT["train"] - train,
+            input_shape=(1, self.size, self.size),
+            outputs=1,
+            examples_per_patient=min(most, self.max_per_patient or most),
+            owners=round(used * SPLIT["patients"]),
+        )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every film."""

@@ -16,6 +16,7 @@ from __future__ import annotations
 import hashlib
 import pickle
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -93,20 +94,12 @@ class Cifar10(Dataset):
             unit="image",
         )
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Describe the files or, without them, the release."""
-        try:
+    def released(self, root: Path) -> DatasetInfo | None:
+        with suppress(UserError):
             if all(path.is_file() for path in self.paths(root)):
-                return super().info(root)
-        except UserError:
-            pass
+                return None
         return DatasetInfo(
-            train=50_000,
-            test=10_000,
-            input_shape=SHAPE,
-            outputs=CLASSES,
-            unit="image",
-            found=False,
+            train=50_000, test=10_000, input_shape=SHAPE, outputs=CLASSES, unit="image"
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:

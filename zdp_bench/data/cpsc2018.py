@@ -29,7 +29,7 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Share, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
 from zdp_bench.data.files import (
     BadExamples,
     note_skipped,
@@ -70,19 +70,15 @@ _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *
 
 @dataclass(frozen=True)
 class Recording:
-    """One lead of one recording: samples in mV (none if only its header was read), diagnosis."""
+    """One lead of one recording: samples in mV, and its first diagnosis."""
 
     name: str
     signal: np.ndarray
     diagnosis: str
 
 
-def read_wfdb(path: Path, channel: int, signal: bool = True) -> Recording:
-    """Read one recording of the WFDB form: its header, `path`, and the signal beside it.
-
-    Args:
-        signal: whether to read the samples too.
-    """
+def read_wfdb(path: Path, channel: int) -> Recording:
+    """Read one recording of the WFDB form: its header, `path`, and the signal beside it."""
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
     record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")
@@ -95,8 +91,7 @@ def read_wfdb(path: Path, channel: int, signal: bool = True) -> Recording:
         first = [line for line in comments if line.startswith("Dx:")]
         expect(bool(first), "has no diagnosis (#Dx)")
         diagnosis = _first_diagnosis(path.stem, first[0].removeprefix("Dx:"))
-    lead = read_leads(record, [channel - 1])[:, 0] if signal else np.empty(0)
-    return Recording(path.stem, lead, diagnosis)
+    return Recording(path.stem, read_leads(record, [channel - 1])[:, 0], diagnosis)
 
 
 def _first_diagnosis(name: str, line: str) -> str:
@@ -167,15 +162,13 @@ class Cpsc2018(Dataset):
 
     def load(self, root: Path) -> Splits:
         """No checksums were published: 'official' if the release's recordings, all, were read."""
-        return self.load_folder(root / FOLDER)
-
-    def load_folder(self, folder: Path, synthetic: bool = False) -> Splits:
-        """Read and split the recordings of a folder."""
-        found, inputs, targets = find_recordings(folder), [], []
+        folder, inputs, targets = root / FOLDER, list[np.ndarray](), list[int]()
         digest, names = hashlib.sha256(), set()
-        for path, one in self.read_each(found):
+        read = partial(read_wfdb, channel=self.channel)
+        for path, one in read_each(found := find_recordings(folder), read, self.bad_examples):
             names.add(one.name)
-            if (target := self.label(one)) is not None:
+            if one.diagnosis in (self.negative, self.positive):
+                target = int(one.diagnosis == self.positive)
                 inputs.append(self.transform(one.signal))
                 targets.append(target)
                 sums = ":".join(map(sha256, (path.with_suffix(".mat"), path)))
@@ -184,10 +177,8 @@ class Cpsc2018(Dataset):
         what = (self.positive, self.negative, self.channel, self.length, self.fft_length)
         settings = (*what, self.fft_norm, self.test_share, self.split_seed)
         digest.update(repr(settings).encode())
-        provenance: Provenance = "official" if names == RELEASE else "derived"
-        notes = {"official": "", "derived": "recordings in CPSC 2018's form: "}[provenance]
-        if synthetic:
-            provenance, notes = "synthetic", "generated beats: "
+        whole = names == RELEASE
+        notes = f"{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
         skipped = note_skipped(len(found) - len(names))
         x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
         return Splits(
@@ -195,28 +186,18 @@ class Cpsc2018(Dataset):
             Examples(x[test], y[test]),
             input_shape=(self.fft_length,),
             outputs=1,
-            provenance=provenance,
+            provenance="official" if whole else "derived",
             digest=digest.hexdigest(),
-            notes=f"{notes}{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
-            + (f", {skipped}" if skipped else ""),
+            notes=("" if whole else "recordings in CPSC 2018's form: ")
+            + ", ".join(filter(None, [notes, skipped])),
             unit="recording",
         )
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by headers, or as in the release.
-
-        Only a bad signal changes the counts; where those are skipped, signals are read.
-        """
+    def released(self, root: Path) -> DatasetInfo | None:
         folder = root / FOLDER
-        if not any(True for _ in folder.glob("cinc2020_wfdb/**/*.*")):
-            targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
-            return self.describe(folder, targets, found=False)
-        skips = self.bad_examples == "skip"
-        read = self.read_each(find_recordings(folder), signal=skips)
-        labels = [self.label(one) for _, one in read]
-        return self.describe(folder, [label for label in labels if label is not None], found=True)
-
-    def describe(self, folder: Path, targets: list[int], found: bool) -> DatasetInfo:
+        if any(True for _ in folder.glob("cinc2020_wfdb/**/*.*")):
+            return None
+        targets = [0] * RELEASED[self.negative] + [1] * RELEASED[self.positive]
         train, test = self.split(folder, targets)
         return DatasetInfo(
             train=len(train),
@@ -225,22 +206,12 @@ class Cpsc2018(Dataset):
             outputs=1,
             dtype=torch.complex64,
             unit="recording",
-            found=found,
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every recording."""
         found = find_recordings(root / FOLDER)
         return try_each(found, lambda path: read_wfdb(path, self.channel))
-
-    def read_each(self, paths: list[Path], signal: bool = True) -> Iterator[tuple[Path, Recording]]:
-        """Yield every recording that can be read; others are refused or skipped."""
-        read = partial(read_wfdb, channel=self.channel, signal=signal)
-        return read_each(paths, read, self.bad_examples)
-
-    def label(self, one: Recording) -> int | None:
-        """Return 1 or 0; None for a recording whose first diagnosis is another."""
-        return {self.negative: 0, self.positive: 1}.get(one.diagnosis)
 
     def transform(self, signal: np.ndarray) -> np.ndarray:
         """Trim or pad [samples] in mV to `length`, then transform: complex64 [fft_length]."""

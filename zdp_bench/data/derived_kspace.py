@@ -17,7 +17,7 @@ network trained on them may start a private run: `model.init_from`.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
 
@@ -26,7 +26,7 @@ from annotated_types import Interval
 
 from zdp_bench.data import DatasetInfo, Most, Splits, nifti
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
-from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, KSpaceVolume, find_volumes, write_volume
+from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
 from zdp_bench.data.files import (
     card,
     count_held_out,
@@ -92,18 +92,12 @@ class KSpaceFromVolumes(KSpaceSlices):
         notes = f"k-space of the volumes in {self.folder} with a smooth phase added, no noise"
         return self.read_splits(find_volumes(made), "derived", notes)
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by the volumes' headers; without volumes, as many as the default folder has."""
-        known, found = self.announce(nifti.N_HIPPOCAMPI), False
+    def released(self, root: Path) -> DatasetInfo | None:
+        """As many volumes as the default folder has."""
         if holds_any(resolve_folder(root, self.folder)):
-            known, found = [], True
-            for path, header in self.find(root).items():
-                rows, columns = np.delete(header.shape, self.axis).tolist()
-                shape = (header.shape[self.axis], rows, columns)
-                known.append(KSpaceVolume.announce(nifti.name_of(path), shape))
-        testing = self.hold_out(len(known))
-        train = [known[index] for index in np.flatnonzero(~testing)]
-        return self.describe((train, [known[index] for index in np.flatnonzero(testing)]), found)
+            return None
+        held = int(self.hold_out(nifti.N_HIPPOCAMPI).sum())
+        return self.describe(nifti.N_HIPPOCAMPI - held, held)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every volume of the folder."""
@@ -186,16 +180,11 @@ class PublicKSpace(KSpaceSlices):
         of = f"k-space of grey CIFAR-10 pictures{f' ({notes})' if notes else ''}, public"
         return self.read_splits(find_volumes(made), "derived", of)
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Return shapes and counts, which follow from the options."""
-        sides = [
-            [
-                KSpaceVolume.announce(f"{side}{first}", (min(TOGETHER, count - first), *self.shape))
-                for first in range(0, count, TOGETHER)
-            ]
-            for side, count in (("train", self.train), ("test", self.test))
-        ]
-        return self.describe((sides[0], sides[1]), Cifar10().info(root).found)
+    def released(self, root: Path) -> DatasetInfo | None:
+        if Cifar10().released(root) is None:
+            return None
+        known = replace(self.describe(0, 0), train=self.train, test=self.test)
+        return replace(known, owners=self.train, examples_per_patient=1)
 
     @property
     def shape(self) -> tuple[int, int]:

@@ -52,7 +52,6 @@ from zdp_bench.data.kspace import (
     to_image,
     undersample,
 )
-from zdp_bench.data.owners import count_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -78,11 +77,6 @@ class KSpaceVolume:
     image: tuple[int, int]
     patient: str
     coils: int | None = None  # None: a single one, without an axis for them
-
-    @classmethod
-    def announce(cls, name: str, shape: tuple[int, int, int]) -> KSpaceVolume:
-        """A volume without a file yet, whose k-space will have the size of its image."""
-        return cls(Path(name), shape, shape[1:], name)
 
 
 Sides = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # to train on, to test on
@@ -317,85 +311,67 @@ class KSpaceSlices(Dataset):
         return self.slices if self.unit == "volume" else None
 
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
-        """Return the splits of volumes whose files are hashed, whole; see `make_splits`."""
+        """Take the volumes that are large enough; the notes count those that are not."""
+        how, together, coil = self.how(), self.together, self.chosen_coil
         both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
         if both and provenance != "official":
             raise UserError(
                 f"{sides[0][0].path.parent.parent}: patient {min(both)} has volumes in "
                 f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
             )
-        files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
-        one = "" if self.chosen_coil is None else f"coil {self.chosen_coil}"
-        return self.make_splits(sides, provenance, notes, f"{files!r}{one}")
-
-    def make_splits(
-        self, sides: Sides, provenance: Provenance, notes: str, files: str = ""
-    ) -> Splits:
-        """Take the volumes that are large enough; the notes count those that are not.
-
-        Args:
-            files: names what the volumes' files hold, for the digest.
-        """
-        how, together, coil = self.how(), self.together, self.chosen_coil
         train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
         left_out = sum(map(len, sides)) - len(train) - len(test)
         asked = f"{how.height} by {how.width}" + (f" with {together} slices" if together else "")
-        if not train or not test:
-            raise UserError(
-                f"dataset.height={how.height}: no volume to train on, or none to test on, is as "
-                f"large as {asked}. Set dataset.height, dataset.width or dataset.slices to less."
-            )
+        rule = f"no volume to train on, or none to test on, is as large as {asked}"
+        require(bool(train and test), "dataset.height", how.height, rule)
         for volume in train + test if coil is not None else ():
             has = f"{volume.path} has {volume.coils or 'a single one'}, counted from 0"
             require((coil or 0) < (volume.coils or 0), "dataset.coil", coil, has)
-        several = any(volume.coils for volume in train)
-        root = "coils combined by the root of their sum of squares, without a phase"
-        both = len({volume.patient for volume in train} & {volume.patient for volume in test})
+        files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
+        named = f"{files!r}" + ("" if coil is None else f"coil {coil}")
         training = self._examples(train)
-        testing = self._examples(test, len(training))
         which_slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
+        root = "coils combined by the root of their sum of squares, without a phase"
         every_note = [
             notes,
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {which_slices} of "
             f"each at {how.height} x {how.width}, {how.acceleration:g} times undersampled; a "
             f"example is a {self.unit}",
-            (root if coil is None else f"coil {coil} alone") if several else "",
+            (root if coil is None else f"coil {coil} alone") if train[0].coils else "",
             f"{left_out} volumes smaller than {asked} left out" if left_out else "",
-            f"{both} patients have volumes on both sides" if both else "",
+            f"{len(both)} patients have volumes on both sides" if both else "",
         ]
         return Splits(
             training,
-            testing,
-            input_shape=(*([together] if together else []), 1, how.height, how.width),
+            self._examples(test, len(training)),
+            input_shape=(*self.lead, 1, how.height, how.width),
             outputs=1,
             provenance=provenance,
-            digest=digest(repr((files, how, self.unit, self.slices))),
+            digest=digest(repr((named, how, self.unit, self.slices))),
             notes="; ".join(note for note in every_note if note),
             unit=self.owner,
         )
 
-    def describe(self, sides: Sides, found: bool = True) -> DatasetInfo:
-        """Count the examples of volumes that are known, but not read."""
-        splits = self.make_splits(sides, "derived", "")
-        *slices, _channel, height, width = splits.input_shape
+    @property
+    def lead(self) -> list[int]:
+        """The axis of slices before an example's others, if it has one."""
+        return [self.together] if self.together else []
+
+    def describe(self, train: int, test: int) -> DatasetInfo:
+        """Return counts and shapes of so many volumes of the size that is asked for."""
+        each = 1 if self.together else self.slices or 36
         return DatasetInfo(
-            train=len(splits.train),
-            test=len(splits.test),
-            input_shape=splits.input_shape,
+            train=train * each,
+            test=test * each,
+            input_shape=(*self.lead, 1, self.height, self.width),
             outputs=1,
             dtype=torch.complex64,
-            target_shape=(*slices, 2, height, width),
+            target_shape=(*self.lead, 2, self.height, self.width),
             target_dtype=torch.float32,
-            examples_per_patient=splits.examples_per_patient,
+            examples_per_patient=each,
             unit=self.owner,
-            owners=count_owners(splits, "dataset"),
-            found=found,
+            owners=train,
         )
-
-    def announce(self, count: int) -> list[KSpaceVolume]:
-        """As many volumes without files, of the size that is asked for."""
-        shape = (self.slices or 36, self.height, self.width)
-        return [KSpaceVolume.announce(str(number), shape) for number in range(count)]
 
     def _fits(self, volume: KSpaceVolume) -> bool:
         (height, width), slices = volume.image, volume.shape[0]
@@ -452,15 +428,14 @@ class FastMri(KSpaceSlices):
             return self.read_splits(sides, "official", "")
         return self.read_splits(sides, "derived", "files in fastMRI's layout")
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by the files' headers; without files, as in the release, at most 50 slices each."""
+    def released(self, root: Path) -> DatasetInfo | None:
+        """At most 50 slices of a volume."""
         if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
-            return self.describe(find_volumes(root / "fastMRI"))
-        train, test = (self.announce(count) for count in VOLUMES)
-        info = self.describe((train, test), found=False)
+            return None
+        known = self.describe(*VOLUMES)
         if self.unit == "volume" or self.slices:
-            return info
-        return replace(info, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
+            return known
+        return replace(known, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Inspect every file of both folders; its arrays are not read."""

@@ -76,17 +76,11 @@ class Mnist(Dataset):
         shape = tuple(train.inputs.shape[1:])
         return Splits(train, test, shape, CLASSES, provenance, files, unit="image")
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Describe the files or, without them, the release."""
+    def released(self, root: Path) -> DatasetInfo | None:
         if not missing(root, card(self.card_name)):
-            return super().info(root)
+            return None
         return DatasetInfo(
-            train=60_000,
-            test=10_000,
-            input_shape=(28, 28),
-            outputs=CLASSES,
-            unit="image",
-            found=False,
+            train=60_000, test=10_000, input_shape=(28, 28), outputs=CLASSES, unit="image"
         )
 
     def read(self, root: Path) -> tuple[list[torch.Tensor], list[np.ndarray], str, Provenance]:

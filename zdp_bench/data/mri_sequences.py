@@ -58,25 +58,7 @@ RELEASED = {"imagesTr": 484, "imagesTs": 266}  # volumes
 FLAT = 1e-6
 
 
-@dataclass(frozen=True)
-class Patient:
-    """One volume in four contrasts, and which of its axial slices are used."""
-
-    path: Path
-    slices: slice
-
-    @classmethod
-    def centre(cls, thickness: int, slices: int, path: Path = Path()) -> Patient:
-        """Take the centre `slices` of a volume, or all of a thinner one."""
-        count = min(slices, thickness)
-        first = (thickness - count) // 2
-        return cls(path, slice(first, first + count))
-
-    @property
-    def examples(self) -> int:
-        return len(SEQUENCES) * (self.slices.stop - self.slices.start)
-
-
+Patient = tuple[Path, slice]  # a volume, and which of its axial slices are used
 Parts = dict[str, list[Patient]]  # 'train', 'test' and perhaps 'validation'
 
 
@@ -90,23 +72,27 @@ class SequenceSlices(Dataset):
     slices: Annotated[int, Ge(1)] = 20
 
     def choose_slices(self, found: dict[Path, nifti.Header]) -> list[Patient]:
-        """Take the centre slices of each volume."""
-        return [Patient.centre(head.shape[2], self.slices, path) for path, head in found.items()]
+        """Take the centre slices of each volume, or all of a thinner one."""
+        chosen = []
+        for path, header in found.items():
+            count = min(self.slices, header.shape[2])
+            first = (header.shape[2] - count) // 2
+            chosen.append((path, slice(first, first + count)))
+        return chosen
 
-    def describe(self, parts: Parts, found: bool = True) -> DatasetInfo:
-        """Count the examples of these patients."""
-        counts = _count_examples(parts)
+    def describe(self, train: int, test: int, validation: int = 0) -> DatasetInfo:
+        """Return counts and shapes of so many patients."""
+        each = len(SEQUENCES) * self.slices
         return DatasetInfo(
-            train=counts["train"],
-            test=counts["test"],
-            validation=counts.get("validation", 0),
+            train=train * each,
+            test=test * each,
+            validation=validation * each,
             input_shape=(1, self.size, self.size),
             outputs=len(SEQUENCES),
             dtype=torch.complex64,
-            examples_per_patient=max(patient.examples for patient in parts["train"]),
+            examples_per_patient=each,
             unit=self.unit,
-            owners=len(parts["train"]),
-            found=found,
+            owners=train,
         )
 
     def load_parts(
@@ -125,20 +111,23 @@ class SequenceSlices(Dataset):
         """
         size, everyone = self.size, [patient for members in parts.values() for patient in members]
         files = [
-            (part, patient.path.name, sha256(patient.path), patient.slices)
+            (part, path.name, sha256(path), used)
             for part, members in parts.items()
-            for patient in members
+            for path, used in members
         ]
         made = digest(repr((reading, size, files)))
-        counts = _count_examples(parts)
-        blocks = (transform_slices(read(p.path)[:, :, p.slices], size) for p in everyone)
+        counts = {
+            part: sum(len(SEQUENCES) * (used.stop - used.start) for _, used in members)
+            for part, members in parts.items()
+        }
+        blocks = (transform_slices(read(path)[:, :, used], size) for path, used in everyone)
         shape = (sum(counts.values()), 1, size, size)
         whole = torch.from_numpy(
             load_or_make(f"sequences-{nifti.READING}", made, shape, np.complex64, blocks)
         )
-        each = torch.tensor([patient.examples for patient in everyone])
-        groups = torch.repeat_interleave(torch.arange(len(everyone)), each)
-        labels = torch.cat([torch.arange(4).repeat_interleave(n // 4) for n in each.tolist()])
+        each = torch.tensor([used.stop - used.start for _, used in everyone])
+        groups = torch.arange(len(everyone)).repeat_interleave(len(SEQUENCES) * each)
+        labels = torch.arange(4).repeat(len(each)).repeat_interleave(each.repeat_interleave(4))
         split = {
             part: Examples(whole[rows], labels[rows], groups[rows])
             for part, rows in consecutive(counts).items()
@@ -157,10 +146,6 @@ class SequenceSlices(Dataset):
             validation=split["validation"] if parts.get("validation") else None,
             unit=self.unit,
         )
-
-
-def _count_examples(parts: Parts) -> dict[str, int]:
-    return {part: sum(one.examples for one in members) for part, members in parts.items()}
 
 
 def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
@@ -197,21 +182,15 @@ def whiten(kspace: np.ndarray) -> np.ndarray:
     return real + 1j * imag
 
 
-def draw_patients(
-    found: list[Patient], count: int, seed: int
-) -> tuple[list[Patient], list[Patient]]:
+def draw_patients(found: list[Patient], count: int, seed: int) -> list[list[Patient]]:
     """Draw `count` patients; return them and the others, each in the order of their names."""
-    drawn = set(np.random.default_rng(seed).permutation(len(found))[:count].tolist())
-    inside = [patient for index, patient in enumerate(found) if index in drawn]
-    return inside, [patient for index, patient in enumerate(found) if index not in drawn]
+    drawn = {*np.random.default_rng(seed).permutation(len(found))[:count].tolist()}
+    return [
+        [one for n, one in enumerate(found) if (n in drawn) is wanted] for wanted in (True, False)
+    ]
 
 
 # ------------------------------------------------------------------------------- the decathlon
-
-
-def read_contrasts(path: Path) -> np.ndarray:
-    """Read a file that holds the four contrasts as its channels: float32 [X, Y, Z, 4]."""
-    return nifti.read(path)
 
 
 @register("dataset", "mri_sequences")
@@ -219,29 +198,42 @@ def read_contrasts(path: Path) -> np.ndarray:
 class MriSequences(SequenceSlices):
     """Task01 of the decathlon under the data root."""
 
-    validation_patients: int = 110
+    validation_patients: Annotated[int, Ge(0)] = 110
     split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
-        """A folder with dataset.json and as many volumes as were released is 'official'."""
+        """A folder with dataset.json and as many volumes as were released is 'official'.
+
+        Those that validate are drawn from the test volumes, as the paper does.
+        """
         folder = root / FOLDER
-        whole = (folder / "dataset.json").is_file() and all(
-            len(nifti.paths_of(folder / name)) == count for name, count in RELEASED.items()
+        train, held = (self.find_volumes(folder / name) for name in RELEASED)
+        names = {nifti.name_of(path) for path in train}
+        if both := [path for path in held if nifti.name_of(path) in names]:
+            raise UserError(
+                f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
+            )
+        self.count_test(len(held))
+        validation, test = draw_patients(
+            self.choose_slices(held), self.validation_patients, self.split_seed
         )
+        parts = {"train": self.choose_slices(train), "validation": validation, "test": test}
+        counts = [len(train), len(held)] == [*RELEASED.values()]
+        whole = (folder / "dataset.json").is_file() and counts
         provenance: Provenance = "official" if whole else "derived"
-        return self.load_folder(folder, provenance, "four sequences")
+        return self.load_parts(parts, provenance, "four sequences", nifti.read, "channels")
 
-    def load_folder(self, folder: Path, provenance: Provenance, notes: str) -> Splits:
-        """Read a folder in Task01's layout."""
-        return self.load_parts(self.find(folder), provenance, notes, read_contrasts, "channels")
+    def count_test(self, held: int) -> int:
+        count = self.validation_patients
+        rule = f"leaves {held - count} patients to test"
+        require(count < held, "dataset.validation_patients", count, rule)
+        return held - count
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by headers; without volumes, as many as released."""
+    def released(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
-            return self.describe(self.find(root / FOLDER))
-        one = Patient.centre(self.slices, self.slices)
-        train, held = ([one] * count for count in RELEASED.values())
-        return self.describe(self.split(train, held), found=False)
+            return None
+        train, held = RELEASED.values()
+        return self.describe(train, self.count_test(held), self.validation_patients)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every volume."""
@@ -257,24 +249,6 @@ class MriSequences(SequenceSlices):
                 "dataset=mri_sequences_from_volumes or dataset=mri_sequences_synthetic."
             )
         return nifti.find_volumes(folder, "mri_sequences", len(SEQUENCES))
-
-    def find(self, folder: Path) -> Parts:
-        """Find the patients of each part."""
-        train, held = (self.find_volumes(folder / name) for name in RELEASED)
-        names = {nifti.name_of(path) for path in train}
-        if both := [path for path in held if nifti.name_of(path) in names]:
-            raise UserError(
-                f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
-            )
-        return self.split(self.choose_slices(train), self.choose_slices(held))
-
-    def split(self, train: list[Patient], held: list[Patient]) -> Parts:
-        """Draw those that validate from the test volumes, as the paper does."""
-        count = self.validation_patients
-        rule = f"leaves {len(held) - count} patients to test"
-        require(0 <= count < len(held), "dataset.validation_patients", count, rule)
-        validation, test = draw_patients(held, count, self.split_seed)
-        return {"train": train, "validation": validation, "test": test}
 
 
 # Counts up when a curve or a draw below changes: cached arrays go by it.
@@ -335,24 +309,23 @@ class MriSequencesFromVolumes(SequenceSlices):
 
     def load(self, root: Path) -> Splits:
         notes = f"four contrasts simulated from the volumes in {self.folder}"
-        parts = self.split(self.find(root))
+        found = self.choose_slices(self.find(root))
+        held = count_held_out(len(found), self.test_share, "volumes")
+        test, train = draw_patients(found, held, self.split_seed)
+        parts = {"train": train, "test": test}
         return self.load_parts(parts, "derived", notes, simulate_contrasts, SIMULATION)
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by headers; without volumes, as many as the default folder has."""
-        found = holds_any(resolve_folder(root, self.folder))
-        released = [Patient.centre(self.slices, self.slices)] * nifti.N_HIPPOCAMPI
-        return self.describe(self.split(self.find(root) if found else released), found)
+    def released(self, root: Path) -> DatasetInfo | None:
+        """As many volumes as the default folder has."""
+        if holds_any(resolve_folder(root, self.folder)):
+            return None
+        held = count_held_out(nifti.N_HIPPOCAMPI, self.test_share, "volumes")
+        return self.describe(nifti.N_HIPPOCAMPI - held, held)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every volume of the folder."""
-        return try_each((patient.path for patient in self.find(root)), nifti.read)
+        return try_each(self.find(root), nifti.read)
 
-    def find(self, root: Path) -> list[Patient]:
+    def find(self, root: Path) -> dict[Path, nifti.Header]:
         folder = resolve_folder(root, self.folder)
-        return self.choose_slices(nifti.find_volumes(folder, "mri_sequences_from_volumes"))
-
-    def split(self, found: list[Patient]) -> Parts:
-        held = count_held_out(len(found), self.test_share, "volumes")
-        test, train = draw_patients(found, held, self.split_seed)
-        return {"train": train, "test": test}
+        return nifti.find_volumes(folder, "mri_sequences_from_volumes")

@@ -17,8 +17,8 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -34,7 +34,6 @@ from zdp_bench.data import (
     Examples,
     Most,
     Pixels,
-    Provenance,
     PublicShare,
     Splits,
     Window,
@@ -86,18 +85,6 @@ class LabelledVolume:
     image: Path
     label: Path
     header: nifti.Header
-
-    @classmethod
-    def announce(cls, thickness: int) -> LabelledVolume:
-        """A case without files, of so many slices."""
-        return cls("", Path(), Path(), nifti.Header((1, 1, thickness), (1.0, 1.0, 1.0)))
-
-    def slices(self, most: int | None) -> np.ndarray:
-        """Indices of the used slices: all, or `most` spread evenly from the first to the last."""
-        count = self.header.shape[2]
-        if most is None or most >= count:
-            return np.arange(count)
-        return np.unique(np.round(np.linspace(0, count - 1, most)).astype(int))
 
 
 def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
@@ -160,10 +147,6 @@ def _pair(folder: Path) -> list[Pair]:
     return [(images[name], labels[name]) for name in images]
 
 
-# part -> its volumes with the slices that are used
-Chosen = dict[str, list[tuple[LabelledVolume, np.ndarray]]]
-
-
 @dataclass(frozen=True)
 class Geometry:
     """How a slice becomes a square image, and its intensities bytes.
@@ -193,8 +176,115 @@ class Geometry:
         require(rising, "dataset.window", window, "must be [low, high] with low < high")
 
 
+Count = Callable[[int, str], int]  # (slices of a volume, part) -> examples that it makes
+Read = Callable[[LabelledVolume, str], np.ndarray]  # (volume, part) -> bytes [examples, 2, *sides]
+
+
 @dataclass(frozen=True, kw_only=True)
-class LabelledSlices(Dataset):
+class Decathlon(Dataset):
+    """A task of the decathlon under the data root, split by volume."""
+
+    task: str
+    window: Window | None = None
+    channel: Annotated[int, Ge(0)] = 0
+    validation_share: PublicShare
+    test_share: float
+    split_seed: int = 0
+
+    def __post_init__(self) -> None:
+        if self.task not in TASKS:
+            raise unknown("dataset.task", self.task, TASKS)
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The window that is given, or the card's; a task without units has none."""
+        window = self.window or card("msd").windows.get(self.task)
+        return (float(window[0]), float(window[1])) if window else None
+
+    def split(self, volumes: int) -> dict[str, list[int]]:
+        """Draw the volumes of each part."""
+        share, test_share = self.validation_share, self.test_share
+        test = round(test_share * volumes)
+        train = volumes - round(share * volumes) - test
+        for what, count in (("test", test), ("train", train)):
+            rule = f"leaves none of {volumes} volumes to {what}"
+            require(count >= 1, "dataset.test_share", test_share, rule)
+        order = np.random.default_rng(self.split_seed).permutation(volumes).tolist()
+        return {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
+
+    def read_parts(
+        self, root: Path, array: str, sides: tuple[int, ...], count: Count, read: Read,
+        name_files: Callable[[str], str],
+    ) -> tuple[Splits, str]:  # fmt: skip
+        """Return the splits, whose `groups` number the volumes, and how many volumes each part has.
+
+        A folder with dataset.json and as many volumes as were released is 'official'.
+
+        Args:
+            array: the folder in the cache.
+            name_files: the digest of files, given theirs, and of how they become arrays.
+        """
+        name, released = TASKS[self.task]
+        cases = find_cases(root / name, self.channel)
+        parts = self.split(len(cases))
+        every = [(cases[index], part) for part, members in parts.items() for index in members]
+        sums = "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases)
+        each = [count(case.header.shape[2], part) for case, part in every]
+        counts = dict.fromkeys(parts, 0)
+        for (_, part), number in zip(every, each, strict=True):
+            counts[part] += number
+        made, shape = name_files(sums), (sum(each), 2, *sides)
+        blocks = (read(case, part) for case, part in every)
+        whole = torch.from_numpy(
+            load_or_make(f"{array}-{nifti.READING}", made, shape, np.uint8, blocks)
+        )
+        groups = torch.arange(len(every)).repeat_interleave(torch.tensor(each))
+        examples = {
+            part: Examples(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
+            for part, rows in consecutive(counts).items()
+        }
+        is_whole = (root / name / "dataset.json").is_file() and len(cases) == released
+        splits = Splits(
+            examples["train"],
+            examples["test"],
+            input_shape=(1, *sides),
+            outputs=1,
+            provenance="official" if is_whole else "derived",
+            digest=made,
+            validation=examples["validation"] if counts["validation"] else None,
+            unit="volume",
+        )
+        train, validation, test = map(len, parts.values())
+        return (
+            splits,
+            f"{train} volumes to train, {validation} to validate (public), {test} to test",
+        )
+
+    def count_released(
+        self, root: Path, sides: tuple[int, ...], count: Count
+    ) -> DatasetInfo | None:
+        """See `released`: as many volumes as were released, of the paper's 64 slices each."""
+        name, volumes = TASKS[self.task]
+        if holds_any(root / name):
+            return None
+        train, validation, test = map(len, self.split(volumes).values())
+        return DatasetInfo(
+            train=train * count(SLICES, "train"),
+            test=test * count(SLICES, "test"),
+            validation=validation * count(SLICES, "validation"),
+            input_shape=(1, *sides),
+            outputs=1,
+            target_shape=sides,
+            target_dtype=torch.uint8,
+            examples_per_patient=count(SLICES, "train"),
+            unit="volume",
+            owners=train,
+        )
+
+
+@register("dataset", "msd")
+@dataclass(frozen=True, kw_only=True)
+class Msd(Decathlon):
     """Slices float32 [1, size, size] of labelled volumes, with masks uint8 [size, size].
 
     max_per_patient: at most so many slices of a volume are trained on, spread evenly: bounds what a
@@ -202,7 +292,10 @@ class LabelledSlices(Dataset):
     test_per_patient: the same for testing. null: all slices, so that Dice is that of whole volumes.
     """
 
+    task: str = "liver"
     size: Pixels = 256
+    fit: Fit = "resize"
+    spacing: Annotated[float, Gt(0)] | None = None
     max_per_patient: Most = SLICES
     test_per_patient: Most = None
     validation_share: PublicShare = 0.076
@@ -210,31 +303,11 @@ class LabelledSlices(Dataset):
     augment: bool = True
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         self.geometry()
 
     def geometry(self) -> Geometry:
-        raise NotImplementedError
-
-    def count_parts(self, volumes: int) -> tuple[int, int]:
-        """Return how many of the volumes are to train and to test on; the others validate."""
-        share, test_share = self.validation_share, self.test_share
-        test = round(test_share * volumes)
-        rule = f"leaves none of {volumes} volumes to test"
-        require(test >= 1, "dataset.test_share", test_share, rule)
-        train = volumes - round(share * volumes) - test
-        rule = f"leaves none of {volumes} volumes to train"
-        require(train >= 1, "dataset.test_share", test_share, rule)
-        return train, test
-
-    def choose(self, cases: list[LabelledVolume], seed: int) -> Chosen:
-        """Split by volume, and choose the slices of each."""
-        order = [cases[index] for index in np.random.default_rng(seed).permutation(len(cases))]
-        train, test = self.count_parts(len(cases))
-        parts = {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
-        return {
-            part: [(case, case.slices(self.most[part])) for case in members]
-            for part, members in parts.items()
-        }
+        return Geometry(self.size, self.fit, self.spacing, self.limits, self.channel)
 
     @property
     def most(self) -> dict[str, int | None]:
@@ -242,108 +315,32 @@ class LabelledSlices(Dataset):
         bound = self.max_per_patient
         return {"train": bound, "validation": bound, "test": self.test_per_patient}
 
-    def describe(self, cases: list[LabelledVolume], seed: int, found: bool = True) -> DatasetInfo:
-        """Count the slices of volumes whose headers are known."""
-        chosen = self.choose(cases, seed)
-        counts = _count_slices(chosen)
-        return DatasetInfo(
-            train=counts["train"],
-            test=counts["test"],
-            validation=counts["validation"],
-            input_shape=(1, self.size, self.size),
-            outputs=1,
-            target_shape=(self.size, self.size),
-            target_dtype=torch.uint8,
-            examples_per_patient=max(len(indices) for _, indices in chosen["train"]),
-            unit="volume",
-            owners=len(chosen["train"]),
-            found=found,
-        )
+    def count(self, thickness: int, part: str) -> int:
+        return min(self.most[part] or thickness, thickness)
 
-    def load_cases(self, cases: list[LabelledVolume], provenance: Provenance, seed: int) -> Splits:
-        """Read a task's volumes; `groups` number them."""
-        geometry, size = self.geometry(), self.size
-        chosen = self.choose(cases, seed)
-        files = digest("".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases))
-        settings = repr((geometry, self.most, self.validation_share, self.test_share, seed))
-        made = digest(f"{files}:{settings}")
-        every = [one for members in chosen.values() for one in members]
-        counts = _count_slices(chosen)
-        blocks = (read_slices(case, indices, geometry) for case, indices in every)
-        shape = (sum(counts.values()), 2, size, size)
-        whole = torch.from_numpy(
-            load_or_make(f"slices-{nifti.READING}", made, shape, np.uint8, blocks)
-        )
-        groups = torch.repeat_interleave(
-            torch.arange(len(every)), torch.tensor([len(indices) for _, indices in every])
-        )
-        parts = {
-            part: Examples(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
-            for part, rows in consecutive(counts).items()
-        }
-        people = {part: len(members) for part, members in chosen.items()}
-        return Splits(
-            parts["train"],
-            parts["test"],
-            input_shape=(1, size, size),
-            outputs=1,
-            provenance=provenance,
-            digest=digest(f"{made}:{self.augment}:{PIXELS}"),
-            notes=f"axial slices of {people['train']} volumes to train, {people['validation']} to "
-            f"validate (public), {people['test']} to test; labels above 0 are one mask; "
-            f"{geometry.fit} to {size}²",
-            augment=AUGMENT.images if self.augment else None,
-            augment_targets=AUGMENT.masks if self.augment else None,
-            validation=parts["validation"] if people["validation"] else None,
-            unit="volume",
-        )
-
-
-def _count_slices(chosen: Chosen) -> dict[str, int]:
-    return {part: sum(len(indices) for _, indices in each) for part, each in chosen.items()}
-
-
-@register("dataset", "msd")
-@dataclass(frozen=True, kw_only=True)
-class Msd(LabelledSlices):
-    """A task of the decathlon under the data root."""
-
-    task: str = "liver"
-    fit: Fit = "resize"
-    spacing: Annotated[float, Gt(0)] | None = None
-    window: Window | None = None
-    channel: Annotated[int, Ge(0)] = 0
-    split_seed: int = 0
-
-    def __post_init__(self) -> None:
-        if self.task not in TASKS:
-            raise unknown("dataset.task", self.task, TASKS)
-        super().__post_init__()
-
-    def geometry(self) -> Geometry:
-        """The window is the one given, or the card's; a task without units has none."""
-        window = self.window or card("msd").windows.get(self.task)
-        limits = (float(window[0]), float(window[1])) if window else None
-        return Geometry(self.size, self.fit, self.spacing, limits, self.channel)
+    def read(self, case: LabelledVolume, part: str) -> np.ndarray:
+        """The slices are spread evenly from the first to the last."""
+        thickness = case.header.shape[2]
+        places = np.linspace(0, thickness - 1, self.count(thickness, part))
+        return read_slices(case, np.round(places).astype(int), self.geometry())
 
     def load(self, root: Path) -> Splits:
-        """A folder with dataset.json and as many volumes as were released is 'official'."""
-        name, released = TASKS[self.task]
-        folder = root / name
-        labels = nifti.paths_of(folder / "labelsTr")
-        cases = find_cases(folder, self.channel)
-        whole = (folder / "dataset.json").is_file() and len(labels) == released
-        return self.load_cases(cases, "official" if whole else "derived", self.split_seed)
-
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by headers; without volumes, as released with the paper's 64 slices each."""
-        name, released = TASKS[self.task]
-        if holds_any(root / name):
-            return self.describe(find_cases(root / name, self.channel), self.split_seed)
-        thickness = max(SLICES, self.max_per_patient or 0)
-        return self.describe(
-            [LabelledVolume.announce(thickness)] * released, self.split_seed, found=False
+        geometry, sides = self.geometry(), (self.size, self.size)
+        how = (geometry, self.most, self.validation_share, self.test_share, self.split_seed)
+        splits, volumes = self.read_parts(
+            root, "slices", sides, self.count, self.read, lambda f: digest(f"{digest(f)}:{how!r}")
         )
+        return replace(
+            splits,
+            digest=digest(f"{splits.digest}:{self.augment}:{PIXELS}"),
+            notes=f"axial slices of {volumes}; labels above 0 are one mask; "
+            f"{self.fit} to {self.size}²",
+            augment=AUGMENT.images if self.augment else None,
+            augment_targets=AUGMENT.masks if self.augment else None,
+        )
+
+    def released(self, root: Path) -> DatasetInfo | None:
+        return self.count_released(root, (self.size, self.size), self.count)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every labelled volume and its segmentation, of each task that is there."""

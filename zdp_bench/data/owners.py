@@ -85,12 +85,6 @@ def hold_out_owners(owners: list[str], test_share: float, seed: int) -> np.ndarr
     return np.array([person in test for person in owners])
 
 
-def most_of_one(owners: list[str], testing: np.ndarray) -> int:
-    """Return the most training examples of any one owner."""
-    training = (name for name, held in zip(owners, testing, strict=True) if not held)
-    return max(Counter(training).values())
-
-
 def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
     """Refuse names that differ in their spelling alone: each would count as another owner.
 

@@ -161,10 +161,10 @@ class PhaseMnist(Mnist):
         train, test = zip(images, labels, strict=True)
         return make_splits(train, test, self.pairing_seed, source, files)
 
-    def info(self, root: Path) -> DatasetInfo:
-        """Describe the files or, without them, pair as many of each label as the release has."""
-        if (mnist := super().info(root)).found:
-            return mnist
+    def released(self, root: Path) -> DatasetInfo | None:
+        """As many of each label as the release has, paired."""
+        if (mnist := super().released(root)) is None:
+            return None
         made = couple_images(np.repeat(np.arange(CLASSES), RELEASED), self.pairing_seed)
         return replace(
             mnist,

@@ -22,20 +22,20 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
 
 import numpy as np
 import torch
-from annotated_types import Interval
+from annotated_types import Interval, Len
 from scipy.fft import dct
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
-from zdp_bench.data.owners import hold_out_owners, most_of_one
+from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
 from zdp_bench.foreign_files import expect, reading
@@ -55,12 +55,16 @@ Scale = Literal["linear", "log", "log_modulus"]
 Standardise = Literal["clip"]
 
 
+@register("dataset", "speech_commands")
 @dataclass(frozen=True, kw_only=True)
-class Spectrograms(Dataset):
+class SpeechCommands(Dataset):
     """Spectrograms complex64 [1, frames, bins] of clips, and the word's index."""
 
-    words: list[str]
+    words: Annotated[list[str], Len(2)]
+    clips_per_word: Most = None
     test_share: Annotated[float, Interval(ge=0, le=1)] = 0.1
+    split: Literal["speaker", "random"] = "speaker"
+    split_seed: int = 0
     frame_step: Annotated[int, Interval(ge=1, le=CLIP - FRAME)] = STEP
     bins: Annotated[int, Interval(ge=1, le=BINS)] = BINS
     scale: Scale = "linear"
@@ -74,75 +78,63 @@ class Spectrograms(Dataset):
         fits = not grid or (len(grid) == 2 and 0 < grid[0] <= frames and 0 < grid[1] <= bins)
         rule = f"must be two numbers, at most {frames} frames and {bins} bins"
         require(fits, "dataset.grid", grid, rule)
+        each_once = len({*self.words}) == len(self.words)
+        require(each_once, "dataset.words", self.words, "must name each word once")
 
     @property
     def shape(self) -> list[int]:
         """[frames, bins] of a spectrogram as the network gets it."""
         return self.grid or [count_frames(self.frame_step), self.bins]
 
-    def hold_out(self, speakers: list[str], split: str, seed: int) -> np.ndarray:
+    def hold_out(self, speakers: list[str]) -> np.ndarray:
         """Return True for the test clips, given each clip's speaker."""
         count = len(speakers)
-        if split == "speaker":
-            testing = hold_out_owners(speakers, self.test_share, seed)
+        if self.split == "speaker":
+            testing = hold_out_owners(speakers, self.test_share, self.split_seed)
         else:
             held = round(self.test_share * count)
             testing = np.zeros(count, dtype=bool)
-            testing[np.random.default_rng(seed).choice(count, held, replace=False)] = True
+            testing[np.random.default_rng(self.split_seed).choice(count, held, replace=False)] = (
+                True
+            )
         held = int(testing.sum())
         rule = f"leaves {count - held} clips to train and {held} to test"
         require(0 < held < count, "dataset.test_share", self.test_share, rule)
         return testing
 
-    def describe(self, speakers: list[str], testing: np.ndarray) -> DatasetInfo:
-        """Count clips of these speakers."""
-        held = int(testing.sum())
-        return DatasetInfo(
-            train=len(speakers) - held,
-            test=held,
-            input_shape=(1, *self.shape),
-            outputs=len(self.words),
-            dtype=torch.complex64,
-            examples_per_patient=most_of_one(speakers, testing),
-            unit="speaker",
-            owners=len({name for name, held in zip(speakers, testing, strict=True) if not held}),
-        )
-
-    def load_clips(
-        self,
-        chosen: list[Clip],
-        provenance: Provenance,
-        clips_per_word: int | None,
-        split: str,
-        seed: int,
-    ) -> Splits:
-        """Transform clips (file, label) and split them."""
+    def load(self, root: Path) -> Splits:
+        """The release has no checksum for a folder: with another count it is 'derived'."""
+        chosen = self.choose(root / FOLDER)
         paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
         files = digest("".join(f"{p.parent.name}/{p.name}:{sha256(p)}" for p in paths))
         speakers = [speaker_of(path) for path in paths]
-        testing = self.hold_out(speakers, split, seed)
+        testing = self.hold_out(speakers)
         inputs = rescale(self.transform(paths, files), self.scale)  # [n, frames, bins]
         inputs = centre(inputs) if self.align else inputs
         inputs = average_over(inputs, self.grid) if self.grid else inputs
         inputs = lifter(inputs) if self.cepstrum else inputs
         inputs = (standardise(inputs) if self.standardise else inputs).unsqueeze(1)
-        train, test = torch.from_numpy(~testing), torch.from_numpy(testing)
         owners = torch.from_numpy(np.unique(speakers, return_inverse=True)[1])
+        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
+        train, test = (
+            Examples(inputs[of], labels[of], owners[of])
+            for of in map(torch.from_numpy, (~testing, testing))
+        )
         # What is not set is left out, so that older records keep their data's digest.
         later = tuple(filter(None, (self.standardise, self.cepstrum and "cepstrum")))
         options = (self.frame_step, self.bins, self.scale, self.align, self.grid, *later)
-        settings = repr((self.words, clips_per_word, split, self.test_share, seed, *options))
+        split = (self.clips_per_word, self.split, self.test_share, self.split_seed)
         return Splits(
-            Examples(inputs[train], labels[train], owners[train]),
-            Examples(inputs[test], labels[test], owners[test]),
+            train,
+            test,
             input_shape=(1, *self.shape),
             outputs=len(self.words),
-            provenance=provenance,
-            digest=digest(f"{files}:{settings}"),
+            provenance="official" if whole else "derived",
+            digest=digest(f"{files}:{(self.words, *split, *options)!r}"),
             notes=f"{len(paths):,} clips of {len(self.words)} words by {len(set(speakers)):,} "
-            f"speakers, split by {split}",
+            f"speakers, split by {self.split}",
             unit="speaker",
-            parts_share_owners=split == "random",
+            parts_share_owners=self.split == "random",
         )
 
     def transform(self, paths: list[Path], files: str) -> Tensor:
@@ -158,32 +150,22 @@ class Spectrograms(Dataset):
         name = f"{step}-{bins}-{files}"
         return torch.from_numpy(load_or_make("spectrograms", name, shape, np.complex64, blocks()))
 
-
-@register("dataset", "speech_commands")
-@dataclass(frozen=True, kw_only=True)
-class SpeechCommands(Spectrograms):
-    """SpeechCommands v0.02 under the data root."""
-
-    clips_per_word: Most = None
-    split: Literal["speaker", "random"] = "speaker"
-    split_seed: int = 0
-
-    def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with another count it is 'derived'."""
-        chosen = self.choose(root / FOLDER)
-        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
-        provenance: Provenance = "official" if whole else "derived"
-        return self.load_clips(chosen, provenance, self.clips_per_word, self.split, self.split_seed)
-
-    def info(self, root: Path) -> DatasetInfo:
-        """Count by the clips' names; without clips, about 3,500 of a word and 20 of a speaker."""
+    def released(self, root: Path) -> DatasetInfo | None:
+        """About 3,500 clips of a word and 20 of a speaker."""
         if holds_any(root / FOLDER):
-            speakers = [speaker_of(path) for path, _ in self.choose(root / FOLDER)]
-            return self.describe(speakers, self.hold_out(speakers, self.split, self.split_seed))
+            return None
         count = min(self.clips_per_word or 3500, 3500) * len(self.words)
-        speakers = [str(number) for number in range(count)]
-        made = self.describe(speakers, self.hold_out(speakers, "random", 0))
-        return replace(made, examples_per_patient=20, owners=made.train // 20, found=False)
+        test = round(self.test_share * count)
+        return DatasetInfo(
+            train=count - test,
+            test=test,
+            input_shape=(1, *self.shape),
+            outputs=len(self.words),
+            dtype=torch.complex64,
+            examples_per_patient=20,
+            unit="speaker",
+            owners=(count - test) // 20,
+        )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every clip of every word."""
@@ -199,8 +181,6 @@ class SpeechCommands(Spectrograms):
                 "speech_commands_v0.02.tar.gz there (see datasets/speech_commands.yaml), or use "
                 "dataset=speech_commands_synthetic."
             )
-        if len(set(self.words)) != len(self.words) or len(self.words) < 2:
-            raise UserError(f"dataset.words={self.words}: needs at least two different words.")
         here = sorted(path.name for path in folder.iterdir() if path.is_dir())
         chosen = []
         for label, word in enumerate(self.words):

@@ -31,7 +31,7 @@ from zdp_bench.report import papers
 from zdp_bench.report.cells import Filling
 from zdp_bench.report.number_format import duration
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.training.setup import build_dataset, describe_data
+from zdp_bench.training.setup import build_dataset
 
 SMOKE_FOLDER = "smoke"  # under the results folder
 SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
@@ -174,19 +174,17 @@ def missing_data(config: Run, only_here: bool = True) -> str:
     """Return in words what is lacking: weights, or files of the data set; empty if nothing is.
 
     Raises:
-        UserError: the files are there, and no run can use them, or no representation takes them.
+        UserError: the files are there, and no run can use them.
     """
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
     there = not files.missing(config.data_root, source)
     there = there and files.has_files(config.data_root, source)
-    if there and source.holds and not build_dataset(config).info(config.data_root).found:
+    if there and source.holds and build_dataset(config).released(config.data_root):
         return (
             f"the data root has part of dataset '{card.name}', but not the files that this run "
             "needs."
         )
-    if there and config.representation:
-        describe_data(config)
     if not only_here:
         return ""
     if lacking := missing_weights(str(config.model.options.get("weights", UNTRAINED))):

@@ -1,7 +1,7 @@
 """Say what a recipe would do without training it: model, clipping, sampling, every ε, cost.
 
-No input is read. Shapes come from the data set's info (names, headers, labels, or the release's
-counts), ε from the mechanism, time from steps on random numbers. Mistakes show in seconds.
+Shapes come from the data or, without its files, from the release's counts, ε from the mechanism,
+time from steps on random numbers.
 """
 
 from __future__ import annotations

@@ -2,38 +2,48 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 
-from zdp_bench.data.files import write_whole
-from zdp_bench.errors import UserError
-
-LARGEST = 32 * 10**9  # bytes; stand-ins have some megabytes
+from zdp_bench.data import Dataset, DatasetInfo, Splits
+from zdp_bench.data.files import digest, write_whole
 
 
-def require_modest(keys: str, size: float) -> None:
-    """Refuse to generate more than `LARGEST` bytes, before the work and not by a full disk.
+class StandIn(Dataset):
+    """Files that are drawn once, under `synthetic/` of the data root, and read as a release's are.
 
-    Args:
-        keys: what makes the size, for the sentence: `dataset.count`.
-        size: in bytes, estimated.
+    A stand-in is derived from this class first, then from the data set that reads its files.
+
+    Attributes:
+        drawn: the options that the files follow from.
     """
-    if size > LARGEST:
-        raise UserError(
-            f"{keys}: makes about {size / 1e9:,.0f} GB of data, and at most {LARGEST / 1e9:g} GB "
-            "are generated. Take less."
-        )
 
+    drawn: ClassVar[tuple[str, ...]] = ("count", "seed")
 
-def find_or_write(root: Path, name: str, write: Callable[[Path], None]) -> Path:
-    """Return the folder of that name under `synthetic/`, which is written once, all or none."""
-    folder = root / "synthetic" / name
-    if not folder.is_dir():
-        with write_whole(folder) as partial:
-            write(partial)
-    return folder
+    def write(self, folder: Path) -> None:
+        """Write a data root's files."""
+        raise NotImplementedError
+
+    def load(self, root: Path) -> Splits:
+        name = digest(repr([getattr(self, option) for option in self.drawn]))[:16]
+        folder = root / "synthetic" / f"{type(self).__name__}-{name}"
+        if not folder.is_dir():
+            with write_whole(folder) as partial:
+                self.write(partial)
+        return replace(self.read_folder(folder), provenance="synthetic")
+
+    def read_folder(self, folder: Path) -> Splits:
+        return super().load(folder)
+
+    def released(self, root: Path) -> DatasetInfo | None:
+        return None
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        yield from ()
 
 
 def draw_blobs(shape: tuple[int, ...], count: int, random: np.random.Generator) -> np.ndarray:

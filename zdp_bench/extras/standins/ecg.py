@@ -10,16 +10,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Interval
 from scipy.io import savemat
 
-from zdp_bench.data import Dataset, Share, Splits
-from zdp_bench.data.cpsc2018 import LEADS, LONGEST, RATE, Cpsc2018, Norm
-from zdp_bench.errors import require
-from zdp_bench.extras.standins.drawing import find_or_write
+from zdp_bench.data.cpsc2018 import FOLDER, LEADS, LONGEST, RATE, Cpsc2018
+from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
 NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V6")
@@ -86,27 +84,14 @@ def write_recordings(folder: Path, count: int, seconds: float, seed: int) -> Non
 
 @register("dataset", "cpsc2018_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class Cpsc2018Synthetic(Dataset):
-    """Synthetic recordings, written once under `synthetic/` and read as CPSC 2018 is."""
+class Cpsc2018Synthetic(StandIn, Cpsc2018):
+    """Synthetic recordings in CPSC 2018's form."""
+
+    drawn: ClassVar[tuple[str, ...]] = ("count", "seconds", "seed")
 
     count: Annotated[int, Interval(ge=2, le=9999)] = 1125
-    seconds: float = 2.0
+    seconds: Annotated[float, Interval(ge=0.01, le=LONGEST / RATE)] = 2.0
     seed: int = 0
-    fft_norm: Norm = "backward"
-    test_share: Share = 0.1
 
-    def __post_init__(self) -> None:
-        longest = LONGEST // RATE
-        rule = f"must be positive and at most {longest}: samples come {RATE} a second"
-        require(1 <= round(self.seconds * RATE) <= LONGEST, "dataset.seconds", self.seconds, rule)
-        self.reader.split(Path("synthetic"), [number % 2 for number in range(self.count)])
-
-    @property
-    def reader(self) -> Cpsc2018:
-        return Cpsc2018(fft_norm=self.fft_norm, test_share=self.test_share)
-
-    def load(self, root: Path) -> Splits:
-        options = (self.count, self.seconds, self.seed)
-        name = f"cpsc2018-{self.count}-{self.seconds}-{self.seed}"
-        folder = find_or_write(root, name, lambda to: write_recordings(to, *options))
-        return self.reader.load_folder(folder, synthetic=True)
+    def write(self, folder: Path) -> None:
+        write_recordings(folder / FOLDER, self.count, self.seconds, self.seed)

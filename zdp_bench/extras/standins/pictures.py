@@ -7,68 +7,51 @@ ten classes of real or complex patterns.
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
 import numpy as np
 import torch
-from annotated_types import Ge, MinLen
+from annotated_types import Ge, Interval, MinLen
 from PIL import Image
 
 from zdp_bench.data import Dataset, Examples, Pixels, Splits
-from zdp_bench.data.chest_xray import CLASSES, Films, find_films
+from zdp_bench.data.chest_xray import CLASSES, FOLDER, ChestXray
 from zdp_bench.data.files import digest
 from zdp_bench.errors import require
-from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
+from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
 
 FILM = 48  # pixels along a side of a film
+MOST = 10**9  # numbers of all generated pictures
 
 
-def plan_films(count: int, test_share: float, seed: int) -> Iterator[tuple[Path, int]]:
-    """Yield the path in the set and the person of every film: a person has one to four films."""
-    number = person = 0
-    while number < count:
-        person += 1
-        draw = np.random.default_rng([seed, person])
-        ill, part = bool(draw.random() < 0.74), "test" if draw.random() < test_share else "train"
-        for film in range(min(int(draw.integers(1, 5)), count - number)):
-            number += 1
-            name = f"IM-{person:04d}-{film + 1:04d}.jpeg"
-            name = f"person{person}_virus_{number}.jpeg" if ill else name
-            yield Path(part) / CLASSES[ill] / name, person
-
-
-def write_films(folder: Path, count: int, test_share: float, seed: int) -> None:
-    """Write films, three quarters of them ill as in the release: with more blobs."""
-    for number, (path, person) in enumerate(plan_films(count, test_share, seed)):
-        (folder / path.parent).mkdir(parents=True, exist_ok=True)
-        own, ill = np.random.default_rng([seed, person]), path.parts[1] == CLASSES[1]
+def write_films(folder: Path, count: int, seed: int) -> None:
+    """Write films of people with one or two each: three quarters are ill, with more blobs."""
+    for number in range(count):
+        person = 2 * number // 3
+        ill, part = person % 4 > 0, "train" if person % 5 else "test"
+        name = f"person{person}_virus_{number}" if ill else f"IM-{person:04d}-{number:04d}"
+        own = np.random.default_rng([seed, person])
         noise = np.random.default_rng([seed, person, number]).normal(0, 0.02, (FILM, FILM))
         pixels = 255 * (draw_blobs((FILM, FILM), 8 if ill else 2, own) + noise).clip(0, 1)
-        Image.fromarray(pixels.astype(np.uint8)).save(folder / path, quality=92)
+        path = folder / part / CLASSES[ill] / f"{name}.jpeg"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
 
 
 @register("dataset", "chest_xray_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class ChestXraySynthetic(Films):
-    """Blobs, written once under `synthetic/` and read as Kermany's are."""
+class ChestXraySynthetic(StandIn, ChestXray):
+    """Blobs in the layout of Kermany's films."""
 
-    count: Annotated[int, Ge(50)] = 800  # so that both parts hold both classes
+    count: Annotated[int, Interval(ge=50, le=10**5)] = 800  # so that both parts hold both classes
     size: Pixels = 64
-    test_share: float = 0.2
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        require_modest("dataset.count", 2**16 * self.count)
-
-    def load(self, root: Path) -> Splits:
-        options = (self.count, self.test_share, self.seed)
-        name = f"films-{self.count}-{self.test_share:g}-{self.seed}"
-        folder = find_or_write(root, name, lambda to: write_films(to, *options))
-        return self.load_films(folder, find_films(folder), "synthetic", self.seed)
+    def write(self, folder: Path) -> None:
+        write_films(folder / FOLDER, self.count, self.seed)
 
 
 VERSION = "synthetic images v1"
@@ -94,8 +77,8 @@ class SyntheticImages(Dataset):
         rule = f"must be at least {classes}, so that each class has an example"
         for key, count in (("train", self.train), ("test", self.test)):
             require(count >= classes, f"dataset.{key}", count, rule)
-        numbers = math.prod(shape) * max(self.train + self.test, classes)
-        require_modest("dataset.train, test and shape", 16 * numbers)  # drawn in double precision
+        modest = math.prod(shape) * (self.train + self.test) <= MOST
+        require(modest, "dataset.shape", shape, f"makes more than {MOST:,} numbers")
 
     def load(self, root: Path) -> Splits:
         rng = np.random.default_rng(self.seed)

@@ -9,23 +9,23 @@ blobs. Every other NIfTI file is stored with its axes turned, as scanners do.
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 from annotated_types import Ge, Interval
 
-from zdp_bench.data import Most, Pixels, PublicShare, Splits, nifti
+from zdp_bench.data import Most, Pixels, PublicShare, nifti
 from zdp_bench.data.derived_kspace import draw_phase
-from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
+from zdp_bench.data.fastmri import FOLDERS, FastMri, Side, write_volume
 from zdp_bench.data.files import count_held_out
 from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
-from zdp_bench.data.mri_sequences import MriSequences, SequenceSlices
-from zdp_bench.data.msd import Geometry, LabelledSlices, LabelledVolume, find_cases
-from zdp_bench.data.msd_volumes import LabelledVolumes
-from zdp_bench.extras.standins.drawing import draw_blobs, find_or_write, require_modest
+from zdp_bench.data.mri_sequences import FOLDER as HEADS
+from zdp_bench.data.mri_sequences import MriSequences
+from zdp_bench.data.msd import TASKS, Msd
+from zdp_bench.data.msd_volumes import MsdVolumes
+from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
 
 COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
@@ -84,48 +84,38 @@ def scan(
     return kspace, np.abs(centre_crop(to_image(kspace), height, width))
 
 
-def write_kspace(
-    folder: Path, patients: int, slices: int, height: int, width: int, seed: int, testing: int
-) -> None:
-    """Write volumes, the last `testing` of them to test on."""
-    for side in FOLDERS:
-        (folder / side).mkdir()
-    for number in range(patients):
-        kspace, magnitude = scan(slices, height, width, np.random.default_rng([seed, number]))
-        name, side = f"phantom{number:04d}", FOLDERS[int(number >= patients - testing)]
-        write_volume(folder / side / f"{name}.h5", kspace, magnitude, name, "synthetic")
-
-
 @register("dataset", "kspace_phantom")
 @dataclass(frozen=True, kw_only=True)
-class KSpacePhantom(KSpaceSlices):
-    """Drawn volumes, written once under `synthetic/` and read as fastMRI is."""
+class KSpacePhantom(StandIn, FastMri):
+    """Drawn volumes in fastMRI's layout, the last of them to test on."""
 
-    patients: Annotated[int, Ge(2)] = 10
-    seed: int = 0
-    slices: Annotated[int, Ge(1)] = 2
+    drawn: ClassVar[tuple[str, ...]] = (
+        *("patients", "slices", "height", "width", "test_share", "seed"),
+    )
+
+    patients: Annotated[int, Interval(ge=2, le=1000)] = 10
+    height: Side = 32
+    width: Side = 40
+    slices: Annotated[int, Interval(ge=1, le=100)] | None = 2
     test_share: float = 0.2
+    seed: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        voxels = self.patients * self.slices * self.height * self.width
-        keys = "dataset.patients, slices, height and width"
-        require_modest(keys, 12 * voxels)  # k-space and magnitude
         self.count_test()
 
     def count_test(self) -> int:
         return count_held_out(self.patients, self.test_share, "patients")
 
-    def load(self, root: Path) -> Splits:
-        shape = (self.slices, self.height, self.width)
-        size = f"{self.slices}-{self.height}x{self.width}"
-        made = find_or_write(
-            root,
-            f"kspace-{self.patients}-{size}-{self.test_share}-{self.seed}",
-            lambda to: write_kspace(to, self.patients, *shape, self.seed, self.count_test()),
-        )
-        notes = "ellipsoids seen by one coil, with noise"
-        return self.read_splits(find_volumes(made), "synthetic", notes)
+    def write(self, folder: Path) -> None:
+        for number in range(self.patients):
+            random = np.random.default_rng([self.seed, number])
+            kspace, magnitude = scan(self.slices or 2, self.height, self.width, random)
+            name = f"phantom{number:04d}"
+            side = FOLDERS[int(number >= self.patients - self.count_test())]
+            path = folder / "fastMRI" / side / f"{name}.h5"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_volume(path, kspace, magnitude, name, "synthetic")
 
 
 GRID = (40, 40, 12)
@@ -148,11 +138,10 @@ def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
 
 
 def write_heads(folder: Path, train: int, test: int, seed: int) -> None:
-    """Write patients in Task01's folders, with a dataset.json."""
+    """Write patients in Task01's folders."""
     for number in range(train + test):
         path = folder / ("imagesTr" if number < train else "imagesTs") / f"BRATS_{number + 1:03d}"
         _write(path, draw_head(np.random.default_rng([seed, number])), number)
-    (folder / "dataset.json").write_text(json.dumps({"name": "synthetic heads"}))
 
 
 def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
@@ -171,81 +160,54 @@ def _write(path: Path, data: np.ndarray, number: int) -> None:
 
 @register("dataset", "mri_sequences_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class MriSequencesSynthetic(SequenceSlices):
-    """Blobs in four contrasts, written once under `synthetic/` and read as the decathlon's are."""
+class MriSequencesSynthetic(StandIn, MriSequences):
+    """Blobs in four contrasts, in Task01's layout."""
+
+    drawn: ClassVar[tuple[str, ...]] = ("patients", "test_share", "seed")
 
     patients: Annotated[int, Interval(ge=2, le=1000)] = 30
     slices: Annotated[int, Ge(1)] = 4
+    validation_patients: Annotated[int, Ge(0)] = 0
     test_share: float = 0.3
     seed: int = 0
 
     def __post_init__(self) -> None:
         count_held_out(self.patients, self.test_share, "patients")
 
-    @property
-    def counts(self) -> tuple[int, int]:
-        """How many patients are to train and to test on."""
-        test = round(self.test_share * self.patients)
-        return self.patients - test, test
-
-    def load(self, root: Path) -> Splits:
-        train, test = self.counts
-        name = f"heads-{train}-{test}-{self.seed}"
-        folder = find_or_write(root, name, lambda to: write_heads(to, train, test, self.seed))
-        reader = MriSequences(size=self.size, slices=self.slices, validation_patients=0)
-        return reader.load_folder(folder, "synthetic", "blobs in four contrasts")
+    def write(self, folder: Path) -> None:
+        test = count_held_out(self.patients, self.test_share, "patients")
+        write_heads(folder / HEADS, self.patients - test, test, self.seed)
 
 
-def find_or_write_abdomens(root: Path, volumes: int, seed: int) -> list[LabelledVolume]:
-    """Return so many volumes under `synthetic/`, written once."""
-    write, name = (lambda to: write_abdomens(to, volumes, seed)), f"abdomen-{volumes}-{seed}"
-    return find_cases(find_or_write(root, name, write))
+class Abdomens(StandIn):
+    """Blobs as the decathlon's labelled volumes."""
+
+    drawn: ClassVar[tuple[str, ...]] = ("volumes", "seed")
+    volumes: int
+    seed: int
+
+    def write(self, folder: Path) -> None:
+        write_abdomens(folder / TASKS["liver"][0], self.volumes, self.seed)
 
 
 @register("dataset", "msd_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class MsdSynthetic(LabelledSlices):
-    """Blobs, written once under `synthetic/` and read as the decathlon's volumes are."""
+class MsdSynthetic(Abdomens, Msd):
+    """Their slices."""
 
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
-    size: Pixels = 64
     seed: int = 0
+    size: Pixels = 64
     max_per_patient: Most = 16
     validation_share: PublicShare = 0.1
     test_share: float = 0.2
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.count_parts(self.volumes)
-
-    def geometry(self) -> Geometry:
-        return Geometry(self.size, "resize", None, (-150.0, 250.0), 0)
-
-    def load(self, root: Path) -> Splits:
-        cases = find_or_write_abdomens(root, self.volumes, self.seed)
-        return self.load_cases(cases, "synthetic", self.seed)
-
 
 @register("dataset", "msd_volumes_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class MsdVolumesSynthetic(LabelledVolumes):
-    """The same blobs as whole volumes, read as the decathlon's are."""
+class MsdVolumesSynthetic(Abdomens, MsdVolumes):
+    """The whole volumes."""
 
+    task: str = "liver"
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     seed: int = 0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.as_slices().count_parts(self.volumes)
-
-    def as_slices(self) -> MsdSynthetic:
-        return MsdSynthetic(
-            volumes=self.volumes,
-            seed=self.seed,
-            validation_share=self.validation_share,
-            test_share=self.test_share,
-        )
-
-    def load(self, root: Path) -> Splits:
-        cases = find_or_write_abdomens(root, self.volumes, self.seed)
-        return self.load_cases(cases, "synthetic", self.seed)

@@ -6,19 +6,17 @@ contour of its own; a speaker shifts pitch and tempo, a clip adds noise and an o
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
-from annotated_types import Ge
+from annotated_types import Interval
 from scipy.signal import chirp
 
 from zdp_bench.data import Splits
-from zdp_bench.data.files import digest
-from zdp_bench.data.speech_commands import CLIP, RATE, Spectrograms, find_clips
-from zdp_bench.errors import require
-from zdp_bench.extras.standins.drawing import find_or_write, require_modest
+from zdp_bench.data.speech_commands import CLIP, FOLDER, RATE, SpeechCommands
+from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
 
@@ -43,12 +41,6 @@ def synthesise(
     return sound.clip(-1, 1 - 2**-15)
 
 
-def _assign(number: int, clips_per_word: int) -> tuple[int, int]:
-    """Return the speaker of a word's clip, and its number among this speaker's clips of it."""
-    people = max(2, clips_per_word // 5)
-    return number % people, number // people
-
-
 def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) -> None:
     """Write wav files of each word, by a fifth as many speakers."""
     import soundfile
@@ -56,7 +48,7 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
     for label, word in enumerate(words):
         (folder / word).mkdir(parents=True)
         for number in range(clips_per_word):
-            person, take = _assign(number, clips_per_word)
+            take, person = divmod(number, max(2, clips_per_word // 5))
             voice = np.random.default_rng([seed, person])
             clip = np.random.default_rng([seed, label, number, 1])
             sound = synthesise(label, len(words), voice, clip).astype(np.float32)
@@ -66,27 +58,16 @@ def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) ->
 
 @register("dataset", "speech_commands_synthetic")
 @dataclass(frozen=True, kw_only=True)
-class SpeechCommandsSynthetic(Spectrograms):
-    """Synthetic words, written once under `synthetic/` and read as SpeechCommands is."""
+class SpeechCommandsSynthetic(StandIn, SpeechCommands):
+    """Synthetic words in SpeechCommands' layout, so many clips of each."""
 
-    clips_per_word: Annotated[int, Ge(1)] = 60
+    drawn: ClassVar[tuple[str, ...]] = ("words", "clips_per_word", "seed")
+
+    clips_per_word: Annotated[int, Interval(ge=1, le=4000)] | None = 60
     seed: int = 0
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        words, count = self.words, self.clips_per_word
-        require_modest("dataset.clips_per_word", 2 * CLIP * count * len(words))
-        rule = "needs at least two different words"
-        require(len(set(words)) == len(words) > 1, "dataset.words", words, rule)
+    def write(self, folder: Path) -> None:
+        write_set(folder / FOLDER, self.words, self.clips_per_word or 60, self.seed)
 
-    def load(self, root: Path) -> Splits:
-        listed = digest(repr(list(self.words)))[:16]  # two lists of one length are two sets
-        options = (self.words, self.clips_per_word, self.seed)
-        name = f"speech-{listed}-{self.clips_per_word}-{self.seed}"
-        folder = find_or_write(root, name, lambda to: write_set(to, *options))
-        chosen = [
-            (path, label)
-            for label, word in enumerate(self.words)
-            for path in find_clips(folder, word)
-        ]
-        return self.load_clips(chosen, "synthetic", None, "speaker", self.seed)
+    def read_folder(self, folder: Path) -> Splits:
+        return SpeechCommands.load(replace(self, clips_per_word=None), folder)
