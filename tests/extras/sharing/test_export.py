@@ -1,40 +1,35 @@
-"""`zdp-bench export`: what it writes, what the card says, what it refuses."""
+"""Exports of a run and of a loop of one's own: what they contain, what the card says."""
 
 from __future__ import annotations
 
-import json
+import math
 import shutil
 from collections.abc import Callable
-from contextlib import suppress
-from itertools import count
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-import yaml
 
+import zdp_bench
+from tests.extras.sharing.conftest import head_of, wrong
 from tests.library.conftest import Make
 from tests.library.small import train
 from tests.test_cli import run as command
 from tests.training.test_public_start import carry_out as carry_out_real
-from tests.training.test_run import Silent
 from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import read_weights, write_weights
-from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.training.run import Outcome, run
+from zdp_bench.privacy.accounting import pld
+from zdp_bench.training.run import Outcome
 from zdp_bench.training.run_folder import command_of
 
 
-def head_of(card: Path) -> dict:
-    return yaml.safe_load(card.read_text().split("---\n")[1])
-
-
 def test_the_head_of_the_card_is_yaml_that_a_hub_reads(exported: Path, finished: Outcome) -> None:
-    head, privacy = head_of(exported / "README.md"), finished.record["privacy"]
+    head, privacy = head_of(exported), finished.record["privacy"]
     (result,) = head["model-index"][0]["results"]
     assert {"task", "dataset", "metrics"} <= set(result)
     assert all({"type", "value"} <= set(metric) for metric in result["metrics"])
@@ -45,28 +40,17 @@ def test_the_head_of_the_card_is_yaml_that_a_hub_reads(exported: Path, finished:
     assert head["data"]["provenance"] == "derived"
 
 
-def test_the_card_says_that_steps_sample_from_subsets_in_turn(tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "trainer.epochs=1", "algorithm=band_mf", "algorithm.bands=4"]
-    words += ["model=real_mlp", "model.complex_as=magnitude", f"paths.results={tmp_path}"]
-    run(configured(words), Silent())
-    export(tmp_path, "quickstart", tmp_path / "model")
-    text = (tmp_path / "model" / "README.md").read_text()
-    assert "| sampling | poisson, rate 0.2 of 1,426 in one step of 4, 20 steps |" in text
-    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
-
-
-def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "trainer.epochs=1", "privacy.unit=patient"]
-    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record
-    export(tmp_path, "quickstart", tmp_path / "model")
-    text = (tmp_path / "model" / "README.md").read_text()
-    assert (
-        head_of(tmp_path / "model" / "README.md")["differential_privacy"]["epsilon_of"] == "image"
-    )
-    assert "| ε of an image with 2 examples, tight |" in text
-    assert "ε of one example" not in text
-    assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]
-    assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
+def test_the_card_of_a_loop_states_the_epsilon_of_the_ledger(of_loop: Path) -> None:
+    head, text = head_of(of_loop), (of_loop / "README.md").read_text()
+    stated = head["differential_privacy"]
+    assert stated["epsilon_tight"] == pytest.approx(pld(1.2, 0.2, 10, 1e-3))
+    assert (stated["epsilon_of"], stated["steps"], stated["z"]) == ("example", 10, 1.2)
+    assert head["datasets"] == ["points"]
+    assert head["model-index"][0]["results"][0]["metrics"][0]["value"] == 0.75
+    assert head["run"]["versions"]["zdp-bench"] == zdp_bench.__version__
+    assert "a key of the operating system" in text
+    assert "It takes `float32 [n, 4]`" in text
+    assert "a private number of training examples" in text
 
 
 def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -> None:
@@ -74,13 +58,12 @@ def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -
     assert experiment_digest(config) == finished.record["experiment"]
 
 
-def test_several_runs_are_told_apart_and_each_is_named_as_tables_name_it(tmp_path: Path) -> None:
+def test_several_runs_are_told_apart(tmp_path: Path) -> None:
     words = [(), ("seed=2",), ("algorithm=sgd",)]
     runs = [carry_out_real(tmp_path, *own).record["run"] for own in words]
     with pytest.raises(UserError, match="3 runs match") as caught:
         export(tmp_path, "quickstart", tmp_path / "a")
     assert f"{runs[1][:8]} (dp_sgd, " in str(caught.value)
-    assert "seed 2)" in str(caught.value)
     assert f"{runs[2][:8]} (sgd" in str(caught.value)
     assert export(tmp_path, runs[2][:8], tmp_path / "a")["run"] == runs[2]
 
@@ -114,19 +97,8 @@ def test_a_clone_without_the_weights_says_how_to_get_them(
     assert f"{' '.join(words)}." in err.replace("'", "")
 
 
-def test_the_command_names_other_plug_ins(tmp_path: Path) -> None:
-    record = carry_out_real(tmp_path, "seed=3", "task.headline=roc_auc").record
-    words = command_of(record).replace("'", "").split()[2:]
-    assert experiment_digest(configured(words)) == record["experiment"]
-    assert "seed=3" in words
-
-
-def test_what_cannot_be_exported_is_refused(
-    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_cannot_be_exported_is_refused(finished: Outcome, tmp_path: Path) -> None:
     results = finished.path.parents[3]
-    with pytest.raises(UserError, match="no finished run with weights under"):
-        export(results, "mnist", tmp_path / "a")
     with pytest.raises(UserError, match="Did you mean 'quickstart'"):
         export(results, "quickstrat", tmp_path / "a")
     (tmp_path / "full").mkdir()
@@ -135,65 +107,48 @@ def test_what_cannot_be_exported_is_refused(
         export(results, "quickstart", tmp_path / "full")
     export(results, str(finished.path), tmp_path / "by_path")
     export(results, str(finished.path.parent), tmp_path / "by_folder")
-    with monkeypatch.context() as patch:  # an export of the recipe's name is not in the way
-        patch.chdir(tmp_path)
-        export(results, "quickstart", Path("quickstart"))
-        export(results, "quickstart", Path("again"))
-    old = Path(shutil.copytree(finished.path.parent, tmp_path / "old"))
-    record = json.loads((old / "record.json").read_text())
-    del record["measured"]["weights"]
-    (old / "record.json").write_text(json.dumps(record))
-    with pytest.raises(UserError, match=r"lacks measured.weights. To make it again: zdp-bench"):
-        export(results, str(old), tmp_path / "b")
-
-
-@pytest.mark.parametrize("own", [False, True])
-def test_an_export_that_was_killed_anywhere_can_be_repeated(
-    finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
-) -> None:
-    private, whole, model = make(), records.write_bytes, tmp_path / "model"
-    train(private, most=2)
-    left = 0
-
-    def write() -> None:
-        if own:
-            private.export(tmp_path / "model")
-        else:
-            export(finished.path.parents[3], "quickstart", tmp_path / "model")
-
-    def die(path: Path, content: bytes) -> None:
-        nonlocal left
-        if not (left := left - 1):
-            path.with_name(f".{path.name}.1-1.partial").write_bytes(content[:9])
-            raise KeyboardInterrupt
-        whole(path, content)
-
-    for kills in count():
-        left = kills + 1
-        with monkeypatch.context() as patch, suppress(KeyboardInterrupt):
-            patch.setattr(records, "write_bytes", die)
-            write()
-            break
-        (tmp_path / "model/ledger.jsonl.7").touch()
-    assert kills > 1
-    assert [check for check in verify(tmp_path / "model") if check.state == "wrong"] == []
-    assert not [path for path in (tmp_path / "model").iterdir() if "partial" in path.name]
-    assert not (tmp_path / "model/ledger.jsonl.7").exists()
-    before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
-    write()  # the same export changes nothing
-    assert {path: path.stat().st_mtime_ns for path in model.iterdir()} == before
-    (model / "README.md").write_text("another card")
-    with pytest.raises(UserError, match="is not empty"):
-        write()
-
-
-def test_other_weights_than_the_record_s_are_refused(finished: Outcome, tmp_path: Path) -> None:
     home = Path(shutil.copytree(finished.path.parent, tmp_path / "run"))
     body = torch.load(home / "checkpoint.pt", weights_only=True)
     next(iter(body["model"].values())).view(-1)[0] += 1
     torch.save(body, home / "checkpoint.pt")
     with pytest.raises(UserError, match="does not contain the record's weights"):
         export(tmp_path, str(home), tmp_path / "model")
+
+
+@pytest.mark.parametrize("own", [False, True])
+def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_another(
+    finished: Outcome, make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own: bool
+) -> None:
+    private, model = make(), tmp_path / "model"
+    train(private, most=2)
+
+    def write() -> None:
+        if own:
+            private.export(model, metrics={"accuracy": 0.5})
+        else:
+            export(finished.path.parents[3], "quickstart", model)
+
+    def die(path: Path, content: bytes) -> None:
+        raise KeyboardInterrupt
+
+    model.mkdir()  # an empty folder may be there
+    with monkeypatch.context() as patch:
+        patch.setattr(records, "write_bytes", die)
+        with pytest.raises(KeyboardInterrupt):
+            write()
+    assert not any(model.iterdir())
+    write()
+    assert wrong(model) == {}
+    before = {path: path.stat().st_mtime_ns for path in model.iterdir()}
+    write()  # the same export changes nothing
+    assert {path: path.stat().st_mtime_ns for path in model.iterdir()} == before
+    assert not [*tmp_path.glob(".model*")]
+    if own:
+        with pytest.raises(UserError, match="is not empty"):
+            private.export(model, metrics={"accuracy": 0.6})
+    (model / "README.md").write_text("another card")
+    with pytest.raises(UserError, match="is not empty"):
+        write()
 
 
 LEDGERS: dict[str, Callable[[list[str]], list[str]]] = {
@@ -214,3 +169,35 @@ def test_a_damaged_ledger_is_not_handed_on(name: str, finished: Outcome, tmp_pat
     path.write_text("".join(LEDGERS[name](lines)))
     with pytest.raises(UserError, match=r"ledger\.jsonl: is damaged.*its ε cannot be trusted"):
         export(results, "quickstart", tmp_path / "model")
+
+
+def test_earlier_steps_of_the_ledger_count_also_when_it_is_verified(
+    make: Make, tmp_path: Path
+) -> None:
+    train(make(), most=4)
+    train(private := make(count_earlier=True))
+    private.export(tmp_path / "model")
+    assert head_of(tmp_path / "model")["differential_privacy"]["steps"] == 14
+    text = (tmp_path / "model/README.md").read_text()
+    assert "| steps of these weights | 10; ε counts all steps above |" in text
+    assert wrong(tmp_path / "model") == {}
+
+
+def test_what_a_loop_cannot_export_is_refused(of_loop: Path, make: Make, tmp_path: Path) -> None:
+    private = make()
+    train(private, most=1)
+    refused: list[tuple[dict[str, Any], str]] = [
+        *(({"metrics": given}, "give a dictionary of numbers by") for given in ([0.5], 5, {5: 1})),
+        *(({"metrics": {"accuracy": given}}, "one finite number") for given in ("high", math.inf)),
+        *(({key: 5}, f"{key}=5: must be a text") for key in ("name", "data")),
+        *(({"folder": given}, "name a folder") for given in (5, "x\0y")),
+        ({"folder": of_loop / "report.json" / "b"}, "cannot be written"),
+        ({"folder": of_loop}, "not empty; choose a new folder"),
+    ]
+    for given, sentence in refused:
+        with pytest.raises(UserError, match=sentence):
+            private.export(**{"folder": tmp_path / "b"} | given)
+    assert not (tmp_path / "b").exists()
+    broken = "x\r\n\n| ε | 0 |\u2028| ε | 0 |"
+    private.export(tmp_path / "b", name=broken, data=broken, metrics={broken: 0.5})
+    assert "\n| ε | 0" not in (tmp_path / "b" / "README.md").read_text().replace("\u2028", "\n")

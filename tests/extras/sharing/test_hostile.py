@@ -23,6 +23,7 @@ import numpy as np
 import pytest
 
 import zdp_bench
+from tests.extras.sharing.conftest import edit_source, source_of
 from tests.library.conftest import Make
 from tests.library.small import network, train
 from zdp_bench.errors import UserError
@@ -54,7 +55,7 @@ def places(node: Any) -> Iterator[tuple[Any, Any]]:
 
 def edit_json(folder: Path, draw: random.Random) -> None:
     """Change, drop or add some values of the record, or report."""
-    path = next(path for name in ("record", "report") if (path := folder / f"{name}.json").exists())
+    path = source_of(folder)
     body = json.loads(path.read_text())
     for _ in range(draw.choice([1, 1, 1, 3])):
         known = [(node, key) for node, key in places(body) if not isinstance(node, list) or node]
@@ -201,39 +202,26 @@ def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
 
 
 @pytest.fixture
-def sound(exported: Path, make: Make, tmp_path: Path) -> list[Path]:
+def sound(exported: Path, of_loop: Path, make: Make, tmp_path: Path) -> list[Path]:
     """A run's export, and those of loops of one's own."""
-    given: list[dict[str, Any]] = [{}, {"unit": lambda index: index // 2, "max_examples": 2}]
-    for number, more in enumerate(given):
-        private = make(network(), ledger=tmp_path / f"{number}.jsonl", **more)
-        train(private, most=2)
-        private.export(tmp_path / f"own{number}")
-    return [exported, exported, tmp_path / "own0", tmp_path / "own1"]
+    private = make(network(), unit=lambda index: index // 2, max_examples=2)
+    train(private, most=2)
+    private.export(tmp_path / "owners")
+    return [exported, exported, of_loop, tmp_path / "owners"]
 
 
 @pytest.mark.filterwarnings("ignore")
-def test_weights_that_could_be_waited_for_are_refused(sound: list[Path]) -> None:
-    weights = sound[2] / "model.safetensors"
-    weights.unlink()
-    os.mkfifo(weights)
-    writer = os.open(weights, os.O_RDWR)  # so that whoever opens it fails, and does not hang
-    for ask in (verify, lambda folder: zdp_bench.load(folder, model=network())):
-        with pytest.raises(UserError, match=r"model\.safetensors: is not a regular file"):
-            ask(sound[2])
-    os.close(writer)
-
-
-@pytest.mark.filterwarnings("ignore")
-def test_a_name_too_long_is_missing_and_a_delta_above_one_is_refused(sound: list[Path]) -> None:
-    with (sound[2] / "SHA256SUMS").open("a") as sums:
+def test_a_fifo_a_long_name_and_a_delta_above_one_are_refused(loop: Path) -> None:
+    with (loop / "SHA256SUMS").open("a") as sums:
         sums.write(f"{0:064}  {'9' * 5000}\n")
-    assert "is missing" in [check.found for check in verify(sound[2])]
-    report = sound[2] / "report.json"
-    body = json.loads(report.read_text())
-    body["privacy"]["delta"] = 1e308
-    report.write_text(json.dumps(body))
-    with pytest.raises(UserError, match=r"report\.json: is damaged.*privacy\.delta"):
-        verify(sound[2])
+    assert "is missing" in [check.found for check in verify(loop)]
+    edit_source(loop, lambda report: report["privacy"].update(delta=1e308))
+    with pytest.raises(UserError, match=r"report\.json: lacks privacy\.delta"):
+        verify(loop)
+    (loop / "model.safetensors").unlink()
+    os.mkfifo(loop / "model.safetensors")
+    with pytest.raises(UserError, match=r"is not an exported model"):
+        zdp_bench.load(loop, model=network())
 
 
 @pytest.mark.filterwarnings("ignore")

@@ -6,9 +6,9 @@ import csv
 import io
 import os
 import re
+from collections.abc import Callable
 from hashlib import sha256
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -26,57 +26,46 @@ NUMBERS = ["-0.5", "+1", "-inf", "-1e-05", "nan"]
 NOT_SHOWN = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]")
 
 
-def hostile(text: str) -> records.Record:
-    made = record(text, config={"model": {"name": text, text: text}})
-    made |= {"metrics": {text: 0.5}, "headline": {"name": text, "value": 0.5}}
-    made["claims"] |= {"variant": text}
-    made["data"] |= dict.fromkeys(("name", "provenance", "notes"), text)
-    made["privacy"] |= dict.fromkeys(("claimed_by", "unit"), text)
-    return made
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    """Two runs for each hostile text, which stands wherever a record has a text."""
+    for text in (*TEXTS, *FORMULAS):
+        for seed in range(2):
+            run = sha256(f"{text} {seed}".encode()).hexdigest()
+            made = record(text, seed, config={"model": {"name": text, text: text}}, run=run)
+            made |= {"metrics": {text: 0.5}, "headline": {"name": text, "value": 0.5}}
+            made["claims"] |= {"variant": text}
+            made["data"] |= dict.fromkeys(("name", "provenance", "notes"), text)
+            made["privacy"] |= dict.fromkeys(("claimed_by", "unit"), text)
+            records.write(tmp_path / f"runs/a/{run}/record.json", made)
+    return tmp_path
 
 
-def save_two(results: Path, text: str) -> None:
-    for seed in range(2):
-        run = sha256(f"{text} {seed}".encode()).hexdigest()
-        made = hostile(text) | {"run": run, "seed": seed}
-        records.write(results / f"runs/a/{run}/record.json", made)
-
-
-def cells_of(text: str) -> list[str]:
-    return [cell for line in csv.reader(io.StringIO(text)) for cell in line]
-
-
-def is_formula(cell: str) -> bool:
-    try:
-        float(cell)
-        return False
-    except ValueError:
-        return cell.strip()[:1] in tuple("=+-@＝")
+def assert_no_formula(text: str) -> None:
+    for cell in (cell for line in csv.reader(io.StringIO(text)) for cell in line):
+        if cell not in NUMBERS and not re.fullmatch(r"[-+]?[\d.e+-]+", cell):
+            assert not cell.strip().startswith(tuple("=+-@＝"))
 
 
 @pytest.mark.parametrize("form", ["rich", "md", "csv", "json"])
 def test_a_record_s_text_is_printed_as_text(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], form: str
+    results: Path, capsys: pytest.CaptureFixture[str], form: str
 ) -> None:
-    for text in (*TEXTS, *FORMULAS):
-        save_two(tmp_path, text)
-    words = ["results", "--results", str(tmp_path), "--format", form]
+    words = ["results", "--results", str(results), "--format", form]
     for more in ([], ["--columns", "recipe,run,data_digest"], ["--by", "recipe"], ["nothing=1"]):
         _, out, err = command(capsys, *words, *more)
         assert not NOT_SHOWN.search(out + err)
         if form == "csv":
-            assert not any(map(is_formula, cells_of(out)))
+            assert_no_formula(out)
         if form == "rich" and not more:
             shown = [text for text in (*TEXTS, *FORMULAS) if not NOT_SHOWN.search(text)]
             assert all(text.strip()[:3] in out for text in shown)
 
 
-def test_no_cell_of_a_csv_is_computed(tmp_path: Path) -> None:
-    for text in FORMULAS:
-        save_two(tmp_path, text)
-    found = [records.rebuild_csv(tmp_path).read_text()]
+def test_no_cell_of_a_csv_is_computed(results: Path) -> None:
+    found = [records.rebuild_csv(results).read_text()]
     for made in found + [to_csv([{text: text, "a": -0.5}]) for text in FORMULAS]:
-        assert not any(map(is_formula, cells_of(made)))
+        assert_no_formula(made)
         assert not NOT_SHOWN.search(made)
     assert to_csv([{"a": number} for number in NUMBERS]).split()[1:] == NUMBERS
 
@@ -87,8 +76,10 @@ def test_an_output_replaces_nothing_but_files(
 ) -> None:
     save(tmp_path / "results", record())
     np.save(tmp_path / "in.npy", np.zeros((1, 8, 8), np.complex64))
+    before = (tmp_path / "in.npy").read_bytes()
 
-    def there(path: Path) -> Path:
+    def there(name: str) -> Path:
+        path = tmp_path / name
         if kind == "device":
             path.symlink_to("/dev/null")  # of a device itself only root can make another
         elif kind == "fifo":
@@ -99,19 +90,17 @@ def test_an_output_replaces_nothing_but_files(
             path.mkdir(parents=True)
         return path
 
-    before = {path: path.read_bytes() for path in (tmp_path / "in.npy",)}
-    writes: list[Any] = [
-        lambda: records.write_text(there(tmp_path / "a"), ""),
-        lambda: records.write_arrays(there(tmp_path / "a.npz"), {}),
-        lambda: predict_file(exported, tmp_path / "in.npy", there(tmp_path / "a.npy")),
+    writes: list[Callable[[], object]] = [
+        lambda: records.write_text(there("a"), ""),
+        lambda: records.write_arrays(there("a.npz"), {}),
+        lambda: predict_file(exported, tmp_path / "in.npy", there("a.npy")),
     ]
     for write in writes:
         with pytest.raises(UserError, match=r"exists but is not a regular file; choose another"):
             write()
-    page = there(tmp_path / "page.html")
+    page = there("page.html")
     words = ["report", "--results", str(tmp_path / "results"), "--output", str(page)]
     code, _, err = command(capsys, *words)
-    assert code == 2
-    assert "page.html: exists but is not a regular file" in err
-    assert {path: path.read_bytes() for path in before} == before
+    assert (code, "page.html: exists but is not a regular file" in err) == (2, True)
+    assert (tmp_path / "in.npy").read_bytes() == before
     assert page.is_symlink() or page.is_fifo() or page.is_dir()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import resource
 import time
 from pathlib import Path
@@ -10,8 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from torch import nn
 
 import zdp_bench
+from tests.extras.sharing.conftest import edit_source
+from tests.library.small import network
 from tests.training.test_run import configured
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.loading import config_of, predict_file
@@ -22,29 +24,24 @@ from zdp_bench.training.setup import ModelSetup
 INPUTS = torch.randn(5, 8, 8, dtype=torch.complex64, generator=torch.Generator().manual_seed(1))
 
 
-def trained(finished: Outcome) -> torch.nn.Module:
-    """The model as the run itself had it."""
-    saved = torch.load(finished.path.parent / "checkpoint.pt", weights_only=True)["model"]
-    model = ModelSetup.of(configured(finished.path.parents[3])).model
-    model.load_state_dict(saved)
-    return model.eval()
-
-
 def test_predict_writes_what_the_run_s_model_gives(
     exported: Path, finished: Outcome, tmp_path: Path
 ) -> None:
-    np.save(tmp_path / "in.npy", INPUTS.to(torch.complex64).numpy())
+    np.save(tmp_path / "in.npy", INPUTS.numpy())
     assert not zdp_bench.load(exported).training
     assert predict_file(exported, tmp_path / "in.npy", tmp_path / "out.npy") == (5, 10)
+    model = ModelSetup.of(configured(finished.path.parents[3])).model
+    saved = torch.load(finished.path.parent / "checkpoint.pt", weights_only=True)["model"]
+    model.load_state_dict(saved)
     with torch.no_grad():
-        expected = trained(finished)(INPUTS).numpy()
+        expected = model.eval()(INPUTS).numpy()
     np.testing.assert_array_equal(np.load(tmp_path / "out.npy"), expected)
 
 
-def test_inputs_that_do_not_fit_are_refused(exported: Path, tmp_path: Path) -> None:
-    def refuse(name: str, words: str, out: str = "out.npy") -> None:
+def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
+    def refuse(name: str, words: str, out: str = "out.npy", folder: Path = exported) -> None:
         with pytest.raises(UserError, match=words):
-            predict_file(exported, tmp_path / name, tmp_path / out)
+            predict_file(folder, tmp_path / name, tmp_path / out)
 
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
     refuse("wide.npy", r"holds float64 \[2, 9, 8\], where the model takes complex64 \[n, 8, 8\]")
@@ -53,6 +50,7 @@ def test_inputs_that_do_not_fit_are_refused(exported: Path, tmp_path: Path) -> N
     refuse("none.npy", "none.npy: is missing")
     refuse("film.png", r"INPUTS .*film.png: must end with .npy")
     refuse("wide.npy", r"--out .*out.txt: must end with", out="out.txt")
+    refuse("wide.npy", "whose code is not there", folder=of_loop)
 
 
 def test_the_configuration_is_the_run_s_own(finished: Outcome) -> None:
@@ -61,11 +59,18 @@ def test_the_configuration_is_the_run_s_own(finished: Outcome) -> None:
     ).resolved | {"paths": config_of(finished.record).resolved["paths"]}
 
 
-def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
+def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Path) -> None:
+    model = zdp_bench.load(of_loop, model=network())
+    assert not model.training
+    assert not torch.equal(model[0].weight, network()[0].weight)  # type: ignore[index]
+    with pytest.raises(UserError, match=r"of 'Sequential', whose code is not .*model=\.\.\."):
+        zdp_bench.load(of_loop)
+    with pytest.raises(UserError, match=r"does not fit the model: .*size mismatch"):
+        zdp_bench.load(of_loop, model=nn.Sequential(nn.Linear(4, 9)))
+    with pytest.raises(UserError, match=r"model='network': pass the network itself"):
+        zdp_bench.load(of_loop, model="network")  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"is not an exported model, because it has no record.json"):
-        zdp_bench.load(tmp_path)
-    with pytest.raises(AttributeError, match="no attribute 'laod'"):
-        zdp_bench.laod  # noqa: B018
+        zdp_bench.load(tmp_path / "modle")
 
 
 @pytest.mark.parametrize(
@@ -81,11 +86,11 @@ def test_a_folder_that_is_no_export_is_refused(tmp_path: Path) -> None:
 def test_no_model_is_made_that_is_larger_than_its_weights(
     folder: Path, key: str, value: object
 ) -> None:
-    path = folder / "record.json"
-    record = json.loads(path.read_text())
-    section = record["config"]["model"] if key == "hidden" else record["data"]["example"]
-    section[key] = value
-    path.write_text(json.dumps(record))
+    def enlarge(record: dict) -> None:
+        of = record["config"]["model"] if key == "hidden" else record["data"]["example"]
+        of[key] = value
+
+    edit_source(folder, enlarge)
     before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     for use in (zdp_bench.load, verify):
         begun = time.monotonic()

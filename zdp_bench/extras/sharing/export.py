@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping
 from copy import deepcopy
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import yaml
@@ -13,6 +14,7 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.config.schema import GROUPS
+from zdp_bench.disk import make_folder, rename
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.card import card
@@ -41,16 +43,9 @@ def export(results: Path, asked: str, to: Path) -> Record:
             folder holds something.
     """
     home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
-    record = records.read(home / "record.json")
+    record = records.read(home / files.RECORD)
     assert record is not None
-    if _holds(to, files.RECORD, record):
-        return record
-    files.require_empty(to, "--to ")
-    if lacking := files.missing_keys(record):
-        raise UserError(
-            f"{home / 'record.json'}: lacks {', '.join(lacking)}. To make it again: "
-            f"{command_of(record)}."
-        )
+    files.require_fit(record, home / files.RECORD)
     known = record["measured"]["weights"]
     saved = checkpoint.load(home / known["file"], record["run"])
     if saved is None or checkpoint.state_digest(saved.model) != known["digest"]:
@@ -58,7 +53,7 @@ def export(results: Path, asked: str, to: Path) -> Record:
             f"{home / known['file']}: does not contain the record's weights. To make them again: "
             f"{command_of(record)}."
         )
-    _write(to, files.RECORD, record, saved.model, home / files.LEDGER)
+    _write(to, record, saved.model, home / files.LEDGER)
     return record
 
 
@@ -105,27 +100,33 @@ def write_own(
         "environment": environment(next(model.parameters()).device),
         "measured": {"weights": {"digest": checkpoint.state_digest(weights)}},
     }
-    if _holds(to, files.REPORT, report):
+    _write(to, report, weights, ledger)
+
+
+def _write(to: Path, source: Source, weights: dict[str, Tensor], ledger: Path) -> None:
+    """Write an export beside its place, and move it there: a kill leaves none half written."""
+    name = files.REPORT if files.is_report(source) else files.RECORD
+    if _holds(to, name, source):
         return
-    files.require_empty(to)
-    _write(to, files.REPORT, report, weights, ledger)
-
-
-def _write(to: Path, name: str, source: Source, weights: dict[str, Tensor], ledger: Path) -> None:
-    """Write the files of an export, its digests last; `name` is that of `source`."""
-    files.begin(to)
-    files.write_weights(to / files.WEIGHTS, weights)
-    records.write(to / name, source)
-    files.copy_ledger(ledger, to)
-    copied, privacy = to / files.LEDGER, source["privacy"]
-    found = spread(copied) if copied.is_file() else None
-    # A federation's are at its nodes.
-    if not privacy.get("nodes") and found != (privacy.get("ledger") or {}).get("digest"):
-        raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
-    written = records.from_json((to / name).read_text(encoding="utf-8"))  # in its order of keys
-    for file, text in texts_of(written).items():
-        records.write_text(to / file, text)
-    files.write_sums(to)
+    if to.exists() and not (to.is_dir() and not any(to.iterdir())):
+        raise UserError(f"{to}: is not empty; choose a new folder.")
+    make_folder(to.absolute().parent)
+    with TemporaryDirectory(prefix=f".{to.name}.", dir=to.absolute().parent) as place:
+        whole = Path(place) / "model"
+        make_folder(whole)
+        files.write_weights(whole / files.WEIGHTS, weights)
+        records.write(whole / name, source)
+        files.copy_ledger(ledger, whole)
+        copied, privacy = whole / files.LEDGER, source["privacy"]
+        found = spread(copied) if copied.is_file() else None
+        # A federation's are at its nodes.
+        if not privacy.get("nodes") and found != privacy["ledger"]["digest"]:
+            raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
+        written = records.from_json((whole / name).read_text(encoding="utf-8"))  # its order of keys
+        for file, text in texts_of(written).items():
+            records.write_text(whole / file, text)
+        files.write_sums(whole)
+        rename(whole, to)
 
 
 def texts_of(source: Source) -> dict[str, str]:

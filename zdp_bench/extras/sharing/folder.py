@@ -1,4 +1,4 @@
-"""The files of an exported folder: their names, digests, weights and record."""
+"""The files of an exported folder: names, one schema, weights, ledger and digests."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from torch import Tensor
 
 from zdp_bench import records
 from zdp_bench.data.files import sha256
-from zdp_bench.disk import make_folder
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
 from zdp_bench.privacy.ledger import those_aside
@@ -35,43 +34,37 @@ SUMS = "SHA256SUMS"
 MOST_LEDGER = 1 << 28  # bytes: two million steps
 MOST_CONFIG = 20_000  # characters
 MOST_NUMBERS = 1 << 28  # in one example
-# What the head of a model card states of a section on privacy, in its order.
-STATED = (
-    *("unit", "epsilon_of", "examples_per_patient", "adjacency", "delta", "epsilon_claimed"),
-    *("claimed_by", "epsilon_tight", "epsilon_tight_at_least", "epsilon_patient"),
-    *("epsilon_patient_at_least", "epsilon_rdp", "noise_multiplier", "z", "steps", "sampling"),
-    *("randomness", "randomness_from", "ledger"),
-)
+# A run's record; or, of a loop of one's own, `private.report()` with what the model is.
+Source = Record
 _SAMPLING: dict[str, Shape] = {
     "scheme": str,
     "records": int,
     **dict.fromkeys(("sample_rate", "expected_batch_size"), NUMBER),
 }
-_TIGHT = dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER)
+_INTERVAL = dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER)
 _PATIENT = dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER)
-_PRIVACY: dict[str, Shape] = {
-    **dict.fromkeys(("epsilon_of", "adjacency", "randomness"), str),
-    **dict.fromkeys(("delta", "noise_multiplier", "z"), NUMBER),
-    **_TIGHT,
-    "epsilon_part": NUMBER | None,  # an older record has none
-    "steps": int,
-    "sampling": _SAMPLING,
-    "ledger": {"entries": int, "digest": str},
+_BOTH: dict[str, Shape] = {
+    "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
+    "measured": {"weights": {"digest": str}},
+    "metrics": {str: NUMBER},
+    "privacy": {
+        **dict.fromkeys(("epsilon_of", "adjacency", "randomness"), str),
+        **dict.fromkeys(("delta", "noise_multiplier", "z"), NUMBER),
+        **_INTERVAL,
+        "epsilon_part": NUMBER | None,  # without an owner there is none
+        "steps": int,
+        "sampling": _SAMPLING,
+        "ledger": {"entries": int, "digest": str},
+    },
 }
 _OF_NODE: Shape = {
-    **_TIGHT,
+    **_INTERVAL,
     **_PATIENT,
     "epsilon_claimed": NUMBER,
     **dict.fromkeys(("node", "steps"), int),
     "sampling": _SAMPLING,
 }
-_BOTH: dict[str, Shape] = {
-    "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
-    "measured": {"weights": {"digest": str}},
-    "metrics": {str: NUMBER},
-}
-_RECORD: Shape = {
-    **_BOTH,
+_RUN: Shape = {
     "config": {key: {"name": str} for key in ("task", "model", "algorithm")},
     "data": {
         **dict.fromkeys(("train", "validation", "test"), int),
@@ -82,27 +75,18 @@ _RECORD: Shape = {
         },
     },
     "model": {"parameters_real": int},
-    "privacy": {
-        **_PRIVACY,
-        **_PATIENT,
-        **dict.fromkeys(("unit", "claimed_by"), str),
-        "examples_per_patient": int,
-        "epsilon_claimed": NUMBER,
-        "nodes": (NoneType, [_OF_NODE]),
-    },
+    "privacy": {**_PATIENT, "epsilon_claimed": NUMBER, "nodes": (NoneType, [_OF_NODE])},
     "representation": (
         NoneType,
         {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
     ),
     "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
 }
-_REPORT: Shape = {
-    **_BOTH,
+_LOOP: Shape = {
     **dict.fromkeys(("name", "algorithm", "inputs", "owners"), str),
     "data": {"name": str, "train": int | None},
     "parameters_real": int,
     "privacy": {
-        **_PRIVACY,
         "epsilon_rdp": NUMBER,
         "randomness_from": str,
         "steps_taken": int | None,
@@ -111,40 +95,7 @@ _REPORT: Shape = {
         "examples_per_owner": int | None,
     },
 }
-# A run's record; or `private.report()` of a loop of one's own, with what the model is.
-Source = Record
 _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
-
-
-def read_record(folder: Path) -> Record:
-    """Return the record of an exported model.
-
-    Raises:
-        UserError: the folder is no exported model, or its record has something else in a place.
-    """
-    record = records.read(folder / RECORD, "Copy the folder again, or export the run again.")
-    if record is None or not (folder / WEIGHTS).is_file():
-        raise UserError(
-            f"{folder}: is not an exported model, because it has no {RECORD} or {WEIGHTS}. "
-            f"`zdp-bench export RUN --to {folder}` writes one, and so does `private.export`."
-        )
-    if lacking := missing_keys(record):
-        raise UserError(
-            f"{folder / RECORD}: lacks {', '.join(lacking[:5])}, or has something else there; "
-            "export the run again."
-        )
-    return record
-
-
-def is_own(folder: Path) -> bool:
-    """True if the folder holds the model of a loop of one's own, and not that of a run.
-
-    Raises:
-        UserError: folder not found.
-    """
-    if not folder.is_dir():
-        raise UserError(f"{folder}: folder not found.")
-    return (folder / REPORT).is_file()
 
 
 def is_report(source: Source) -> bool:
@@ -152,65 +103,47 @@ def is_report(source: Source) -> bool:
     return "config" not in source
 
 
-def read_report(folder: Path) -> Source:
-    """Return the report of an exported model that `is_own`.
+def read(folder: Path) -> Source:
+    """Return the record of an exported run, or the report of an exported loop.
 
     Raises:
-        UserError: it is damaged.
+        UserError: the folder is no exported model, or something else stands in a place.
     """
-    path = folder / REPORT
-    found = read_json(path, records.from_json)
-    of_owners = {"privacy": {"examples_per_owner": int}}
-    wrong = [*misfits(found, _REPORT)] or [*misfits(found, of_owners if found["owners"] else {})]
-    if wrong or not 0 < found["privacy"]["delta"] < 1:
-        where = (wrong or ["privacy.delta"])[0]
-        raise UserError(f"{path}: is damaged or from an older version (see {where}).")
+    path = folder / (REPORT if (folder / REPORT).is_file() else RECORD)
+    if not path.is_file() or not (folder / WEIGHTS).is_file():
+        raise UserError(
+            f"{folder}: is not an exported model, because it has no {path.name} or {WEIGHTS}."
+        )
+    found: Source = read_json(path, records.from_json)
+    require_fit(found, path)
     return found
 
 
-def require_empty(folder: Path, key: str = "") -> None:
-    """Refuse a folder that holds something, or that is a file.
-
-    What an export left that was killed may be there: its list of digests is empty.
-    """
-    if folder.is_dir() and (is_unfinished(folder) or not any(folder.iterdir())):
-        return
-    if folder.exists():
-        raise UserError(f"{key}{folder}: is not empty; choose a new folder.")
-
-
-def begin(folder: Path) -> None:
-    """Make a folder for an export, and mark it as unfinished until `write_sums`."""
-    make_folder(folder)
-    for path in folder.iterdir():  # empty, or of an export that was killed
-        ours = (WEIGHTS, CARD, RECORD, REPORT, RECIPE, LEDGER, SUMS)
-        if path.name.lstrip(".").startswith(ours) and path.name != SUMS:
-            path.unlink()
-    (folder / SUMS).touch()
-
-
-def is_unfinished(folder: Path) -> bool:
-    """True if an export began to write the folder and was killed."""
-    return (folder / SUMS).is_file() and not (folder / SUMS).stat().st_size
-
-
-def copy_ledger(ledger: Path, to: Path) -> None:
-    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`.
+def require_fit(source: Source, path: Path) -> None:
+    """Refuse a record or report that lacks what an export needs, or is beyond reason.
 
     Raises:
-        UserError: one is larger than `MOST_LEDGER`.
+        UserError: it names the places.
     """
-    for path in [ledger, *those_aside(ledger)]:
-        if path.is_file():
-            if path.stat().st_size > MOST_LEDGER:
-                raise UserError(f"{path}: is larger than the {MOST_LEDGER:,} bytes of a ledger.")
-            shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
+    if is_report(source):
+        wrong = [*misfits(source, _BOTH), *misfits(source, _LOOP)]
+        if not wrong and source["owners"]:
+            wrong = [*misfits(source, {"privacy": {"examples_per_owner": int}})]
+        if not wrong and not 0 < source["privacy"]["delta"] < 1:
+            wrong = ["privacy.delta"]
+    else:
+        shapes = (records.SHAPE, _BOTH, _RUN)
+        wrong = [place for shape in shapes for place in misfits(source, shape)]
+        wrong = wrong or _beyond_reason(source)
+    if wrong:
+        raise UserError(
+            f"{path}: lacks {', '.join(wrong[:5])}, or contains something else there; it is "
+            "damaged, or from another version of zdp-bench."
+        )
 
 
-def missing_keys(record: Record) -> list[str]:
-    """Return the keys that an exported model needs, and a record lacks or has something else in."""
-    if found := [*misfits(record, _RECORD)]:
-        return found
+def _beyond_reason(record: Record) -> list[str]:
+    """Return the keys of a record whose values no model or data set has."""
     data, example = record["data"], record["data"]["example"]
     shape, dtype = raw_example(record)
     wrong = {
@@ -240,6 +173,19 @@ def dtype_of(name: str) -> torch.dtype | None:
     return found if isinstance(found, torch.dtype) else None
 
 
+def copy_ledger(ledger: Path, to: Path) -> None:
+    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`.
+
+    Raises:
+        UserError: one is larger than `MOST_LEDGER`.
+    """
+    for path in [ledger, *those_aside(ledger)]:
+        if path.is_file():
+            if path.stat().st_size > MOST_LEDGER:
+                raise UserError(f"{path}: is larger than the {MOST_LEDGER:,} bytes of a ledger.")
+            shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
+
+
 def write_weights(path: Path, weights: dict[str, Any]) -> None:
     """Write a model's state; safetensors has no complex128, so that is written as pairs."""
     tensors = {name: t.detach().cpu() for name, t in weights.items() if isinstance(t, Tensor)}
@@ -251,8 +197,7 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
         .clone()
         for name, t in tensors.items()
     }
-    noted = {_AS_PAIRS: " ".join(pairs)} if pairs else {}
-    save_file(plain, path, {"format": "pt", **noted})
+    save_file(plain, path, {"format": "pt", **({_AS_PAIRS: " ".join(pairs)} if pairs else {})})
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:

@@ -52,27 +52,23 @@ def load(
             loop of your own and `model` is missing, or `weights` are missing or not the run's.
     """
     folder = Path(folder)
-    is_own, named = files.is_own(folder), "the model that was given"
-    if model is None and is_own:
-        name = files.read_report(folder)["name"]
-        raise UserError(
-            f"{folder}: contains the weights of '{name}', whose code is not in the folder. Create "
-            f"the network and pass it: zdp_bench.load({str(folder)!r}, model=...)."
-        )
-    if not is_own:
-        record = files.read_record(folder)
-    behind = None
+    source, behind = files.read(folder), None
     if model is None:
-        sketch = sketch_of(folder, record)
-        model = build_model(sketch.config, info_of(record))
-        behind = find_representation(folder, sketch.config, record, weights)
+        if files.is_report(source):
+            raise UserError(
+                f"{folder}: contains the weights of '{source['name']}', whose code is not in the "
+                f"folder. Create the network: zdp_bench.load({str(folder)!r}, model=...)."
+            )
+        sketch = sketch_of(folder, source)
+        model = build_model(sketch.config, info_of(source))
+        behind = find_representation(folder, sketch.config, source, weights)
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: pass the network itself, a torch module.")
     try:
         model.load_state_dict(files.read_weights(folder / files.WEIGHTS))
     except RuntimeError as error:
         raise UserError(
-            f"{folder / files.WEIGHTS}: does not fit {named}: {in_one_line(error)}."
+            f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
         ) from None
     return (Represented(behind, model) if behind else model).eval()
 
@@ -97,8 +93,8 @@ def find_representation(
             raise UserError(
                 f"{folder / files.RECORD}: its model was trained behind a public network with "
                 f"weights of a file (SHA-256 {str(known.get('sha256'))[:16]}), and no path of a "
-                "record is opened: give your copy, zdp_bench.load(FOLDER, weights=FILE) or "
-                "`zdp-bench predict --weights FILE`."
+                "record is opened: give your copy as zdp_bench.load(FOLDER, weights=FILE) or "
+                "--weights FILE."
             )
         options = chosen.options | {"weights": str(weights)}
         config = replace(config, representation=Plugin(chosen.name, options))
@@ -206,15 +202,14 @@ def predict_file(
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)
-    if files.is_own(folder):
+    record = files.read(folder)
+    if files.is_report(record):
         raise UserError(
-            f"{folder}: contains a network whose code is not in the folder. Run it in Python: "
-            f"zdp_bench.load({str(folder)!r}, model=...)(inputs)."
+            f"{folder}: contains a network whose code is not there: use zdp_bench.load."
         )
-    record = files.read_record(folder)
     shape, numbers = files.raw_example(record)
     dtype = getattr(torch, numbers)
-    given = read_inputs(inputs) if inputs.suffix == ".npy" else prepare_file(record, inputs)
+    given = read_inputs(record, inputs)
     if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
         raise UserError(
             f"{inputs}: holds {_describe(given.dtype, given.shape)}, where the model takes "
@@ -227,31 +222,23 @@ def predict_file(
     return tuple(outputs.shape)
 
 
-def prepare_file(record: Record, path: Path) -> Tensor:
-    """Return a picture, scan or recording as the model's training data was prepared [n, ...].
+def read_inputs(record: Record, path: Path) -> Tensor:
+    """Return the array of a .npy file, or a file as the model's training data was prepared.
 
     Raises:
         UserError: the model was not trained on such files, or the file is damaged.
     """
-    data = build_dataset(config_of(record))
-    prepare = getattr(data, "prepare", None)  # only dataset=folder has it
-    if prepare is None:
+    if path.suffix == ".npy":
+        with reading(path):
+            return torch.as_tensor(np.load(path, allow_pickle=False))
+    prepare = getattr(build_dataset(config_of(record)), "prepare", None)
+    if prepare is None:  # only dataset=folder has it
         raise UserError(
             f"INPUTS {path}: must end with .npy, prepared as the training data was; the model was "
             f"trained on {record['data']['name']}, whose files are not read one by one."
         )
     made: Tensor = prepare(path)
     return made
-
-
-def read_inputs(path: Path) -> Tensor:
-    """Return the array of a .npy file.
-
-    Raises:
-        UserError: the file is missing or damaged.
-    """
-    with reading(path):
-        return torch.as_tensor(np.load(path, allow_pickle=False))
 
 
 def _describe(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:

@@ -55,7 +55,7 @@ UNPROVABLE = (
     "the training data, the test metrics, the most examples of one patient, versions and commit: "
     "they are nowhere else",
 )
-UNPROVABLE_OF_OWN = ("the network's size, and that the owner's loop was private outside its steps",)
+UNPROVABLE_OF_OWN = "the network's size, and that the owner's loop was private outside its steps"
 
 
 @dataclass(frozen=True)
@@ -73,25 +73,21 @@ def verify(folder: Path) -> list[Check]:
     Raises:
         UserError: the folder is no exported model, or its configuration is not known here.
     """
-    unprovable: tuple[str, ...] = UNPROVABLE
-    names = []
-    if files.is_own(folder):
-        source = files.read_report(folder)
+    source, unprovable = files.read(folder), list(UNPROVABLE)
+    if files.is_report(source):
         files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
-        about = _check_own_privacy(folder, source)
-        unprovable += UNPROVABLE_OF_OWN
+        about = [*_check_loop(folder, source)]
+        unprovable.append(UNPROVABLE_OF_OWN)
     else:
-        source = files.read_record(folder)
         setup = sketch_of(folder, source)
-        names = [_check_names(source, setup)]
-        federated = bool(source["privacy"].get("nodes"))
-        about = (
-            _check_federation(source, setup) if federated else _check_privacy(folder, source, setup)
-        )
+        about = [_check_names(source, setup)]
+        if source["privacy"].get("nodes"):
+            about += _check_federation(source, setup)
+        else:
+            about += _check_run(folder, source, setup)
     return [
         *_check_sums(folder),
         _check_weights(folder, source),
-        *names,
         *about,
         *_check_texts(folder, source),
         *(Check(what, "not checked") for what in unprovable),
@@ -112,11 +108,9 @@ def _check_sums(folder: Path) -> Iterator[Check]:
 def _check_weights(folder: Path, source: Source) -> Check:
     what, expected = "weights are those that were exported", source["measured"]["weights"]["digest"]
     try:
-        found = state_digest(files.read_weights(folder / files.WEIGHTS))
+        return _compare(what, state_digest(files.read_weights(folder / files.WEIGHTS)), expected)
     except UserError as error:
         return Check(what, "wrong", str(error))
-    same = found == expected
-    return _check(what, "" if same else f"measured.weights.digest {expected}, file {found}")
 
 
 def _check_names(record: Record, setup: ModelSetup) -> Check:
@@ -131,11 +125,11 @@ def _check_names(record: Record, setup: ModelSetup) -> Check:
         "data.name": config.dataset.name,
         "model.parameters_real": count_real(trainable(setup.model).values()),
     }
-    wrong = [found for key in ours for found in _differences(ours[key], get(record, key), key)]
-    return _check("configuration, seed and data name the run", "; ".join(wrong))
+    stated = {key: get(record, key) for key in ours}
+    return _compare("configuration, seed and data name the run", ours, stated)
 
 
-def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Check]:
+def _check_run(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Check]:
     """Compute the record's section on privacy again, and compare every value."""
     privacy, config = record["privacy"], setup.config
     with torch.device("meta"):
@@ -148,13 +142,13 @@ def _check_privacy(folder: Path, record: Record, setup: ModelSetup) -> Iterator[
         return
     again = privacy_report(whole, ledger, privacy["examples_per_patient"], privacy["unit"])
     unsaid = {*GIVEN} | facts.keys() - ledger.facts.keys()
-    yield from _compare(again, privacy, "privacy", unsaid)
+    yield from _compare_each(again, privacy, "privacy", unsaid)
 
 
-def _check_own_privacy(folder: Path, report: Source) -> Iterator[Check]:
+def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     """Compute ε, z and steps of a loop of one's own again: from its mechanism and ledger alone."""
     privacy, owners = report["privacy"], report["owners"]
-    kind = kind_of(privacy["randomness_from"])
+    kind, delta = kind_of(privacy["randomness_from"]), privacy["delta"]
     facts = {"randomness": kind}
     try:
         mechanism = Mechanism.from_dict(privacy["mechanism"])
@@ -162,14 +156,14 @@ def _check_own_privacy(folder: Path, report: Source) -> Iterator[Check]:
     except (LedgerError, ValueError) as error:
         yield from _distrust(error)
         return
+    steps = ledger.releases
     again = {
-        **released_report(
-            mechanism, ledger, ledger.releases, privacy["delta"], kind == "cryptographic"
-        ),
+        **released_report(mechanism, ledger, steps, delta, kind == "cryptographic"),
         "epsilon_of": "owner" if owners else "example",
-        "epsilon_part": part_epsilon(mechanism, ledger.releases, privacy["delta"]),
+        "epsilon_part": part_epsilon(mechanism, steps, delta),
     }
-    yield from _compare(again, privacy, "privacy", {*UNSAID} | facts.keys() - ledger.facts.keys())
+    unsaid = {*UNSAID} | facts.keys() - ledger.facts.keys()
+    yield from _compare_each(again, privacy, "privacy", unsaid)
 
 
 def _distrust(error: Exception) -> Iterator[Check]:
@@ -206,30 +200,18 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
             own = own_of(node["sampling"]["records"])
         ledger = Copy((), Position(node["steps"], ""), True)
         again = privacy_report(own, ledger, 1, privacy["unit"])
-        yield from _compare(again, node, f"node {node['node']}", OF_NODES)
+        yield from _compare_each(again, node, f"node {node['node']}", OF_NODES)
     worst = {
         key: max(node[key] for node in nodes)
         for key in privacy
         if key.startswith("epsilon_") and all(isinstance(node.get(key), float) for node in nodes)
     }
-    yield from _compare(worst, {key: privacy[key] for key in worst}, "privacy")
+    yield from _compare_each(worst, {key: privacy[key] for key in worst}, "privacy")
     yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
 
 
-def _compare(
-    again: dict[str, Any], stated: dict[str, Any], where: str, unsaid: Collection[str] = ()
-) -> Iterator[Check]:
-    """Compare what is stated with what was computed again, but for what nothing else says."""
-    for key, value in stated.items():
-        if key in unsaid:
-            yield Check(f"{where}.{key}", "not checked", "it is nowhere else")
-            continue
-        wrong = _differences(to_json(again.get(key)), to_json(value), f"{where}.{key}")
-        yield _check(f"{where}.{key}", "; ".join(wrong))
-
-
 def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
-    """Compare each text with what this version writes."""
+    """Compare recipe and card with what this version writes."""
     made_by = source["environment"]["versions"]["zdp-bench"]
     for name, ours in texts_of(source).items():
         what = f"text of {name}"
@@ -244,19 +226,32 @@ def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
             yield _check(what, "" if same else "is not what was exported: it was edited")
 
 
-def _differences(ours: Any, theirs: Any, where: str) -> Iterator[str]:
-    """Yield each place where two JSON values differ; floats by more than rounding."""
+def _compare_each(
+    again: dict[str, Any], stated: dict[str, Any], where: str, unsaid: Collection[str] = ()
+) -> Iterator[Check]:
+    """Compare what is stated with what was computed again, but for what nothing else says."""
+    for key, value in stated.items():
+        if key in unsaid:
+            yield Check(f"{where}.{key}", "not checked", "it is nowhere else")
+        else:
+            yield _compare(f"{where}.{key}", again.get(key), value)
+
+
+def _compare(what: str, computed: Any, stated: Any) -> Check:
+    computed, stated = to_json(computed), to_json(stated)
+    same = _same(computed, stated)
+    return _check(what, "" if same else f"says {stated}, computed {computed}")
+
+
+def _same(ours: Any, theirs: Any) -> bool:
+    """True if two JSON values are equal, floats up to rounding."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        for key in ours.keys() | theirs.keys():
-            yield from _differences(ours.get(key), theirs.get(key), f"{where}.{key}")
-    elif isinstance(ours, list) and isinstance(theirs, list) and len(ours) == len(theirs):
-        for index, pair in enumerate(zip(ours, theirs, strict=True)):
-            yield from _differences(*pair, f"{where}[{index}]")
-    elif isinstance(ours, float) and isinstance(theirs, float | int):
-        if not math.isclose(ours, theirs, rel_tol=CLOSE):
-            yield f"{where} says {theirs}, computed {ours:.6g}"
-    elif ours != theirs:
-        yield f"{where} says {theirs}, computed {ours}"
+        return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)
+    if isinstance(ours, list) and isinstance(theirs, list):
+        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
+    if isinstance(ours, float) and isinstance(theirs, float | int):
+        return math.isclose(ours, theirs, rel_tol=CLOSE)
+    return bool(ours == theirs)
 
 
 def _check(what: str, wrong: str) -> Check:
