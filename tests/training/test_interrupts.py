@@ -31,16 +31,10 @@ from tests.training.test_run import (
 )
 from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
-from zdp_bench.config import compose
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.sweep import SweepJob
 from zdp_bench.training import batches, setup
 from zdp_bench.training import run as experiment
-from zdp_bench.training.interrupts import (
-    Stopped,
-    raise_if_asked,
-    stop_on_sigterm,
-)
+from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import Outcome, run
 
 
@@ -169,28 +163,6 @@ def test_sigterm_between_runs_leaves_with_the_same_code(
         cli.main(["list"])
     assert left.value.code == 75
     assert not isinstance(Stopped(signal.SIGTERM), Exception)  # no sweep takes it for a failed job
-
-
-class Remains:
-    """Python swallows what is raised while one of them is cleaned up."""
-
-    def __del__(self) -> None:
-        os.kill(os.getpid(), signal.SIGTERM)
-        for _ in range(100):  # a handler runs between two instructions
-            pass
-
-
-@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
-def test_sigterm_in_a_clean_up_between_runs_stops_before_the_next(tmp_path: Path) -> None:
-    config = compose([*TINY, f"paths.results={tmp_path}"])
-    with stop_on_sigterm():
-        Remains()
-        with pytest.raises(Stopped):
-            SweepJob(sweep=True)(config)
-        with pytest.raises(Stopped):  # as in a run that was loading its data
-            carry_out(tmp_path)
-    raise_if_asked()  # nothing is left of it
-    assert not list(tmp_path.rglob("record.json"))
 
 
 def test_a_checkpoint_every_few_steps(

@@ -22,7 +22,7 @@ from zdp_bench.report.budget import say_together
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.training.interrupts import end_with_parent, explain, find_stop, raise_if_asked
+from zdp_bench.training.interrupts import end_with_parent, explain, find_stop
 from zdp_bench.training.spending import read_spending
 
 if TYPE_CHECKING:
@@ -76,7 +76,6 @@ class SweepJob:
     def __call__(self, config: DictConfig) -> UserError | Made:
         from hydra.core.hydra_config import HydraConfig
 
-        raise_if_asked()
         hydra = HydraConfig.get()
         if os.getpid() != self._starter and "joblib" in hydra.launcher._target_:
             end_with_parent(self._starter)

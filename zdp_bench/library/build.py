@@ -8,6 +8,7 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
+import operator
 import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -28,7 +29,6 @@ from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
-from zdp_bench.library.arguments import OF_TRAINING, require_kinds
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import (
@@ -44,7 +44,7 @@ from zdp_bench.library.optimizers import (
 )
 from zdp_bench.library.private import Private, PrivateSetup
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.mechanism import MOST, Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
@@ -314,16 +314,24 @@ def _writable(path: Path) -> Iterator[None]:
 
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Refuse arguments that cannot be meant, and a model that cannot be trained."""
-    signature = inspect.signature(make_private).parameters
-    require_kinds(OF_TRAINING, given, {name: p.default for name, p in signature.items()})
-    model, seed = given["model"], given["seed"]
-    batch_size, sample_rate = given["batch_size"], given["sample_rate"]
-    if (batch_size is None) == (sample_rate is None):
+    model, seed, ledger = given["model"], given["seed"], given["ledger"]
+    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
+        raise UserError("model: a torch.nn module is required, not one of torch.jit.")
+    named = ledger is None or Path(ledger).suffix == ".jsonl"
+    require(named, "ledger", ledger, "give a file name that ends in .jsonl")
+    epochs = f"must be a number from 1 to {MOST:,}"
+    require(1 <= given["epochs"] <= MOST, "epochs", given["epochs"], epochs)
+    whole = "must be a whole number from 0 to 2⁶⁴ - 1"
+    require(seed is None or 0 <= operator.index(seed) < 2**64, "seed", seed, whole)
+    if (given["batch_size"] is None) == (given["sample_rate"] is None):
         raise UserError("give batch_size or sample_rate, and not both.")
-    if (sample_rate is None) != (given["expected_batch"] is None):
+    if (given["sample_rate"] is None) != (given["expected_batch"] is None):
         raise UserError(
             "sample_rate and expected_batch go together: the noisy sum is divided by the latter."
         )
+    if given["expected_batch"] is not None:
+        size, most = given["expected_batch"], f"must be above 0 and at most {MOST:,}"
+        require(0 < size <= MOST, "expected_batch", size, most)
     require_delta("delta", given["delta"])
     require(
         seed is None or not given["secure"],

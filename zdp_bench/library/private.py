@@ -20,7 +20,6 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library import trails
-from zdp_bench.library.arguments import OF_EXPORT, require_kinds
 from zdp_bench.library.examples import Items, owners_digest
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import require_gradients, says_python
@@ -403,8 +402,6 @@ class Private:
         """
         from zdp_bench.extras.sharing.export import write_own
 
-        given = {"folder": folder, "name": name, "data": data, "metrics": metrics}
-        require_kinds(OF_EXPORT, given, {"name": None, "metrics": None})
         setting = self.setting
         for other in trails.through(setting.model, setting.ledger_file):
             raise UserError(

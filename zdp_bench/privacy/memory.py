@@ -14,27 +14,17 @@ import contextlib
 import dataclasses
 import hashlib
 import json
-import logging
 import os
-import secrets
 import sys
 from collections.abc import Callable
 from functools import cache
 from importlib.metadata import version
 from pathlib import Path
-from typing import Any, TypeVar
-
-import numpy as np
+from typing import Any
 
 from zdp_bench.caches import cache_folder
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import read_json
-
-T = TypeVar("T")
-log = logging.getLogger(__name__)
-
-_recalled: list[tuple[Callable[[], Any], Any]] = []  # how to compute each number that was read
-_distrusted: set[Path] = set()
 
 
 def remember(function: Callable[..., Any], *arguments: Any) -> Any:
@@ -43,46 +33,17 @@ def remember(function: Callable[..., Any], *arguments: Any) -> Any:
     Args:
         function: one of ours, and of its arguments alone: JSON values, dataclasses, functions.
     """
-
-    def compute() -> Any:
-        return function(*arguments)
-
     if (folder := cache_folder("numbers")) is None:
-        return compute()
+        return function(*arguments)
     question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
     path = folder / f"{_digest(question)}.json"
-    if folder not in _distrusted:
-        with contextlib.suppress(UserError, KeyError, TypeError):
-            kept = read_json(path)
-            if kept["seal"] == _seal(question, kept["number"]):
-                _recalled.append((compute, kept["number"]))
-                return kept["number"]
-    number = json.loads(json.dumps(compute()))  # a list also where it was no list
+    with contextlib.suppress(UserError, KeyError, TypeError):
+        kept = read_json(path)
+        if kept["seal"] == _seal(question, kept["number"]):
+            return kept["number"]
+    number = json.loads(json.dumps(function(*arguments)))  # a list also where it was no list
     _write(path, json.dumps({"number": number, "seal": _seal(question, number)}))
     return number
-
-
-def check_one(make: Callable[[], T]) -> T:
-    """Return make(), after one number it remembered, drawn at random, was computed again.
-
-    Where the two differ, everything that is kept is thrown away, and make() computes its numbers.
-    """
-    _recalled.clear()
-    made = make()
-    if not _recalled:
-        return made
-    compute, number = secrets.choice(_recalled)
-    now, then = (np.array(one, dtype=float) for one in (compute(), number))  # None becomes NaN
-    if np.allclose(now, then, rtol=1e-9, atol=0, equal_nan=True):
-        return made
-    folder = cache_folder("numbers")
-    assert folder
-    log.warning("%s: a number there is not what is computed now; all are thrown away", folder)
-    _distrusted.add(folder)
-    for path in folder.iterdir():
-        with contextlib.suppress(OSError):
-            path.unlink()
-    return make()
 
 
 def _describe(value: Any) -> Any:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
-from zdp_bench.privacy.memory import check_one, remember
+from zdp_bench.privacy.memory import remember
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
 
@@ -46,7 +46,7 @@ def sheet(
     groups = group_by_data(spendings)
     if dataset:
         groups = [group for group in groups if any(one.dataset == dataset for one in group)]
-    lines = check_one(lambda: [line for group in groups for line in _lines(group, delta)])
+    lines = [line for group in groups for line in _lines(group, delta)]
     cells = [
         [
             f"{line['dataset']}, {line['provenance']}",

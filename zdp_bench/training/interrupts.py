@@ -61,21 +61,6 @@ def find_stop(error: BaseException) -> Stopped | None:
     return under
 
 
-# Signals that came outside of runs. `Stopped` is raised for each at once, but Python swallows it
-# in a garbage-collection callback or a `__del__`; so the next job looks here as well.
-_received: list[int] = []
-
-
-def raise_if_asked() -> None:
-    """Raise what a clean-up may have swallowed.
-
-    Raises:
-        Stopped: SIGTERM came since `stop_on_sigterm` began.
-    """
-    if _received:
-        raise Stopped(_received[-1])
-
-
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
     """Have SIGTERM and the first ctrl-C only set a flag.
@@ -83,7 +68,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
     Yields a function that returns the signal's number, or 0. Outside the main thread, where Python
     receives no signals, it is always 0.
     """
-    asked = _received[-1] if _received else 0
+    asked = 0
 
     def note(number: int, frame: FrameType | None) -> None:
         nonlocal asked
@@ -107,7 +92,6 @@ def stop_on_sigterm() -> Iterator[None]:
     """Have SIGTERM raise `Stopped` outside of runs, where there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
-        _received.append(number)
         raise Stopped(number)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -119,7 +103,6 @@ def stop_on_sigterm() -> Iterator[None]:
         raise stop from None
     finally:
         signal.signal(signal.SIGTERM, before)
-        _received.clear()
 
 
 @cache
