@@ -25,6 +25,7 @@ from zdp_bench.config.plugins import (
 from zdp_bench.config.schema import MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import HOMES, lookup, names, register
 from zdp_bench.report import papers
 
@@ -59,11 +60,12 @@ def test_yaml_states_every_option_of_its_plug_in() -> None:
     for kind in ("algorithm", "model", "task", "dataset"):
         folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
         for name, path in assets.group(folder).items():
+            builder = lookup(kind, name)
             options = {
-                p.name
-                for p in signature(lookup(kind, name)).parameters.values()
-                if p.kind is p.KEYWORD_ONLY
+                p.name for p in signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY
             }
+            if isinstance(builder, type) and issubclass(builder, StandIn):  # or it is its reader's
+                options &= {*builder.__annotations__}
             assert options <= set(assets.read_yaml(path)) - {"card"}, f"{kind} {name}"
 
 
@@ -212,3 +214,13 @@ def test_a_value_is_taken_as_its_type(hint: Any, value: Any, expected: Any) -> N
 def test_a_value_of_another_type_is_refused(hint: Any, value: Any, says: str) -> None:
     with pytest.raises(UserError, match=rf"^key.*{re.escape(says)}"):
         check_value("key", hint, value)
+
+
+@pytest.mark.parametrize(
+    "key",
+    ["optimizer.lr", "algorithm.noise_multiplier", "privacy.max_epsilon", "dataset.test_share"],
+)
+def test_a_nan_is_no_number_of_any_key(key: str) -> None:
+    """`lr=nan` 'must be at most 1e30', and a share without a range was taken."""
+    with pytest.raises(UserError, match=rf"^{key}=nan: must be a number\.$"):
+        configured(["recipe=quickstart", f"{key}=nan"])

@@ -116,23 +116,15 @@ def test_a_folder_that_is_given_is_looked_at(
         assert "s3/1" in err
 
 
-def test_a_check_goes_on_behind_bad_links_and_tells_of_a_missing_window(
+def test_a_check_tells_of_a_missing_window_once(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     folder = write_classes(tmp_path / "d", "picture")
-    (folder / "sick/out.png").symlink_to("/etc/hostname")
-    (folder / "sick/loop.png").symlink_to(folder / "sick/loop.png")
-    (folder / "sick/s0/folder").symlink_to(folder / "well")
     for name in "01":  # of 16 bits that do not say how many are used
         Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(folder / f"sick/s3/{name}.png")
     code, out, err = run(capsys, "data", "check", str(folder))
-    assert (code, out) == (2, f"{folder}: 27 files checked, 4 refused\n")
-    for line, says in zip(
-        sorted(err.splitlines()),
-        ("link to itself", "leads out of", "is a link to a folder", "dataset.window, such as"),
-        strict=True,
-    ):
-        assert says in line
+    assert (code, out) == (2, f"{folder}: 24 files checked, 1 refused\n")
+    assert "dataset.window, such as" in err
 
 
 def test_the_cache_says_what_it_takes_and_is_deleted(

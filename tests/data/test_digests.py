@@ -146,6 +146,7 @@ def test_parts_are_apart_and_owners_named_or_refused(
     inside = [Counter(_each(part)) for part in parts]
     for one, other in combinations(inside, 2):
         assert not one & other, "an example is in two parts"
+    assert of.names_owners == (splits.train.groups is not None)
     if splits.train.groups is None:
         with pytest.raises(UserError, match="does not state who owns"):
             count_owners(splits, "privacy.unit=patient")

@@ -9,10 +9,12 @@ from typing import TYPE_CHECKING
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError, require
 from zdp_bench.privacy.statement import require_delta
-from zdp_bench.registry import names
+from zdp_bench.registry import lookup, names
 
 if TYPE_CHECKING:
     from zdp_bench.algorithms import Algorithm
+
+OWNERS = "names_owners"  # of a data set; another package's may be a plain class
 
 
 def check_values(run: Run) -> None:
@@ -125,6 +127,11 @@ def _check_unit(run: Run) -> None:
     most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
     rule = "applies to privacy.unit=patient only; add that, or remove it"
     require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
+    if run.privacy.by_patient and not getattr(lookup("dataset", run.dataset.name), OWNERS, True):
+        raise UserError(
+            "privacy.unit=patient: this data set does not state who owns which example "
+            f"({run.dataset.name}), so only ε per example is known. Remove the key."
+        )
     if not run.forms_shares:
         return
     asked = "privacy.unit=patient" if run.privacy.by_patient else f"trainer.augmentations={views}"

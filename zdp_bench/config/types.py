@@ -95,6 +95,8 @@ def check_value(key: str, hint: Any, value: Any) -> Any:
     """
     if "${" in str(value):  # of a record: whatever was composed here is resolved already
         raise UserError(f"{key}={value}: is not resolved; write the value itself.")
+    if str(value).lower() == "nan":  # which compares as false with every limit
+        raise UserError(f"{key}={value}: must be a number.")
     try:
         checked = _adapter(hint).validate_python(value)
     except ValidationError as error:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, Protocol
+from typing import Annotated, Any, ClassVar, Literal, Protocol
 
 import torch
 from annotated_types import Ge, Interval, Len
@@ -208,7 +208,12 @@ class Dataset:
     A field's type may carry a range (`Annotated[int, Ge(1)]`), which a configuration is held to.
     What means nothing together is refused in `__post_init__`, before anything is read or written.
     `root` is the data root.
+
+    Attributes:
+        names_owners: False if its training part has no `groups`: nobody said who owns what.
     """
+
+    names_owners: ClassVar[bool] = True
 
     def load(self, root: Path) -> Splits:
         """Read the examples, or generate them.

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -62,6 +62,8 @@ class Images:
 @dataclass(frozen=True, kw_only=True)
 class Cifar10(Dataset):
     """CIFAR-10: 50,000 / 10,000 colour images as float32 [3, 32, 32]."""
+
+    names_owners: ClassVar[bool] = False
 
     normalise: Literal["standard", "unit"] = "standard"
     augment: str | None = None

@@ -23,7 +23,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -142,6 +142,8 @@ class Cpsc2018(Dataset):
 
     Recordings whose first diagnosis is neither are left out.
     """
+
+    names_owners: ClassVar[bool] = False
 
     positive: str = "LBBB"
     negative: str = "Normal"

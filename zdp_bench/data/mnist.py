@@ -63,6 +63,7 @@ class Mnist(Dataset):
     """
 
     card_name: ClassVar[str] = "mnist"
+    names_owners: ClassVar[bool] = False
 
     normalise: Literal["standard", "unit"] = "standard"
     check: bool = True

@@ -6,6 +6,7 @@ import hashlib
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import ClassVar
 
 import numpy as np
 import torch
@@ -152,6 +153,8 @@ class PhaseMnist(Mnist):
 
     The authors' own pairing was never published, so `pairing_seed` draws a new one: 'derived'.
     """
+
+    names_owners: ClassVar[bool] = True
 
     pairing_seed: int = 9
 

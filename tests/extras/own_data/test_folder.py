@@ -13,7 +13,6 @@ import torch
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.data.test_info import assert_described
 from tests.extras.own_data.own_data import (
     KINDS,
     RATE,
@@ -27,10 +26,9 @@ from tests.extras.own_data.own_data import (
 )
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.data import Part, nifti, pictures, signals
+from zdp_bench.data import DatasetInfo, Part, Splits, nifti
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
-from zdp_bench.extras.own_data import readers
 from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.extras.own_data.readers import VOLUME_MASK
 from zdp_bench.report.terminal import show_validation
@@ -64,8 +62,12 @@ def folder(path: Path, **options: Any) -> Folder:
     return Folder(path=str(path), size=8, **options)
 
 
+def load(of: Folder, root: Path) -> tuple[DatasetInfo, Splits]:
+    return of.info(root), of.load(root)
+
+
 def test_validate_shows_the_classes(scans: Path, tmp_path: Path) -> None:
-    info, _ = assert_described(folder(scans, max_per_patient=1), tmp_path)
+    info, _ = load(folder(scans, max_per_patient=1), tmp_path)
     assert (info.train, info.test, info.examples_per_patient) == (17, 6, 1)
     assert list(info.classes) == list(CLASSES)
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
@@ -181,7 +183,7 @@ def of_kind(path: Path, kind: str, **options: Any) -> Folder:
 def test_every_kind_is_read_with_its_class_and_split_by_patient(tmp_path: Path, kind: str) -> None:
     plain = {"mean": 0.0, "deviation": 1.0} if kind in ("picture", "image", "volume") else {}
     data = of_kind(write_classes(tmp_path / "d", kind), kind, **plain)
-    info, splits = assert_described(data, tmp_path)
+    info, splits = load(data, tmp_path)
     planes = 4 if kind == "volume" else 1
     assert info.input_shape == SHAPES[kind]
     assert (info.train + info.test, info.examples_per_patient) == (24 * planes, 2 * planes)
@@ -219,7 +221,7 @@ def test_a_damaged_file_of_every_kind_is_named_or_skipped(
 def test_masks_fit_their_images_and_are_augmented_alike(tmp_path: Path, kind: str) -> None:
     write_masks(tmp_path / "d", kind)
     data = of_kind(tmp_path / "d", kind, augment="crop_flip", mean=0.0, deviation=1.0)
-    info, splits = assert_described(data, tmp_path)
+    info, splits = load(data, tmp_path)
     assert (info.target_shape, info.outputs, info.classes) == ((8, 8), 1, {})
     inputs, masks = splits.train.batch(torch.arange(len(splits.train)))
     assert masks.dtype == torch.uint8
@@ -235,7 +237,7 @@ def test_masks_fit_their_images_and_are_augmented_alike(tmp_path: Path, kind: st
 def test_a_whole_volume_is_one_example_of_planes_spread_evenly(tmp_path: Path) -> None:
     write_masks(tmp_path / "d", "volume")
     data = of_kind(tmp_path / "d", "volume", depth=3, mean=0.0, deviation=1.0)
-    info, splits = assert_described(data, tmp_path)
+    info, splits = load(data, tmp_path)
     assert (info.input_shape, info.target_shape) == ((3, 1, 8, 8), (3, 8, 8))
     assert (info.train, info.examples_per_patient) == (8, 1)
     inputs, _ = splits.train.batch(torch.arange(1))
@@ -255,9 +257,7 @@ def test_a_recording_is_cut_padded_scaled_and_made_a_spectrogram(tmp_path: Path)
     assert (spectrum.shape, spectrum.dtype) == ((1, 1, 5, 9), torch.complex64)
     reference = np.fft.rfft(np.hanning(17)[:16] * 7 / 256)
     np.testing.assert_allclose(spectrum[0, 0, 0].numpy(), reference, atol=1e-6)
-    info, _ = assert_described(
-        of_kind(write_classes(tmp_path / "d", "clip"), "clip", spectrum=8), tmp_path
-    )
+    info, _ = load(of_kind(write_classes(tmp_path / "d", "clip"), "clip", spectrum=8), tmp_path)
     assert (info.dtype, info.input_shape) == (torch.complex64, (1, 7, 5))
 
 
@@ -369,7 +369,7 @@ def write_complex(path: Path, level: int, shape: tuple[int, ...] = (12, 10, 4)) 
 def test_complex_volumes_stay_complex(tmp_path: Path) -> None:
     for n in range(12):
         write_complex(tmp_path / "d" / CLASSES[n % 2] / f"p{n}.nii.gz", n)
-    info, splits = assert_described(folder(tmp_path / "d"), tmp_path)
+    info, splits = load(folder(tmp_path / "d"), tmp_path)
     assert (info.dtype, info.input_shape, info.unit) == (
         torch.complex64,
         (1, 8, 8),
@@ -400,7 +400,7 @@ def test_what_a_file_holds_decides_and_not_its_name(tmp_path: Path) -> None:
         home = write_classes(tmp_path / kind, kind)
         for path in sorted(home.rglob(f"0{KINDS[kind][0]}")):
             path.rename(path.with_name(name))
-        info, _ = assert_described(of_kind(home, kind), tmp_path)
+        info, _ = load(of_kind(home, kind), tmp_path)
         assert info.train + info.test == 24
 
 
@@ -420,38 +420,3 @@ def test_a_set_of_black_pictures_is_told(
     assert "tenth of white" not in caplog.text
     folder(scans, window=[0, 4095]).load(tmp_path)
     assert "no pixel is above a tenth of white; see dataset.window" in caplog.text
-
-
-TOO_MUCH: dict[str, list[dict[str, Any]]] = {  # what each kind's options refuse of its files
-    "picture": [{"channels": 2}],
-    "image": [{"channels": 3}],
-    "volume": [{"channels": 2}],
-    "clip": [{"rate": 7}, {"channels": 2}],
-    "recording": [{"rate": 7}, {"channels": 3}, {"leads": ["aVR"]}],
-}
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_what_validate_finds_run_reads(
-    tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """At each limit of a reader both say yes, or both the same sentence."""
-    home = write_classes(tmp_path / "d", kind)
-
-    def answer(step: str, **changes: Any) -> str:
-        try:
-            getattr(of_kind(home, kind, **changes), step)(tmp_path)
-        except UserError as error:
-            return str(error)
-        return ""
-
-    for changes in ({}, *TOO_MUCH[kind]):
-        assert answer("info", **changes) == answer("load", **changes)
-        assert bool(answer("info", **changes)) == bool(changes)
-    for module, name, least in (
-        (pictures, "LARGEST", 11), (pictures, "MOST_BYTES", 60), (nifti, "MOST_VOXELS", 100),
-        (readers, "LONGEST", 39), (signals, "LARGEST_HEADER", 20),
-    ):  # fmt: skip
-        with monkeypatch.context() as patch:
-            patch.setattr(module, name, least)
-            assert answer("info") == answer("load"), name

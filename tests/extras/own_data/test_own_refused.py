@@ -156,7 +156,7 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\na.png,x\n", "only one class"),
     (b"path,label\na.png,x\nb.png,y\n", "no (train|test) example"),
     (b"path,label\n", "contains no"),
-    (b"", "has the columns"),
+    (b"", "No columns"),
 ]
 
 
@@ -227,7 +227,7 @@ DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
     (TABLE, {"columns": {**MAPPED, "label": "target1"}}, "has no column 'target1', but patientId"),
     (TABLE, {"columns": {**MAPPED, "labels": "x"}}, "dataset.columns 'labels' is not known"),
     (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns, such"),
-    (TABLE, {"values": {"target": {"a": "0"}}}, "dataset.values 'target' is not known"),
+    (TABLE, {"values": {"target": {"a": "0"}}}, "values.target=.*no such column"),
     (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: '\(' is not a regular"),
     (TABLE, {"values": {"label": {"a": r"((\w+)+)+!"}}}, r"dataset.values.label: .* not a simple"),
     (TABLE, {"values": {"label": {"a": "7"}}}, "contains no"),

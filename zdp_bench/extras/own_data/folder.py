@@ -136,16 +136,6 @@ class Folder(Dataset):
         return float(self.mean), float(self.deviation)
 
     @property
-    def _targets(self) -> dict[str, tuple[tuple[int, ...], torch.dtype]]:
-        """Shape and dtype of one example's target, by what the files have."""
-        *planes, height, width = self.form.mask
-        return {
-            "label": ((), torch.int64),
-            "mask": (self.form.mask, torch.uint8),
-            "reference": ((*planes, 2, height, width), torch.float32),
-        }
-
-    @property
     def form(self) -> Form:
         """What a file becomes."""
         return Form(
@@ -164,7 +154,7 @@ class Folder(Dataset):
         found = self.find()
         files = self._digest(found)
         paths = [item.path for item in found.items]
-        whole = self._load_inputs("folder", found, paths, files)
+        whole = self._load("folder", found, found.kind, paths, files)
         if found.kind.is_image and int(whole.max()) <= DARK:
             log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
         targets = self._load_targets(found, files)
@@ -204,34 +194,17 @@ class Folder(Dataset):
         )
 
     def info(self, root: Path) -> DatasetInfo:
-        """Count by names and headers; files are read only where damaged ones are skipped."""
+        """Add the training examples of each class, which a record never has."""
         found = self.find()
-        owners, labels = found.training("patient"), found.training("label")
-        stored = found.kind.dtype(self.form)
-        return DatasetInfo(
-            train=found.count("train"),
-            test=found.count("test"),
-            validation=found.count("validation"),
-            input_shape=found.kind.shape(self.form),
-            outputs=len(found.classes) or 1,
-            dtype=torch.complex64 if stored is np.complex64 else torch.float32,
-            target_shape=self._targets[found.target][0],
-            target_dtype=self._targets[found.target][1],
-            examples_per_patient=max(owners.values()),
-            unit=found.unit,
-            owners=len(owners),
-            classes={name: labels[name] for name in found.classes},
-        )
+        labels = found.training("label")
+        return replace(super().info(root), classes={name: labels[name] for name in found.classes})
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every file that is listed, with its mask or reference."""
         if self.path is None:
             return
-        bad_links: dict[Path, str] = {}
-        items = find_items(Path(self.path), self.patient, self.columns, self.values, bad_links)
-        yield from bad_links.items()
         told = False  # of files that no option is given for, once
-        for item in items:
+        for item in find_items(Path(self.path), self.patient, self.columns, self.values):
             for path, problem in try_each([p for p in (item.path, item.partner) if p], check):
                 if path == item.path and not (problem or told) and fits(path, PICTURE):
                     ((_, problem),) = try_each([path], lambda p: PICTURE.inspect(p, self.form))
@@ -248,10 +221,10 @@ class Folder(Dataset):
         items = find_items(path, self.patient, self.columns, self.values)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
-        if items[0].mask and kind.mask is None:
-            raise UserError(f"{items[0].mask}: is a mask, but a {kind.name} can have none.")
-        if items[0].reference:
-            self._require_images(kind, items[0].reference)
+        if items[0].target == "mask" and kind.mask is None:
+            raise UserError(f"{items[0].partner}: is a mask, but a {kind.name} can have none.")
+        if items[0].target == "reference":
+            self._require_images(kind, items[0].partner)
         checked = list(read_each(items, partial(self._check, kind), self.bad_examples))
         listed = len(items)
         items, facts = [item for item, _ in checked], [each for _, each in checked]
@@ -301,7 +274,7 @@ class Folder(Dataset):
         plain = kind.is_image or self.augment is None
         require(plain, "dataset.augment", self.augment, f"is for images: {what}")
 
-    def _require_images(self, kind: Kind, first: Path) -> None:
+    def _require_images(self, kind: Kind, first: Path | None) -> None:
         """Refuse references of what is no grey image, or is too small for SSIM."""
         if not kind.is_image:
             raise UserError(f"{first}: is a reference, but a {kind.name} can have none.")
@@ -312,7 +285,7 @@ class Folder(Dataset):
     def _check(self, kind: Kind, item: Item) -> Facts:
         """Hold a file's header to its partner's; where damaged files are skipped, read both."""
         facts = inspect(item.path, kind, self.form)
-        partner, reader = item.partner, kind.mask if item.mask else kind
+        partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:
             other = inspect(partner, reader, self.form).extent
             if other != facts.extent:
@@ -349,20 +322,19 @@ class Folder(Dataset):
 
     def _load_targets(self, found: Listing, files: str) -> Tensor:
         """Return classes [n], masks, or references as bytes of images."""
-        if found.target == "mask":
-            return self._load_masks(found, files)
-        if found.target == "reference":
-            paths = [item.reference for item in found.items if item.reference]
-            return self._load_inputs("folder-references", found, paths, files)
-        return found.spread([found.classes.index(item.label) for item in found.items])
+        if found.target == "label":
+            return found.spread([found.classes.index(item.label) for item in found.items])
+        kind = found.kind.mask if found.target == "mask" else found.kind
+        assert kind
+        paths = [item.partner for item in found.items if item.partner]
+        return self._load(f"folder-{found.target}s", found, kind, paths, files)
 
-    def _load_inputs(self, name: str, found: Listing, paths: list[Path], files: str) -> Tensor:
+    def _load(self, name: str, found: Listing, kind: Kind, paths: list[Path], files: str) -> Tensor:
         """Return the examples of `paths`, one a file, in one array [n, *shape].
 
         Args:
             name: of the cache, in which `files`, their digest, is the key.
         """
-        kind, dtype = found.kind, found.kind.dtype(self.form)
         shape = (sum(map(len, found.used)), *kind.shape(self.form))
 
         def blocks() -> Iterator[np.ndarray]:
@@ -371,18 +343,5 @@ class Folder(Dataset):
                     block = kind.read(path, self.form)[use]
                 yield block * np.float32(self.scale) if self.scale else block
 
+        dtype = kind.dtype(self.form)
         return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))
-
-    def _load_masks(self, found: Listing, files: str) -> Tensor:
-        """Return the masks of all files in one array [n, *Form.mask], cached likewise."""
-        shape = (sum(map(len, found.used)), *self.form.mask)
-
-        def blocks() -> Iterator[np.ndarray]:
-            for item, use in zip(found.items, found.used, strict=True):
-                assert found.kind.mask
-                assert item.mask
-                with advise_skipping():
-                    block = found.kind.mask.read(item.mask, self.form)[use]
-                yield block
-
-        return torch.from_numpy(load_or_make("folder-masks", files, shape, np.uint8, blocks()))

@@ -11,7 +11,6 @@ PATH.csv                        columns path, one of TARGETS and, where known, p
 
 from __future__ import annotations
 
-import csv
 import logging
 import re
 from collections import Counter
@@ -20,12 +19,14 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from pathlib import Path
+from typing import Any
 
 import numpy as np
+import pandas
 import torch
 from torch import Tensor
 
-from zdp_bench.data.files import require_inside, try_each, visible_files
+from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owners import pick_test_owners, require_named, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Kind
@@ -53,9 +54,10 @@ class Item:
     Attributes:
         name: the path below the folder, or as the CSV has it.
         label: empty where it has a mask or a reference.
-        reference: what the image should be, of the same kind.
         patient: the file's own name where none is known.
         part: one of PARTS; empty where the split is still to be drawn.
+        target: which of TARGETS it has.
+        partner: its mask; or its reference, which is what it should be, of the same kind.
     """
 
     path: Path
@@ -63,18 +65,8 @@ class Item:
     label: str
     patient: str
     part: str
-    mask: Path | None = None
-    reference: Path | None = None
-
-    @property
-    def partner(self) -> Path | None:
-        """The mask or the reference, if it has one."""
-        return self.mask or self.reference
-
-    @property
-    def target(self) -> str:
-        """Which of TARGETS it has."""
-        return "mask" if self.mask else "reference" if self.reference else "label"
+    target: str = "label"
+    partner: Path | None = None
 
 
 def find_items(
@@ -82,7 +74,6 @@ def find_items(
     patient: str | None,
     columns: Columns | None = None,
     values: Values | None = None,
-    bad_links: dict[Path, str] | None = None,
 ) -> list[Item]:
     """List every file, sorted by name.
 
@@ -91,20 +82,18 @@ def find_items(
             in its path below the folder.
         columns, values: what a CSV's columns and cells mean. Paths begin at the CSV's folder, or as
             far above it as the template of `path` says by '../'.
-        bad_links: takes up the links out of the data, and what is wrong; None: they are refused.
     """
     home = path
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
-        by_csv = path.is_file()
-        for key, given in (("columns", columns), ("values", values)):
-            require(
-                by_csv or not given, f"dataset.{key}", given, "applies to a CSV, which this is not"
-            )
-        if by_csv:
+        if path.is_file():
             up = (columns or {}).get("path", "").count("../")
             home = path.parent.joinpath(*[".."] * up)
-        found = list(_by_csv(path, columns or {}, values or {}) if by_csv else _by_folder(path))
+            found = list(_by_csv(path, columns or {}, values or {}))
+        else:
+            given = columns or values
+            require(not given, "dataset.columns", given, "applies to a CSV, which this is not")
+            found = list(_by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
@@ -113,11 +102,6 @@ def find_items(
         with _naming("dataset.patient"):
             rule = compile_pattern(patient)
         found = [_with_patient(item, rule) for item in found]
-    if bad_links is not None:
-        paths = [file for item in found for file in (item.path, item.partner) if file]
-        tried = try_each(paths, lambda file: _real(file, home.resolve()))
-        bad_links |= {file: problem for file, problem in tried if problem}
-        found = [item for item in found if not {item.path, item.partner} & {*bad_links}]
     _require_consistent(path, home, found)
     return sorted(found, key=lambda item: item.name)
 
@@ -155,15 +139,10 @@ def _with_partners(path: Path, home: Path, part: str, folder: str) -> Iterator[I
     for item in _items_below(home / IMAGES, path, "", part):
         if (partner := partners.pop(_bare(item.path, home / IMAGES), None)) is None:
             raise UserError(f"{item.path}: has no {what} of the same name below {home / folder}.")
-        yield _with_partner(item, what, partner)
+        yield replace(item, target=what, partner=partner)
     if partners:
         lone = min(partners.values())
         raise UserError(f"{lone}: is the {what} without an image of the same name.")
-
-
-def _with_partner(item: Item, what: str, file: Path) -> Item:
-    mask, reference = (file if what == target else None for target in TARGETS[1:])
-    return replace(item, mask=mask, reference=reference)
 
 
 def _bare(path: Path, folder: Path) -> str:
@@ -191,33 +170,37 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
     """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
-    with reading(path, LARGEST_CSV), path.open(encoding="utf-8-sig", newline="") as file:
-        head = file.readline()
-        file.seek(0)
-        table = csv.DictReader(file, delimiter=max(",;\t", key=head.count))
-        names = [name.strip() for name in table.fieldnames or []]
+    with reading(path, LARGEST_CSV):
+        with path.open(encoding="utf-8-sig") as file:
+            head = file.readline()
+        table = pandas.read_csv(
+            path,
+            sep=max(",;\t", key=head.count),
+            header=None,
+            dtype=str,
+            keep_default_na=False,
+            encoding="utf-8-sig",
+        ).apply(lambda column: column.str.strip())
+        names = table.iloc[0].tolist()
+        table = table[1:].set_axis(names, axis=1).loc[:, [bool(name) for name in names]]
         twice = [name for name, times in Counter(filter(None, names)).items() if times > 1]
         expect(not twice, f"has several columns '{' '.join(twice[:1])}'; leave one")
-        table.fieldnames = names
         cells = _find_cells(names, columns)
-        lines = list(table)
     rules: Rules = {}
     for key, patterns in values.items():
-        if key not in COLUMNS:
-            raise unknown("dataset.values", key, COLUMNS)
         require(key in cells, f"dataset.values.{key}", patterns, "the CSV has no such column")
         with _naming(f"dataset.values.{key}"):
             rules[key] = {name: compile_pattern(rule) for name, rule in patterns.items()}
-    found: dict[Item, None] = {}
-    left_out = 0
-    for number, line in enumerate(lines, start=2):
-        of = {key: _fill(template, line) for key, template in cells.items()}
-        if translated := _translate(of, rules):
-            found[_item_of(path, f"{path}, line {number}", translated)] = None
-        else:
-            left_out += 1
-    if left_out:
+    lines = table.to_dict("records")
+    of = [{key: _fill(cell, line) for key, cell in cells.items()} for line in lines]
+    translated = [_translate(one, rules) for one in of]
+    if left_out := translated.count(None):
         log.warning("%s: skipped %s rows that match none of dataset.values", path, left_out)
+    found = {
+        _item_of(path, f"{path}, line {number}", one): None
+        for number, one in enumerate(translated, start=2)
+        if one
+    }
     yield from found
 
 
@@ -255,8 +238,8 @@ def _find_cells(names: list[str], columns: Columns) -> dict[str, str]:
     return cells
 
 
-def _fill(template: str, line: Mapping[str, str | None]) -> str:
-    return FIELD.sub(lambda match: (line[match[1]] or "").strip(), template)
+def _fill(template: str, line: Mapping[Any, str]) -> str:
+    return FIELD.sub(lambda match: line[match[1]], template)
 
 
 def _translate(of: dict[str, str], rules: Rules) -> dict[str, str] | None:
@@ -279,10 +262,9 @@ def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
             "be empty; remove the column if it is unknown."
         )
     file, name = _named(path, where, of["path"]), of["path"]
-    item = Item(file, name, of.get("label", ""), of.get("patient", name), of.get("split", ""))
-    return (
-        item if target == "label" else _with_partner(item, target, _named(path, where, of[target]))
-    )
+    partner = None if target == "label" else _named(path, where, of[target])
+    patient, part = of.get("patient", name), of.get("split", "")
+    return Item(file, name, of.get("label", ""), patient, part, target, partner)
 
 
 def _named(path: Path, where: str, name: str) -> Path:

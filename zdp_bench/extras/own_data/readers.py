@@ -217,6 +217,7 @@ class Kind:
         channels: how many an image may have; None: any number.
         mask: the kind of a mask's file; None: it has no masks.
         is_image: whether its examples are bytes of pixels.
+        is_mask: whether they are masks.
         version: counts up when the same file is read as other numbers.
     """
 
@@ -228,6 +229,7 @@ class Kind:
     channels: tuple[int, ...] | None = None
     mask: Kind | None = None
     is_image: bool = True
+    is_mask: bool = False
     version: int = 1
 
     @property
@@ -242,7 +244,7 @@ class Kind:
 
     def shape(self, form: Form) -> tuple[int, ...]:
         """Shape of one example."""
-        return form.signal if self.is_recording else form.image
+        return form.mask if self.is_mask else form.signal if self.is_recording else form.image
 
 
 PNG = ((0, b"\x89PNG\r\n\x1a\n"),)
@@ -253,8 +255,9 @@ PNG_MASK = Kind(
     lambda path, form: Facts(pictures.inspect_mask(path)),
     lambda path, form: pictures.read_mask(path, form.size, form.fit)[None],
     PNG,
+    is_mask=True,
 )
-VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI)
+VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI, is_mask=True)
 PICTURE = Kind(
     "picture",
     lambda path, form: Facts(pictures.inspect_picture(path, form.window)),

@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -64,6 +64,8 @@ class SyntheticImages(Dataset):
 
     With `complex_valued` complex64; the imaginary part is another pattern.
     """
+
+    names_owners: ClassVar[bool] = False
 
     shape: Annotated[list[Annotated[int, Ge(1)]], MinLen(1)]
     complex_valued: bool = False
