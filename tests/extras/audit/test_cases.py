@@ -10,19 +10,16 @@ import math
 
 import pytest
 
-from tests.extras.audit.cases import CASES, AuditCase, release_fourier, release_under_measured
+from tests.extras.audit.cases import CASES, AuditCase
 from zdp_bench import cli
 from zdp_bench.extras.audit import recipe as module
-from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, attack_release
+from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding
 from zdp_bench.privacy.accounting import gdp_epsilon
-
-# trials; the others get 20,000
-QUICK = {f"two_runs_{of}": 4_000 for of in ("sigma", "record")}
 
 
 @pytest.mark.parametrize("case", CASES, ids=[case.name for case in CASES])
 def test_every_case_gets_the_verdict_it_deserves(case: AuditCase) -> None:
-    finding = case.audit(seed=0, confidence=0.99, trials=QUICK.get(case.name, 20_000))
+    finding = case.audit(seed=0, confidence=0.99, trials=20_000)
     assert finding.verdict == case.expected, finding
     if case.rate == 1:
         assert finding.epsilon_claimed == pytest.approx(gdp_epsilon(1 / case.z, RELEASE_DELTA))
@@ -46,32 +43,14 @@ def test_the_same_seed_gives_the_same_finding() -> None:
     assert case.audit(5, 0.99, 2000) != case.audit(6, 0.99, 2000)
 
 
-def test_real_noise_in_the_fourier_domain_loses_every_time_whatever_sigma_is() -> None:
-    """Wang et al.
-
-    2024, Algorithm 2, at σ = 1000: the odd part of the gradient is released without noise.
-    """
-    _, evidence = attack_release(release_fourier(0, noise="real", std=1000.0), 1000, 0.01, 0.99)
-    assert evidence == "the attack wins 1,500 of 1,500"
-
-
 def test_the_sound_cases_would_be_caught_at_a_smaller_claim() -> None:
     """What passes, passes because its claim is right, not because the attack is blind."""
     for name, z in (
         ("per_component", 1.6),
         ("circular", 1.2),
-        ("gredp", 1.6),
-        ("gredp_complex_at_z", 1.2),
     ):
         case = next(case for case in CASES if case.name == name)
         assert dataclasses.replace(case, z=z).audit(0, 0.99, 20_000).verdict == "flagged"
-
-
-def test_the_clipper_that_measures_too_little_does_so_by_much() -> None:
-    release = release_under_measured(0)
-    moved = release(True, 4000).mean(dim=0) - release(False, 4000).mean(dim=0)
-    # an ordinary example; the bound is 1, the standard error about 0.1
-    assert float(moved.norm()) > 1.3
 
 
 def zdp_bench(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
@@ -81,20 +60,19 @@ def zdp_bench(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str
     return int(end.value.code or 0), out, err
 
 
-def found(verdict: str, expected: str = "passes") -> Finding:
-    return Finding("case", "claim |x|", math.inf, 1.25, 1e-5, 0.99, verdict, expected, "evidence")  # type: ignore[arg-type]
+def found(verdict: str) -> Finding:
+    return Finding("case", "claim |x|", math.inf, 1.25, 1e-5, 0.99, verdict, "evidence")  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
     ("findings", "code"),
     [
-        ([found("passes"), found("flagged", "either")], 0),
+        ([found("passes"), found("passes")], 0),
         ([found("passes"), found("flagged")], 1),
-        ([found("passes", "flagged")], 1),
     ],
 )
 @pytest.mark.parametrize("form", ["rich", "csv", "json"])
-def test_every_format_holds_every_finding_and_the_exit_code_says_whether_all_are_as_expected(
+def test_every_format_holds_every_finding_and_the_exit_code_says_whether_one_is_flagged(
     capsys: pytest.CaptureFixture[str],
     monkeypatch: pytest.MonkeyPatch,
     findings: list[Finding],

@@ -22,14 +22,12 @@ from zdp_bench.extras.audit.recipe import (
     Subject,
     attack_recipe_release,
     attack_with_gradients,
-    attack_with_inputs,
     canary_supports,
 )
 from zdp_bench.extras.audit.release import Finding
 from zdp_bench.gradients import Batch, clipping, reference
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import step as engine
-from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
 
@@ -134,7 +132,6 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
     return [
         *attack_recipe_release(subject(*overrides), confidence, 600),
         attack_with_gradients(subject(*overrides), confidence, 400, 1000),
-        attack_with_inputs(subject(*overrides), confidence, 400, 1000),
     ]
 
 
@@ -145,18 +142,8 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
     # drawn anew in every run of this test, which must not fail by chance
     secure = "privacy.secure=true" in overrides
     findings = run_findings(*overrides, confidence=1 - 1e-8 if secure else 0.99)
-    assert all(finding.as_expected for finding in findings), findings
-    assert [f.verdict for f in findings if f.expected == "passes"] == ["passes"] * 4
-    assert findings[-1].epsilon_claimed == findings[-2].epsilon_claimed > 0
-
-
-def test_a_recipe_that_claims_more_than_its_mechanism_gives_is_told_so() -> None:
-    findings = attack_recipe_release(
-        subject("algorithm.noise=circular", "algorithm.noise_multiplier=0.8"), 0.95, 20_000
-    )
-    assert [finding.verdict for finding in findings] == ["passes", "passes", "flagged"]
-    assert findings[2].expected == "either"
-    assert "noise multiplier: z = 0.8" in findings[2].claim
+    assert [finding.verdict for finding in findings] == ["passes"] * 3, findings
+    assert findings[-1].epsilon_claimed > 0
 
 
 @pytest.mark.parametrize(
@@ -232,7 +219,7 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     with pytest.raises(UserError, match="does not fit the way"):
         subject(*PATIENTS)
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 2400)
+    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 1200)
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged", hostile
     assert "hostile patients" in hostile.case
@@ -282,45 +269,8 @@ def test_steps_limit_the_run_and_the_claim() -> None:
 
 
 def test_a_run_is_audited_the_same_for_the_same_seed() -> None:
-    first, again = (attack_with_inputs(subject(), 0.99, 100, 5) for _ in range(2))
+    first, again = (attack_with_gradients(subject(), 0.99, 100, 5) for _ in range(2))
     assert first == again
-
-
-def test_input_canaries_are_seen_where_nothing_protects(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wide network without noise learns wrong targets by heart; the black box attack must
-    see it.
-    """
-    weakened(monkeypatch, torch.zeros_like)
-    more = [
-        "model.hidden=[128]",
-        "trainer.epochs=60",
-        "algorithm.max_grad_norm=10",
-        "optimizer.lr=1.0",
-    ]
-    finding = attack_with_inputs(subject(*more), 0.99, 400, 10_000)
-    assert finding.lower_bound > 0.5, finding
-
-
-def test_a_patient_is_a_canary_with_all_records(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its records come together or not at all, and each carries another patient's target."""
-    of = subject("privacy.unit=patient")
-    assert of.patients is not None
-    owned = {frozenset(of.examples_of(unit).tolist()) for unit in range(of.units)}
-    assert sorted(map(len, owned))[-1] == 2
-    taken: list[tuple[int, ...]] = []
-
-    def spy(*args: Any, **kwargs: Any) -> Any:
-        pieces = micro_batches(*args, **kwargs)
-        if kwargs.get("patients"):
-            drawn, shares = kwargs["patients"].take(args[1], args[4], 0)
-            taken.extend(map(tuple, np.split(drawn, np.cumsum(shares)[:-1])))
-        return pieces
-
-    monkeypatch.setattr(recipe, "micro_batches", spy)
-    finding = attack_with_inputs(of, 0.99, 100, 3)
-    assert {frozenset(map(int, share)) for share in taken if len(share)} <= owned
-    assert finding.epsilon_claimed > 0
-    assert finding.verdict == "passes"
 
 
 class Invented(Algorithm):
@@ -399,13 +349,12 @@ PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
 
 def test_an_unknown_algorithm_is_audited(invented: Callable[..., Subject]) -> None:
     findings = [
-        *attack_recipe_release(invented(*PLAIN), 0.99, 2000),
+        *attack_recipe_release(invented(*PLAIN), 0.99, 800),
         attack_with_gradients(invented(*PLAIN), 0.99, 100, 200),
-        attack_with_inputs(invented(*PLAIN), 0.99, 100, 200),
     ]
-    assert [finding.verdict for finding in findings] == ["passes"] * 4
+    assert [finding.verdict for finding in findings] == ["passes"] * 3
     # it moves all blocks at once, along the weak direction
-    assert findings[0].lower_bound > 0.3 * findings[0].epsilon_claimed
+    assert findings[0].lower_bound > 0.2 * findings[0].epsilon_claimed
 
 
 def test_contributions_beyond_the_mechanism_are_caught(
@@ -413,7 +362,7 @@ def test_contributions_beyond_the_mechanism_are_caught(
 ) -> None:
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
     lying = invented("+algorithm.lie=4.0", *PLAIN)
-    assert attack_recipe_release(lying, 0.99, 600)[1].verdict == "flagged"
+    assert attack_recipe_release(lying, 0.99, 300)[1].verdict == "flagged"
 
 
 @pytest.mark.parametrize(

@@ -13,8 +13,7 @@ caught'.
                   guesses for those it is surest of and abstains for the rest (Steinke, Nasr &
                   Jagielski 2023, "Privacy auditing with one (1) training run"). Gradient canaries
                   are worst-case contributions of exactly the bound, seen by an adversary who knows
-                  every other example and reads every release; input canaries are examples with
-                  another example's target, judged by their loss.
+                  every other example and reads every release.
 
     many runs     `step` runs a function of somebody else's on two neighbours, many times each, and
                   tests which is which as for one release.

@@ -29,7 +29,6 @@ from torch import Tensor
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.audit.release import (
     SHARES,
-    Expected,
     Finding,
     Views,
     best_bound,
@@ -66,7 +65,6 @@ def step(
     confidence: float = 0.99,
     seed: int = 0,
     name: str = "",
-    expected: Expected = "passes",
 ) -> Finding:
     """Return the finding of an attack on a private training step, or on a whole private training.
 
@@ -120,7 +118,6 @@ def step(
         bound,
         delta,
         confidence,
-        expected,
         evidence,
     )
 

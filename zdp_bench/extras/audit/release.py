@@ -28,7 +28,6 @@ from scipy.stats import beta, binom, mode
 from torch import Tensor
 
 Verdict = Literal["passes", "flagged"]
-Expected = Literal["passes", "flagged", "either"]
 
 
 @dataclass(frozen=True)
@@ -42,12 +41,7 @@ class Finding:
     delta: float
     confidence: float
     verdict: Verdict
-    expected: Expected
     evidence: str
-
-    @property
-    def as_expected(self) -> bool:
-        return self.expected in (self.verdict, "either")
 
     @staticmethod
     def of(
@@ -57,12 +51,11 @@ class Finding:
         bound: float,
         delta: float,
         confidence: float,
-        expected: Expected,
         evidence: str,
     ) -> Finding:
         """Make a finding whose verdict follows from the bound."""
         verdict: Verdict = "flagged" if bound > claimed else "passes"
-        return Finding(case, claim, claimed, bound, delta, confidence, verdict, expected, evidence)
+        return Finding(case, claim, claimed, bound, delta, confidence, verdict, evidence)
 
 
 # ----------------------------------------------------------------------------- bounds from counts
