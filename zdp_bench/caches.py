@@ -1,4 +1,4 @@
-"""The folder of everything that is kept from one process to the next: the user's own, or none."""
+"""The cache folder, which must belong to the user to be used."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ log = logging.getLogger(__name__)
 
 
 def cache_folder(kind: str) -> Path | None:
-    """Return the folder of one kind of cached files; None, and one warning, if nobody may trust it.
+    """Return the folder of one kind of cached files; None, with one warning, if it is not safe.
 
     An array that is kept is what a run trains on. So the folder that holds all
     kinds is this user's, of mode 0700, no link, and nobody else can put another in its place.
@@ -32,12 +32,12 @@ def cache_folder(kind: str) -> Path | None:
 
 
 def cache_root() -> Path:
-    """Return the folder of all kinds, which may not be there."""
+    """Return the folder of all kinds, which may not exist."""
     return user_cache_path("zdp-bench")
 
 
 def _find_weakness(root: Path) -> str:
-    """Say how somebody else could put files there; empty if nobody can."""
+    """Return how another user could write files there; '' if none can."""
     if not hasattr(os, "geteuid"):  # Windows, which has no such modes
         return ""
     if root.is_symlink():

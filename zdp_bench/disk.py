@@ -1,4 +1,4 @@
-"""Write files and folders that are there, whole, after a kill or a power cut; locks."""
+"""Write files and folders that stay whole after a kill or a power cut; locks."""
 
 from __future__ import annotations
 
@@ -43,7 +43,7 @@ def write_changed(path: Path, content: bytes) -> None:
 
 
 def require_regular(path: Path) -> None:
-    """Refuse an output in whose place something else than a file is: it would be replaced.
+    """Reject an output path that is not a file: it would be replaced.
 
     Raises:
         UserError: `path` is a device, a pipe, a folder or a link.
@@ -71,7 +71,7 @@ def rename(path: Path, to: Path) -> None:
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make durable which files and folders are in `folder`."""
+    """Make the entries of `folder` durable."""
     if os.name == "nt":  # which opens no folder, and keeps names safe by itself
         return
     descriptor = os.open(folder, os.O_RDONLY)

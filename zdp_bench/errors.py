@@ -30,7 +30,7 @@ LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means somet
 
 
 class UserError(Exception):
-    """Bad input, explained in one sentence that a tired person can act on.
+    """Invalid input, explained in one sentence: what is wrong, where, and what to do.
 
     What it quotes may hold line breaks, control characters or hundreds of digits: it stays on one
     line, is printable, and a number is cut.
@@ -85,7 +85,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Refuse a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`.
+    """Reject a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`.
 
     Raises:
         UserError: the condition does not hold.

@@ -1,4 +1,4 @@
-"""Files that somebody else wrote: read within limits, or refused in one sentence.
+"""Foreign files: read within limits, or rejected in one sentence.
 
 Everything foreign comes in by here: recipes, exported folders, cards, records. A limit stands
 before the bytes it is about, so that no file takes minutes or gigabytes to be refused.
@@ -44,7 +44,7 @@ class Unfit(UserError):  # noqa: N818 - a fact about a file, which `reading` nam
 
 @contextmanager
 def reading(path: Path, most: int | None = None) -> Iterator[None]:
-    """Turn whatever goes wrong with a file, while it is read, into one sentence with its name.
+    """Turn any error while a file is read into one sentence with the file's name.
 
     A library may raise anything over bytes that a stranger wrote. A package that is not installed
     is not the file's fault, and passes.
@@ -72,7 +72,7 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """Refuse the file of the `reading` around it, in words that follow its name.
+    """Reject the file of the enclosing `reading`, in words that follow its name.
 
     Raises:
         Unfit: it does not hold.
@@ -163,7 +163,7 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
 
 
 def _check_events(events: Iterable[yaml.Event], source: str, most: int) -> None:
-    """Refuse length, nesting, and aliases within what they name, before a parser follows them."""
+    """Reject excessive length, nesting, and recursive aliases before a parser follows them."""
     open_ones: list[str | None] = []
     for number, event in enumerate(events):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -179,7 +179,7 @@ def _check_events(events: Iterable[yaml.Event], source: str, most: int) -> None:
 
 
 def _check_nodes(root: yaml.Node | None, source: str, most: int) -> None:
-    """Refuse a key that stands twice, and more nodes than `most`, aliases written out."""
+    """Reject a key that occurs twice, and more nodes than `most`, aliases written out."""
     pending, count = [root], 0
     while pending:
         node, count = pending.pop(), count + 1
@@ -195,7 +195,7 @@ def _check_nodes(root: yaml.Node | None, source: str, most: int) -> None:
 
 
 def _check_plain(found: Any, source: str) -> None:
-    """Refuse depth, what JSON does not have, such as a date, and numbers that no float holds."""
+    """Reject excessive depth, non-JSON values such as dates, and numbers beyond a float."""
     level = [found]
     for _ in range(MOST_DEPTH):
         if strange := set(map(type, level)) - _PLAIN:
@@ -223,7 +223,7 @@ def _too_many(source: str, most: int) -> UserError:
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return a stranger's regular expression, of a kind that no text takes long to match.
+    """Return a foreign regular expression, of a kind that matches any text quickly.
 
     Repeats stand behind characters and classes of characters only. Where one repeat holds another,
     as in `(a+)+`, a text of thirty characters may take years.

@@ -158,7 +158,7 @@ def read(path: Path, advice: str = ADVICE) -> Record | None:
 
 @cache
 def _warn(words: str) -> None:
-    """Print a warning, once a process however often the records are read."""
+    """Print a warning once per process."""
     print(f"zdp-bench: left out: {words}", file=sys.stderr)
 
 
@@ -218,7 +218,7 @@ def frame(records: list[Record]) -> pd.DataFrame:
 
 
 def is_of_unit(privacy: Mapping[str, Any]) -> bool:
-    """True if a patient, or who else owns examples, was the unit of a record's steps."""
+    """True if a patient, or another owner of examples, was the unit of a record's steps."""
     return bool(privacy["epsilon_of"] != "example")
 
 
@@ -248,7 +248,7 @@ def rebuild_csv(results: Path) -> Path:
 
 
 def renew_csv(results: Path) -> None:
-    """Write `records.csv` after a run; where that fails, say so: the record itself is there."""
+    """Write `records.csv` after a run; only warn if that fails, since the record exists."""
     try:
         rebuild_csv(results)
     except PermissionError:
@@ -268,7 +268,7 @@ def plain_cell(value: Any) -> Any:
 
 
 def get(record: Record, path: str) -> Any:
-    """Return what stands at a dotted path; None where the record lacks it."""
+    """Return the value at a dotted path; None if the record has none."""
     value: Any = record
     for key in path.split("."):
         value = value.get(key) if isinstance(value, dict) else None
@@ -282,7 +282,7 @@ def has_each_epoch(record: Record) -> bool:
 
 
 def to_json(value: Any) -> Any:
-    """Replace ∞ and NaN, which JSON lacks, by the strings "inf" and "nan"."""
+    """Replace ∞ and NaN, which JSON does not have, by the strings "inf" and "nan"."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):

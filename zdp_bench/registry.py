@@ -1,4 +1,4 @@
-"""Plug-ins of every kind by name, entered by a decorator: `@register("model", "complex_mlp")`.
+"""Plug-ins of every kind by name, added by a decorator: `@register("model", "complex_mlp")`.
 
 A builder is any callable. zdp-bench supplies its positional parameters (the problem, the input
 shape); its keyword-only parameters are its options, one YAML key each, which `config/plugins.py`
@@ -52,7 +52,7 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 
 def register(kind: str, name: str) -> Callable[[B], B]:
-    """Enter the decorated class or function as `name` among the plug-ins of `kind`.
+    """Register the decorated class or function as `name` among the plug-ins of `kind`.
 
     Raises:
         ValueError: another builder has this name.
@@ -71,7 +71,7 @@ def register(kind: str, name: str) -> Callable[[B], B]:
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """Return the entry points of other packages that are there, read once: that takes milliseconds.
+    """Return the entry points of installed packages, read once, which takes milliseconds.
 
     One that is not, because its folder moved, is said so, and no command fails that does without.
     """

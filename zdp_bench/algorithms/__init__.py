@@ -112,7 +112,7 @@ class Algorithm(ABC):
         return False
 
     def report(self, releases: int, delta: float) -> dict[str, Any]:
-        """Return what a record's section on privacy says of this algorithm alone."""
+        """Return this algorithm's own entries in a record's `privacy` section."""
         return {}
 
 

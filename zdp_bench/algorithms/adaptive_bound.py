@@ -57,7 +57,7 @@ def count_unclipped(norms: Tensor, bound: float, each: bool) -> dict[str, Tensor
 def adapt_bound(
     bound: float, noisy: dict[str, Tensor], quantile: float, expected_batch_size: float
 ) -> float:
-    """Take the noisy count out of a release; return the bound for the next step."""
+    """Remove the noisy count from a release; return the bound for the next step."""
     unclipped = 0.5 + float(noisy.pop(COUNT)) / (SCALE * expected_batch_size)
     most = math.log(2)
     moved = bound * math.exp(min(most, max(-most, RATE * (quantile - unclipped))))

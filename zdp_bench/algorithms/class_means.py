@@ -91,7 +91,7 @@ class ClassSums:
 
 @register("algorithm", "class_means")
 class ClassMeans(Algorithm):
-    """The classifier that one Gaussian release of class means is, for `real_linear`.
+    """One Gaussian release of class means as the classifier, for `real_linear`.
 
     Formal guarantees: a share's norm is at most 1; z = noise_multiplier if all examples are drawn.
 

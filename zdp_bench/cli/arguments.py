@@ -60,7 +60,7 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
 
 
 def print_sheet(sheet: Sheet, form: str) -> None:
-    """Print a table as --format says: "rich", or one of `sheet.FORMS`."""
+    """Print a table in the --format: "rich", or one of `sheet.FORMS`."""
     from zdp_bench.training.progress import console
 
     if form == "rich":
@@ -104,7 +104,7 @@ def data_root(options: argparse.Namespace) -> Path:
 
 
 def require_records(folder: Path, runs: bool = True) -> None:
-    """Refuse a results folder that is a file, or was named and is not there, or has no run.
+    """Reject a results folder that is a file, was named but does not exist, or has no run.
 
     Args:
         runs: False where something can be shown without any.

@@ -73,7 +73,7 @@ class Parser(argparse.ArgumentParser):
         raise SystemExit(2)
 
     def _check_value(self, action: argparse.Action, value: Any) -> None:
-        """Refuse a word that is no choice, with the nearest that is."""
+        """Reject a word that is not a choice, and name the nearest one."""
         if action.choices is None or value in action.choices:
             return
         if action.dest == "verb" and value in ORDER:
@@ -83,7 +83,7 @@ class Parser(argparse.ArgumentParser):
 
 
 class _PrintCompletion(argparse.Action):
-    """Prints a shell's script and ends, as --version does."""
+    """Print a shell's completion script and exit, as --version does."""
 
     def __call__(self, parser: argparse.ArgumentParser, *given: Any) -> NoReturn:
         print(SCRIPTS[given[1]], end="")
@@ -125,7 +125,7 @@ def _list_verbs() -> list[str]:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    """Return the command and its arguments; `key=value` words may stand anywhere among options.
+    """Return the command and its arguments; `key=value` words may appear anywhere among options.
 
     Ends the process with exit code 2 after one sentence if a word is wrong.
     """
@@ -154,7 +154,7 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
 
 
 def _refuse_twice(parser: Parser, pairs: Sequence[str]) -> None:
-    """Refuse a key that is given two values: the last would win without a word."""
+    """Reject a key that is given two values: the last would silently win."""
     given: dict[str, str] = {}
     for pair in pairs:
         key, equals, _ = pair.lstrip("+").partition("=")
@@ -167,7 +167,7 @@ def _refuse_twice(parser: Parser, pairs: Sequence[str]) -> None:
 
 
 def complete(words: list[str]) -> list[str]:
-    """Return what may stand in the place of the last word, given those before it, sorted."""
+    """Return the completions of the last word, given those before it, sorted."""
     *before, current = words or [""]
     return sorted({word for word in _candidates(before, current) if word.startswith(current)})
 

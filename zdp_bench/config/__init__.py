@@ -71,7 +71,7 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
 
 
 def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
-    """Check and freeze a configuration as `parse` does, of which nothing is resolved any more."""
+    """Check and freeze a configuration that is already resolved, as `parse` does."""
     checked: dict[str, Any] = {
         name: check_section(schema, plain.get(name) or {}, name)
         for name, schema in SECTIONS.items()

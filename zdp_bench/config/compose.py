@@ -1,4 +1,4 @@
-"""Hydra, set up on our YAML: the groups and names there are."""
+"""Hydra, set up on our YAML, with its groups and names."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _STORED: dict[tuple[str, str], Any] = {}  # (kind, name) -> the builder whose de
 
 
 def _register_yaml() -> None:
-    """Enter recipes, data sets (without their cards) and other packages' plug-ins into Hydra."""
+    """Register recipes, data sets (without their cards) and other packages' plug-ins with Hydra."""
     store, repo = ConfigStore.instance().store, ConfigStore.instance().repo
     for group, package in (("recipe", "_global_"), ("dataset", "dataset")):
         for name, path in files(group).items():
@@ -54,7 +54,7 @@ def _register_yaml() -> None:
 
 @dataclass(frozen=True)
 class _OfFile:
-    """A recipe or data set that becomes Hydra's when it asks for its copy: each takes 4 ms."""
+    """A recipe or data set that is loaded when Hydra copies it: each takes 4 ms."""
 
     path: Path
     group: str

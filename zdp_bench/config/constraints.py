@@ -1,4 +1,4 @@
-"""Values that are right by themselves and contradict one another."""
+"""Checks for values that are valid alone but contradict one another."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ OWNERS = "names_owners"  # of a data set; another package's may be a plain class
 
 
 def check_values(run: Run) -> None:
-    """Refuse a run whose values cannot be meant.
+    """Reject a run whose values contradict one another.
 
     Raises:
         UserError: names the first that cannot.
@@ -47,7 +47,7 @@ def _check_sampling(run: Run) -> None:
 
 
 def _check_gradients(run: Run) -> None:
-    """Refuse options for the gradients of an example where the algorithm sums something else."""
+    """Reject options for the gradients of an example where the algorithm sums something else."""
     if run.weight_standardisation and run.start:
         raise UserError(
             f"model.start={run.start} with model.weight_standardisation=true: standardised "
@@ -64,7 +64,7 @@ def _check_gradients(run: Run) -> None:
 
 
 def _check_one_release(run: Run) -> None:
-    """Refuse a release that not all examples are in, and steps that would come after it."""
+    """Reject a single release that leaves out examples, or has steps after it."""
     trainer = run.trainer
     is_whole = trainer.sampling == "poisson" and trainer.sample_rate == 1 and trainer.epochs == 1
     if not is_whole or trainer.ema or run.federated.nodes is not None:
@@ -123,7 +123,7 @@ def _check_federated(run: Run) -> None:
 
 
 def _check_unit(run: Run) -> None:
-    """Refuse shares of several examples where an example's share is all that is bounded."""
+    """Reject shares of several examples if only an example's share is bounded."""
     most, name, views = run.privacy.max_examples, run.algorithm.name, run.trainer.augmentations
     rule = "applies to privacy.unit=patient only; add that, or remove it"
     require(most is None or run.privacy.by_patient, "privacy.max_examples", most, rule)
@@ -144,7 +144,7 @@ def _check_unit(run: Run) -> None:
 
 
 def require_takes_shares(asked: str, algorithm: str) -> None:
-    """Refuse an algorithm that cannot clip several examples as one share.
+    """Reject an algorithm that cannot clip several examples as one share.
 
     Args:
         asked: the setting that forms such shares, for the error.
@@ -168,7 +168,7 @@ def _list_those(trait: str) -> str:
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:
-    """Refuse keys that a user typed and the run would not read; a recipe may set them.
+    """Reject keys that a user typed and the run would not read; a recipe may set them.
 
     Raises:
         UserError: names the first such key.
@@ -190,7 +190,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
 
 
 def require_central(run: Run, verb: str) -> None:
-    """Refuse a federation where only central training is meant.
+    """Reject a federation where only central training is supported.
 
     Raises:
         UserError: the run has nodes.

@@ -13,7 +13,7 @@ NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no
 
 
 def experiment_digest(run: Run) -> str:
-    """Return the SHA-256 of what is computed but the seed: equal for repetitions of one another.
+    """Return the SHA-256 of what is computed, without the seed: equal for repetitions of a run.
 
     Null and false values, and the example as the unit of privacy, are left out, so that a new
     option that is off by default keeps old records valid.

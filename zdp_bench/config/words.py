@@ -85,7 +85,7 @@ def _explain_syntax(word: str) -> str:
 
 
 def _check_override(override: Override, sweep: bool) -> None:
-    """Refuse what runs a program, has no effect, or names what is not there."""
+    """Reject words that run a program, have no effect, or name something that does not exist."""
     word, key = str(override.input_line), str(override.key_or_group)
     name, _, value = word.partition("=")
     if re.search(r"(?<!\w)_target_(?!\w)", word) or "@" in name:
@@ -107,7 +107,7 @@ def _check_override(override: Override, sweep: bool) -> None:
 
 
 def _check_choice(override: Override) -> None:
-    """Refuse what a group does not have, and a second choice."""
+    """Reject a name that a group does not have, and a second choice."""
     word, group, value = override.input_line, str(override.key_or_group), override.value()
     if override.is_add() or isinstance(value, list | dict):
         raise UserError(f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.")
@@ -173,7 +173,7 @@ def _adopt_all(word: str) -> str:
 
 
 def _adopt(value: str) -> str:
-    """Enter one recipe file into Hydra and return its name; a name stays as it is.
+    """Register one recipe file with Hydra and return its name; a name stays as it is.
 
     Raises:
         UserError: there is no such file, it is no recipe, holds more than data, or has the name of
@@ -199,7 +199,7 @@ def _adopt(value: str) -> str:
 
 
 def check_recipe(body: Any) -> None:
-    """Refuse a recipe that holds more than keys of a run and their values.
+    """Reject a recipe that holds more than keys of a run and their values.
 
     Raises:
         UserError: names the first key or value that is no data.
@@ -217,7 +217,7 @@ def check_recipe(body: Any) -> None:
 
 
 def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
-    """Refuse keys that Hydra obeys, and values that name more than other keys of the run.
+    """Reject Hydra's own keys, and values that refer to more than other keys of the run.
 
     Args:
         most: how many references to other keys there may be.
@@ -244,7 +244,7 @@ def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
 
 
 def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every key of a nested value with the text that stands there, if there is any."""
+    """Yield every key of a nested value with its text, if it has one."""
     if isinstance(node, dict):
         for name, inner in node.items():
             yield str(name), ""
@@ -258,7 +258,7 @@ def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _check_defaults(node: Any) -> None:
-    """Refuse entries but `_self_` and `override /GROUP: NAME`, of our groups and their names."""
+    """Reject entries but `_self_` and `override /GROUP: NAME`, of our groups and their names."""
     for entry in node if isinstance(node, list) else [node]:
         pairs = entry.items() if isinstance(entry, dict) else [(entry, None)]
         for key, name in pairs:
@@ -274,7 +274,7 @@ def _check_defaults(node: Any) -> None:
 
 
 def _check_sweep(node: Any) -> None:
-    """Refuse all of Hydra's keys but what a sweep goes over, and that by key of the run."""
+    """Reject all of Hydra's keys except those of a sweep over keys of the run."""
     given = node
     for key in ("sweeper", "params"):
         if not isinstance(given, dict) or list(given) != [key]:

@@ -43,7 +43,7 @@ class Source(Protocol):
 
     @property
     def is_stochastic(self) -> bool:
-        """True if an example is made anew each time it is drawn, from its row of uniforms."""
+        """True if an example changes each time it is drawn, by its row of uniforms."""
 
     def __len__(self) -> int: ...
 

@@ -105,7 +105,7 @@ class Cifar10(Dataset):
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Hold the six files to the checksums of what is known, then to what they hold."""
+        """Compare the six files with known checksums, then with known contents."""
         paths, of = self.paths(root), card("cifar10")
 
         def check(path: Path) -> None:

@@ -148,7 +148,7 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
 
 
 def _require_own_bytes(file: Any, name: str) -> None:
-    """Refuse a data set of an open HDF5 file that is missing, or whose bytes are elsewhere.
+    """Reject a data set of an open HDF5 file that is missing, or whose bytes are elsewhere.
 
     HDF5 can point to any file of the machine, which the digest would not follow.
     """

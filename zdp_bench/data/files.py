@@ -98,7 +98,7 @@ def checksum(path: Path, algorithm: str) -> str:
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex, which `collect_sources` hears of."""
+    """SHA-256 of a file, in hex, which is reported to `collect_sources`."""
     found = checksum(path, "sha256").removeprefix("sha256:")
     note_source(found)
     return found
@@ -108,14 +108,14 @@ _heard: ContextVar[set[str] | None] = ContextVar("_heard", default=None)
 
 
 def note_source(found: str) -> None:
-    """Tell `collect_sources` of the SHA-256 of what is read; `sha256` does so for a file."""
+    """Report the SHA-256 of what is read to `collect_sources`; `sha256` does so for a file."""
     if (heard := _heard.get()) is not None:
         heard.add(found[:16])
 
 
 @contextmanager
 def collect_sources() -> Iterator[set[str]]:
-    """Yield a set that takes up, while it is open, the first 16 digits of every file's SHA-256."""
+    """Yield a set that collects, while open, the first 16 digits of every file's SHA-256."""
     heard: set[str] = set()
     before = _heard.set(heard)
     try:
@@ -130,7 +130,7 @@ def digest(text: str) -> str:
 
 
 def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
-    """Refuse a file that is not the released one."""
+    """Reject a file that is not the released one."""
     advice = (
         f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
     )
@@ -175,7 +175,7 @@ def has_files(root: Path, of: Card) -> bool:
 
 
 def tell_source(of: Card) -> str:
-    """Say where a set that cannot be fetched comes from, and what to do with it."""
+    """Return where a data set that cannot be fetched comes from, and what to do with it."""
     return f"It comes from {of.source}. {of.access}".strip()
 
 
@@ -342,7 +342,7 @@ def read_each(
 
 @contextmanager
 def advise_skipping() -> Iterator[None]:
-    """Say, when a file is refused, how to leave it out."""
+    """Add to the error for a file how to leave it out."""
     try:
         yield
     except UserError as error:
@@ -350,5 +350,5 @@ def advise_skipping() -> Iterator[None]:
 
 
 def note_skipped(count: int) -> str:
-    """Return what a record's notes say of files that were left out; empty if none was."""
+    """Return a record's note on files that were left out; '' if there are none."""
     return f"{count:,} unusable skipped" if count else ""

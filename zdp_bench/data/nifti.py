@@ -50,7 +50,7 @@ class Header:
 
 
 def paths_of(folder: Path) -> list[Path]:
-    """List the NIfTI files in a folder, by name; none if there is no folder."""
+    """List the NIfTI files in a folder, by name; empty without the folder."""
     found = visible_files(folder) if folder.is_dir() else []
     return [path for path in found if path.name.endswith(SUFFIXES)]
 

@@ -86,7 +86,7 @@ def hold_out_owners(owners: list[str], test_share: float, seed: int) -> np.ndarr
 
 
 def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
-    """Refuse names that differ in their spelling alone: each would count as another owner.
+    """Reject names that differ only in spelling: each would count as another owner.
 
     That is letter case, spaces, invisible characters, the form of Unicode, zeros before a number at
     the end, or the `.0` that pandas adds to one.
@@ -132,7 +132,7 @@ MISSING |= {f"no{word}" for word in ("id", "data", "name", "owner", "patient", "
 
 
 def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:
-    """Refuse an owner that stands for a missing one, by which strangers would count as one.
+    """Reject a name that means a missing owner, under which strangers would count as one.
 
     That is an empty name or one without a letter or digit, a word such as 'nan' or 'unknown', 'xxx'
     ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large that

@@ -48,7 +48,7 @@ def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
 
 
 def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
-    """Return (rows, columns) by a picture's header, which must say how bright its pixels are."""
+    """Return (rows, columns) by a picture's header, which must define its pixels' brightness."""
     with open_picture(path) as image:
         _require_depth(path, image, window)
         columns, rows = image.size  # of a PNG without EXIF, `getexif` would read the pixels
@@ -180,7 +180,7 @@ def inspect_dicom(path: Path) -> tuple[int, ...]:
 
 @contextmanager
 def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
-    """Open the data set of a file, and refuse what is no single grey image, or lacks a decoder."""
+    """Open a DICOM file; reject all but one grey image that can be decoded."""
     import pydicom
 
     with reading(path, MOST_BYTES), warnings.catch_warnings(action="ignore"):
@@ -204,7 +204,7 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
 
 
 def _require_codec(syntax: Any) -> None:
-    """Refuse a compression that no installed package reads, and say which one would."""
+    """Reject a compression that no installed package reads, and name one that would."""
     from pydicom.pixels import get_decoder
 
     try:

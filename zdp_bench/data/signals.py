@@ -25,7 +25,7 @@ BITS |= {"508": 0, "516": 0, "524": 0}
 
 @contextmanager
 def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[Any]:
-    """Open a WAV, FLAC or OGG file and hold its header to what is expected.
+    """Open a WAV, FLAC or OGG file and check its header.
 
     Args:
         rate, channels: 0 takes any.
@@ -78,7 +78,7 @@ class Record:
 
 
 def open_record(path: Path, rate: float, longest: int) -> Record:
-    """Read a header and hold its signal files to it; no file outside its folder is touched.
+    """Read a header and check its signal files; no file outside its folder is touched.
 
     Args:
         path: the header, .hea.
@@ -104,7 +104,7 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
 
 
 def _open_signals(path: Path, header: Any, longest: int) -> Record:
-    """Hold the signal files of one record to its header."""
+    """Compare the signal files of one WFDB record with its header."""
     bits: dict[str, int] = {}  # of one moment's samples in each file
     starts: dict[str, int] = {}
     for name, stored, offset in zip(header.file_name, header.fmt, header.byte_offset, strict=True):

@@ -42,7 +42,7 @@ class ClaimedJob:
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
-    """Return what may stand in a table: each job of its recipes, and the same job on other data.
+    """Return the possible lines of a table: its recipes' jobs, also on other data.
 
     Raises:
         UserError: no such table, or a recipe claims a row that the table lacks.
@@ -112,7 +112,7 @@ def compose_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
 
 
 def _look_up(merged: dict[str, Any]) -> None:
-    """Give interpolations their values; OmegaConf, which is slow, sees them and what they name."""
+    """Resolve interpolations; only they, and what they refer to, pass through slow OmegaConf."""
     flat = records.flatten(merged)
     texts = {key for key, value in flat.items() if "${" in str(value)}
     named = {name for key in texts for name in _NAMED.findall(str(flat[key]))}
@@ -201,7 +201,7 @@ def _options_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def require_unchanged(overrides: list[str]) -> None:
-    """Refuse overrides that change what a recipe computes, or where its record goes.
+    """Reject overrides that change what a recipe computes, or where its record goes.
 
     Raises:
         UserError: names the first; such a run would fill no table.

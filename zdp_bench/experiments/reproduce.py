@@ -1,4 +1,4 @@
-"""Works out which runs tables lack, and has one of Hydra's launchers make them.
+"""Find the runs that tables lack, and start them with one of Hydra's launchers.
 
     smoke   the first job of each recipe, one seed and few steps of it, on generated or embedded
             data, in a folder of its own. Shows that every recipe runs.
@@ -39,7 +39,7 @@ SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
 
 @dataclass(frozen=True)
 class Planned:
-    """The runs that a row lacks.
+    """The missing runs of a row.
 
     Attributes:
         words: overrides of each run but its seed.
@@ -52,14 +52,14 @@ class Planned:
 
     @property
     def seconds(self) -> float | None:
-        """How long all of them take, one after another; None if no record tells."""
+        """The time of all of them, one after another; None if no record states it."""
         one = self.filling.seconds
         return None if one is None else one * len(self.seeds)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What there is to run, the shortest first.
+    """The runs to start, the shortest first.
 
     Attributes:
         left_out: why rows cannot be filled -> how many.
@@ -141,7 +141,7 @@ def make_plan(
 def carry_out(
     plan: Plan, launcher: str = "local", settings: list[str] | None = None
 ) -> list[tuple[str, str]]:
-    """Give the runs to one of Hydra's launchers; return those that failed, and why.
+    """Start the runs with one of Hydra's launchers; return those that failed, and why.
 
     Args:
         settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
@@ -157,7 +157,7 @@ def carry_out(
 
 
 def find_refusal(claim: ClaimedJob, here: Run, only_here: bool) -> str:
-    """Return why a run would be refused, as far as its options and files tell; empty if not.
+    """Return why a run would be rejected, by its options and files; '' if it would not.
 
     Args:
         here: a run with the paths that count.
@@ -171,7 +171,7 @@ def find_refusal(claim: ClaimedJob, here: Run, only_here: bool) -> str:
 
 
 def missing_data(config: Run, only_here: bool = True) -> str:
-    """Return in words what is lacking: weights, or files of the data set; empty if nothing is.
+    """Return what is missing, in words: weights, or files of the data set; '' if nothing is.
 
     Raises:
         UserError: the files are there, and no run can use them.

@@ -34,13 +34,13 @@ UNNAMED = ("recipe=", "launcher=", "hydra", "paths.")  # in a job's name
 
 
 def name_job(overrides: Sequence[str]) -> str:
-    """Return what a job of several is called: its overrides, but for where and how."""
+    """Return a job's name: its overrides, except those on where and how it runs."""
     return " ".join(word for word in overrides if not word.startswith(UNNAMED))
 
 
 @dataclass(frozen=True)
 class Made:
-    """What a job's run is, in short: other processes return it."""
+    """A summary of a job's run, as other processes return it."""
 
     metric: str
     value: float
@@ -135,7 +135,7 @@ def launch(
     settings: list[str],
     show: Shown = "all",
 ) -> list[tuple[list[str], str]]:
-    """Give jobs that no sweep could list to a launcher; return the failed (overrides, reason).
+    """Start jobs that no sweep can list with a launcher; return the failed (overrides, reason).
 
     Args:
         driver: Hydra's, from `hydra_session`.
@@ -182,7 +182,7 @@ def _finish(driver: Any, jobs: Iterable[Any], show: Shown = "all") -> list[Job]:
 
 
 def show_sweep(jobs: Sequence[Job]) -> Sheet:
-    """Return what ends a sweep: a line a job, with metric, ε and run, and the ε of all together."""
+    """Return a sweep's summary: one line per job, with metric, ε and run, and the ε of all."""
     rows = []
     for job in jobs:
         made, shown = job.ended, ["failed", "", ""]

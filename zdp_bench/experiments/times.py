@@ -36,7 +36,7 @@ def read_times(every: Iterable[Record], device: str = "cpu") -> Times:
 
 
 def seconds_of(resolved: Mapping[str, Any], times: Times) -> float | None:
-    """Return how long a run takes; None if no record tells.
+    """Return how long a run takes; None if no record states it.
 
     Args:
         resolved: its configuration (`Run.resolved`).

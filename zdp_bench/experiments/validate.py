@@ -1,4 +1,4 @@
-"""Say what a recipe would do without training it: model, clipping, sampling, every ε, cost.
+"""Report on a recipe without training it: model, clipping, sampling, every ε, cost.
 
 Shapes come from the data or, without its files, from the release's counts, ε from the mechanism,
 time from steps on random numbers.

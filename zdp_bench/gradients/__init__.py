@@ -72,12 +72,12 @@ _named: WeakSet[nn.Module] = WeakSet()
 
 
 def trust(model: nn.Module) -> None:
-    """Spare a model the check on its first two examples: for trials whose sums go nowhere."""
+    """Skip a model's check on its first two examples, for trials whose sums are discarded."""
     _trusted.add(model)
 
 
 def run_alone(model: nn.Module, reason: str) -> None:
-    """Have each example of a model run in a pass of its own, mapped where torch can map it.
+    """Run each example of a model in its own pass, vectorised where torch can.
 
     Args:
         reason: what in the model a batch could make depend on other examples.
@@ -93,7 +93,7 @@ def runs_alone(model: nn.Module) -> str:
 
 
 def take_over(model: nn.Module, twin: nn.Module) -> None:
-    """Let what was found out about a model's copy, on random examples, hold for the model."""
+    """Apply to a model what was found out about its copy, on random examples."""
     tables: tuple[WeakKeyDictionary[nn.Module, Any], ...] = (_alone, PROGRAMS, _served)
     for table in tables:
         table.pop(model, None)
@@ -193,7 +193,7 @@ def clipped_sum(
 
 
 def _place(loss: PerExample) -> tuple[Any, tuple[int, int]]:
-    """Return whose a loss is, a function's or a method's owner, and the key it is found under."""
+    """Return the owner of a loss (a function or method), and the key it is stored under."""
     owner, part = getattr(loss.loss, "__self__", loss.loss), getattr(loss.loss, "__func__", None)
     return owner, (id(owner), id(part))
 
@@ -211,7 +211,7 @@ def _remember(model: nn.Module, loss: PerExample, served: bool) -> None:
 
 
 def _name_layers(model: nn.Module) -> None:
-    """Say once in the log which layers have no rule."""
+    """Log once which layers have no rule."""
     if model not in _named and (names := fast.without_rule(model)):
         log.info(
             "no per-sample rule for %s: using torch.func",

@@ -166,7 +166,7 @@ _notes: list[Tensor] = []
 
 @contextmanager
 def defer_finite(note: Tensor) -> Iterator[None]:
-    """Have `all_finite` say True inside, and set `note` to False where it is not: nothing is read.
+    """Make `all_finite` return True inside, and set `note` to False instead of reading a value.
 
     Sums made inside are of no use if `note` is False afterwards.
     """

@@ -168,7 +168,7 @@ def _names(code: CodeType) -> Iterator[str]:
 
 
 class Held(NamedTuple):
-    """What something holds at a moment, for a comparison that reads no tensor's numbers."""
+    """What an object holds at one moment, for a comparison that reads no tensor's numbers."""
 
     things: dict[Place, tuple[Any, int]]
 
@@ -183,7 +183,7 @@ class Held(NamedTuple):
 
 
 def held_by(thing: Any) -> Held:
-    """Return what something holds now, and for each tensor how often torch counted a change."""
+    """Return what an object holds now, and how often torch counted a change of each tensor."""
 
     def version(value: Any) -> int:
         if isinstance(value, np.ndarray):
@@ -203,7 +203,7 @@ KEEPS = (
 
 
 class DomainError(UserError):
-    """The loss or the model fails on what it is given."""
+    """The loss or the model fails on its inputs."""
 
 
 # Types of a cross-entropy's options that run no code of their own.
@@ -211,7 +211,7 @@ OPTIONS = {Tensor, nn.Parameter, int, float, str, bool, type(None)}
 
 
 class _Rows:
-    """Stands in for the outputs or targets of one example, once, and tells nothing of them.
+    """A placeholder for the outputs or targets of one example, which reveals nothing of them.
 
     It serves a cross-entropy without reduction alone, which keeps rows apart: torch computes that
     of all rows at once, in a twentieth of vmap's time.
@@ -331,7 +331,7 @@ class PerExample:
         return losses
 
     def _answer(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of two outputs that are no example's, at the first target.
+        """Return the losses of two artificial outputs at the first target.
 
         Where a loss takes no random ones (of probabilities, say), of the first, also turned around.
         """
@@ -387,7 +387,7 @@ def per_example(loss: Loss) -> PerExample:
 def require_outputs_alone(
     model: nn.Module, loss: PerExample, outputs: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return the losses; refuse those that depend on parameters beside the model's outputs.
+    """Return the losses; reject those that depend on parameters other than by the outputs.
 
     Raises:
         UserError: fixed outputs leave a gradient, which no clipping sees.

@@ -74,7 +74,7 @@ register_pytree_node(Parts, lambda parts: ([parts.tree], None), lambda trees, _:
 
 
 def pack(tree: Any) -> Tensor:
-    """Return a tensor as it is, and `Parts` of anything else, which stand in for a tensor.
+    """Return a tensor as it is, and `Parts` of anything else, which act as a tensor.
 
     Mappings become dictionaries and sequences tuples, at the top.
     """

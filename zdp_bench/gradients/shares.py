@@ -1,4 +1,4 @@
-"""Shares of several examples: what one patient brings to a step is clipped as one gradient.
+"""Shares of several examples: one patient's part of a step is clipped as one gradient.
 
 The examples of a batch stand share by share, and `shares` says how many each has: (3, 1) are a
 share of three examples and one of a single example. A share's gradient is the MEAN of its examples'
@@ -23,7 +23,7 @@ Shares = tuple[int, ...]  # the number of examples of each share, in order; none
 
 
 def cut(shares: Shares) -> list[slice]:
-    """Return where each share's examples stand in the batch."""
+    """Return where each share's examples are in the batch."""
     ends = [*accumulate(shares)]
     return [slice(end - many, end) for many, end in zip(shares, ends, strict=True)]
 

@@ -40,7 +40,7 @@ _HELD: WeakKeyDictionary[nn.Module, dict[int, tuple[Tensor, str]]] = WeakKeyDict
 
 
 class Departs(Exception):  # noqa: N818 - it is caught where a pass is made
-    """A pass does something that no checked pass did; says which model, and what."""
+    """A pass differs from the checked passes; states which model, and how."""
 
 
 def is_own(module: nn.Module) -> bool:
@@ -108,7 +108,7 @@ class Program:
 
 
 def _join(a: Any, b: Any, sized: bool, of_a: int, of_b: int) -> Any:
-    """Return what two passes say alike, or a size that grows; `Departs` if it is neither."""
+    """Return what two passes have in common, or a size that grows; otherwise `Departs`."""
     if type(a) is type(b) is torch.Size and len(a) == len(b):
         sizes = tuple(_join(*both, True, of_a, of_b) for both in zip(a, b, strict=True))
         return Departs if Departs in sizes else sizes

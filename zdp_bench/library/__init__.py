@@ -1,4 +1,4 @@
-"""zdp-bench for a model, a loop and data of your own; `import zdp_bench` has all of it.
+"""zdp-bench for your own model, loop and data; `import zdp_bench` exports all of it.
 
 build           `make_private`: from a model, an optimiser and a dataset to a `Private`
 private         the `Private` itself: steps, ε, report, saved state

@@ -242,7 +242,7 @@ def _build_algorithm(
     target_epsilon: float | None,
     delta: float,
 ) -> Algorithm:
-    """Return the algorithm with its noise, as given or calibrated; refuse one that adds none."""
+    """Return the algorithm with its noise, as given or calibrated; reject one that adds none."""
     if (noise_multiplier is None) == (target_epsilon is None):
         raise UserError("give noise_multiplier or target_epsilon, and not both.")
     make = algorithm_type(asked["name"])
@@ -270,7 +270,7 @@ def _build_algorithm(
 
 
 def _open(setting: PrivateSetup, size: Size) -> Private:
-    """Open, or go on with, the ledger; one training at a time. Rank 0 does, for all."""
+    """Open or continue the ledger, one training at a time; rank 0 does so for all."""
     ranks, path, saved = setting.ranks, setting.ledger_file, None
     with ExitStack() as held, _writable(path):
         if ranks.is_first:
@@ -299,7 +299,7 @@ def _open(setting: PrivateSetup, size: Size) -> Private:
 
 @contextmanager
 def _writable(path: Path) -> Iterator[None]:
-    """Say of a ledger that cannot be made or locked what to do."""
+    """Explain what to do about a ledger that cannot be created or locked."""
     try:
         make_folder(path.parent)
         yield
@@ -313,7 +313,7 @@ def _writable(path: Path) -> Iterator[None]:
 
 
 def check_arguments(given: Mapping[str, Any]) -> None:
-    """Refuse arguments that cannot be meant, and a model that cannot be trained."""
+    """Reject contradictory arguments, and a model that cannot be trained."""
     model, seed, ledger = given["model"], given["seed"], given["ledger"]
     if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
         raise UserError("model: a torch.nn module is required, not one of torch.jit.")
@@ -387,7 +387,7 @@ def plan_of(
 
 
 def check_options(algorithm: str, options: Iterable[str], arguments: Iterable[str]) -> None:
-    """Refuse what is neither an argument of `make_private` nor an option of the algorithm."""
+    """Reject names that are neither arguments of `make_private` nor options of the algorithm."""
     own = own_keys("algorithm", algorithm)
     for name in options:
         if name not in own:
@@ -395,7 +395,7 @@ def check_options(algorithm: str, options: Iterable[str], arguments: Iterable[st
 
 
 def check_loss(loss: object) -> None:
-    """Refuse what is no function."""
+    """Reject a value that is not callable."""
     if not callable(loss):
         raise UserError(
             f"loss={loss!r}: give a function of (outputs, targets), one loss per example, such as "
@@ -407,7 +407,7 @@ WRAPPERS = {"lightning", "pytorch_lightning", "accelerate"}  # around an optimiz
 
 
 def check_optimizer(model: nn.Module, given: Any) -> Any:
-    """Return the optimiser, or several as one; refuse what cannot step all that trains."""
+    """Return the optimiser, or several as one; reject those that miss a trained parameter."""
     several = isinstance(given, list | tuple)
     bare = []
     for one in given if several else [given]:
@@ -428,7 +428,7 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
 
 
 def check_ranks(ranks: Ranks, seed: int | None, facts: Mapping[str, object]) -> None:
-    """Refuse processes that would not train the same, and a seed for several of them.
+    """Reject processes that would train differently, and a seed for several of them.
 
     Rank 0 draws the noise, which covers rank 0's sum alone (`HedgedNoise`), so that a seed would be
     one safeguard short.

@@ -1,4 +1,4 @@
-"""Batches out of any torch Dataset with a length, and whose its examples are."""
+"""Batches from any torch Dataset with a length, and the owners of its examples."""
 
 from __future__ import annotations
 

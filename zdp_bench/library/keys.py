@@ -55,7 +55,7 @@ RANDOMNESS = {
 
 
 def kind_of(source: str) -> str:
-    """Return the kind of randomness of a report's `randomness_from`: a seed's number is no part."""
+    """Return the kind of randomness of a report's `randomness_from`, without a seed's number."""
     return RANDOMNESS.get(source, "seeded")
 
 

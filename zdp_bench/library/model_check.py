@@ -1,4 +1,4 @@
-"""The check of a model of your own before its first private step."""
+"""The check of your own model before its first private step."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ def check_model(
     public: bool = False,
     **options: Any,
 ) -> list[str]:
-    """Refuse a model that per-example clipping does not protect; see `training.model_checks.check`.
+    """Reject a model that per-example clipping does not protect; see `training.model_checks.check`.
 
     Args:
         loss: (outputs, targets) -> one loss per example, [B]; never a mean.
@@ -66,7 +66,7 @@ _KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
 
 def require_gradients(caller: str) -> None:
-    """Refuse a call where torch keeps no graph."""
+    """Reject a call where torch keeps no graph."""
     if not torch.is_grad_enabled():
         raise UserError(
             f"{caller} computes gradients: call it outside torch.no_grad() and "
@@ -75,7 +75,7 @@ def require_gradients(caller: str) -> None:
 
 
 def require_whole(model: nn.Module) -> None:
-    """Refuse a model that torch has split among processes."""
+    """Reject a model that torch has split among processes."""
     parts = (*model.modules(), *model.parameters())
     kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
     if kinds & {"DTensor", "FullyShardedDataParallel"}:
@@ -87,7 +87,7 @@ def require_whole(model: nn.Module) -> None:
 
 @contextmanager
 def says_python() -> Iterator[None]:
-    """Have what is refused within said in a caller's words: `gradients="reference"`."""
+    """Phrase errors raised inside in a caller's words: `gradients="reference"`."""
     try:
         yield
     except UserError as error:
@@ -105,7 +105,7 @@ def check(
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> model_checks.Checked:
-    """Return what `model_checks.check` does; say that there is `probe`, where that may help."""
+    """Return the result of `model_checks.check`; suggest `probe` where it may help."""
     try:
         return model_checks.check(model, algorithm, loss, like, forms_shares, probe)
     except DomainError as error:

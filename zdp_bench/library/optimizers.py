@@ -1,4 +1,4 @@
-"""What takes a private gradient: one optimiser or several, and a regulariser beside it."""
+"""Optimisers of a private training: one or several, with an optional regulariser."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ def each_of(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
 
 
 def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:
-    """Refuse an optimiser that does not hold each parameter that trains once, or holds others."""
+    """Reject an optimiser that does not hold each parameter that trains once, or holds others."""
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     for name, parameter in parameters.items():
         times = held[id(parameter)] if parameter.requires_grad else 1
@@ -114,7 +114,7 @@ class Watch:
 
 
 def watch_steps(optimizer: Any, training: ExitStack) -> None:
-    """Refuse steps outside `in_private_step` until the training is closed; warn of earlier ones."""
+    """Reject steps outside `in_private_step` until the training is closed; warn of earlier ones."""
     found = []
     for one in each_of(optimizer):
         hooks = one._optimizer_step_pre_hooks.values()
@@ -138,7 +138,7 @@ def watch_steps(optimizer: Any, training: ExitStack) -> None:
 def adds_gradient(
     model: nn.Module, optimizer: Any, regulariser: Regulariser | None, ranks: Ranks
 ) -> Iterator[None]:
-    """Have the next step of the optimiser add the regulariser's gradient, at the present weights.
+    """Add the regulariser's gradient, at the current weights, in the optimiser's next step.
 
     It is taken before the examples are read: random numbers that it draws tell nothing of them.
 

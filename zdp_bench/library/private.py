@@ -1,4 +1,4 @@
-"""A private training in a loop of your own: the steps of a run, one at a time."""
+"""A private training in your own loop: the steps of a run, one at a time."""
 
 from __future__ import annotations
 
@@ -197,7 +197,7 @@ class Private:
             )
 
     def _require_taken(self) -> None:
-        """Refuse to train on from weights that are not those of the ledger's steps."""
+        """Reject weights that are not those of the ledger's steps."""
         if not self._not_taken:
             return
         first = (
@@ -474,7 +474,7 @@ class Private:
         }
 
     def resume(self, scheduler: LRScheduler | None = None) -> bool:
-        """Go on from what `save` saved before this process; False if there is nothing.
+        """Continue from the state that `save` stored before this process; False if there is none.
 
         Steps that a killed process took after it are taken again as new releases, and count again:
         nothing tells whether foreign code would repeat them bit for bit.
@@ -505,7 +505,7 @@ class Private:
         return True
 
     def close(self) -> None:
-        """Close the ledger and let go of its lock; the end of the process does so too."""
+        """Close the ledger and release its lock; the end of the process does so too."""
         self.resources.close()
 
     def __reduce__(self) -> NoReturn:
@@ -522,7 +522,7 @@ class Private:
 
 
 def _let_go(resources: ExitStack) -> None:
-    """Close the ledger of a training that nobody holds any more."""
+    """Close the ledger of a training that is no longer referenced."""
     with suppress(UserError):  # nobody is there to hear that the ledger's folder was deleted
         resources.close()
 
@@ -533,5 +533,5 @@ def _join_lines(text: str) -> str:
 
 
 def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:
-    """Return of the parameters those that train, by name: which tensor each is, and its type."""
+    """Return the identity and type of each trained parameter, by name."""
     return {name: (id(p), p.dtype) for name, p in parameters.items() if p.requires_grad}

@@ -1,4 +1,4 @@
-"""The sum of clipped gradients, for a loop that adds noise and counts by itself."""
+"""The sum of clipped gradients, for a loop that adds and accounts for its own noise."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Which private trainings some weights went through, whatever object of this process holds them."""
+"""The private trainings that weights went through, whichever object of this process holds them."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Trail:
     origins: set[Path] = field(default_factory=set)
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
-        """Take the weights down after a step."""
+        """Note the weights after a step."""
         if self.count == len(self.rows):
             self.rows = torch.cat([self.rows, torch.empty_like(self.rows)])
         self.rows[self.count] = _sample(parameters)

@@ -25,7 +25,7 @@ def image_shape(model: str, input_shape: tuple[int, ...]) -> tuple[int, int, int
 
 
 def at_least_one(key: str, value: int | Iterable[int]) -> None:
-    """Refuse a width below 1, or one of several.
+    """Reject a width below 1, or one of several.
 
     Raises:
         UserError: names the key.

@@ -1,4 +1,4 @@
-"""How weights start."""
+"""Initialisation of weights."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ Initialisation = Literal["uniform_parts", "rayleigh_he", "rayleigh_glorot"]
 
 @torch.no_grad()
 def initialise(layer: nn.Linear, how: Initialisation) -> nn.Linear:
-    """Draw a linear layer's weight anew, in place.
+    """Draw a linear layer's weight again, in place.
 
     uniform_parts: PyTorch's own: each part of weight and bias uniform on ±1/√fan_in; for complex
         weights E|w|² = 2/(3·fan_in).

@@ -54,7 +54,7 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
 
 @contextmanager
 def repeatable(device: torch.device) -> Iterator[None]:
-    """Have an accelerator's sums come out the same twice, where it can."""
+    """Make an accelerator's sums repeatable where possible."""
     if device.type == "cpu":
         yield
         return

@@ -1,4 +1,4 @@
-"""What is done to a built model: BatchNorm replaced, filters standardised, complex inputs mapped.
+"""Changes to a built model: BatchNorm replaced, filters standardised, complex inputs mapped.
 
 BatchNorm lets one example see another; the norms that take its place do not.
 

@@ -60,7 +60,7 @@ Bound = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
 
 @dataclass(frozen=True)
 class ForMechanisms:
-    """What an accountant says of a mechanism that was run.
+    """One accountant's ε for a mechanism that was run.
 
     Attributes:
         kind: tight (exact or nearly so), bound (looser), or approximation (can fall below the
@@ -99,7 +99,7 @@ def _tight_at_least(mechanism: Mechanism, steps: int, delta: float) -> float:
 
 
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """Return what accountants say of a mechanism that was run; the tight one first."""
+    """Return each accountant's ε for a mechanism that was run, the tight one first."""
     return {
         "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
         "rdp": ForMechanisms("bound", accounting.rdp_epsilon),

@@ -69,7 +69,7 @@ def chain(previous: str, body: dict[str, Any]) -> str:
 
 
 def steps_of(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a line, each as a line of its own would say it."""
+    """Yield the steps of a line, each as in a line of its own."""
     one = {key: value for key, value in body.items() if key != "to"}
     for step in range(body["step"], body.get("to", body["step"] + 1)):
         yield one | {"step": step}
@@ -227,7 +227,7 @@ class Ledger:
             disk.fsync_folder(path.parent)
 
     def _forget(self) -> None:
-        """Set what the file's lines say to what a file without lines says."""
+        """Reset the counts to those of a file without lines."""
         self.facts = self._head.get("facts", {})
         self._spans: list[Span] = []
         self._count = 0  # releases in them
@@ -263,7 +263,7 @@ class Ledger:
             self._note(made, step, state)
 
     def doubt(self, step: int) -> None:
-        """Write that this generation cannot be repeated from `step` on: the batch was cut anew."""
+        """Write that this generation cannot be repeated from `step` on: its batch was cut again."""
         if self.repeatable:
             self._note("", step, "")
 
@@ -356,7 +356,7 @@ class Ledger:
                 self.require_intact()
 
     def require_own_process(self) -> None:
-        """Refuse a process that was copied from the one that opened the ledger."""
+        """Reject a process that was copied from the one that opened the ledger."""
         if os.getpid() != self._process:
             raise UserError(
                 "this process is a copy (fork) of the one that opened the ledger, and a step here "
@@ -365,7 +365,7 @@ class Ledger:
             )
 
     def require_intact(self) -> None:
-        """Refuse a file that is not as it was last written: steps may be missing from it."""
+        """Reject a file that is not as it was last written: steps may be missing from it."""
         if self._file.closed:
             return
         self._cut_back()
@@ -659,7 +659,7 @@ def _one_by_one(path: Path) -> tuple[list[bytes], str]:
 
 
 def _require_one_name(path: Path) -> None:
-    """Refuse a link and a file of several names: locks go by name, and two would write at once."""
+    """Reject a link and a file of several names: locks go by name, and two would write at once."""
     found = os.lstat(path) if os.path.lexists(path) else None
     if found and (stat.S_ISLNK(found.st_mode) or found.st_nlink > 1):
         raise UserError(

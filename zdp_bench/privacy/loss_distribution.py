@@ -154,7 +154,7 @@ def replaced_epsilon(z: float, sample_rate: float, steps: int, delta: float) -> 
 
 
 def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
-    """Return the law of ONE fixed-size batch for the two data sets that are told apart best.
+    """Return the law of ONE fixed-size batch for the two most distinguishable data sets.
 
     It is a lower bound for `uniform_laws`, whose `z` and `drawn` it takes.
 

@@ -33,7 +33,7 @@ from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
 
 def run_key(run: str, mechanism: Mechanism, code: str) -> str:
-    """Return the key of a run's streams: the SHA-256 of everything that tells runs apart.
+    """Return the key of a run's streams: the SHA-256 of everything that distinguishes runs.
 
     Args:
         run: the digest of configuration, seed and data.
@@ -180,7 +180,7 @@ class SecureRandom:
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """Noise for a release to an adversary: nobody can draw it again, nor see the sum's digits.
+    """Noise for a release to an adversary: it cannot be drawn again, and hides the sum's digits.
 
     Each tensor's noise has a key of 256 bits from the operating system (`os.urandom`), which
     ChaCha20 expands, made normal by Box and Muller in float64 (`normal_stream`). One number is the

@@ -1,4 +1,4 @@
-"""How an ε is stated: at which δ, and to three digits that never say less than was spent."""
+"""How an ε is stated: with its δ, and rounded up to three digits."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def require_delta(key: str, delta: float) -> None:
-    """Refuse a δ outside (0, 0.1).
+    """Reject a δ outside (0, 0.1).
 
     Raises:
         UserError: names the key.
@@ -39,7 +39,7 @@ def question(delta: float, units: int) -> str:
 
 @cache
 def warn_of(delta: float, units: int) -> None:
-    """Log what `question` asks, once a process."""
+    """Log the text of `question` once per process."""
     if asked := question(delta, units):
         log.warning(asked)
 

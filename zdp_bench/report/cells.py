@@ -74,7 +74,7 @@ def rules_of(table: str) -> Rules:
 
 @dataclass(frozen=True)
 class Filling:
-    """What fills a row: a job of a recipe, as the recipe stands now.
+    """A job of a recipe that fills a row, as the recipe is now.
 
     Attributes:
         overrides: of the job, beside `recipe=`.
@@ -181,7 +181,7 @@ class Line:
 
     @property
     def tight(self) -> str:
-        """'3.4', or '3.4 (image 7.27)' where a unit owns several records."""
+        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
         spent = self.privacy
         tight = interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"])
         if "epsilon_patient" not in spent:
@@ -213,7 +213,7 @@ class Line:
 
     @property
     def reason(self) -> str:
-        """What an empty line lacks, or how long it would take, where that is known."""
+        """What is missing for an empty line, or how long it would take, if known."""
         if self.runs or (why := self.rules.lacking(self.number.row)):
             return "" if self.runs else why
         seconds = [job.seconds for job, _ in self.jobs]

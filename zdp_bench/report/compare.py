@@ -118,7 +118,7 @@ def _shown(value: Any) -> str:
 
 
 def _notes(first: Side, second: Side, results: Path) -> list[str]:
-    """Return what a test says of the headline metric, or why there is none."""
+    """Return the result of the test on the headline metric, or why there is none."""
     metric = first[0]["headline"]["name"]
     if len({run["data"]["digest"] for run in (*first, *second)}) > 1:
         return ["The two use different data, so no test compares their metrics."]

@@ -1,4 +1,4 @@
-"""Says in sentences below a table which of its rows differ by more than chance.
+"""Sentences below a table: which of its rows differ by more than chance.
 
 Every pair of rows that ran on the same data is compared. ROC-AUCs are compared by DeLong's test on
 the same test examples, seed by seed; of all seeds the largest p counts, so that no lucky seed makes

@@ -417,7 +417,7 @@ def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list
 
 
 def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
-    """Return each accountant of mechanisms; after pld, pld of a patient with so many records.
+    """Return each accountant of mechanisms; after pld, pld of a patient with so many examples.
 
     Before that pld of `PART`, where it differs.
     """

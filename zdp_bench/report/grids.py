@@ -134,7 +134,7 @@ def place(variant: str | None, of: dict[str, Any]) -> tuple[int, str]:
 
 
 def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
-    """Say how far one variant is from each other one of its row, at each ε, by a paired t-test.
+    """Compare each variant with the others of its row, at each ε, by a paired t-test.
 
     Bonferroni's threshold is that of all comparisons of the table.
     """
@@ -187,7 +187,7 @@ def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
 
 
 def _of_parts(lines: Sequence[Line]) -> list[str]:
-    """Say which ε one of several examples has, where all of an owner's are drawn as one."""
+    """State the ε of one of several examples, where all of an owner's are drawn as one."""
     told: dict[str, list[str]] = {}
     for line in lines:
         spent = {at: runs[0]["privacy"] for at, runs in line.runs.items() if math.isfinite(at)}

@@ -137,7 +137,7 @@ def notes(table: str) -> list[str]:
 
 
 def epsilon_note(paper: str) -> str:
-    """Return what `zdp-bench epsilon` says of how a paper's ε are read; empty if nothing."""
+    """Return the note of `zdp-bench epsilon` on how a paper's ε are read; '' if there is none."""
     return str(settings(paper).get("epsilon") or "")
 
 
@@ -156,7 +156,7 @@ def captions() -> dict[str, str]:
 
 
 def seeds(table: str) -> int:
-    """Return how many runs of each row the paper has, 1 where it does not say; of ours, 3."""
+    """Return how many runs of each row the paper has, 1 if it does not state it; 3 for ours."""
     if table in ours():
         return int(ours()[table].get("seeds", 3))
     return int((settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
@@ -182,7 +182,7 @@ def recipes_of(table: str) -> list[str]:
 
 
 def check_claims(table: str | None, row: str | None) -> None:
-    """Refuse a claim to a cell that no paper has.
+    """Reject a claim to a cell that no paper has.
 
     Raises:
         UserError: there is no such table, or no such row in it.

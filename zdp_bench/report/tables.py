@@ -101,7 +101,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
 
 
 def origin(table: str) -> str:
-    """The sentence that says what made a page of `results/tables`."""
+    """The sentence on what generated a page of `results/tables`."""
     return f"`zdp-bench table {table}` made this from the records; do not edit."
 
 
@@ -323,7 +323,7 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
 
 
 def data_notes(runs: Iterable[Record]) -> list[str]:
-    """Return what the runs' data sets say of themselves, and of the images they start from."""
+    """Return the notes of the runs' data sets, and of the images they start from."""
     notes = set()
     for run in runs:
         data, start = run["data"], "zero_filled_"

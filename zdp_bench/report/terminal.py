@@ -1,4 +1,4 @@
-"""What verbs show: a validated recipe, a finished run and the data root."""
+"""What commands print: a validated recipe, a finished run and the data root."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ def size(count: int) -> str:
 
 
 def show_run(record: Record, path: Path, found: bool) -> Sheet:
-    """Return a record's main numbers; `found` says that the run was done before."""
+    """Return a record's main numbers; `found` states that the run was done before."""
     privacy, data, headline = record["privacy"], record["data"], record["headline"]
     before = " (done before; force=true runs it again)" if found else ""
     tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])

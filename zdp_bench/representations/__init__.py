@@ -74,7 +74,7 @@ class Representation:
         )
 
     def described(self) -> dict[str, Any]:
-        """Return what a record says of it."""
+        """Return its description for a record."""
         return {
             "name": self.name,
             "digest": self.digest,
@@ -205,7 +205,7 @@ def represent_info(representation: Representation, info: DatasetInfo) -> Dataset
 def require_apart(
     representation: Representation, inputs: Tensor, device: torch.device | None = None
 ) -> None:
-    """Refuse a transform of which one example changes what comes of another.
+    """Reject a transform in which one example changes the output of another.
 
     Args:
         inputs: some examples [n, *takes], at best `TRIED`.

@@ -34,7 +34,7 @@ def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
 
 
 def require_real(x: Tensor, name: str) -> None:
-    """Refuse complex examples.
+    """Reject complex examples.
 
     Raises:
         UserError: they are complex.

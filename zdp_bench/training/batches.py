@@ -209,7 +209,7 @@ class MicroBatches:
         return self.placed(self.piece(cut) for cut, _ in self.cuts())
 
     def cuts(self) -> list[tuple[slice, Shares]]:
-        """Return where each piece stands, and how many examples each of its shares has."""
+        """Return where each piece lies, and how many examples each of its shares has."""
         most, shares = self.size.examples, self.shares
         if shares is None:
             starts = range(0, self.count, most)
@@ -227,7 +227,7 @@ class MicroBatches:
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error says that memory ran out, on the GPU or on the CPU."""
+    """True if an error means that memory ran out, on the GPU or on the CPU."""
     words = (
         "out of memory",
         "can't allocate memory",

@@ -84,7 +84,7 @@ def _white_noise(data: Splits | DatasetInfo) -> Tensor:
 
 
 def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits | DatasetInfo:
-    """Return the data with as many outputs as the task has: one logit tells two classes apart.
+    """Return the data with as many outputs as the task has: one logit for two classes.
 
     Raises:
         UserError: there are more classes than that.
@@ -191,7 +191,7 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
 
 
 def claim_of(config: Run, plan: Plan, noise_multiplier: float, steps: int) -> Claim:
-    """Return what the configured accountant is asked about a run."""
+    """Return the configured accountant's inputs for a run."""
     own, steps = plan.sampling.of_one(steps)
     return Claim(
         noise_multiplier, own.sample_rate, steps, config.privacy.delta, own.records, plan.epochs
@@ -208,7 +208,7 @@ def _with_noise(config: Run, noise_multiplier: float) -> Run:
 
 
 def _check_budget(config: Run, mechanism: Mechanism) -> None:
-    """Refuse a budget that would end the run before its first step."""
+    """Reject a budget that would end the run before its first step."""
     budget, kind = config.privacy.max_epsilon or 0.0, config.algorithm.options.get("noise")
     if mechanism.z == 0:
         of = f"algorithm={config.algorithm.name}" + (f" and algorithm.noise={kind}" if kind else "")
@@ -249,7 +249,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 
 
 def require_step(optimizer: torch.optim.Optimizer) -> None:
-    """Refuse an optimiser that cannot step from gradients alone; a copy of it tries.
+    """Reject an optimiser that cannot step from gradients alone; a copy of it tries.
 
     Raises:
         ValueError: such as of one that calls the loss again (LBFGS): each call would be a release.

@@ -210,7 +210,7 @@ class Programs:
 
 
 def why_not(algorithm: Algorithm, model: nn.Module) -> str:
-    """Return why a training's sums are no program; "" if they may be one."""
+    """Return why a training's sums cannot be captured; "" if they can."""
     if algorithm.carried:
         return "steps follow from earlier ones"
     if reason := runs_alone(model):

@@ -1,4 +1,4 @@
-"""A run's last saved state, from which a killed run goes on. It is written whole or not at all."""
+"""A run's last saved state, from which a killed run continues, written whole or not at all."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _SHAPE: Shape = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to go on. Sampling and noise are functions of (key, step): no state.
+    """What a run needs to continue. Sampling and noise are functions of (key, step): no state.
 
     Attributes:
         run: the run's digest; a checkpoint of another run is refused.
@@ -90,11 +90,11 @@ class Checkpoint:
 
 
 class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
-    """A checkpoint's state does not fit the parts that are to go on from it."""
+    """A checkpoint's state does not fit the parts that are to continue from it."""
 
 
 def _require_alike(own: Any, saved: Any, what: str) -> None:
-    """Refuse a state that lacks a key of `own`, or has a value of another type; None is of any."""
+    """Reject a state that lacks a key of `own`, or has a value of another type; None is of any."""
     if own is None or saved is None:
         return
     number = isinstance(own, int | float) and isinstance(saved, int | float)
@@ -185,7 +185,7 @@ def load(
 
 
 def _require_stored(file: BinaryIO) -> None:
-    """Refuse an archive that unpacks to more bytes than it has."""
+    """Reject an archive that unpacks to more bytes than it has."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > size:
@@ -194,7 +194,7 @@ def _require_stored(file: BinaryIO) -> None:
 
 
 def _require_plain(node: Any) -> None:
-    """Refuse tensors of other than dense numbers that are all in the file."""
+    """Reject tensors of other than dense numbers that are all in the file."""
     if isinstance(node, Tensor):
         dense = node.layout == torch.strided and node.device.type == "cpu" and not node.is_nested
         if not dense or node.nbytes > node.untyped_storage().nbytes():

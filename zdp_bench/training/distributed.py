@@ -95,7 +95,7 @@ class Ranks:
         return told
 
     def require_same(self, facts: Mapping[str, object]) -> None:
-        """Refuse, on every rank alike, ranks that differ in what they are about to do.
+        """Reject, on every rank alike, ranks that differ in what they are about to do.
 
         Args:
             facts: by the name that a sentence may give it; those that decide others come first.
@@ -134,7 +134,7 @@ class Ranks:
 
 @contextmanager
 def _everyone() -> Iterator[None]:
-    """Say in one sentence that a process of the run has ended while this one waited for it."""
+    """Report in one sentence that a process of the run ended while this one waited for it."""
     try:
         yield
     except RuntimeError as error:

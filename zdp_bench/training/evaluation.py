@@ -51,7 +51,7 @@ def evaluate(
 def refuse_divergence(
     metrics: dict[str, float], epoch: int | None, step: int, rate: object
 ) -> None:
-    """End a run whose model answers with NaN or ∞: no step leads back from there.
+    """End a run whose model outputs NaN or ∞, from which no step recovers.
 
     Raises:
         UserError: the loss is not finite.
@@ -151,7 +151,7 @@ def doubt(
     rate: object,
     start: float,
 ) -> str:
-    """Return in a sentence why a run seems to have learnt nothing; empty if nothing says so.
+    """Return why a run seems to have learnt nothing, in a sentence; '' if it learnt something.
 
     Args:
         metrics: of the trained model on the test set.

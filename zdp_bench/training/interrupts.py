@@ -1,4 +1,4 @@
-"""What ends a run from outside: SIGTERM, ctrl-C, a full disk, the end of who started it.
+"""What ends a run from outside: SIGTERM, Ctrl-C, a full disk, the end of its parent process.
 
 After a signal the current step is finished, the run is saved, and the process exits with a code of
 its own (`EXIT_CODES`); the same command goes on at that step. A second ctrl-C exits at once, and
@@ -63,7 +63,7 @@ def find_stop(error: BaseException) -> Stopped | None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Have SIGTERM and the first ctrl-C only set a flag.
+    """Let SIGTERM and the first Ctrl-C only set a flag.
 
     Yields a function that returns the signal's number, or 0. Outside the main thread, where Python
     receives no signals, it is always 0.
@@ -89,7 +89,7 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Have SIGTERM raise `Stopped` outside of runs, where there is nothing to save."""
+    """Let SIGTERM raise `Stopped` outside of runs, where there is nothing to save."""
 
     def leave(number: int, frame: FrameType | None) -> None:
         raise Stopped(number)
@@ -107,7 +107,7 @@ def stop_on_sigterm() -> Iterator[None]:
 
 @cache
 def end_with_parent(parent: int) -> None:
-    """Have this process end when `parent`, which started it, does: one that is killed tells nobody.
+    """End this process when `parent`, which started it, ends, even if it is killed.
 
     A run is saved first.
     """
@@ -124,7 +124,7 @@ def end_with_parent(parent: int) -> None:
 
 @contextmanager
 def explain_write_errors(home: Path) -> Iterator[None]:
-    """Turn a failed write into a run's folder into one sentence that says what is kept.
+    """Turn a failed write into a run's folder into one sentence that states what is kept.
 
     Raises:
         UserError: the disk is full, over its quota, or cannot be written to.

@@ -99,7 +99,7 @@ def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
 
 
 def _make_own(folder: Path) -> None:
-    """Make a folder in which nobody else can write; what another user left in /tmp is refused.
+    """Make a folder that only this user can write to; reject one that another user left in /tmp.
 
     Raises:
         UserError: it is a link, another user's, or open to others.
@@ -122,7 +122,7 @@ def arithmetic(
     algorithm: Any,
     device: torch.device,
 ) -> Iterator[None]:
-    """Have torch compute in the precision within; the module says what each means.
+    """Set torch's precision inside the block; the module explains each.
 
     Raises:
         UserError: the precision does not suit the model or the algorithm.
@@ -145,7 +145,7 @@ def arithmetic(
 
 
 def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
-    """Refuse a precision that does not suit the model or the algorithm.
+    """Reject a precision that does not suit the model or the algorithm.
 
     Raises:
         UserError: says why.
@@ -172,7 +172,7 @@ def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> 
 
 
 def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
-    """Have the model's forward pass compute in bfloat16 and return float32; return the hooks."""
+    """Run the model's forward pass in bfloat16 and return float32; return the hooks."""
     region = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> Any:

@@ -1,4 +1,4 @@
-"""The console, a run's progress, and what callbacks are told.
+"""The console, a run's progress, and what callbacks receive.
 
 A callback (`execution.callbacks=[NAME]`) is a plug-in, `@register("callback", "NAME")`: a function
 of the run's configuration that returns `on_step(metrics)`. It gets the record's test metrics and
@@ -39,7 +39,7 @@ BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal
 
 
 class PlainText(Console):
-    """A console whose text is printable, and no markup, whatever a record holds."""
+    """A console that prints plain text, without control characters or markup."""
 
     def render(
         self, renderable: RenderableType, options: ConsoleOptions | None = None
@@ -54,13 +54,13 @@ class PlainText(Console):
         return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
 
     def on_broken_pipe(self) -> None:
-        """Print no more: no run is lost because its reader has left."""
+        """Stop printing: a run continues when its reader has gone."""
         self.quiet = True
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 def console() -> Console:
-    """Return standard output; as wide as COLUMNS says, or, if piped, wide enough for any row."""
+    """Return standard output; as wide as COLUMNS or, if piped, wide enough for any row."""
     told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
     return PlainText(width=None if told else 10_000, markup=False)
 
@@ -157,7 +157,7 @@ def _cut(ratio: int, least: int) -> Column:
 
 
 class Reporter:
-    """A `run.Watcher` that tells callbacks and passes everything on.
+    """A `run.Watcher` that calls callbacks and passes everything on.
 
     Raises:
         UserError: there is no such callback.

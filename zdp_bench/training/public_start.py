@@ -41,7 +41,7 @@ class PublicStart:
     sources: frozenset[str] | None
 
     def require_apart(self, data: Splits) -> None:
-        """Refuse data that the weights were trained on, under whatever name.
+        """Reject data that the weights were trained on, under whatever name.
 
         Raises:
             UserError: both read a common file.
@@ -65,7 +65,7 @@ class PublicStart:
             ) from None
 
     def described(self) -> dict[str, Any]:
-        """Return what the new run's record says of its start."""
+        """Return the start's entry in the new run's record."""
         record = self.record
         named = {key: record["data"][key] for key in ("name", "provenance")}
         return {
@@ -124,7 +124,7 @@ def digest_of(config: Run, data_digest: str) -> str:
 
 
 def _require_public(config: Run, record: Record) -> None:
-    """Refuse weights that know what no ε counts."""
+    """Reject weights that were trained on data that no ε counts."""
     data = record["data"]
     if data["provenance"] == "synthetic":
         return

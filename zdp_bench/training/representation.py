@@ -47,7 +47,7 @@ def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def shares_data(trained_on: str, private: str) -> bool:
-    """True if what somebody wrote of some weights' data may mean the private data set.
+    """True if the stated training data of weights may be the private data set.
 
     A data set's own name means that one and what its card says it reads; in other words,
     'Fashion MNIST, train', a name within the other is enough.

@@ -266,7 +266,7 @@ class Loop:
         return self.step * self.round_steps
 
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
-        """Go on from a checkpoint, if there is one."""
+        """Continue from a checkpoint, if there is one."""
         if saved:
             setup = self.setup
             average = self.average.module if self.average else None
@@ -503,7 +503,7 @@ def run_record(
 
 
 def _example(setup: ModelSetup) -> dict[str, Any]:
-    """Return shapes and dtypes of an example: what the model takes, and what the loss holds it to.
+    """Return shapes and dtypes of an example's input and target.
 
     `zdp-bench export` builds the model from them where no data is.
     """
@@ -520,7 +520,7 @@ def _example(setup: ModelSetup) -> dict[str, Any]:
 def privacy_report(
     setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
-    """Return a record's section on privacy: ε claimed beside ε tight, and what they follow from."""
+    """Return a record's privacy section: claimed and tight ε, and what they follow from."""
     config, mechanism = setup.config, setup.mechanism
     releases, delta = ledger.releases, config.privacy.delta
     by_patient, most = config.privacy.by_patient, config.privacy.max_examples
@@ -542,7 +542,7 @@ def privacy_report(
 
 
 def epsilon_of(config: Run, unit: str) -> str:
-    """Return whose ε a run's is: "example", or who owns several."""
+    """Return what a run's ε protects: "example", or the owner of several."""
     return unit if config.privacy.by_patient else "example"
 
 

@@ -101,7 +101,7 @@ def count_units(config: Run, data: Splits | DatasetInfo) -> int:
 
 
 def _require_augmentation(config: Run, data: Splits) -> None:
-    """Refuse several augmentations of examples that nothing augments: all would be the same."""
+    """Reject several augmentations if nothing augments examples: all would be the same."""
     if data.augment is None and not data.train.is_stochastic:
         raise UserError(
             f"trainer.augmentations={config.trainer.augmentations}: "
@@ -254,7 +254,7 @@ class Setup(ModelSetup):
         )
 
     def check_model(self) -> model_checks.Checked:
-        """Refuse a model that must not be trained privately as it is; see `model_checks.check`.
+        """Reject a model that must not be trained privately as it is; see `model_checks.check`.
 
         It is tried on random numbers; not at all if the algorithm is not private.
         """

@@ -38,7 +38,7 @@ log = logging.getLogger(__name__)
 
 
 def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
-    """Write down what a run is about to spend; `privacy.total_budget` may refuse it.
+    """Write what a run may spend to disk; reject it if `privacy.total_budget` would be exceeded.
 
     One process at a time does this in a results folder, so two runs cannot both take what is left.
 
@@ -143,7 +143,7 @@ def read_spending(home: Path) -> Spending:
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
-    """Return the files that a run reads (`Splits.sources`); None if its folder does not say.
+    """Return the files that a run reads (`Splits.sources`); None if its folder does not state them.
 
     Raises:
         UserError: its plan is damaged.
@@ -172,7 +172,7 @@ def _read_plan(path: Path) -> dict[str, Any]:
 def _read_spending(
     plan: dict[str, Any], home: Path, finished: bool, sources: frozenset[str] | None
 ) -> Spending:
-    """Return what a record, or a plan of its form, says of a run's spending."""
+    """Return a run's spending from its record, or from a plan of the same form."""
     privacy, data = plan["privacy"], plan["data"]
     return Spending(
         home=home,

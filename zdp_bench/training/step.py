@@ -150,7 +150,7 @@ def _sum_by_program(
     micro_batches: Iterable[Batch],
     device: torch.device,
 ) -> dict[str, Tensor] | None:
-    """Return S as `sum_contributions` does, on a GPU and if one program serves all pieces."""
+    """Return S as `sum_contributions` does, on a GPU and if one program covers all pieces."""
     programs, most = training.programs, 2**31
     if (device.type != "cuda" and programs.capture) or isinstance(micro_batches, Iterator):
         return None

@@ -36,7 +36,7 @@ class Total(dict[str, Tensor]):
         return self[name]
 
     def widen(self) -> None:
-        """Go on in float64."""
+        """Continue in float64."""
         self.is_wide = True
         widen(self)
 

@@ -152,7 +152,7 @@ class Scores:
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Says `present`, or absent, where the score is above the threshold (or not), else nothing."""
+    """Guesses `present`, or absent, where the score is above the threshold (or not)."""
 
     threshold: float
     above: bool
@@ -264,7 +264,7 @@ def bound_at(
 
 
 def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, DecisionRule]:
-    """Return δ and the rule with which these scores speak loudest against a claimed curve.
+    """Return δ and the rule by which these scores contradict a claimed curve most.
 
     That is where P[hit] − e^ε P[false alarm] − δ is most standard errors above 0. A bound on ε
     would be 0 for most δ while scores are few, and so could not choose.

@@ -102,7 +102,7 @@ def by_turns(
 
 
 def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
-    """Return the peak memory of a side's step in MiB, or None where the system does not say.
+    """Return the peak memory of a side's step in MiB; None if the system does not report it.
 
     It is that of weights, batch and noise, without the interpreter and its libraries.
 

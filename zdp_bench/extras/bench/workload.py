@@ -93,7 +93,7 @@ def flat(tensors: dict[str, Tensor]) -> Tensor:
 
 
 class Criterion(nn.Module):
-    """A loss as Opacus's ghost mode wants it: [B] numbers, whatever `reduction` says."""
+    """A loss as Opacus's ghost mode expects it: [B] numbers for any `reduction`."""
 
     reduction = "mean"
 

@@ -53,7 +53,7 @@ __all__ = [
 
 
 class OneRunGrid(Grid):
-    """What Flower asks of a grid, and the server of one run has no use for."""
+    """Methods of Flower's grid that the server of one run does not use."""
 
     def set_run(self, run: FlowerRun) -> None:
         raise NotImplementedError("a server conducts one run")

@@ -112,7 +112,7 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
 
 
 def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
-    """Read exactly `count` numbers: a node's word on how much memory it needs is not trusted."""
+    """Read exactly `count` numbers: the size that a node states is not trusted."""
     size = count * np.dtype(dtype).itemsize
     if size <= len(array.data) <= size + HEADER:
         try:

@@ -62,7 +62,7 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
 
 
 def find_patients(data: Splits, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training set's patients [m], and which of them owns each record [n].
+    """Return the training set's patients [m], and which of them owns each example [n].
 
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
@@ -120,7 +120,7 @@ class Site:
 
     @cached_property
     def setup(self) -> ModelSetup:
-        """The one model of all nodes here: each round sets its weights anew."""
+        """The model that all nodes here share: each round sets its weights."""
         return ModelSetup.of(self.config, self.data, self.device)
 
     @property
@@ -178,7 +178,7 @@ class Node:
 
     @cached_property
     def units(self) -> int:
-        """How many records, or patients if they are the unit, a step of this node draws from."""
+        """How many examples, or patients if they are the unit, a step of this node draws from."""
         return count_units(self.config, replace(self.site.data, train=self.records))
 
     def join(self) -> dict[str, Any]:
@@ -303,7 +303,7 @@ def open_site(key: str, site: Site) -> Iterator[Site]:
 
 
 def client_app(config: Run, key: str) -> ClientApp:
-    """Return the app of any node; `partition-id` of Flower's node configuration says which one.
+    """Return the app of any node; `partition-id` of Flower's node configuration selects it.
 
     Messages:
         query.join      {} -> `Node.join`

@@ -47,7 +47,7 @@ class Standing:
     answers: int = 0
 
     def note_ledger(self, entries: int, digest: str, asked: int) -> Standing:
-        """Return it updated: the node says its ledger holds `entries`, after `asked` steps."""
+        """Return it updated: the node reports a ledger of `entries`, after `asked` steps."""
         excess = max(self.excess, entries - asked)
         if entries < self.entries:
             return replace(self, excess=excess)
@@ -63,7 +63,7 @@ class Standing:
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one of Flower's nodes is refused, its number if known, and until when."""
+    """Why one of Flower's nodes is rejected, its number if known, and until when."""
 
     why: str
     number: int | None
@@ -170,7 +170,7 @@ class Roster:
         self.present = {}
 
     def note_ledger(self, number: int, values: Mapping[str, Any]) -> None:
-        """Note what a node said of its ledger.
+        """Note what a node reports of its ledger.
 
         Raises:
             Malformed: nobody can have spent as much.
@@ -234,7 +234,7 @@ class Roster:
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
     def refusals(self) -> dict[int, str]:
-        """Return why nodes are refused, by number."""
+        """Return why nodes are rejected, by number."""
         return {one.number: one.why for one in self._refused.values() if one.number is not None}
 
     def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:

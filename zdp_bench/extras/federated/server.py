@@ -147,7 +147,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
 
     @cache
     def of_size(records: int) -> Setup:
-        """Return what a node with so many records trains with, to check and to account."""
+        """Return what a node with so many examples trains with, to check and to account."""
         return setup.with_plan(steps_of(config, records, plan.steps))
 
     made = {n: of_size(size) for n, size in sizes.items()}
@@ -293,7 +293,7 @@ def largest_release(mechanism: Mechanism, steps: int) -> float:
 
 
 def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
-    """Why a round did not come about, in one sentence."""
+    """Why a round failed, in one sentence."""
     reasons = {
         number: why for number, why in roster.refusals().items() if number not in roster.present
     } | dict(reasons)
@@ -322,7 +322,7 @@ def weighed_mean(
 def accounted(
     roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
 ) -> dict[str, Any]:
-    """Everything a record says of privacy: each node's ε, and the run's, which is the worst node's.
+    """A record's privacy section: each node's ε, and the run's, which is the worst node's.
 
     Patients are at one node each, so a patient's data moves that node's releases alone (parallel
     composition).

@@ -1,4 +1,4 @@
-"""A person's own pictures, scans and recordings as a data set: `dataset=folder`.
+"""Your own pictures, scans and recordings as a data set: `dataset=folder`.
 
 folder.py    the data set and its options
 listing.py   which files there are, which of them are examples, and on which side of the split

@@ -1,4 +1,4 @@
-"""A person's own files, in folders or by a CSV, split by patient: pictures, scans, recordings.
+"""Your own files, in folders or by a CSV, split by patient: pictures, scans, recordings.
 
 Nothing is computed from the training set to prepare it: numbers are scaled by constants of the
 recipe, or by what is in the one plane alone. The record's notes name the classes and no count of
@@ -257,7 +257,7 @@ class Folder(Dataset):
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
 
     def _require_options(self, kind: Kind, first: Path) -> None:
-        """Refuse options that mean nothing for these files, and missing ones."""
+        """Reject options that do not apply to these files, and missing ones."""
         what = f"{first.name} is a {kind.name}"
         for key in OPTIONAL:
             value = getattr(self, key)
@@ -275,7 +275,7 @@ class Folder(Dataset):
         require(plain, "dataset.augment", self.augment, f"is for images: {what}")
 
     def _require_images(self, kind: Kind, first: Path | None) -> None:
-        """Refuse references of what is no grey image, or is too small for SSIM."""
+        """Reject references that are not grey images, or are too small for SSIM."""
         if not kind.is_image:
             raise UserError(f"{first}: is a reference, but a {kind.name} can have none.")
         rule = f"must be at least {SSIM_WINDOW}, the side of SSIM's window, for references"
@@ -283,7 +283,7 @@ class Folder(Dataset):
         require(self.channels == 1, "dataset.channels", self.channels, "must be 1 for references")
 
     def _check(self, kind: Kind, item: Item) -> Facts:
-        """Hold a file's header to its partner's; where damaged files are skipped, read both."""
+        """Compare a file's header with its partner's; if damaged files are skipped, read both."""
         facts = inspect(item.path, kind, self.form)
         partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:

@@ -1,4 +1,4 @@
-"""List the files of a person's own data, in folders or by a CSV. None is opened.
+"""List the files of your own data, in folders or by a CSV. None is opened.
 
 PATH/CLASS/FILE                 each file counts as a patient of its own
 PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
@@ -295,7 +295,7 @@ def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
 
 
 def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
-    """Refuse a patient in two parts, a link out of the data, and a name or file twice."""
+    """Reject a patient in two parts, a link out of the data, and a name or file twice."""
     patients = {item.patient for item in found if item.patient != item.name}
     require_named(str(path), "patient", patients)
     require_one_spelling(str(path), "patient", patients)
@@ -319,7 +319,7 @@ def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
 
 
 def _real(path: Path, home: Path) -> Path:
-    """Return where a file lies; `require_inside`, which is slower, says what is wrong."""
+    """Return where a file lies; `require_inside`, which is slower, names the problem."""
     try:
         real = path.resolve()
     except (OSError, RuntimeError):

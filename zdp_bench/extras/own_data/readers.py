@@ -1,4 +1,4 @@
-"""The kinds of files that `dataset=folder` reads, told by their content, and what each becomes.
+"""The kinds of files that `dataset=folder` reads, detected by content, and what each becomes.
 
 The readers are those of all data sets (`zdp_bench/data`). What `Kind.inspect` finds in a header,
 `Kind.read` reads: both open a file by the same function, where its limits stand.
@@ -72,7 +72,7 @@ class Form:
 
 @dataclass(frozen=True)
 class Facts:
-    """What a file's header tells.
+    """The facts in a file's header.
 
     Attributes:
         extent: rows and columns (and planes) of an image or its mask.
@@ -340,7 +340,7 @@ def check(path: Path) -> None:
 
 
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
-    """Return the facts of a file that should be of a kind; one of another is refused as that."""
+    """Return the facts of a file of the expected kind; reject a file of another kind."""
     try:
         return kind.inspect(path, form)
     except UserError:

@@ -155,7 +155,7 @@ def _told(pair: tuple[str, Any]) -> bool:
 
 
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
-    """Return names that tell runs apart: 'mnist, lr 0.1, seed 2', and of twins their digits."""
+    """Return distinct names of runs: 'mnist, lr 0.1, seed 2', with digits for twins."""
     made = [
         ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
         for run, what in zip(every, differs, strict=True)

@@ -219,7 +219,7 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
 
 
 def _require_within(most: float, spent: Sequence[Spent], delta: float) -> None:
-    """Refuse a trial, whose spending is the last of `spent`, that would pass the search's ε."""
+    """Reject a trial, whose spending is the last of `spent`, that would exceed the search's ε."""
     total = together(spent, delta)
     if total > most:
         raise UserError(

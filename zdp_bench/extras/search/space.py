@@ -96,7 +96,7 @@ def _key_of(override: Override) -> str:
 
 
 def _require_own(override: Override, key: str) -> None:
-    """Refuse keys that all trials have to share."""
+    """Reject keys that all trials must share."""
     section = key.partition(".")[0]
     reason = SHARED.get(section)
     if key in EPSILONS:

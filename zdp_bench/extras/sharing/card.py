@@ -1,4 +1,4 @@
-"""The model card of a run's record, or of the report of a loop of one's own.
+"""The model card of a run's record, or of your own loop's report.
 
 `templates/card.md` is its text; its YAML head is what model hubs read.
 """
@@ -55,7 +55,7 @@ def _template() -> Template:
 
 
 def card(source: Source) -> str:
-    """Return the model card of a record, or of the report of a loop of one's own."""
+    """Return the model card of a record, or of your own loop's report."""
     own, privacy = files.is_report(source), source["privacy"]
     about = _of_loop(source) if own else _of_run(source)
     verdict = NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else VERDICTS[about["kind"]]
@@ -77,7 +77,7 @@ def card(source: Source) -> str:
 
 
 def _of_loop(report: Source) -> dict[str, Any]:
-    """Return what the card says of a loop of one's own."""
+    """Return the card's text on your own loop."""
     most = report["privacy"]["examples_per_owner"] if report["owners"] else 0
     owner = f"one owner with {_counted(most)} or fewer in a step"
     return {
@@ -93,7 +93,7 @@ def _of_loop(report: Source) -> dict[str, Any]:
 
 
 def _of_run(record: Source) -> dict[str, Any]:
-    """Return what the card says of a run."""
+    """Return the card's text on a run."""
     privacy, config = record["privacy"], record["config"]
     task, (shape, dtype) = config["task"]["name"], files.raw_example(record)
     one = name_one(privacy["unit"])
@@ -114,7 +114,7 @@ def _of_run(record: Source) -> dict[str, Any]:
 
 
 def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the head, without results where there is no number: a hub refuses those."""
+    """Return the head, without results that have no number: hubs reject those."""
     privacy, metrics, data = source["privacy"], source["metrics"], source["data"]
     task, pipeline, made = about["task"], about["pipeline"], source["environment"]
     measured = [

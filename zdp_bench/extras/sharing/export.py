@@ -1,4 +1,4 @@
-"""Write a trained model, of a run or of a loop of one's own, as a folder to share."""
+"""Write a trained model, of a run or of your own loop, as a folder to share."""
 
 from __future__ import annotations
 

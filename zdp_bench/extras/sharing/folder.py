@@ -99,7 +99,7 @@ _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (r
 
 
 def is_report(source: Source) -> bool:
-    """True for the report of a loop of one's own."""
+    """True for your own loop's report."""
     return "config" not in source
 
 
@@ -120,7 +120,7 @@ def read(folder: Path) -> Source:
 
 
 def require_fit(source: Source, path: Path) -> None:
-    """Refuse a record or report that lacks what an export needs, or is beyond reason.
+    """Reject a record or report that lacks what an export needs, or has absurd values.
 
     Raises:
         UserError: it names the places.
@@ -249,7 +249,7 @@ def read_sums(folder: Path) -> dict[str, str]:
 
 
 def misses(path: Path, digest: str) -> str:
-    """Return what keeps a file from being that of a digest: 'is missing', ...; '' for nothing."""
+    """Return why a file does not match a digest: 'is missing', ...; '' if it does."""
     if not os.path.isfile(path):  # unlike `Path.is_file`, also of a name that is too long
         return "is missing"
     if path.name != WEIGHTS and path.stat().st_size > MOST_LEDGER:

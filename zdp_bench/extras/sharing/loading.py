@@ -151,7 +151,7 @@ def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
 
 
 def config_of(record: Record) -> Run:
-    """Return the configuration of a record, checked; keys that it lacks have their defaults.
+    """Return the configuration of a record, checked; missing keys have their defaults.
 
     Raises:
         UserError: this version of zdp-bench does not know one of its keys or plug-ins.

@@ -60,7 +60,7 @@ UNPROVABLE_OF_OWN = "the network's size, and that the owner's loop was private o
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at; `found` says what is wrong, or why it was not checked."""
+    """One checked item; `found` states what is wrong, or why it was not checked."""
 
     what: str
     state: State
@@ -146,7 +146,7 @@ def _check_run(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Chec
 
 
 def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
-    """Compute ε, z and steps of a loop of one's own again: from its mechanism and ledger alone."""
+    """Compute ε, z and steps of your own loop again, from its mechanism and ledger alone."""
     privacy, owners = report["privacy"], report["owners"]
     kind, delta = kind_of(privacy["randomness_from"]), privacy["delta"]
     facts = {"randomness": kind}
@@ -167,7 +167,7 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
 
 
 def _distrust(error: Exception) -> Iterator[Check]:
-    """Say what is wrong with a ledger, and that nothing is known without one."""
+    """Yield what is wrong with a ledger, and that nothing is known without one."""
     yield Check(files.LEDGER, "wrong", str(error))
     yield Check("privacy", "not checked", "it follows from the ledger")
 
@@ -175,7 +175,7 @@ def _distrust(error: Exception) -> Iterator[Check]:
 def _read_ledger(
     folder: Path, mechanism: Mechanism, repeatable: bool, facts: dict[str, str], whose: str = ""
 ) -> Ledger:
-    """Read a copy of the ledger and of those set aside: opening one may mend it."""
+    """Read a copy of the ledger and of those set aside: opening one may repair it."""
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")
     with tempfile.TemporaryDirectory() as place:
@@ -229,7 +229,7 @@ def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
 def _compare_each(
     again: dict[str, Any], stated: dict[str, Any], where: str, unsaid: Collection[str] = ()
 ) -> Iterator[Check]:
-    """Compare what is stated with what was computed again, but for what nothing else says."""
+    """Compare stated values with those computed again, where there are any."""
     for key, value in stated.items():
         if key in unsaid:
             yield Check(f"{where}.{key}", "not checked", "it is nowhere else")

@@ -26,7 +26,7 @@ _rules: dict[type[nn.Module], Rule] = {}
 
 
 class NoRule(ValueError):  # noqa: N818  it is an answer, not an accident
-    """Raised where book-keeping cannot serve a layer, or one call of it, but the reference can."""
+    """Raised if book-keeping does not support a layer, or a call of it, but the reference does."""
 
 
 def rule(*types: type[nn.Module]) -> Callable[[Rule], Rule]:

@@ -78,7 +78,7 @@ def check(
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> Checked:
-    """Refuse a model that per-sample clipping does not protect.
+    """Reject a model that per-sample clipping does not protect.
 
     Args:
         model: in the mode and on the device of the training; a copy of it is checked.
@@ -131,7 +131,7 @@ def check(
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
-    """Refuse what running would blame on something else."""
+    """Reject models whose later errors would be misleading."""
     for name, module in model.named_modules():
         for hook in module._forward_pre_hooks.values():
             if isinstance(hook, SpectralNorm | WeightNorm):
@@ -192,7 +192,7 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
 
 @contextmanager
 def _no_checkpoints(inside: Innermost) -> Iterator[None]:
-    """Refuse both kinds of torch's checkpoints within."""
+    """Reject both kinds of torch's checkpoints within."""
 
     def refuse(*_: object, **__: object) -> None:
         raise UserError(
@@ -213,7 +213,7 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
 
 
 def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Refuse a loss that one example's outputs are not enough for; say so if others change it.
+    """Reject a loss that needs more than one example's outputs; log if others change it.
 
     Args:
         original: the model that the loss may hold; `model` is its copy.
@@ -256,7 +256,7 @@ def _moves(alone: Loss, output: Tensor, targets: Tensor) -> bool:
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
-    """Refuse a parameter that the output does not depend on."""
+    """Reject a parameter that the output does not depend on."""
     with torch.enable_grad():
         reached = gradients_of(model, forward(model, inputs))
     for name in trainable(model):
@@ -271,7 +271,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 def _check_contributions(
     model: nn.Module, algorithm: Algorithm, batch: Batch, shares: list[Any]
 ) -> None:
-    """Refuse a sum over a batch that is not that of its shares."""
+    """Reject a sum over a batch that is not that of its shares."""
     inside = Innermost(model)
     try:
         with inside, same_draws():

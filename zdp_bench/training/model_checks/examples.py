@@ -1,4 +1,4 @@
-"""What a check runs a model and its loss on: random numbers of the right shapes, or a probe."""
+"""Examples for the checks of a model: random numbers of the right shapes, or a probe."""
 
 from __future__ import annotations
 
@@ -80,7 +80,7 @@ def _kinds(part: Tensor) -> list[tuple[torch.Size, torch.dtype]]:
 
 
 def _count_classes(output: Tensor, targets: Tensor) -> int:
-    """Return how many classes a model may tell apart, 2 at least.
+    """Return how many classes a model may distinguish, at least 2.
 
     They are the last dimension of its output where targets have all others, [B, T] for
     [B, T, classes], and else dimension 1.

@@ -67,7 +67,7 @@ LOOKS = {"numpy", "__array__", "tolist", "__dlpack__", "data_ptr"}
 
 
 def check_apart(model: nn.Module, inputs: Tensor, more: Tensor | None = None) -> Program | None:
-    """Refuse a model in which an example's output or gradient depends on others.
+    """Reject a model in which an example's output or gradient depends on others.
 
     Args:
         model: it stays as it is.

@@ -105,7 +105,7 @@ def describe_layer(model: nn.Module, name: str) -> str:
 
 
 def describe_owner(model: nn.Module, parameter: str) -> str:
-    """Name the layer that a parameter belongs to, or a block that is no parameter."""
+    """Name the layer that a parameter belongs to, or a block that is not a parameter."""
     if parameter not in dict(model.named_parameters()):
         return f"block '{parameter}'"
     return describe_layer(model, parameter.rpartition(".")[0])

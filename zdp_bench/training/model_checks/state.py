@@ -40,7 +40,7 @@ GLOBAL_HOOKS = (
 
 
 def fingerprint(model: nn.Module) -> State:
-    """Return what a model holds, by place: of tensors a digest, of what trains only the shape.
+    """Return what a model holds, by place: digests of tensors, only shapes of trained ones.
 
     torch's hooks on all modules are the model's too.
     """
@@ -80,7 +80,7 @@ def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
 
 
 def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> None:
-    """Refuse weights that were changed after they were marked, while gradients were computed.
+    """Reject weights that were changed after they were marked, while gradients were computed.
 
     Raises:
         WrittenError: names the parameter.
@@ -148,7 +148,7 @@ class Guard:
         return Guard(self.model, state, state, self.inputs)
 
     def require_unchanged(self) -> None:
-        """Refuse a model that has changed beside its trainable parameters since it was checked.
+        """Reject a model that changed since its check, other than in its trainable parameters.
 
         Raises:
             UserError: names what changed.
