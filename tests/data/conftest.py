@@ -43,9 +43,9 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):
         voxels = np.random.default_rng(number).random(shape)
         nifti.write(hippocampi / f"h_{number}.nii.gz", voxels, (1.0, 1.0, 1.0))
-    (root / cifar10.FOLDERS["binary"]).mkdir()
+    (root / cifar10.FOLDER).mkdir()
     for name in cifar10.BATCHES:
-        (root / cifar10.FOLDERS["binary"] / f"{name}.bin").write_bytes(3 * bytes(cifar10.RECORD))
+        (root / cifar10.FOLDER / name).write_bytes(3 * bytes(cifar10.RECORD))
     return root
 
 

@@ -1,9 +1,7 @@
-"""CIFAR-10 in both layouts; files that are not the release are told apart."""
+"""CIFAR-10; files that are not the release are told apart."""
 
 from __future__ import annotations
 
-import os
-import pickle
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,30 +28,13 @@ def write_binary(root: Path) -> Path:
     folder.mkdir()
     for name in BATCHES:
         pixels, labels = _pictures(name)
-        (folder / f"{name}.bin").write_bytes(np.hstack([labels[:, None], pixels]).tobytes())
-    return folder
-
-
-def write_python(root: Path) -> Path:
-    """The same miniature in the Python layout: its folder."""
-    folder = root / "cifar-10-batches-py"
-    folder.mkdir()
-    for name in BATCHES:
-        pixels, labels = _pictures(name)
-        (folder / name).write_bytes(
-            pickle.dumps({b"data": pixels, b"labels": labels.tolist()}, protocol=2)
-        )
+        (folder / name).write_bytes(np.hstack([labels[:, None], pixels]).tobytes())
     return folder
 
 
 @pytest.fixture
 def binary(tmp_path: Path) -> Path:
     return write_binary(tmp_path)
-
-
-@pytest.fixture
-def python(tmp_path: Path) -> Path:
-    return write_python(tmp_path)
 
 
 def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
@@ -70,7 +51,7 @@ def _reorder(folder: Path) -> None:
     """Shuffle the images of each part, across its files."""
     rng = np.random.default_rng(7)
     for names in (BATCHES[:5], BATCHES[5:]):
-        paths = [folder / f"{name}.bin" for name in names]
+        paths = [folder / name for name in names]
         rows = np.concatenate([np.fromfile(path, np.uint8).reshape(-1, 3073) for path in paths])
         for path, part in zip(paths, np.split(rng.permutation(rows), len(paths)), strict=True):
             part.tofile(path)
@@ -86,21 +67,13 @@ def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
     assert torch.bincount(splits.test.targets).tolist() == [1000] * 10
 
 
-def test_both_layouts_hold_the_same_examples(
-    binary: Path, python: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    from_binary = Cifar10(check=False).load(binary.parent)
-    assert from_binary.provenance == "derived"
-    assert "no known release" in from_binary.notes
-    _known(monkeypatch, "python", python)
-    from_python = Cifar10(layout="python").load(python.parent)
-    assert torch.equal(from_binary.train.inputs, from_python.train.inputs)
-    assert torch.equal(from_binary.test.targets, from_python.test.targets)
-    assert from_python.provenance == "official"
-    pixels, labels = _pictures("data_batch_2")
-    unit = Cifar10(check=False, normalise="unit").load(binary.parent)
-    torch.testing.assert_close(unit.train.inputs[21].flatten(), torch.from_numpy(pixels[1]) / 255)
-    assert unit.train.targets[21] == labels[1]
+def test_the_images_are_those_of_the_files(binary: Path) -> None:
+    splits = Cifar10(check=False, normalise="unit").load(binary.parent)
+    assert splits.provenance == "derived"
+    assert "no known release" in splits.notes
+    pixels, labels = _pictures("data_batch_2.bin")
+    torch.testing.assert_close(splits.train.inputs[21].flatten(), torch.from_numpy(pixels[1]) / 255)
+    assert splits.train.targets[21] == labels[1]
 
 
 @pytest.mark.parametrize(
@@ -121,7 +94,7 @@ def test_provenance_follows_the_checksums(
 def test_the_release_is_known_in_any_order_by_all_that_it_holds(
     binary: Path, monkeypatch: pytest.MonkeyPatch, change: str | None
 ) -> None:
-    files = [cifar10.read_binary(binary / f"{name}.bin") for name in BATCHES]
+    files = [cifar10.read_binary(binary / name) for name in BATCHES]
     of = cifar10.card("cifar10")
     parts = {"train": sorted_digest(files[:5]), "test": sorted_digest(files[5:])}
     of = replace(of, releases=of.releases | {"reordered": parts})
@@ -163,23 +136,3 @@ def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.Monk
         match=r"data_batch_2\.bin: is of no known .*data_batch_1\.bin beside it is of binary",
     ):
         Cifar10().load(binary.parent)
-
-
-class Evil:
-    """A pickle that runs a program: it would leave a file behind."""
-
-    def __init__(self, target: Path) -> None:
-        self.target = target
-
-    def __reduce__(self) -> tuple:
-        return os.mkdir, (str(self.target),)
-
-
-@pytest.mark.parametrize("check", [True, False])
-def test_a_pickle_of_unknown_origin_is_never_opened(python: Path, check: bool) -> None:
-    (python / "data_batch_1").write_bytes(pickle.dumps(Evil(python / "ran")))
-    with pytest.raises(
-        UserError, match=r"is a pickle, which can run any program.*dataset\.layout=binary"
-    ):
-        Cifar10(check=check).load(python.parent)
-    assert not (python / "ran").exists()

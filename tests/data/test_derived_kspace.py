@@ -78,7 +78,7 @@ def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     for number, batch in enumerate(cifar10.BATCHES):
         rows = np.random.default_rng(number).integers(0, 256, (40, RECORD), dtype=np.uint8)
         rows[:, 0] = 0
-        (folder / f"{batch}.bin").write_bytes(rows.tobytes())
+        (folder / batch).write_bytes(rows.tobytes())
     monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "binary")
     return tmp_path
 

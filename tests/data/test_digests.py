@@ -22,7 +22,6 @@ import torch
 
 from tests.conftest import write_mini_mnist
 from tests.data.helpers import copy_folder, dataset
-from tests.data.test_cifar10 import write_python
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
 from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10
 from zdp_bench.data.files import collect_sources
@@ -44,7 +43,7 @@ def pictures(root: Path) -> None:
     for number, batch in enumerate(cifar10.BATCHES):
         rows = np.random.default_rng(number).integers(0, 256, (40, cifar10.RECORD), dtype=np.uint8)
         rows[:, 0] = np.arange(40) % 10
-        (root / "cifar-10-batches-bin" / f"{batch}.bin").write_bytes(rows.tobytes())
+        (root / "cifar-10-batches-bin" / batch).write_bytes(rows.tobytes())
 
 
 def listed(root: Path, column: str) -> None:
@@ -70,7 +69,6 @@ SLICES = {"height": 8, "width": 8, "slices": 2, "test_share": 0.4}
 CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "chest_xray": (["chest_xray"], {"size": 16}),
     "cifar10": (pictures, {"check": False}),
-    "cifar10 python": (write_python, {"check": False, "layout": "python"}),
     "cpsc2018": (["CPSC2018"], {"test_share": 0.4}),
     "cpsc2018 skip": (["CPSC2018"], {"test_share": 0.4, "bad_examples": "skip"}),
     "fashion_mnist": (lambda root: mnist(root, "FashionMNIST"), {"check": False}),
@@ -125,8 +123,7 @@ def files_of(
     if callable(source):
         source(root)
     monkeypatch.chdir(root)
-    layout = options.get("layout", "binary")
-    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: layout)
+    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "binary")
     return root, dataset(case.split()[0], **options)
 
 

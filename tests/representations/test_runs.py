@@ -249,14 +249,6 @@ def test_a_dataset_of_one_s_own_is_represented() -> None:
     assert torch.equal(made.tensors[1], own.tensors[1])
 
 
-class Changing(torch.utils.data.Dataset):
-    def __len__(self) -> int:
-        return 20
-
-    def __getitem__(self, row: int) -> tuple[Tensor, int]:
-        return torch.rand(9, 9), row % 3
-
-
 def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
     return [(one, 0) for one in inputs]
 
@@ -273,7 +265,6 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
         (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "make them float32"),
         (pairs(torch.full((9, 9), torch.nan)), "not finite"),
         ([(torch.ones(9, 9), "cat")], "targets must be"),
-        (Changing(), "different values when read again"),
     ],
 )
 def test_a_dataset_that_cannot_be_represented_is_refused(dataset: object, sentence: str) -> None:

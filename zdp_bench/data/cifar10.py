@@ -1,25 +1,21 @@
-"""CIFAR-10 in its official binary layout, or in the Python layout that torchvision keeps.
+"""CIFAR-10 in its official binary layout.
 
     cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin
         an image: one byte label, 3072 bytes [3, 32, 32]
-    cifar-10-batches-py/data_batch_{1..5}, test_batch
-        pickles of {data: uint8 [n, 3072], labels: list}
 
-A pickle is a program. One is opened only if its checksum is the released one's, `check=false` or
-not, and by an unpickler that knows nothing but numpy arrays. `releases` in the card names what is
-known: the two official forms; the same images in another order, by a digest over the sorted images
-of each part; and a copy whose pixels went through JPEG, which is never called CIFAR-10.
+`releases` in the card names what is known: the official files; the same images in another order, by
+a digest over the sorted images of each part; and a copy whose pixels went through JPEG, which is
+never called CIFAR-10. The Python layout consists of pickles, which are programs, and is not read.
 """
 
 from __future__ import annotations
 
 import hashlib
-import pickle
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, ClassVar, Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -39,11 +35,12 @@ MOST_IMAGES = 10**6  # of one file; the release has 10,000
 # they cost no privacy.
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
-FOLDERS = {"binary": "cifar-10-batches-bin", "python": "cifar-10-batches-py"}
-BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+FOLDER = "cifar-10-batches-bin"
+BATCHES = tuple(
+    f"{name}.bin" for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+)
 NOTES = {
     "binary": "",
-    "python": "",
     "reordered": "the release's pixels, in another order",
     "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another "
     "order",
@@ -67,7 +64,7 @@ class Cifar10(Dataset):
 
     normalise: Literal["standard", "unit"] = "standard"
     augment: str | None = None
-    layout: Literal["auto", "binary", "python"] = "auto"
+    layout: Literal["auto", "binary"] = "auto"  # one and the same
     check: bool = True
 
     def __post_init__(self) -> None:
@@ -124,19 +121,12 @@ class Cifar10(Dataset):
             release_of(paths, of)  # all of one
 
     def paths(self, root: Path) -> list[Path]:
-        """List the six files, those to train on first.
-
-        `auto` takes the binary layout, which needs no pickle, if it is there.
-        """
-        wanted = ("binary", "python") if self.layout == "auto" else (self.layout,)
-        for name in wanted:
-            if (root / FOLDERS[name]).is_dir():
-                suffix = ".bin" if name == "binary" else ""
-                return [root / FOLDERS[name] / (batch + suffix) for batch in BATCHES]
-        folders = " or ".join(FOLDERS[name] for name in wanted)
+        """List the six files, those to train on first."""
+        if (root / FOLDER).is_dir():
+            return [root / FOLDER / batch for batch in BATCHES]
         raise UserError(
-            f"CIFAR-10 is not under {root}: a folder {folders} was looked for. Unpack "
-            "cifar-10-binary.tar.gz or cifar-10-python.tar.gz there, or set paths.data."
+            f"CIFAR-10 is not under {root}: a folder {FOLDER} was looked for. Unpack "
+            "cifar-10-binary.tar.gz there, or set paths.data."
         )
 
 
@@ -181,65 +171,26 @@ def read_binary(path: Path) -> Images:
         raw = path.read_bytes()
         whole = len(raw) > 0 and len(raw) % RECORD == 0
         expect(whole, f"holds {len(raw):,} bytes, no whole number of {RECORD}-byte images")
-    rows = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
-    return Images(rows[:, 1:].reshape(-1, *SHAPE), rows[:, 0].astype(np.int64))
-
-
-class ArraysOnly(pickle.Unpickler):
-    """An unpickler that knows numpy arrays only: no other name is ever looked up."""
-
-    ALLOWED = frozenset(
-        {
-            ("numpy.core.multiarray", "_reconstruct"),
-            ("numpy._core.multiarray", "_reconstruct"),
-            ("numpy", "ndarray"),
-            ("numpy", "dtype"),
-            ("_codecs", "encode"),
-        }
-    )
-
-    def find_class(self, module: str, name: str) -> Any:
-        if (module, name) not in self.ALLOWED:
-            raise pickle.UnpicklingError(f"it asks for {module}.{name}, which is not an array")
-        return super().find_class(module.replace("numpy.core", "numpy._core"), name)
-
-
-def read_pickle(path: Path) -> Images:
-    """Read one file of the Python layout, whose checksum has been checked before."""
-    with reading(path), path.open("rb") as file:
-        content = ArraysOnly(file, encoding="bytes").load()
-        pixels = np.asarray(content[b"data"], np.uint8).reshape(-1, *SHAPE)
-        return Images(pixels, np.asarray(content[b"labels"], np.int64))
+        rows = np.frombuffer(raw, np.uint8).reshape(-1, RECORD)
+        labels = rows[:, 0].astype(np.int64)
+        wrong = labels[labels >= CLASSES].tolist()
+        expect(not wrong, f"holds labels {wrong[:3]}; classes are 0 to {CLASSES - 1}")
+    return Images(rows[:, 1:].reshape(-1, *SHAPE), labels)
 
 
 def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, Provenance, str]:
     """Read the six files; return them with their digest, provenance, and notes on differences."""
-    pickled = paths[0].suffix != ".bin"
-    release = release_of(paths, of) if check or pickled else None
-    if release is None and pickled:
-        raise UserError(
-            f"{paths[0]}: its checksum is not the released one's. It is a pickle, which can run "
-            "any program, and is not opened; use the binary layout (dataset.layout=binary) for "
-            "your own data."
-        )
-    files = [(read_pickle if pickled else read_binary)(path) for path in paths]
-    for path, part in zip(paths, files, strict=True):
-        images, labels = part.images, part.labels
-        with reading(path):
-            rule = f"holds {len(images):,} images, but {len(labels):,} labels"
-            expect(len(images) == len(labels), rule)
-            wrong = labels[(labels >= CLASSES) | (labels < 0)].tolist()
-            expect(not wrong, f"holds labels {wrong[:3]}; classes are 0 to {CLASSES - 1}")
+    release = release_of(paths, of) if check else None
+    files = [read_binary(path) for path in paths]
     if check and release is None:
         release = content_of(files, of)
     if check and release is None:
         raise UserError(
             f"{paths[0]}: the images in its folder are not from a known release. Unpack the "
-            "official "
-            "archive, or set dataset.check=false to read it as it is; its provenance is then "
-            "'derived'."
+            "official archive, or set dataset.check=false to read it as it is; its provenance is "
+            "then 'derived'."
         )
     sums = digest("".join(sha256(path) for path in paths))
     notes = NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
-    official = release in ("binary", "python", "reordered")
+    official = release in ("binary", "reordered")
     return files, sums, "official" if official else "derived", notes

