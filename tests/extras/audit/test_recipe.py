@@ -11,8 +11,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from zdp_bench import registry
-from zdp_bench.algorithms import Algorithm, Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
@@ -25,7 +23,7 @@ from zdp_bench.extras.audit.recipe import (
     canary_supports,
 )
 from zdp_bench.extras.audit.release import Finding
-from zdp_bench.gradients import Batch, clipping, reference
+from zdp_bench.gradients import clipping, reference
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.training import step as engine
 from zdp_bench.training.plan import Plan
@@ -271,98 +269,6 @@ def test_steps_limit_the_run_and_the_claim() -> None:
 def test_a_run_is_audited_the_same_for_the_same_seed() -> None:
     first, again = (attack_with_gradients(subject(), 0.99, 100, 5) for _ in range(2))
     assert first == again
-
-
-class Invented(Algorithm):
-    """An algorithm nobody knows: per-block bounds, a spectrum, correlated noise; `lie` times more
-    than its mechanism says.
-    """
-
-    def __init__(
-        self,
-        problem: Problem,
-        *,
-        lie: float = 1.0,
-        gamma: float | None = None,
-        clip_quantile: float | None = None,
-        start_steps: int | None = None,
-    ) -> None:
-        # Hydra cannot take a key out that is null, so the group's come here too.
-        super().__init__(problem, noise_multiplier=1.0)
-        self.lie = lie
-        self.names = list(dict(problem.model.named_parameters()))
-
-    def mechanism(self) -> Mechanism:
-        shapes = {name: tuple(p.shape) for name, p in self.problem.model.named_parameters()}
-        kinds: list[dict[str, Any]] = [
-            {"noise": "hermitian", "fft_dims": (0, 1)},
-            {"noise": "circular"},
-        ]
-        kinds += [{"noise": "correlated", "rho": -0.6}, {"noise": "circular"}]
-        blocks = [
-            Block(name, shapes[name], "complex64", bound, 3.0 * bound, **kind)
-            for name, bound, kind in zip(self.names, (1.0, 0.5, 2.0, 0.1), kinds, strict=True)
-        ]
-        return Mechanism(tuple(blocks), self.problem.sampling, joint=False)
-
-    def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        gradients = reference.per_sample_gradients(self.problem.model, self.problem.loss, batch)
-        first = self.names[0]
-        spectra = torch.fft.fftn(gradients[first].real, dim=(1, 2), norm="ortho")
-        raw = gradients | {first: spectra}
-        shares = {}
-        for block in self.mechanism().blocks:
-            clipped, _ = reference.clip(
-                {block.name: raw[block.name]}, [([block.name], block.bound)]
-            )
-            shares[block.name] = self.lie * clipped[block.name]
-        return shares
-
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        for name, share in self.contributions(batch).items():
-            total[name] += share.sum(dim=0)
-
-    def postprocess(
-        self, noisy: dict[str, Tensor], expected_batch_size: float
-    ) -> dict[str, Tensor]:
-        first = self.names[0]
-        signal = torch.fft.ifftn(noisy[first], dim=(0, 1), norm="ortho").real
-        return mean(
-            noisy | {first: torch.complex(signal, torch.zeros_like(signal))}, expected_batch_size
-        )
-
-
-REPLACED = ("noise_multiplier", "max_grad_norm", "noise", "per_layer")
-
-
-@pytest.fixture
-def invented(monkeypatch: pytest.MonkeyPatch) -> Callable[..., Subject]:
-    registry.names("algorithm")
-    monkeypatch.setitem(registry._builders["algorithm"], "invented", Invented)
-    return lambda *more: subject(
-        "algorithm.name=invented", *(f"~algorithm.{key}" for key in REPLACED), *more
-    )
-
-
-PLAIN = ("~algorithm.gradient", "~algorithm.gradients")
-
-
-def test_an_unknown_algorithm_is_audited(invented: Callable[..., Subject]) -> None:
-    findings = [
-        *attack_recipe_release(invented(*PLAIN), 0.99, 800),
-        attack_with_gradients(invented(*PLAIN), 0.99, 100, 200),
-    ]
-    assert [finding.verdict for finding in findings] == ["passes"] * 3
-    # it moves all blocks at once, along the weak direction
-    assert findings[0].lower_bound > 0.2 * findings[0].epsilon_claimed
-
-
-def test_contributions_beyond_the_mechanism_are_caught(
-    invented: Callable[..., Subject], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    lying = invented("+algorithm.lie=4.0", *PLAIN)
-    assert attack_recipe_release(lying, 0.99, 300)[1].verdict == "flagged"
 
 
 @pytest.mark.parametrize(

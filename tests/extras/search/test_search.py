@@ -7,7 +7,6 @@ import math
 import os
 import signal
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -149,14 +148,10 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
     assert killed["trials"] == whole["trials"]
 
 
-def test_two_processes_given_one_search_make_it_once(tmp_path: Path) -> None:
-    words = (RATES, "optimizer.momentum=0,0.9")
-    with ThreadPoolExecutor(2) as pool:
-        work = [pool.submit(carry_out, tmp_path, *words, trials=3) for _ in range(2)]
-    first, second = (one.result() for one in work)
-    assert first == second
-    assert [line["trial"] for line in first["trials"]] == [1, 2, 3]
-    assert len(records.read_all(tmp_path)) == 3
+def test_fewer_trials_than_were_made_lower_no_epsilon(tmp_path: Path) -> None:
+    found = carry_out(tmp_path, RATES, sampler="random", trials=2)
+    assert carry_out(tmp_path, RATES, sampler="random", trials=1)["privacy"] == found["privacy"]
+    assert len(records.read_all(tmp_path)) == 2
 
 
 def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
@@ -182,23 +177,20 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
     assert "has none: set dataset.validation_s" in command(capsys, "search", *by_nothing)[2]
 
 
-def test_the_quickstart_can_be_searched_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        ([], "dataset.validation_share=0.1: so much of the training data is held out"),
+        (["--choose-by-test"], "too good to be true"),
+    ],
+)
+def test_what_trials_are_chosen_by_is_told(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], words: list[str], says: str
 ) -> None:
-    words = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}", "--trials", "1"]
-    code, out, _ = command(capsys, "search", *words)
-    assert code == 0
-    assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
-    assert "optimizer.lr=" in out
+    own = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}", "--trials", "1"]
+    code, out, _ = command(capsys, "search", *own, *words)
+    assert (code, says in " ".join(out.split())) == (0, True)
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
-
-
-def test_choosing_by_the_test_set_has_to_be_said_and_is_told(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    words = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}"]
-    code, out, _ = command(capsys, "search", *words, "--trials", "1", "--choose-by-test")
-    assert (code, "too good to be true" in " ".join(out.split())) == (0, True)
 
 
 def test_without_optuna_it_is_one_sentence(

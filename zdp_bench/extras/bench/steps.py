@@ -22,16 +22,15 @@ from typing import Any, Literal
 from weakref import finalize
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.utils.data import DataLoader, TensorDataset
 
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
-from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, device, flat
+from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, flat
 from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
-from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
@@ -50,13 +49,9 @@ def batches_of(workload: Workload, last: bool, whole: bool) -> Iterator[Batch]:
     return iter(DataLoader(TensorDataset(*examples), batch_sampler=everything))
 
 
-def non_private(
-    workload: Workload, last: bool = True, native: bool = False, whole: bool = False
-) -> Step:
-    """Forward, backward, update; `native`: with torch's own complex convolutions."""
+def non_private(workload: Workload, last: bool = True, whole: bool = False) -> Step:
+    """Forward, backward, update."""
     model = workload.build()
-    if native:
-        as_native(model)
     optimizer = workload.optimizer_of(model.parameters())
     batches = batches_of(workload, last, whole)
 
@@ -87,24 +82,6 @@ def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Ten
         return found
 
     return Step(partial(_take, optimizer, backward), answer)
-
-
-def as_native(module: nn.Module) -> None:
-    """Replace our complex convolutions by torch's own, with the same weights."""
-    twins: dict[type[nn.Module], type[nn.Module]] = {
-        ComplexConv2d: nn.Conv2d,
-        ComplexConvTranspose2d: nn.ConvTranspose2d,
-    }
-    for name, child in module.named_children():
-        if type(child) in twins:
-            bias = child.bias is not None
-            made = (child.in_channels, child.out_channels, child.kernel_size, child.stride)
-            twin = twins[type(child)](
-                *made, padding=child.padding, groups=child.groups, bias=bias, dtype=torch.complex64
-            )
-            twin.to(device()).load_state_dict(child.state_dict())
-            setattr(module, name, twin)
-        as_native(child)
 
 
 # ------------------------------------------------------------------------------------------ private
@@ -275,7 +252,6 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,
     "non-private, channels first": lambda w: non_private(w, last=False),
-    "non-private, torch's complex layers": lambda w: non_private(w, native=True, last=False),
     "private, fast": lambda w: private(w, "fast"),
     "private, vmap": lambda w: private(w, "reference", last=False),
     "private, loop over examples": loop,
@@ -295,5 +271,5 @@ def computes(side: str) -> str:
 
 
 def may_be_baseline(side: str) -> bool:
-    """True for our own non-private step, in any layout and micro-batch; never torch's slow one."""
-    return side.startswith("non-private") and "torch's" not in side
+    """True for our own non-private step, in any layout."""
+    return side.startswith("non-private")

@@ -26,7 +26,6 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench import records
-from zdp_bench.errors import UserError
 from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, require_agreement
 from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
 from zdp_bench.extras.bench.workload import Step, Workload, device
@@ -155,7 +154,7 @@ def networks(quick: bool, threads: int) -> Iterator[Row]:
     ours = ["private, fast", "private, vmap"]
     sides = {
         "real": ["non-private", "non-private, channels first", *ours, *_opacus()],
-        "complex": ["non-private", "non-private, torch's complex layers", *ours],
+        "complex": ["non-private", *ours],
     }
     for kind in sides:
         workload = Workload(f"{kind}_conv_linear", (3, 32, 32), 1, batch, "squares")
@@ -255,13 +254,13 @@ def run(table: str, quick: bool, threads: int, results: Path) -> tuple[list[Row]
             cores.
 
     Raises:
-        UserError: sides that should agree do not, or the file is no table of ours.
+        UserError: sides that should agree do not.
     """
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
     paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    before = read(paths[1])  # whose fault is told before hours of measuring
+    before = read(paths[1])
     rows = [{**row, **facts} for row in TABLES[table](quick, threads)]
     fresh = pd.DataFrame([rounded(row) for row in rows])
     here = before[["device", "threads"]].eq([facts["device"], facts["threads"]]).all(axis=1)
@@ -274,21 +273,10 @@ def run(table: str, quick: bool, threads: int, results: Path) -> tuple[list[Row]
 
 
 def read(path: Path) -> pd.DataFrame:
-    """Return the rows of a CSV that `run` wrote, none if there is no such file.
-
-    Raises:
-        UserError: the file is something else.
-    """
-    needed = ["case", "side", "device", "threads"]
+    """Return the rows of a CSV that `run` wrote, none if there is no such file."""
     if not path.exists():
-        return pd.DataFrame([], columns=needed)
-    frame = pd.read_csv(path, dtype={"threads": str})
-    if lacking := {*needed} - {*frame.columns}:
-        raise UserError(
-            f"{path}: has no column '{min(lacking)}', so it is not a table of `zdp-bench bench`; "
-            "move it away, and measure again."
-        )
-    return frame.drop(columns="note", errors="ignore")
+        return pd.DataFrame([], columns=["case", "side", "device", "threads"])
+    return pd.read_csv(path, dtype={"threads": str})
 
 
 def cells(row: Row) -> list[str]:

@@ -1,13 +1,12 @@
 """A search: Optuna proposes trials, each is a run within one ε, and the ε of all is stated.
 
-`search.json` holds every trial before it begins. After a kill, the same command gives Optuna the
-trials listed there, continues the run that was open, and then asks for new ones. What Optuna
-proposes depends on the recipe's seed, the trial's number and the trials before it.
+What Optuna proposes depends on the recipe's seed and the trials before. So the same command makes
+the same trials again after a kill: those that are finished are found, the one that was open goes
+on, and then new ones begin. `search.json` holds every trial before it begins.
 """
 
 from __future__ import annotations
 
-import hashlib
 import math
 from collections.abc import Sequence
 from dataclasses import replace
@@ -16,7 +15,7 @@ from typing import Any
 
 import optuna
 import torch
-from optuna.samplers import BaseSampler, RandomSampler, TPESampler
+from optuna.samplers import RandomSampler, TPESampler
 from optuna.trial import TrialState
 
 from zdp_bench import records
@@ -24,7 +23,6 @@ from zdp_bench.config import compose, configured
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
-from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search
@@ -69,40 +67,42 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     data = load_data(config)
     part, metric = choose_by(asked, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
-    folder.mkdir(parents=True, exist_ok=True)
+    path, made = folder / "search.json", 0
+    if path.exists():  # what was spent counts, also if fewer trials are asked for now
+        made = len(read_json(path, records.from_json)["trials"])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
-    minimise = metric in ("loss", *LESS_IS_BETTER)
-    study = optuna.create_study(direction="minimize" if minimise else "maximize")
-    with hold_lock(folder / "search.lock"):  # another process waits, and finds it done
-        path = folder / "search.json"
-        lines: list[Record] = read_json(path, records.from_json)["trials"] if path.exists() else []
-        before, spent = len(lines), list[Spent]()
-        try:
-            for number in range(max(asked.trials, before)):
-                if number < before:  # the values that it began with
-                    study.enqueue_trial(lines[number]["values"])
-                elif asked.sampler == "grid":
-                    study.enqueue_trial(asked.space.grid()[number])
-                study.sampler = _sampler(asked.sampler, config.seed, number)
-                trial = study.ask(asked.space.searched)
-                plain = asked.space.words(trial.params)
-                words = [*plain, *noise_words(asked, plain, data)]
-                if asked.epsilon is not None:
-                    spent.append(spend(configured(words), data))
-                    _require_within(asked.epsilon, spent, config.privacy.delta)
-                if number >= before:
-                    run = digest_of(configured(words), data.digest)
-                    made = {"trial": number + 1, "values": trial.params, "run": run}
-                    lines.append(made | {"state": "open", "score": None})
-                if (line := lines[number])["state"] == "open":
-                    records.write(path, describe(asked, config, data, (part, metric), lines))
-                    line |= _carry_out(words, number, part, metric, show)
-                    say(_say(line, f"{part} {metric}", asked.trials))
-                state = TrialState.FAIL if line["score"] is None else TrialState.COMPLETE
-                study.tell(trial, line["score"], state=state)
-        finally:  # what was spent is stated, however the search ended
-            found = describe(asked, config, data, (part, metric), lines)
+    study = optuna.create_study(
+        direction="minimize" if metric in ("loss", *LESS_IS_BETTER) else "maximize",
+        sampler=(TPESampler if asked.sampler == "tpe" else RandomSampler)(seed=config.seed),
+    )
+    for values in asked.space.grid() if asked.sampler == "grid" else ():
+        study.enqueue_trial(values)
+    lines, spent = list[Record](), list[Spent]()
+
+    def describe_now() -> Record:
+        found = describe(asked, config, data, (part, metric), lines)
+        if len(lines) >= made:
             records.write(path, found)
+        return found
+
+    try:
+        for number in range(max(asked.trials, made)):
+            trial = study.ask(asked.space.searched)
+            words = asked.space.words(trial.params)
+            words += noise_words(asked, words, data)
+            if asked.epsilon is not None:
+                spent.append(spend(configured(words), data))
+                _require_within(asked.epsilon, spent, config.privacy.delta)
+            run = digest_of(configured(words), data.digest)
+            line = {"trial": number + 1, "values": trial.params, "run": run}
+            lines.append(line | {"state": "open", "score": None})
+            describe_now()
+            lines[-1] |= _carry_out(words, number, part, metric, show)
+            score = lines[-1]["score"]
+            say(_say(lines[-1], f"{part} {metric}", asked.trials))
+            study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
+    finally:  # what was spent is stated, however the search ended
+        found = describe_now()
     return found, folder
 
 
@@ -124,19 +124,17 @@ def choose_by(asked: Search, config: Run, data: Splits) -> tuple[str, str]:
         UserError: there are no validation examples and nobody said that the test set may choose; or
             the task has no such metric.
     """
+    name = config.dataset.name
     if data.validation is None and not asked.on_test:
         own = [key for key in config.dataset.options if key.startswith("validation_")]
         more = f"set dataset.{own[0]}" if own else "take a data set that has some"
         raise UserError(
-            f"a search chooses by validation examples, and dataset={config.dataset.name} has none: "
-            f"{more}. --choose-by-test would choose by the test set, whose metric then says too "
-            "much of the best trial."
+            f"a search chooses by validation examples, and dataset={name} has none: {more}. "
+            "--choose-by-test would choose by the test set, whose metric then says too much of the "
+            "best trial."
         )
     if asked.on_test and data.validation is not None:
-        raise UserError(
-            f"--choose-by-test: dataset={config.dataset.name} has validation examples; leave it "
-            "out."
-        )
+        raise UserError(f"--choose-by-test: dataset={name} has validation examples; leave it out.")
     setup = ModelSetup.of(config, data, torch.device("cpu"))
     known = evaluate(setup.model, setup.task, data.validation or data.test, setup.device)
     metric = asked.metric or setup.task.headline
@@ -149,11 +147,6 @@ def _say(line: Record, score: str, count: int) -> str:
     values = " ".join(f"{key}={_short(value)}" for key, value in line["values"].items())
     reached = "diverged" if line["score"] is None else f"{score} {line['score']:.4f}"
     return f"trial {line['trial']} of {count}: {values}: {reached}"
-
-
-def _sampler(name: str, seed: int, number: int) -> BaseSampler:
-    own = int.from_bytes(hashlib.sha256(f"{seed}:{number}".encode()).digest()[:4])
-    return TPESampler(seed=own) if name == "tpe" else RandomSampler(seed=own)
 
 
 def _carry_out(words: list[str], number: int, part: str, metric: str, show: Shown) -> Record:
@@ -233,11 +226,14 @@ def describe(
     asked: Search, config: Run, data: Splits, by: tuple[str, str], lines: list[Record]
 ) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
-    homes = [records.folder(config.results, config.recipe, line["run"]) for line in lines]
-    begun = [home for home in homes if any((home / n).exists() for n in (FILE, "record.json"))]
-    spendings = {home: read_spending(home) for home in begun}
-    spent = [one.spent for one in spendings.values()]
-    units = [replace(one.spent, examples=one.examples) for one in spendings.values()]
+    homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
+    spendings = [
+        read_spending(home)
+        for home in sorted(homes)
+        if any((home / name).exists() for name in (FILE, "record.json"))
+    ]
+    spent = [one.spent for one in spendings]
+    units = [replace(one.spent, examples=one.examples) for one in spendings]
     delta, (part, metric) = config.privacy.delta, by
     scored = [line for line in lines if line["score"] is not None]
     sign = -1 if metric in ("loss", *LESS_IS_BETTER) else 1
@@ -268,7 +264,6 @@ def describe(
 def sheet(found: Record) -> Sheet:
     """Return the trials of a search's record, the best first, and what ε covers what."""
     by = found["chosen_by"]
-    score = f"{by['of']}_{by['metric']}"
     sign = -1 if found["direction"] == "minimize" else 1
     ordered = sorted(
         found["trials"],
@@ -279,7 +274,7 @@ def sheet(found: Record) -> Sheet:
             "trial": line["trial"],
             **line["values"],
             "state": line["state"],
-            score: line["score"],
+            f"{by['of']}_{by['metric']}": line["score"],
             f"test_{by['metric']}": line.get("test"),
             "epsilon_tight": line.get("epsilon_tight"),
             "run": line["run"],

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import product
@@ -21,7 +20,7 @@ from optuna.distributions import (
 
 from zdp_bench.config.digests import enters_digest
 from zdp_bench.config.words import parse_words, read_words
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError
 
 EPSILONS = ("privacy.target_epsilon", "privacy.claimed_epsilon")
 # What all trials share, with the reason.
@@ -110,32 +109,24 @@ def _require_own(override: Override, key: str) -> None:
 def _values(override: Override) -> BaseDistribution:
     """Return the values of a sweep. Those of a list stay words, as Hydra writes them."""
     sweep, line = override.value(), override.input_line
-    unknown = sorted(getattr(sweep, "tags", set()) - {"log"})
-    if unknown:
-        raise UserError(f"{line}: the tag '{unknown[0]}' means nothing here. Allowed: log.")
+    log = "log" in getattr(sweep, "tags", set())
     if isinstance(sweep, IntervalSweep):
-        return _interval(str(line), sweep)
-    if not isinstance(sweep, ChoiceSweep | RangeSweep):
-        raise UserError(f"{line}: glob applies to files; list the values, or give an interval.")
-    if sweep.tags:
-        raise UserError(f"{line}: the tag 'log' applies to intervals.")
+        low, high = sweep.start, sweep.end
+        assert low is not None
+        assert high is not None
+        whole = isinstance(low, int) and isinstance(high, int)
+        try:
+            if whole:
+                return IntDistribution(int(low), int(high), log=log)
+            return FloatDistribution(float(low), float(high), log=log)
+        except ValueError as error:
+            raise UserError(f"{line}: {error}") from None
+    if log or not isinstance(sweep, ChoiceSweep | RangeSweep):
+        raise UserError(f"{line}: give an interval, or list the values.")
     words = list(dict.fromkeys(override.sweep_string_iterator()))
     if not words:
         raise UserError(f"{line}: is an empty range.")
     return CategoricalDistribution(words)
-
-
-def _interval(line: str, sweep: IntervalSweep) -> BaseDistribution:
-    low, high, log = sweep.start, sweep.end, "log" in sweep.tags
-    assert low is not None
-    assert high is not None
-    if not -math.inf < low < high < math.inf:
-        raise UserError(f"{line}: an interval needs a smaller and a larger number.")
-    if log and low <= 0:
-        raise UserError(f"{line}: tag(log,...) needs numbers above 0.")
-    if isinstance(low, int) and isinstance(high, int):
-        return IntDistribution(low, high, log=log)
-    return FloatDistribution(float(low), float(high), log=log)
 
 
 def _first(values: BaseDistribution) -> Any:
@@ -198,8 +189,6 @@ def make_search(
         raise UserError(
             f"zdp-bench search: --trials N is missing: how many runs --sampler {sampler} makes."
         )
-    require(trials is None or trials >= 1, "--trials", trials, "must be 1 or more")
-    require(epsilon is None or epsilon > 0, "--epsilon", epsilon, "must be positive")
     setting = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
     for word in (*space.fixed, *space.searched):
         if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
