@@ -14,7 +14,6 @@ import numpy as np
 from zdp_bench.data.files import require_inside
 from zdp_bench.foreign_files import expect, reading
 
-AT_ONCE = 2**22  # samples of a lead
 LARGEST_HEADER = 2**20  # bytes
 CUT = re.compile(r"data : (\d+) \(should be (\d+)\)")  # libsndfile's log of a cut WAV file
 NAMES_A_FILE = re.compile(r"[-\w]+\.\w+(/\d+)?")
@@ -137,33 +136,20 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
 def read_leads(record: Record, channels: list[int], end: int | None = None) -> np.ndarray:
     """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
 
-    The leads are read to their ends, where their sums are compared with the header's; one that the
-    header has no checksum of is taken as it is.
+    The leads are read to their ends, where their sums are compared with the header's, if it has
+    any.
     """
     import wfdb
 
-    end = min(end or record.length, record.length)
     header, name = record.header, str(record.path.with_suffix(""))
-
-    def read(start: int, stop: int) -> Any:
-        # wfdb takes no range where the header has no length.
-        place = {} if header.sig_len is None else {"sampfrom": start, "sampto": stop}
-        return wfdb.rdrecord(name, channels=channels, physical=False, **place)
-
-    total = np.zeros(len(channels), np.int64)
-    first: Any = None
     with reading(record.path):
-        whole = header.sig_len or record.length
-        step = max(AT_ONCE, end) if header.sig_len else whole
-        for start in range(0, whole, step):
-            found = read(start, min(start + step, whole))
-            first = first or found
-            total += found.d_signal.sum(axis=0, dtype=np.int64)
+        found: Any = wfdb.rdrecord(name, channels=channels, physical=False)
         sums = header.checksum or [None] * header.n_sig
-        samples = np.asarray(first.dac(), dtype=np.float64)[:end]
-        for channel, found in zip(channels, total.tolist(), strict=True):
-            same = sums[channel] is None or (found - sums[channel]) % 2**16 == 0
+        totals = found.d_signal.sum(axis=0, dtype=np.int64).tolist()
+        for channel, total in zip(channels, totals, strict=True):
+            same = sums[channel] is None or (total - sums[channel]) % 2**16 == 0
             lead = record.leads[channel]
             expect(same, f"the signal of lead {lead} does not have its header's checksum")
+        samples = np.asarray(found.dac(), dtype=np.float64)[:end]
         expect(bool(np.isfinite(samples).all()), "contains samples that are not finite")
     return samples

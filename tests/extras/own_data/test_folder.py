@@ -269,9 +269,9 @@ def test_channels_are_kept_and_a_mask_has_none(tmp_path: Path) -> None:
     assert made.shape == (3, 2, 8, 8)
     assert made.amin(dim=(0, 2, 3)).tolist() == pytest.approx([1.0, 0.2])
     with pytest.raises(UserError, match="a mask has three dimensions"):
-        VOLUME_MASK.inspect(tmp_path / "v.nii", data.form)
+        VOLUME_MASK.inspect(tmp_path / "v.nii", data)
     nifti.write(tmp_path / "m.nii", voxels[..., :1], (1.0, 1.0, 1.0))
-    assert VOLUME_MASK.read(tmp_path / "m.nii", data.form).sum() == 3 * 8 * 8
+    assert VOLUME_MASK.read(tmp_path / "m.nii", data).sum() == 3 * 8 * 8
 
 
 def test_an_mr_plane_is_scaled_by_itself_alone(tmp_path: Path) -> None:

@@ -17,10 +17,10 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from annotated_types import Gt, Interval
+from annotated_types import Gt
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits, Window
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
@@ -45,7 +45,6 @@ from zdp_bench.extras.own_data.listing import (
 from zdp_bench.extras.own_data.readers import (
     PICTURE,
     Facts,
-    Fit,
     Form,
     Kind,
     check,
@@ -86,7 +85,7 @@ OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
-class Folder(Dataset):
+class Folder(Form, Dataset):
     """Examples as `Kind.shape` says, and their class, their mask of 0 and 1, or their reference.
 
     Pixels stay bytes on the disk until they are drawn (`cache.py`).
@@ -100,9 +99,6 @@ class Folder(Dataset):
     patient: str | None = None
     columns: dict[str, str] | None = None
     values: dict[str, dict[str, str]] | None = None
-    size: Annotated[int, Interval(ge=1, le=4096)] = 64
-    fit: Fit = "resize"
-    channels: Annotated[int, Interval(ge=1, le=256)] = 1
     mean: float = 0.5
     deviation: Annotated[float, Gt(0)] = 0.25
     augment: str | None = None
@@ -110,18 +106,11 @@ class Folder(Dataset):
     split_seed: int = 0
     max_per_patient: Most = None
     bad_examples: BadExamples = "refuse"
-    window: Window | None = None
-    depth: Annotated[int, Interval(ge=1, le=4096)] | None = None
-    length: Annotated[int, Interval(ge=1, le=2**26)] | None = None
-    rate: Annotated[int, Interval(ge=1, le=2**26)] | None = None
-    leads: list[str] | None = None
     scale: Annotated[float, Gt(0)] | None = None
-    spectrum: Annotated[int, Interval(ge=2, le=2**16)] | None = None
 
     def __post_init__(self) -> None:
-        window = self.window
-        rising = window is None or window[0] < window[1]
-        require(rising, "dataset.window", window, "must be [low, high] with low < high")
+        rising = self.limits is None or self.limits[0] < self.limits[1]
+        require(rising, "dataset.window", self.window, "must be [low, high] with low < high")
         fits = self.spectrum is None or self.spectrum <= (self.length or 0)
         rule = "must be at most dataset.length samples"
         require(fits, "dataset.spectrum", self.spectrum, rule)
@@ -134,21 +123,6 @@ class Folder(Dataset):
     def pixels(self) -> tuple[float, float]:
         """Mean and deviation, as `Examples` takes them."""
         return float(self.mean), float(self.deviation)
-
-    @property
-    def form(self) -> Form:
-        """What a file becomes."""
-        return Form(
-            size=self.size,
-            fit=self.fit,
-            channels=self.channels,
-            window=(self.window[0], self.window[1]) if self.window else None,
-            depth=self.depth,
-            length=self.length or 0,
-            rate=self.rate or 0,
-            leads=tuple(self.leads) if self.leads else None,
-            spectrum=self.spectrum,
-        )
 
     def load(self, root: Path) -> Splits:
         found = self.find()
@@ -182,7 +156,7 @@ class Folder(Dataset):
         return Splits(
             take("train"),
             take("test"),
-            input_shape=found.kind.shape(self.form),
+            input_shape=found.kind.shape(self),
             outputs=len(found.classes) or 1,
             provenance="own",
             digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
@@ -207,7 +181,7 @@ class Folder(Dataset):
         for item in find_items(Path(self.path), self.patient, self.columns, self.values):
             for path, problem in try_each([p for p in (item.path, item.partner) if p], check):
                 if path == item.path and not (problem or told) and fits(path, PICTURE):
-                    ((_, problem),) = try_each([path], lambda p: PICTURE.inspect(p, self.form))
+                    ((_, problem),) = try_each([path], lambda p: PICTURE.inspect(p, self))
                     told = bool(problem)
                 yield path, problem
 
@@ -250,8 +224,8 @@ class Folder(Dataset):
             takes = "recordings" if self.length else "images"
             raise UserError(f"{path}: is a {kind.name}, and the model takes {takes}.")
         self._require_options(kind, path)
-        kind.inspect(path, self.form)
-        inputs = torch.tensor(kind.read(path, self.form))  # a copy: some arrays are read-only
+        kind.inspect(path, self)
+        inputs = torch.tensor(kind.read(path, self))  # a copy: some arrays are read-only
         if not kind.is_image:
             return inputs * (self.scale or 1)
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
@@ -284,19 +258,19 @@ class Folder(Dataset):
 
     def _check(self, kind: Kind, item: Item) -> Facts:
         """Compare a file's header with its partner's; if damaged files are skipped, read both."""
-        facts = inspect(item.path, kind, self.form)
+        facts = inspect(item.path, kind, self)
         partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:
-            other = inspect(partner, reader, self.form).extent
+            other = inspect(partner, reader, self).extent
             if other != facts.extent:
                 raise UserError(
                     f"{partner}: has {'×'.join(map(str, other))} pixels, but its image "
                     f"{'×'.join(map(str, facts.extent))}."
                 )
         if self.bad_examples == "skip":
-            kind.read(item.path, self.form)
+            kind.read(item.path, self)
             if partner and reader:
-                reader.read(partner, self.form)
+                reader.read(partner, self)
         return facts
 
     def _digest(self, found: Listing) -> str:
@@ -314,7 +288,7 @@ class Folder(Dataset):
         if twice:
             says = "%s: %d files are byte for byte in train and test under two owners, such as %s"
             log.warning(says, self.path, len(twice), f"{twice[0]['train']} and {twice[0]['test']}")
-        text = f"{kind.shape(self.form)}:{self.fit}:{''.join(sums)}"
+        text = f"{kind.shape(self)}:{self.fit}:{''.join(sums)}"
         if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
             options = [getattr(self, key) for key in kind.keys]
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
@@ -335,13 +309,13 @@ class Folder(Dataset):
         Args:
             name: of the cache, in which `files`, their digest, is the key.
         """
-        shape = (sum(map(len, found.used)), *kind.shape(self.form))
+        shape = (sum(map(len, found.used)), *kind.shape(self))
 
         def blocks() -> Iterator[np.ndarray]:
             for path, use in zip(paths, found.used, strict=True):
                 with advise_skipping():
-                    block = kind.read(path, self.form)[use]
+                    block = kind.read(path, self)[use]
                 yield block * np.float32(self.scale) if self.scale else block
 
-        dtype = kind.dtype(self.form)
+        dtype = kind.dtype(self)
         return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))

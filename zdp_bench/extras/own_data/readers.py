@@ -10,11 +10,13 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
-from zdp_bench.data import nifti, pictures, signals
+from zdp_bench.data import Window, nifti, pictures, signals
 from zdp_bench.data.pictures import Fit
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
@@ -23,7 +25,7 @@ LONGEST = 2**28  # samples; a header that announces more is damaged
 HEADER = ".hea"  # of WFDB, whose text has no mark of its own
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Form:
     """What a file becomes: sizes and public constants. None is computed from the data.
 
@@ -34,20 +36,25 @@ class Form:
             and of a scan each plane's own 1st and 99th percentile.
         depth: planes of a volume that are one example together; None: each plane is an example.
         length: samples of a recording, which is cut or padded with zeros.
-        rate: samples a second that every recording must have; 0 where there are none.
+        rate: samples a second that every recording must have.
         leads: names of a WFDB record's signals; None: its first.
         spectrum: samples of a short-time Fourier window; None: the samples themselves.
     """
 
-    size: int = 64
+    size: Annotated[int, Interval(ge=1, le=4096)] = 64
     fit: Fit = "resize"
-    channels: int = 1
-    window: tuple[float, float] | None = None
-    depth: int | None = None
-    length: int = 0
-    rate: int = 0
-    leads: tuple[str, ...] | None = None
-    spectrum: int | None = None
+    channels: Annotated[int, Interval(ge=1, le=256)] = 1
+    window: Window | None = None
+    depth: Annotated[int, Interval(ge=1, le=4096)] | None = None
+    length: Annotated[int, Interval(ge=1, le=2**26)] | None = None
+    rate: Annotated[int, Interval(ge=1, le=2**26)] | None = None
+    leads: list[str] | None = None
+    spectrum: Annotated[int, Interval(ge=2, le=2**16)] | None = None
+
+    @property
+    def limits(self) -> tuple[float, float] | None:
+        """The window's ends."""
+        return (self.window[0], self.window[1]) if self.window else None
 
     @property
     def image(self) -> tuple[int, ...]:
@@ -64,9 +71,10 @@ class Form:
     @property
     def signal(self) -> tuple[int, ...]:
         """Shape of a recording, or of its spectrogram [channels, frames, bins]."""
+        length = self.length or 0
         if self.spectrum is None:
-            return self.channels, self.length
-        frames = 1 + (self.length - self.spectrum) // (self.spectrum // 2)
+            return self.channels, length
+        frames = 1 + (length - self.spectrum) // (self.spectrum // 2)
         return self.channels, frames, self.spectrum // 2 + 1
 
 
@@ -103,7 +111,7 @@ def inspect_volume(path: Path, form: Form, is_complex: bool = False) -> Facts:
 def read_volume(path: Path, form: Form) -> np.ndarray:
     """Return bytes [planes, channels, size, size], or [1, depth, channels, size, size]."""
     planes = _choose(nifti.read(path), form)
-    made = nifti.fit_planes(planes.flatten(0, 1), form.size, form.fit, form.window)
+    made = nifti.fit_planes(planes.flatten(0, 1), form.size, form.fit, form.limits)
     return made.numpy().reshape(-1, *form.image)
 
 
@@ -143,7 +151,7 @@ def _choose(data: np.ndarray, form: Form) -> torch.Tensor:
 
 
 def inspect_sound(path: Path, form: Form) -> Facts:
-    with signals.open_sound(path, form.rate, form.channels, LONGEST):
+    with signals.open_sound(path, form.rate or 0, form.channels, LONGEST):
         return Facts()
 
 
@@ -155,13 +163,12 @@ def inspect_record(path: Path, form: Form) -> Facts:
 def read_record(path: Path, form: Form) -> np.ndarray:
     """Return samples in the header's units: float32 [1, channels, length], or `to_spectrum`'s."""
     record, chosen = _open_record(path, form)
-    end = min(form.length, record.length)
-    return _shape(signals.read_leads(record, chosen, end).astype(np.float32).T, form)
+    return _shape(signals.read_leads(record, chosen, form.length).astype(np.float32).T, form)
 
 
 def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
     """Open a record, and find the leads that are asked for."""
-    record = signals.open_record(path, form.rate, LONGEST)
+    record = signals.open_record(path, form.rate or 0, LONGEST)
     names = record.leads
     with reading(path):
         for lead in form.leads or ():
@@ -176,7 +183,7 @@ def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
 
 def _shape(samples: np.ndarray, form: Form) -> np.ndarray:
     """Cut samples [channels, n], or pad them with zeros; perhaps make their spectrogram."""
-    whole = np.zeros((form.channels, form.length), dtype=np.float32)
+    whole = np.zeros((form.channels, form.length or 0), dtype=np.float32)
     kept = samples[:, : form.length]
     whole[:, : kept.shape[1]] = kept
     return (whole if form.spectrum is None else to_spectrum(whole, form.spectrum))[None]
@@ -260,8 +267,8 @@ PNG_MASK = Kind(
 VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI, is_mask=True)
 PICTURE = Kind(
     "picture",
-    lambda path, form: Facts(pictures.inspect_picture(path, form.window)),
-    lambda path, form: pictures.read_picture(path, form.size, form.channels, form.fit, form.window)[
+    lambda path, form: Facts(pictures.inspect_picture(path, form.limits)),
+    lambda path, form: pictures.read_picture(path, form.size, form.channels, form.fit, form.limits)[
         None
     ],
     (*PNG, (0, b"\xff\xd8\xff")),
@@ -272,7 +279,7 @@ PICTURE = Kind(
 DICOM = Kind(
     "image",
     lambda path, form: Facts(pictures.inspect_dicom(path)),
-    lambda path, form: pictures.read_dicom(path, form.size, form.fit, form.window)[None],
+    lambda path, form: pictures.read_dicom(path, form.size, form.fit, form.limits)[None],
     ((128, b"DICM"),),
     keys=("window",),
     channels=(1,),
@@ -298,7 +305,9 @@ COMPLEX_VOLUME = replace(
 SOUND = Kind(
     "clip",
     inspect_sound,
-    lambda path, form: _shape(signals.read_sound(path, form.rate, form.channels, LONGEST).T, form),
+    lambda path, form: _shape(
+        signals.read_sound(path, form.rate or 0, form.channels, LONGEST).T, form
+    ),
     ((0, b"RIFF"), (0, b"fLaC"), (0, b"OggS")),
     keys=RECORDING,
     is_image=False,
@@ -336,7 +345,7 @@ def check(path: Path) -> None:
     elif kind in (VOLUME, COMPLEX_VOLUME):
         (nifti.read if kind is VOLUME else nifti.read_complex)(path)
     else:
-        kind.read(path, Form(size=8, window=(0, 2**16)))
+        kind.read(path, Form(size=8, window=[0, 2**16]))
 
 
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
