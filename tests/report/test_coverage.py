@@ -13,7 +13,6 @@ import pytest
 from tests.test_cli import run
 from tests.test_package import ROOT
 from zdp_bench.report import coverage
-from zdp_bench.report.cells import OTHER
 
 RESULTS = ROOT / "results"
 PAGE = re.split(r"<!-- made by coverage (\w+) -->", (ROOT / "docs/papers.md").read_text("utf-8"))
@@ -74,8 +73,7 @@ def test_the_command_prints_every_table_and_the_total(capsys: pytest.CaptureFixt
     code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "csv")
     assert code == 0
     for line in csv.DictReader(io.StringIO(out)):
-        parts = ("published", *OTHER, coverage.AGAIN, "empty")
-        assert sum(int(line[part]) for part in parts) == int(line["all"])
+        assert sum(int(line[status]) for status in coverage.STATUSES) == int(line["all"])
     code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "json")
     assert json.loads(out)[0]["table"] == "deepee_2021/1"
 

@@ -33,7 +33,7 @@ def test_epsilon_has_three_digits() -> None:
 @pytest.mark.parametrize(
     ("values", "unit", "printed"),
     [
-        ([0.5], "%", "50.00 % (n = 1)"),
+        ([50.0], "%", "50.00 % (n = 1)"),
         ([0.5, math.nan], "%", "undefined (n = 2)"),
         ([0.042], "", "0.0420 (n = 1)"),
         ([1.0, 3.0], "dB", "2.00 ± 1.41 dB (n = 2)"),

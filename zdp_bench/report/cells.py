@@ -11,17 +11,18 @@ from __future__ import annotations
 import math
 import re
 import shlex
-from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import mean, stdev
 from typing import Any
 
+from zdp_bench import records
 from zdp_bench.records import Record
 from zdp_bench.report import names, papers
-from zdp_bench.report.number_format import duration, interval, mean_and_deviation
-from zdp_bench.report.papers import Reference
+from zdp_bench.report.number_format import interval
+from zdp_bench.report.papers import Axes, Reference
 
 PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
 OTHER = ("other settings", "other data", "reduced")
@@ -123,12 +124,18 @@ def list_once(runs: Iterable[Record]) -> list[Record]:
 
 @dataclass(frozen=True)
 class Line:
-    """A number of the paper, and beside it the runs of one variant, all seeds or all folds.
+    """A number of the paper, or a point of its curve, and the runs of one variant beside it.
 
     Attributes:
-        jobs: each job with its runs; several jobs are the folds of one number.
+        number: the paper's; its value is empty where the text gives none.
+        jobs: each job with its runs; several jobs are the folds of one number, or a curve.
         variant: what differs from the paper, as its recipe names it; None for the paper's settings.
         on: another data set than the recipe's, as in `Filling`.
+        axes: of a figure, whose lines are points of curves.
+        x: of a point.
+        claims: what the paper prints as ε here, and a second ε by Rényi accounting.
+        values: the metric of each seed, or the mean of each fold, in the paper's unit.
+        spent: what a record says of privacy; of several jobs, the most.
     """
 
     number: Reference
@@ -136,58 +143,26 @@ class Line:
     rules: Rules
     variant: str | None = None
     on: str | None = None
+    axes: Axes | None = None
+    x: str = ""
+    claims: tuple[str, str] = ("", "")
+    values: tuple[float, ...] = ()
+    spent: Mapping[str, Any] = field(default_factory=dict)
 
     @cached_property
     def runs(self) -> list[Record]:
         """All runs, by seed; there may be none."""
         return list_once(run for _, runs in self.jobs for run in runs)
 
-    @cached_property
-    def values(self) -> list[float]:
-        """The metric of each seed, as recorded; with several jobs, the mean of each."""
-        metric = self.number.column
-        of_jobs = [[run["metrics"][metric] for run in runs] for _, runs in self.jobs if runs]
-        return [mean(values) for values in of_jobs] if self.over_folds else of_jobs[0]
+    @property
+    def is_papers(self) -> bool:
+        """True for the paper's settings on the recipe's data."""
+        return not self.variant and not self.on
 
     @property
     def over_folds(self) -> bool:
         """True if each value is a fold's mean: folds differ by more than seeds do."""
-        return sum(bool(runs) for _, runs in self.jobs) > 1
-
-    @property
-    def scale(self) -> float:
-        """Turns a recorded metric into the paper's unit."""
-        return 100.0 if self.number.unit == "%" else 1.0
-
-    @property
-    def mean(self) -> float:
-        """The mean in the paper's unit."""
-        return mean(self.values) * self.scale
-
-    @property
-    def shown(self) -> str:
-        """'98.01 ± 0.12 % (n = 3)', in brackets if it is not on the paper's data."""
-        if not self.runs:
-            return ""
-        shown = mean_and_deviation(self.values, self.number.unit)
-        shown = shown.replace(" (n", " over folds (n") if self.over_folds else shown
-        return shown if self.on_paper_data else f"[{shown}]"
-
-    @property
-    def privacy(self) -> dict[str, Any]:
-        """What the runs spent; of several jobs, the one with most tight ε."""
-        spent = max((run["privacy"] for run in self.runs), key=lambda one: one["epsilon_tight"])
-        return {"unit": "patient"} | spent  # records of older versions name no unit
-
-    @property
-    def tight(self) -> str:
-        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
-        spent = self.privacy
-        tight = interval(spent.get("epsilon_tight_at_least"), spent["epsilon_tight"])
-        if "epsilon_patient" not in spent:
-            return tight
-        owner = interval(spent.get("epsilon_patient_at_least"), spent["epsilon_patient"])
-        return tight if owner == tight else f"{tight} ({spent['unit']} {owner})"
+        return self.axes is None and sum(bool(runs) for _, runs in self.jobs) > 1
 
     @property
     def on_paper_data(self) -> bool:
@@ -196,35 +171,31 @@ class Line:
         return not self.on and all(self.rules.is_published(*one) for one in done)
 
     @property
+    def lacking(self) -> str:
+        """What is missing for an empty line; empty if nothing."""
+        return "" if self.runs else self.rules.lacking(self.number.row)
+
+    @cached_property
     def status(self) -> str:
-        """One of `PUBLISHED`, `OTHER` or `EMPTY`; empty where a paper's table gives no number."""
-        of_curve = self.number.table.startswith("fig")
+        """One of `PUBLISHED`, `OTHER` or `EMPTY`."""
         if not self.runs:
-            return "no data" if self.rules.lacking(self.number.row) else "not run"
-        if any(fnmatchcase(self.variant or "", pattern) for pattern in self.rules.reduced):
-            return "reduced"
-        if of_curve and not all(runs for _, runs in self.jobs):
+            return "no data" if self.lacking else "not run"
+        reduced = any(fnmatchcase(self.variant or "", pattern) for pattern in self.rules.reduced)
+        if reduced or (self.axes and not all(runs for _, runs in self.jobs)):
             return "reduced"
         if not self.on_paper_data:
             return "other data"
         if self.variant:
             return "other settings"
-        return "as published" if of_curve else judge(self)
-
-    @property
-    def reason(self) -> str:
-        """What is missing for an empty line, or how long it would take, if known."""
-        if self.runs or (why := self.rules.lacking(self.number.row)):
-            return "" if self.runs else why
-        seconds = [job.seconds for job, _ in self.jobs]
-        return "" if None in seconds or not seconds else duration(sum(filter(None, seconds)))
+        return "as published" if self.axes else judge(self.number, self.values, self.over_folds)
 
     @property
     def difference(self) -> float | None:
         """Ours less the paper's number; None unless it is as published."""
-        if self.status not in PUBLISHED[1:] or self.number.number is None or math.isnan(self.mean):
+        if not self.values or self.status not in PUBLISHED or self.number.number is None:
             return None
-        return self.mean - self.number.number
+        away = mean(self.values) - self.number.number
+        return None if math.isnan(away) else away
 
     @property
     def differs(self) -> str:
@@ -238,12 +209,12 @@ class Line:
         return "; ".join(filter(None, words))
 
     @property
-    def label(self) -> str:
-        """The paper's name of the row, with what is ours about it: 'MNIST (tuned, ours)'."""
-        variant = self.variant and self.rules.differs.get(self.variant, self.variant)
-        marks = [f"{variant}, ours"] if variant else []
-        marks += [f"on {names.data(self.on)}"] if self.on else []
-        return self.number.label + (f" ({'; '.join(marks)})" if marks else "")
+    def tight(self) -> str:
+        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
+        of = self.spent
+        tight = interval(of.get("epsilon_tight_at_least"), of["epsilon_tight"])
+        owner = interval(of.get("epsilon_patient_at_least"), of.get("epsilon_patient"))
+        return tight if owner in ("", tight) else f"{tight} ({of['unit']} {owner})"
 
     @property
     def command(self) -> str:
@@ -255,18 +226,17 @@ class Line:
         return " ".join(["zdp-bench run -m", f"recipe={first.recipe}", *common])
 
 
-def judge(line: Line) -> str:
+def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
     """Return 'reproduced', 'close' or 'different' (`RULE`).
 
     A metric that is NaN is 'different', and so is one of which the paper prints no number.
     """
-    metric, paper = line.number, line.number.number
-    if paper is None or math.isnan(line.mean):
+    if number.number is None or math.isnan(mean(values)):
         return "different"
-    point = 1.0 if metric.unit == "%" else 0.01 if metric.column in SHARES else 0.02 * abs(paper)
-    seeds = [] if line.over_folds else line.values
-    spread = 2 * line.scale * stdev(seeds) if len(seeds) >= 3 else 0.0
-    away = abs(line.mean - paper) - 1e-9
+    point = 0.01 if number.column in SHARES else 0.02 * abs(number.number)
+    point = 1.0 if number.unit == "%" else point
+    spread = 2 * stdev(values) if len(values) >= 3 and not over_folds else 0.0
+    away = abs(mean(values) - number.number) - 1e-9
     if away <= max(point, spread):
         return "reproduced"
     return "close" if away <= 2 * point else "different"
@@ -277,22 +247,93 @@ def make_lines(
     fillings: Sequence[Filling],
     every: Sequence[Record],
     rules: Rules,
+    axes: Axes | None = None,
 ) -> list[Line]:
     """Return the lines of each number, in the paper's order: its own settings, then variants run.
 
+    A point of a curve is a number 'METRIC at X'.
+
     Args:
+        numbers: all of a table or figure.
         every: all records.
     """
+    printed: dict[tuple[str, ...], Reference] = {
+        (n.row, *n.column.partition(" at ")[::2]): n for n in numbers
+    }
     jobs = [(filling, tuple(filling.runs_of(every))) for filling in fillings]
-    lines = []
-    for number in numbers:
+    rows = list(dict.fromkeys(number.row for number in numbers))
+    heads = [n for n in numbers if n.column not in EPSILON_COLUMNS and " at " not in n.column]
+    lines: list[Line] = []
+    for number in sorted(heads, key=lambda head: rows.index(head.row)):
         groups: dict[tuple[str, str], list[tuple[Filling, tuple[Record, ...]]]] = {("", ""): []}
         for filling, runs in jobs:
             if filling.row == number.row:
                 at = filling.variant or "", filling.on or ""
                 groups.setdefault(at, []).append((filling, runs))
         for (variant, on), of in sorted(groups.items()):
-            line = Line(number, tuple(of), rules, variant or None, on or None)
-            if line.runs or (variant, on) == ("", ""):
-                lines.append(line)
+            line = Line(number, tuple(of), rules, variant or None, on or None, axes)
+            if line.runs or line.is_papers:
+                lines += _points(line, printed)
     return lines
+
+
+def _points(line: Line, printed: Mapping[tuple[str, ...], Reference]) -> list[Line]:
+    """Return a line with its values; of a curve, a line for each x of a run, or of the text."""
+    row, metric = line.number.row, line.number.column
+    scale = 100.0 if line.number.unit == "%" else 1.0
+    values: dict[str, list[float]] = {}
+    spent: dict[str, list[Mapping[str, Any]]] = {}
+    if not line.axes:
+        folds = [[run["metrics"][metric] for run in runs] for _, runs in line.jobs if runs]
+        values[""] = [mean(f) for f in folds] if line.over_folds else folds[0] if folds else []
+        spent[""] = [run["privacy"] for run in line.runs]
+    else:
+        for run in line.runs:
+            for at, value, one in _measure(run, metric, line.axes.x):
+                values.setdefault(f"{at:g}", []).append(value)
+                spent.setdefault(f"{at:g}", []).append(one)
+        for of, _, x in printed if line.is_papers else ():
+            if of == row and x:
+                values.setdefault(x, [])
+    made = []
+    for x in sorted(values, key=lambda x: float(x or 0)) or [""]:
+        claim, rdp = (printed.get((row, column, x)) for column in EPSILON_COLUMNS)
+        made.append(
+            replace(
+                line,
+                number=printed.get((row, metric, x), replace(line.number, value="")),
+                x=x,
+                claims=(claim.value if claim else "", rdp.value if rdp else ""),
+                values=tuple(scale * value for value in values.get(x, ())),
+                spent=max(spent.get(x) or [{}], key=lambda one: one.get("epsilon_tight", 0.0)),
+            )
+        )
+    return made
+
+
+def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Mapping[str, Any]]]:
+    """Yield x, the metric and what was spent of a run, or of each of its epochs."""
+    if x != "epoch":
+        known = (records.get(run, path) for path in x.split(" or "))
+        at = float(next(value for value in known if value is not None))
+        yield at, run["metrics"][metric], run["privacy"]
+    elif records.has_each_epoch(run):
+        kept = {key: run["privacy"][key] for key in ("claimed_by", "delta", "z", "unit")}
+        for epoch in run["epochs"]:
+            if epoch["epoch"] is not None:
+                claimed = _claimed(run["privacy"], epoch["step"], epoch["epoch"])
+                spent = {"epsilon_claimed": claimed, "epsilon_tight": epoch["epsilon_tight"]}
+                yield epoch["epoch"], epoch[metric], kept | spent | {"steps": epoch["step"]}
+
+
+def _claimed(privacy: Mapping[str, Any], step: int, epoch: int) -> float:
+    """Return ε by the run's own claiming accountant, had the run ended here."""
+    # Imported here: printing a table needs neither dp-accounting nor torch.
+    from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+    from zdp_bench.privacy.mechanism import Sampling
+    from zdp_bench.privacy.memory import remember
+
+    drawn, steps = Sampling(**privacy["sampling"]).of_one(step)
+    stated = privacy["noise_multiplier"], drawn.sample_rate, steps, privacy["delta"], drawn.records
+    found: float = remember(claimed_epsilon, privacy["claimed_by"], Claim(*stated, epoch))
+    return found

@@ -19,6 +19,7 @@ from zdp_bench.report.sheet import Sheet
 AGAIN = "counted above"  # a run that fills a cell of an earlier table too
 STATUSES = (*PUBLISHED, *OTHER, *EMPTY, AGAIN)
 UNBOUNDED = "of these, tight ε = ∞"
+WHY = "why: "
 
 Lines = Iterable[Mapping[str, object]]  # of a table's CSV
 
@@ -29,73 +30,65 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
     Of several lines of one number the first of `STATUSES` counts, and a run once in all tables, or
     in all figures over one axis.
     """
+
+    def place(line: Mapping[str, object]) -> tuple[int, bool]:
+        return STATUSES.index(str(line["status"])), not line.get("runs")
+
     counts: Counter[str] = Counter()
     seen: set[tuple[str, str, str]] = set()
     for lines in tables:
         best: dict[tuple[str, str], Mapping[str, object]] = {}
         for line in lines:
             at = str(line["row"]), str(line["metric"])
-            if line["status"] and (at not in best or _place(line) < _place(best[at])):
+            if line["status"] and (at not in best or place(line) < place(best[at])):
                 best[at] = line
         for (_, metric), line in best.items():
             runs = metric, str(line.get("axis") or ""), str(line.get("runs") or "")
             status = AGAIN if runs[2] and runs in seen else str(line["status"])
             seen.add(runs)
             counts[status] += 1
-            if status in PUBLISHED and _claims_too_little(line):
-                counts[UNBOUNDED] += 1
+            if status in PUBLISHED:  # claims a finite ε, and has none
+                claimed, tight = (float(str(line[f"epsilon_{of}"])) for of in ("claimed", "tight"))
+                counts[UNBOUNDED] += math.isfinite(claimed) and math.isinf(tight)
             if status in EMPTY:
-                counts[f"why: {line.get('reason') if status == 'no data' else status}"] += 1
+                counts[WHY + str(line.get("reason") if status == "no data" else status)] += 1
     return counts
 
 
-def _place(line: Mapping[str, object]) -> int:
-    return STATUSES.index(str(line["status"]))
-
-
-def _claims_too_little(line: Mapping[str, object]) -> bool:
-    """True if a run's claimed ε is finite, and its tight one is not."""
-    claimed, tight = (float(str(line[f"epsilon_{of}"])) for of in ("claimed", "tight"))
-    return math.isfinite(claimed) and math.isinf(tight)
+def sum_up(counts: Mapping[str, int]) -> str:
+    """Return '14 as published (1 reproduced, 13 different)'."""
+    kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
+    kinds += [f"{counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
+    published = sum(counts[status] for status in PUBLISHED)
+    return f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")
 
 
 def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     """Return '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'."""
     counts = count(tables)
     total = sum(counts[status] for status in STATUSES)
-    kinds = [f"{counts[s]} {s}" for s in PUBLISHED[1:] if counts[s]]
-    kinds += [f"{counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
-    published = sum(counts[status] for status in PUBLISHED)
-    said = [f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")]
     how = {"other settings": "with other settings", "other data": "on other data"}
-    said += [f"{counts[s]} {how.get(s, s)}" for s in OTHER if counts[s]]
-    said += [f"{counts[s]} {s}" for s in (*EMPTY, AGAIN) if counts[s]]
-    return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join(said)}."
+    said = [f"{counts[s]} {how.get(s, s)}" for s in (*OTHER, *EMPTY, AGAIN) if counts[s]]
+    return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join([sum_up(counts), *said])}."
 
 
 def overview(results: Path) -> str:
     """Return the counts of all tables and figures as a Markdown table of four rows."""
     counts = [count(of_paper(results, figures=figures)) for figures in (False, True)]
+    numbers, curves = (sum(of[status] for status in STATUSES) for of in counts)
 
-    def cells(*statuses: str) -> list[int]:
-        return [sum(of[status] for status in statuses) for of in counts]
+    def row(head: str, *statuses: str) -> list[str]:
+        return [head, *(str(sum(of[status] for status in statuses)) for of in counts)]
 
-    def details(of: Counter[str]) -> str:
-        kinds = [f"{of[status]} {status}" for status in PUBLISHED[1:] if of[status]]
-        kinds += [f"{of[UNBOUNDED]} with a tight ε of ∞"] if of[UNBOUNDED] else []
-        return f" ({', '.join(kinds)})" if kinds else ""
-
-    published = [f"{n}{details(of)}" for n, of in zip(cells(*PUBLISHED), counts, strict=True)]
-    numbers, curves = cells(*STATUSES)
     rows = [
-        ("", f"{numbers} table numbers", f"{curves} figure curves"),
-        ("---", "---", "---"),
-        ("as published", *published),
-        ("reduced, or on other data or settings", *cells(*OTHER)),
-        ("the same run as another number", *cells(AGAIN)),
-        ("empty: no data, or not run", *cells(*EMPTY)),
+        ["", f"{numbers} table numbers", f"{curves} figure curves"],
+        ["---", "---", "---"],
+        ["as published", *(sum_up(of).replace(" as published", "") for of in counts)],
+        row("reduced, or on other data or settings", *OTHER),
+        row("the same run as another number", AGAIN),
+        row("empty: no data, or not run", *EMPTY),
     ]
-    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in rows)
+    return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
 
 
 def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Lines]:
@@ -113,12 +106,10 @@ def read(name: str, results: Path) -> Lines:
     path = results / "tables" / f"{papers.file_stem(name)}.csv"
     if path.is_file():
         return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
-    figure = papers.is_figure(name)
-    wanted = [n for n in papers.reference(name) if figure or n.number is not None]
     return [
         {"row": n.row, "metric": n.column.partition(" at ")[0], "status": "not run"}
-        for n in wanted
-        if not n.column.startswith("epsilon")
+        for n in papers.reference(name)
+        if not n.column.startswith("epsilon") and (papers.is_figure(name) or n.number is not None)
     ]
 
 
@@ -127,27 +118,13 @@ def sheet(results: Path) -> Sheet:
     of: dict[str, Sequence[Lines]] = {
         name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
     }
-    of |= {"all tables": of_paper(results), "all figures": of_paper(results, figures=True)}
-    numbers = []
+    of |= {f"all {kind}s": of_paper(results, "", kind == "figure") for kind in ("table", "figure")}
+    numbers: list[dict[str, object]] = []
     for name, tables in of.items():
         counts = count(tables)
-        figure = name == "all figures" or papers.is_figure(name)
-        numbers.append(
-            {
-                "table": name,
-                "of": "curves" if figure else "numbers",
-                "all": sum(counts[status] for status in STATUSES),
-                "published": sum(counts[status] for status in PUBLISHED),
-                **{status: counts[status] for status in PUBLISHED[1:]},
-                UNBOUNDED: counts[UNBOUNDED],
-                **{status: counts[status] for status in (*OTHER, AGAIN)},
-                "empty": sum(counts[status] for status in EMPTY),
-                "why": "; ".join(
-                    f"{many} {why.removeprefix('why: ')}"
-                    for why, many in counts.items()
-                    if why.startswith("why: ")
-                ),
-            }
-        )
+        why = [f"{n} {of.removeprefix(WHY)}" for of, n in counts.items() if of.startswith(WHY)]
+        parts = {status: counts[status] for status in (*STATUSES, UNBOUNDED)}
+        total = sum(counts[status] for status in STATUSES)
+        numbers.append({"table": name, "all": total, **parts, "why": "; ".join(why)})
     shown = [[str(value) for value in line.values()] for line in numbers]
     return Sheet("Coverage", list(numbers[0]), shown, [], "", numbers)

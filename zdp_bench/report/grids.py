@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 from statistics import mean
 from typing import Any
@@ -21,8 +22,8 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import remember
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report import names, papers
-from zdp_bench.report.cells import SHARES, Filling
-from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
+from zdp_bench.report.cells import SHARES, Filling, list_once
+from zdp_bench.report.comparisons import bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import Table, origin
@@ -48,30 +49,36 @@ class Line:
         return str(next(iter(self.runs.values()))[0]["headline"]["name"])
 
     @property
-    def unit(self) -> str:
-        """Whose presence ε hides."""
-        private = [runs[0] for target, runs in self.runs.items() if target < math.inf]
-        return str(private[0]["privacy"]["epsilon_of"]) if private else ""
+    def form(self) -> tuple[float, int, str]:
+        """How its metric is shown: factor, digits, unit."""
+        unit = names.unit(self.metric)
+        digits = 1 if unit else 3 if self.metric in SHARES else 4
+        return names.scale(self.metric), digits, unit
 
     @property
-    def delta(self) -> str:
-        """The δ of its private runs."""
-        private = [runs[0]["privacy"] for at, runs in self.runs.items() if at < math.inf]
-        return ", ".join(sorted({f"{one['delta']:g}" for one in private}))
+    def spent(self) -> dict[float, dict[str, Any]]:
+        """What its private runs spent, by target ε, the largest first."""
+        targets = sorted((at for at in self.runs if at < math.inf), reverse=True)
+        return {at: self.runs[at][0]["privacy"] for at in targets}
 
-    def values(self, target: float) -> list[float]:
+    @property
+    def unit(self) -> str:
+        """Whose presence ε hides."""
+        return next((str(one["epsilon_of"]) for one in self.spent.values()), "")
+
+    def values(self, target: float) -> dict[int, float]:
         """Return the test metric of each seed, the mean of its folds."""
         found: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
             found.setdefault(run["seed"], []).append(float(run["headline"]["value"]))
-        return [mean(folds) for folds in found.values()]
+        return {seed: mean(folds) for seed, folds in found.items()}
 
     def kept(self, target: float) -> float | None:
         """Return the share of the non-private score above the floor that is kept, or None."""
-        if self.floor is None or not self.values(target) or not self.values(math.inf):
+        whole, left = (self.values(at).values() for at in (math.inf, target))
+        if self.floor is None or not whole or not left or mean(whole) <= self.floor:
             return None
-        gain = mean(self.values(math.inf)) - self.floor
-        return (mean(self.values(target)) - self.floor) / gain if gain > 0 else None
+        return (mean(left) - self.floor) / (mean(whole) - self.floor)
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
@@ -83,118 +90,141 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     Raises:
         UserError: none of its runs is there.
     """
-    of = papers.ours()[name]
-    every = records.read_all(results)
-    found: dict[tuple[str, str | None], dict[float, dict[tuple[int, Any], Record]]] = {}
+    of, every = papers.ours()[name], records.read_all(results)
+    found: dict[tuple[str, str | None], dict[float, list[Record]]] = {}
     for filling in fillings:
         for run in [] if filling.on else filling.runs_of(every):
-            target = run["config"]["privacy"].get("target_epsilon") or math.inf
-            cells = found.setdefault((filling.row, filling.variant), {})
-            cut = run["seed"], run["config"].get("dataset", {}).get("fold")
-            cells.setdefault(float(target), {})[cut] = run
+            target = float(run["config"]["privacy"].get("target_epsilon") or math.inf)
+            at = found.setdefault((filling.row, filling.variant), {})
+            at[target] = list_once([*at.get(target, []), run])
     if not found:
         raise UserError(
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
         )
+    rows, order = of["rows"], list(of.get("variants") or ())
+    floors = {row: (options or {}).get("floor") for row, options in rows.items()}
     lines = [
-        Line(
-            row,
-            variant,
-            (options or {}).get("floor") if of.get("kept") else None,
-            {target: list(runs.values()) for target, runs in found[row, variant].items()},
-        )
-        for row, options in of["rows"].items()
-        for variant in sorted((v for r, v in found if r == row), key=lambda v: place(v, of))
+        Line(row, variant, floors[row] if of.get("kept") else None, runs)
+        for (row, variant), runs in found.items()
     ]
+    places = {variant: place for place, variant in enumerate(order)}  # others come behind
+    lines.sort(key=lambda one: (places.get(str(one.variant), len(order)), str(one.variant)))
+    lines.sort(key=lambda one: list(rows).index(one.row))
+    targets = sorted({target for line in lines for target in line.runs}, reverse=True)
+    others = papers.published().get(name, {})
+    grouped = any(line.variant for line in lines)
+    shown = [_show(line, targets, grouped, others) for line in lines]
+    cited = sorted({one["work"] for of_row in others.values() for one in of_row})
     notes = [*(of.get("notes") or ()), *_of_parts(lines)]
     notes += compare_variants(lines, of.get("compare"))
-    notes += _name_works(name)
-    targets = sorted({target for line in lines for target in line.runs}, reverse=True)
-    grouped = any(line.variant for line in lines)
-    heads = ["non-private" if math.isinf(target) else f"ε = {target:g}" for target in targets]
-    columns = ["task", *(["variant"] if grouped else [])]
-    others = papers.published().get(name, {})
-    columns += ["ε hides", "δ", "metric", "runs", *heads, *(["others"] if others else [])]
-    rows = []
-    for line in lines:
-        count = sorted({len(runs) for runs in line.runs.values()})
-        seeds = f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0])
-        named = [line.row, *([names.algorithm(line.variant or "")] if grouped else [])]
-        shown = [_show(line, target) for target in targets]
-        shown += [_show_others(others.get(line.row, []))] if others else []
-        rows.append([*named, line.unit, line.delta, names.metric(line.metric), seeds, *shown])
+    notes += [f"[{number}] {papers.published()['works'][number]}." for number in cited]
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
-    return Table(name, [], Sheet(of["title"], columns, rows, notes, origin(name), numbers))
+    cells = [[*row.values()] for row in shown]
+    return Table(name, Sheet(of["title"], [*shown[0]], cells, notes, origin(name), numbers))
 
 
-def place(variant: str | None, of: dict[str, Any]) -> tuple[int, str]:
-    """Return what sorts variants: those that the table lists come first, in its order."""
-    listed = list(of.get("variants") or ())
-    return (listed.index(variant) if variant in listed else len(listed), str(variant))
+def _show(
+    line: Line, targets: Sequence[float], grouped: bool, others: dict[str, list[dict[str, Any]]]
+) -> dict[str, str]:
+    """Return the cells of a line by column: '89.3 ± 0.1 % (98 %)', with what is kept."""
+    scale, digits, unit = line.form
+    cells = {"task": line.row}
+    if grouped:
+        cells["variant"] = names.algorithm(line.variant or "")
+    count = sorted({len(runs) for runs in line.runs.values()})
+    cells |= {
+        "ε hides": line.unit,
+        "δ": ", ".join(sorted({f"{one['delta']:g}" for one in line.spent.values()})),
+        "metric": names.metric(line.metric),
+        "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
+    }
+    for target in targets:
+        values = [*line.values(target).values()]
+        shown = mean_and_deviation(values, unit, digits, scale) if values else ""
+        shown = shown.partition(" (n")[0]
+        kept = line.kept(target) if target < math.inf else None
+        cells[_head(target)] = shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
+    if others:
+        cells["others"] = ", ".join(
+            f"{one['value']} at ε = {one['epsilon']:g} [{one['work']}]"
+            for one in others.get(line.row, [])
+        )
+    return cells
+
+
+def _head(target: float) -> str:
+    return "non-private" if math.isinf(target) else f"ε = {target:g}"
+
+
+def _numbers(line: Line, target: float) -> dict[str, object]:
+    """Return what the CSV holds of a cell: the numbers behind it."""
+    runs, values, kept = line.runs[target], line.values(target), line.kept(target)
+    privacy, data = runs[0]["privacy"], runs[0]["data"]
+    return {
+        "row": line.row,
+        "variant": line.variant,
+        "recipe": runs[0]["recipe"],
+        "metric": line.metric,
+        "target_epsilon": target,
+        "epsilon_tight": epsilon(privacy["epsilon_tight"]),
+        "epsilon_of_owner": epsilon(privacy.get("epsilon_patient")),
+        "unit": line.unit,
+        "delta": privacy["delta"],
+        "mean": round(mean(values.values()), 6),
+        "kept": None if kept is None else round(kept, 4),
+        "n": len(values),
+        "values": " ".join(f"{value:.6g}" for value in values.values()),
+        "seeds": " ".join(map(str, values)),
+        "data": f"{data['name']}, {data['provenance']}",
+        "runs": " ".join(run["run"][:16] for run in runs),
+    }
 
 
 def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     """Compare each variant with the others of its row, at each ε, by a paired t-test.
 
-    Bonferroni's threshold is that of all comparisons of the table.
+    It is over the seeds that both have. Bonferroni's threshold is that of all comparisons.
     """
-    pairs = [
-        (line, other)
-        for line in lines
-        for other in lines
-        if line.row == other.row and line.variant == chosen != other.variant
-    ]
-    tests = [_compare(*pair) for pair in pairs]
-    every = [test for of_pair in tests for test in of_pair.values()]
-    if not every:
+    said, tests = [], []
+    for line, other in product(lines, lines):
+        if line.row != other.row or not line.variant == chosen != other.variant:
+            continue
+        scale, digits, unit = line.form
+        words = []
+        for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
+            ours, theirs = line.values(target), other.values(target)
+            both = sorted(ours.keys() & theirs.keys())
+            test = paired_t([ours[seed] for seed in both], [theirs[seed] for seed in both])
+            if test is not None:
+                tests.append(test)
+                at = [f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high)]
+                points = " points" if unit == "%" else ""
+                words.append(
+                    f"{_head(target)}: {at[0]} [{at[1]}, {at[2]}]{points}, p {show_p(test.p)}"
+                )
+        if words:
+            said.append(f"{line.row}, {line.variant} − {other.variant}. {'; '.join(words)}.")
+    if not tests:
         return []
-    threshold = bonferroni(len(every))
-    better = sum(test.p < threshold and test.mean > 0 for test in every)
-    worse = sum(test.p < threshold and test.mean < 0 for test in every)
-    said = (
-        f"Of {len(every)} comparisons, {chosen} is better in {better}, worse in {worse} and not "
-        f"shown to be different in {len(every) - better - worse}: paired t-tests over seeds, "
+    threshold = bonferroni(len(tests))
+    better, worse = (
+        sum(test.p < threshold and sign * test.mean > 0 for test in tests) for sign in (1, -1)
+    )
+    head = (
+        f"Of {len(tests)} comparisons, {chosen} is better in {better}, worse in {worse} and not "
+        f"shown to be different in {len(tests) - better - worse}: paired t-tests over seeds, "
         f"threshold of p {threshold:.2g} (Bonferroni). Below: mean difference [95 % interval]."
     )
-    return [said, *(_say_tests(*pair, of) for pair, of in zip(pairs, tests, strict=True) if of)]
-
-
-def _compare(line: Line, other: Line) -> dict[float, Paired]:
-    """Return the test at each ε, over the seeds that both lines have."""
-    found = {}
-    for target in sorted(set(line.runs) & set(other.runs), reverse=True):
-        ours, theirs = (
-            {run["seed"]: float(run["headline"]["value"]) for run in of.runs[target]}
-            for of in (line, other)
-        )
-        seeds = sorted(ours.keys() & theirs.keys())
-        test = paired_t([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
-        if test is not None:
-            found[target] = test
-    return found
-
-
-def _say_tests(line: Line, other: Line, tests: dict[float, Paired]) -> str:
-    """Return 'MNIST, complex − channels: non-private +0.3 [+0.1, +0.5] %, p = 0.01; ε = 8 …'."""
-    scale, digits, _ = _form(line)
-    unit = " points" if line.metric == "accuracy" else ""
-    said = []
-    for target, test in tests.items():
-        mean, low, high = (f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high))
-        at = "non-private" if math.isinf(target) else f"ε = {target:g}"
-        said.append(f"{at}: {mean} [{low}, {high}]{unit}, p {show_p(test.p)}")
-    return f"{line.row}, {line.variant} − {other.variant}. {'; '.join(said)}."
+    return [head, *said]
 
 
 def _of_parts(lines: Sequence[Line]) -> list[str]:
     """State the ε of one of several examples, where all of an owner's are drawn as one."""
     told: dict[str, list[str]] = {}
     for line in lines:
-        spent = {at: runs[0]["privacy"] for at, runs in line.runs.items() if math.isfinite(at)}
-        if all(is_of_unit(one) and one["examples_per_patient"] > 1 for one in spent.values()):
-            parts = ", ".join(_part(spent[at]) for at in sorted(spent, reverse=True))
-            told.setdefault(parts, []).append(line.row)
-    told.pop("", None)  # of lines without a private run
+        spent = line.spent.values()
+        if spent and all(is_of_unit(one) and one["examples_per_patient"] > 1 for one in spent):
+            told.setdefault(", ".join(map(_part, spent)), []).append(line.row)
     if not told:
         return []
     found = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in told.items())
@@ -204,58 +234,3 @@ def _of_parts(lines: Sequence[Line]) -> list[str]:
 def _part(privacy: dict[str, Any]) -> str:
     mechanism = Mechanism.of_z(privacy["z"], Sampling(**privacy["sampling"]))
     return epsilon(remember(part_epsilon, mechanism, privacy["steps"], privacy["delta"]))
-
-
-def _show_others(results: Sequence[dict[str, Any]]) -> str:
-    """Return '81.4 % at ε = 8 [2]' of each result of others."""
-    return ", ".join(f"{one['value']} at ε = {one['epsilon']:g} [{one['work']}]" for one in results)
-
-
-def _name_works(table: str) -> list[str]:
-    """Name the works that a table's results of others are from."""
-    every = papers.published()
-    cited = {one["work"] for results in every.get(table, {}).values() for one in results}
-    return [f"[{number}] {every['works'][number]}." for number in sorted(cited)]
-
-
-def _form(line: Line) -> tuple[float, int, str]:
-    """Return how a line's metric is shown: factor, digits, unit."""
-    if line.metric == "accuracy":
-        return 100.0, 1, "%"
-    return 1.0, 3 if line.metric in SHARES else 4, ""
-
-
-def _show(line: Line, target: float) -> str:
-    """Return '89.3 ± 0.1 % (98 %)': mean, deviation over seeds, and what is kept."""
-    values = line.values(target)
-    if not values:
-        return ""
-    _, digits, unit = _form(line)
-    shown = mean_and_deviation(values, unit, digits).partition(" (n")[0]
-    kept = line.kept(target) if math.isfinite(target) else None
-    return shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
-
-
-def _numbers(line: Line, target: float) -> dict[str, object]:
-    """Return what the CSV holds of a cell: the numbers behind it."""
-    runs, values = line.runs[target], line.values(target)
-    privacy, kept = runs[0]["privacy"], line.kept(target)
-    owner = privacy.get("epsilon_patient")
-    return {
-        "row": line.row,
-        "variant": line.variant,
-        "recipe": runs[0]["recipe"],
-        "metric": line.metric,
-        "target_epsilon": target,
-        "epsilon_tight": epsilon(privacy["epsilon_tight"]),
-        "epsilon_of_owner": epsilon(owner) if owner is not None else "",
-        "unit": line.unit,
-        "delta": privacy["delta"],
-        "mean": round(mean(values), 6),
-        "kept": None if kept is None else round(kept, 4),
-        "n": len(values),
-        "values": " ".join(f"{value:.6g}" for value in values),
-        "seeds": " ".join(str(seed) for seed in dict.fromkeys(run["seed"] for run in runs)),
-        "data": f"{runs[0]['data']['name']}, {runs[0]['data']['provenance']}",
-        "runs": " ".join(run["run"][:16] for run in runs),
-    }

@@ -30,18 +30,18 @@ def interval(low: float | None, high: float | None) -> str:
     return f"{epsilon(low, at_least=True)} to {epsilon(high)}"
 
 
-def mean_and_deviation(values: Sequence[float], unit: str, digits: int | None = None) -> str:
+def mean_and_deviation(
+    values: Sequence[float], unit: str = "", digits: int | None = None, scale: float = 1.0
+) -> str:
     """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
     'undefined' where a value is NaN: a ROC curve needs examples of both classes.
     """
     if any(math.isnan(value) for value in values):
         return f"undefined (n = {len(values)})"
-    scale = 100.0 if unit == "%" else 1.0
     digits = digits or (2 if unit else 4)
-    scaled = [scale * value for value in values]
-    spread = f" ± {stdev(scaled):.{digits}f}" if len(scaled) > 1 else ""
-    return f"{scale * mean(values):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(scaled)})"
+    spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
+    return f"{scale * mean(values):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(values)})"
 
 
 def rounded(numbers: Mapping[str, object]) -> dict[str, object]:

@@ -84,7 +84,8 @@ def draw_panels(
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
     for of in (mean, min, max):
-        points = points.assign(**{of.__name__: points["values"].map(of)})
+        reduced = [of(values) if values else math.nan for values in points["values"]]
+        points = points.assign(**{of.__name__: reduced})
     for axes, title in zip(grid.flat, titles, strict=False):
         panel = points[points["panel"] == title]
         every_x = sorted({x for x in panel["x"] if x < math.inf})
@@ -98,7 +99,7 @@ def draw_panels(
             axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
             axes.minorticks_off()
     across = f"; dotted: {x_label} = ∞" if (points["x"] == math.inf).any() else ""
-    _add_legend(figure, (says or say_runs(points["values"].map(len))) + across)
+    _add_legend(figure, (says or say_runs(n for n in points["values"].map(len) if n)) + across)
     return figure
 
 
@@ -115,7 +116,8 @@ def _draw_curve(
         style["marker"] = ""
     else:
         inside = inside.reindex(every_x)
-    axes.plot(inside.index, inside["mean"], label=label, **style)
+    if inside["mean"].notna().any():
+        axes.plot(inside.index, inside["mean"], label=label, **style)
     if (inside["max"] > inside["min"]).any():
         band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
         axes.fill_between(inside.index, inside["min"], inside["max"], **band)

@@ -59,18 +59,21 @@ def draw_paper(name: str, folder: Path) -> Figure:
         UserError: the table has not been made, or holds no curve as published.
     """
     points = read_table(name, folder, f"zdp-bench table {name} --write")
-    points = points[points["x"] != ""]
+    points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
         raise UserError(
             f"{name}: none of the paper's curves was run as published, so nothing is drawn as its "
             f"figure. `zdp-bench table {name}` shows what was run and what it lacks."
         )
-    points = points.astype({"x": float, "epsilon_claimed": float, "epsilon_tight": float})
-    least = points.groupby("curve")[["epsilon_claimed", "epsilon_tight"]].transform("min")
+    spent = ["epsilon_claimed", "epsilon_tight"]
+    points["x"] = points["x"].astype(float)
+    points[spent] = points[spent].apply(pd.to_numeric)
+    least = points.groupby(["label", "differs"])[spent].transform("min")
     unbounded = (least["epsilon_claimed"] < math.inf) & (least["epsilon_tight"] == math.inf)
+    points["curve"] = points["label"] + points["differs"].map(lambda of: of and f" ({of})")
     points["curve"] += unbounded.map({True: ", tight ε = ∞", False: ""})
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
-    points.loc[points.duplicated(["row", "x"]), "printed"] = math.nan  # a variant's, said above
+    points.loc[points["variant"] + points["on"] != "", "printed"] = math.nan  # said at the paper's
     points["y"] = names.axis(points["metric"].iloc[0])
     of = papers.axes(name)
     shown = [

@@ -95,7 +95,7 @@ def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
         tables=[
             (papers.file_stem(table.name), table.sheet.title, _markdown(table.sheet.as_markdown()))
             for table in tables
-            if any(line.runs for line in table.lines)
+            if any(line.get("runs") for line in table.sheet.numbers)
         ],
         parts=_parts({papers.file_stem(table.name) for table in tables}, results),
         figures=_figures(results),
