@@ -16,7 +16,6 @@ import pytest
 
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save
-from zdp_bench.errors import UserError
 from zdp_bench.extras.page import page
 from zdp_bench.report import tables
 
@@ -194,21 +193,6 @@ def test_a_drawing_is_shown_as_an_image_and_a_table_as_text(path: Path) -> None:
     assert b64encode(drawing.read_bytes()).decode() in text
     assert "&lt;script&gt;" in text
     assert EVIL not in text
-
-
-@pytest.mark.parametrize(
-    ("name", "content", "says"),
-    [
-        ("figures/p_fig1.svg", b"<html>not found</html>", "is not an SVG"),
-        ("tables/measured.md", "# Größe".encode("latin-1"), "is not UTF-8 text"),
-    ],
-)
-def test_a_file_that_is_not_what_its_name_says_is_one_sentence(
-    path: Path, name: str, content: bytes, says: str
-) -> None:
-    (path.parent / name).write_bytes(content)
-    with pytest.raises(UserError, match=f"{Path(name).name}: {says}"):
-        write_page(path.parent)
 
 
 def test_two_pages_of_the_same_records_differ_only_in_the_time(path: Path) -> None:

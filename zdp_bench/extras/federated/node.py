@@ -20,7 +20,14 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
 from zdp_bench.data.owners import owners_of
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.federated.flower import ClientApp, ConfigRecord, Context, Error, Message
+from zdp_bench.extras.federated.flower import (
+    ClientApp,
+    ConfigRecord,
+    Context,
+    Error,
+    Message,
+    RecordDict,
+)
 from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
@@ -34,6 +41,8 @@ from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # an Error's code: the app raised
 REFUSED = 700  # an Error of ours, whose reason is for people; Flower's own codes are below
+
+Answer = Callable[[Message, Context], Message]
 
 # This process's sites by the key that a ClientApp carries: data and model do not travel.
 _sites: dict[str, Site] = {}
@@ -50,7 +59,10 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     Raises:
         UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
-    patients, patient_of = find_patients(data, nodes)
+    owners = owners_of(data, "federated.patients=split")
+    patients, patient_of = np.unique(owners, return_inverse=True)
+    rule = f"the training set has only {len(patients):,} patients"
+    require(nodes <= len(patients), "federated.nodes", nodes, rule)
     node_of = np.empty(len(patients), dtype=np.int64)
     node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
         np.arange(len(patients)) % nodes
@@ -59,23 +71,6 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
         Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
         for node in range(nodes)
     ]
-
-
-def find_patients(data: Splits, nodes: int) -> tuple[np.ndarray, np.ndarray]:
-    """Return the training set's patients [m], and which of them owns each example [n].
-
-    Raises:
-        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
-    """
-    owners = owners_of(data, "federated.patients=split")
-    patients, patient_of = np.unique(owners, return_inverse=True)
-    require(
-        nodes <= len(patients),
-        "federated.nodes",
-        nodes,
-        f"the training set has only {len(patients):,} patients",
-    )
-    return patients, patient_of
 
 
 # ----------------------------------------------------------------------------------------- one node
@@ -249,7 +244,8 @@ class Node:
 
     def standing(self) -> dict[str, Any]:
         """How far the ledger has come."""
-        assert self.ledger is not None
+        if self.ledger is None:
+            raise UserError("it was restarted, and joins again")
         return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
     def release(
@@ -303,7 +299,7 @@ def open_site(key: str, site: Site) -> Iterator[Site]:
 
 
 def client_app(config: Run, key: str) -> ClientApp:
-    """Return the app of any node; `partition-id` of Flower's node configuration selects it.
+    """Return the app of any node; `partition-id` of Flower's node configuration says which one.
 
     Messages:
         query.join      {} -> `Node.join`
@@ -314,49 +310,29 @@ def client_app(config: Run, key: str) -> ClientApp:
     app = ClientApp()
 
     def node_of(context: Context) -> Node:
-        site = _sites.setdefault(key, Site(config)) if key not in _sites else _sites[key]
-        node = site.node(int(context.node_config["partition-id"]))
+        if key not in _sites:
+            _sites[key] = Site(config)
+        node = _sites[key].node(int(context.node_config["partition-id"]))
         if (
             node.ledger is None and "prepared" in context.state
         ):  # by another process: Ray gives a node to any that is free
             _prepare(node, dict(context.state.config_records["prepared"]))
         return node
 
-    @app.query("join")
-    def join(message: Message, context: Context) -> Message:
-        return answer_or_refuse(
-            message, lambda: Message(content(node_of(context).join()), reply_to=message)
-        )
+    def prepare(message: Message, context: Context) -> RecordDict:
+        values, node = values_of(message), node_of(context)
+        context.state["prepared"] = ConfigRecord(values)
+        return content(_prepare(node, values))
 
-    @app.query("prepare")
-    def prepare(message: Message, context: Context) -> Message:
-        def work() -> Message:
-            values, node = values_of(message), node_of(context)
-            context.state["prepared"] = ConfigRecord(values)
-            return Message(content(_prepare(node, values)), reply_to=message)
+    def train(message: Message, context: Context) -> RecordDict:
+        node = node_of(context)
+        weights = tensors_of(message, trainable(node.site.model))
+        return content(*node.release(int(values_of(message)["round"]), weights))
 
-        return answer_or_refuse(message, work)
-
-    @app.train()
-    def train(message: Message, context: Context) -> Message:
-        def release() -> Message:
-            node = node_of(context)
-            weights = tensors_of(message, trainable(node.site.model))
-            standing, gradients = node.release(int(values_of(message)["round"]), weights)
-            return Message(content(standing, gradients), reply_to=message)
-
-        return answer_or_refuse(message, release)
-
-    @app.query("report")
-    def report(message: Message, context: Context) -> Message:
-        def work() -> Message:
-            node = node_of(context)
-            if node.ledger is None:
-                raise UserError("it was restarted, and joins again")
-            return Message(content(node.standing()), reply_to=message)
-
-        return answer_or_refuse(message, work)
-
+    app.query("join")(_answering(lambda _, context: content(node_of(context).join())))
+    app.query("prepare")(_answering(prepare))
+    app.train()(_answering(train))
+    app.query("report")(_answering(lambda _, context: content(node_of(context).standing())))
     return app
 
 
@@ -367,21 +343,22 @@ def _prepare(node: Node, values: dict) -> dict:
     return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
 
 
-def answer_or_refuse(message: Message, work: Callable[[], Message]) -> Message:
-    """Return the answer; a refusal that a person can act on becomes an Error with its sentence."""
-    try:
-        return work()
-    except BudgetExceeded:
-        return Message(
-            Error(REFUSED, "the next step would pass privacy.max_epsilon"), reply_to=message
-        )
-    except (UserError, ValueError) as error:
-        return Message(Error(REFUSED, str(error)), reply_to=message)
+def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
+    """Return what answers a message; a refusal that a person can act on becomes an Error."""
+
+    def answer(message: Message, context: Context) -> Message:
+        try:
+            return Message(work(message, context), reply_to=message)
+        except BudgetExceeded:
+            why = "the next step would pass privacy.max_epsilon"
+        except (UserError, ValueError) as error:
+            why = str(error)
+        return Message(Error(REFUSED, why), reply_to=message)
+
+    return answer
 
 
-def reply_to(
-    app: Callable[[Message, Context], Message], message: Message, context: Context
-) -> Message:
+def reply_to(app: Answer, message: Message, context: Context) -> Message:
     """Return the app's answer, or an Error if it raises, as Flower's own runtimes do."""
     try:
         return app(message, context)

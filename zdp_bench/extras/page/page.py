@@ -25,7 +25,6 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
-from zdp_bench.errors import UserError
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
@@ -72,11 +71,7 @@ SECTIONS = {
 
 
 def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
-    """Write the page to `path`, whole or not at all; links to records are relative to it.
-
-    Raises:
-        UserError: a file among the tables or figures is none.
-    """
+    """Write the page to `path`, whole or not at all; links to records are relative to it."""
     every = records.read_all(results)
     environment = Environment(
         loader=PackageLoader("zdp_bench.extras.page"),
@@ -190,7 +185,7 @@ def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tup
     found: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
     for file in files:
         start = next(start for start in PARTS if file.stem.startswith(start))
-        text = _text(file).lstrip()
+        text = file.read_text(encoding="utf-8", errors="replace").lstrip()
         found[start].append((text.partition("\n")[0].removeprefix("# "), _markdown(text)))
     return [(*PARTS[start], tables) for start, tables in found.items() if tables]
 
@@ -213,17 +208,6 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def _text(file: Path) -> str:
-    try:
-        return file.read_text(encoding="utf-8")
-    except UnicodeDecodeError:
-        raise UserError(
-            f"{file}: is not UTF-8 text, so it is not a table of zdp-bench. Save it as UTF-8, or "
-            "move "
-            "it away."
-        ) from None
-
-
 def _markdown(text: str) -> Markup:
     """Return a generated page as HTML without its title; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
@@ -238,17 +222,8 @@ def _markdown(text: str) -> Markup:
 
 
 def _image(file: Path) -> str:
-    """Return a drawing as the address of an image. Scripts and links in an image do nothing.
-
-    Raises:
-        UserError: it is no SVG.
-    """
-    body = file.read_bytes()
-    if b"<svg" not in body:
-        raise UserError(
-            f"{file}: is not an SVG. Draw it again with `zdp-bench figure`, or move it away."
-        )
-    return f"data:image/svg+xml;base64,{b64encode(body).decode()}"
+    """Return a drawing as the address of an image. Scripts and links in an image do nothing."""
+    return f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}"
 
 
 # -------------------------------------------------------------------------- scripts and safety
