@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
-from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report.results import sheet
 
@@ -82,7 +81,6 @@ def test_any_key_of_the_configuration_is_a_column(tmp_path: Path) -> None:
     assert len(rows(tmp_path, "model.hidden=[4,2]")) == 2
     assert len(rows(tmp_path, "model.hidden=[4,2],[4]", "optimizer.on=null")) == 2
     assert rows(tmp_path, columns="optimizer.lr", sort="optimizer.lr") == [["1e-05"], ["10"]]
-    assert sheet(tmp_path, ["lr=10"], "lr,hidden").columns == ["lr", "hidden"]
     with pytest.raises(UserError, match=r"Did you mean 'optimizer\.lr'"):
         sheet(tmp_path, [], "optimzer.lr")
 
@@ -101,29 +99,6 @@ def test_one_column_says_what_differs_within_each_recipe(tmp_path: Path) -> None
         ["b", "official"],
         ["b", "synthetic"],
     ]
-
-
-def test_a_group_says_what_it_averages_over(tmp_path: Path) -> None:
-    for seed, rate in ((1, 0.1), (2, 0.1), (1, 0.3)):
-        save(tmp_path, configured(seed, rate, optimizer={"lr": rate}))
-    shown = sheet(tmp_path, by="recipe")
-    assert (shown.columns[-1], shown.rows[0][-1]) == ("averages_over", "optimizer.lr")
-    apart = sheet(tmp_path, by="recipe,optimizer.lr")
-    assert [row[3] for row in apart.rows] == ["2", "1"]
-    assert "averages_over" not in apart.columns
-    other = {"name": "d", "provenance": "official", "digest": "e" * 64, "notes": ""}
-    save(tmp_path, configured(9, 0.1, optimizer={"lr": 0.1}) | {"data": other})
-    assert "data_digest" in rows(tmp_path, by="recipe")[0][-1]
-
-
-def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
-    save(tmp_path, record("a", 1))
-    for recipe in "ab":
-        records.write_text(records.folder(tmp_path, recipe, "c" * 64) / "spending.json", "{}")
-    assert sheet(tmp_path, ["recipe=a"]).notes == [
-        "Not finished: a/cccccccc; the same command continues it."
-    ]
-    assert "b/cccccccc" in sheet(tmp_path).notes[0]
 
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:

@@ -20,12 +20,8 @@ from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
-DEFAULT = (
-    *("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", "run"),
-    *("epsilon_claimed", "epsilon_of"),
-)
+DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", "run")
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
-OVER = "averages_over"
 # recorded keys that change no result
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 
@@ -77,14 +73,11 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
 
 
 def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
-    """Return the column of a name, or of the last part of one: `lr`.
+    """Return the name of a column.
 
     Raises:
-        UserError: there is none, or the last part is that of several.
+        UserError: there is none of this name.
     """
-    near = [name for name in frame.columns if name.rpartition(".")[2] == column]
-    if column not in frame.columns and len(near) == 1:
-        return str(near[0])
     if column not in frame.columns:
         raise unknown(what, column, frame.columns)
     return column
@@ -146,9 +139,9 @@ def sheet(
     frame[DIFFERS] = tell_differences(frame, keys)
     names = columns.split(",") if columns else ["value"] if by else DEFAULT
     shown = [find(name, frame) for name in names]
-    title, notes = _count(len(frame), "record"), _unfinished(results, filters)
+    title, notes = _count(len(frame), "record"), []
     if by:
-        frame = _group(frame, [find(name, frame) for name in by.split(",")], shown, keys)
+        frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
         title, shown = f"{_count(len(frame), 'group')} of {title}", [*frame.columns]
     if sort:
         frame = frame.sort_values(
@@ -159,43 +152,19 @@ def sheet(
     frame = frame[shown].head(most if most is not None else len(frame)).astype(object)
     lines: list[dict[Any, Any]] = frame.where(frame.notna(), None).to_dict("records")
     cells = [[cell(name, line[name]) for name in shown] for line in lines]
-    return Sheet(title, _headings(shown), cells, notes, numbers=lines, one_line=True)
+    return Sheet(title, shown, cells, notes, numbers=lines, one_line=True)
 
 
-def _group(
-    frame: pd.DataFrame, by: list[str], measures: list[str], keys: list[str]
-) -> pd.DataFrame:
-    """Return n, and mean and deviation of each measure, for each set of equal values of `by`.
-
-    The column `averages_over` says what else than the seed differs within a group.
-    """
+def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
+    """Return n, and mean and deviation of each measure, for each set of equal values of `by`."""
     if "value" in measures and "metric" not in by:  # values of different metrics have no mean
         by = [*by, "metric"]
     frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
     groups = frame.groupby(by, dropna=False)
-    made = groups.agg(
-        n=("run", "count"),
-        **{
-            f"{name}{end}": (name, of)
-            for name in measures
-            for end, of in (("", "mean"), ("_sd", "std"))
-        },
-    ).reset_index()
-    watched = [key for key in ("recipe", "data_digest", *keys) if key not in (*by, "seed")]
-    over = [", ".join(differing(runs, watched)) for _, runs in groups]
-    return made.assign(**{OVER: over}) if any(over) else made
-
-
-def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
-    """Return a sentence that names the runs without a record, of the recipes asked for."""
-    asked = [word for one in filters if one.startswith("recipe=") for word in one[7:].split(",")]
-    homes = sorted(path.parent for path in results.glob("runs/*/*/spending.json"))
-    left = [
-        f"{home.parent.name}/{home.name[:8]}"
-        for home in homes
-        if not (home / "record.json").exists() and home.parent.name in (asked or [home.parent.name])
-    ]
-    return [f"Not finished: {', '.join(left)}; the same command continues it."] if left else []
+    made = {"n": groups["run"].count()}
+    for name in measures:
+        made |= {name: groups[name].mean(), f"{name}_sd": groups[name].std()}
+    return pd.DataFrame(made).reset_index()
 
 
 def _equals(cell: Any, word: str) -> bool:
@@ -212,12 +181,6 @@ def _sortable(column: pd.Series) -> pd.Series:
     """Return a column that can be sorted: as it is if it is of numbers, else as text."""
     numbers = pd.to_numeric(column, errors="coerce")
     return column.astype(str) if (numbers.isna() & column.notna()).any() else numbers
-
-
-def _headings(columns: Sequence[str]) -> list[str]:
-    """Return the last part of each name where no other column shares it."""
-    last = [name.removesuffix(".name").rpartition(".")[2] for name in columns]
-    return [s if last.count(s) == 1 else name for s, name in zip(last, columns, strict=True)]
 
 
 def _count(number: int, what: str) -> str:

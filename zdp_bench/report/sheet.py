@@ -22,7 +22,6 @@ from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json")
-FOLDED = 10  # characters to which a column of words may be folded
 DIGEST = re.compile(r"[0-9a-f]{8}")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
 NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)*")
@@ -55,40 +54,28 @@ class Sheet:
         numbers = [dict(zip(columns, row, strict=True)) for row in rows]
         return cls(title, columns, rows, numbers=numbers)
 
-    def as_rich(self, width: int | None = None) -> RichTable:
-        """Return the table for a terminal of so many columns.
+    def as_rich(self) -> RichTable:
+        """Return the table for a terminal.
 
-        Numbers stay on one line, and words wrap, or are cut in a table of `one_line`. Where that is
-        too wide, columns of words are left out, then numbers, the last first; the caption names
-        them.
+        Numbers stay on one line, and words fold, or are cut in a table of `one_line`.
         """
-        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        columns = [*zip_longest(self.columns, cells, fillvalue="")]
-        room = {at: 3 + _least(*column) for at, column in enumerate(columns)}
-        for at in sorted([*room][2:], key=lambda at: (_is_number(columns[at][1]), -at)):
-            if width is not None and 1 + sum(room.values()) > width:
-                del room[at]
         table = RichTable(show_header=bool(self.columns))
-        if left := ", ".join(name for at, name in enumerate(self.columns) if at not in room):
-            table.caption = f"No room for {left}: use a wider terminal or --format csv."
-        for heading, column in (columns[at] for at in room):
-            if _is_number(column):
-                table.add_column(_broken(heading), no_wrap=True)
+        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
+        for heading, column in zip_longest(self.columns, cells, fillvalue=""):
+            if any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column):
+                table.add_column(heading.replace(" ", "\n").replace("_", "_\n"), no_wrap=True)
             else:
-                table.add_column(heading, overflow="fold", min_width=_least(heading, column))
+                table.add_column(heading, overflow="fold")
         for row in self.rows:
-            shown = [row[at] for at in room]
-            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in shown]
-            table.add_row(*(whole if self.one_line else shown))
+            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row]
+            table.add_row(*(whole if self.one_line else row))
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
-        table = self.as_rich(options.max_width)
-        notes, table.caption = [*self.notes, table.caption], None
         if self.title:
             yield Text(self.title, "table.title")
-        yield table
-        if said := "\n".join(str(note) for note in notes if note):
+        yield self.as_rich()
+        if said := "\n".join(filter(None, self.notes)):
             yield Text(said, "table.caption")
 
     def as_markdown(self) -> str:
@@ -107,22 +94,6 @@ class Sheet:
     def write(self, stem: Path) -> list[Path]:
         """Write `stem`.md and `stem`.csv."""
         return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
-
-
-def _is_number(column: Sequence[str]) -> bool:
-    """True if cells are numbers, or first digits of a digest: a part of one would mislead."""
-    return any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column)
-
-
-def _broken(heading: str) -> str:
-    return re.sub(r"(?<=[_.])|(?<=\w) (?=\w)", "\n", heading) if len(heading) > FOLDED else heading
-
-
-def _least(heading: str, column: Sequence[str]) -> int:
-    """Return how narrow a column may become."""
-    if _is_number(column):
-        return max(map(len, (*_broken(heading).split("\n"), *column)))
-    return min(FOLDED, max(map(len, (heading, *column)), default=0))
 
 
 def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:
