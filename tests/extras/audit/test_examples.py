@@ -47,8 +47,6 @@ def test_it_would_be_flagged_at_a_smaller_claim() -> None:
         ("opacus_loop", "shuffled", 160, {}, "flagged"),
         ("opacus_loop", "poisson", 60, {}, "passes"),
         ("opacus_loop", "poisson", 160, {"sample_rate": 0.15}, "flagged"),
-        ("opacus_complex", "complex_layer", 800, {}, "flagged"),
-        ("opacus_complex", "real_layer", 100, {}, "passes"),
     ],
 )
 def test_loops_with_opacus_are_judged(

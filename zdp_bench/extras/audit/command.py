@@ -26,7 +26,6 @@ NOTES = (
     "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
     "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
 )
-RECIPES = {"canaries": 1000, "steps": 1000}  # what no script reads
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -42,20 +41,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--canaries",
         type=whole(10),
-        default=RECIPES["canaries"],
+        default=1000,
         metavar="M",
         help="in the attacks on a whole run (default 1000)",
     )
     parser.add_argument(
         "--steps",
         type=whole(1),
-        default=RECIPES["steps"],
+        default=1000,
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
     parser.add_argument(
         "--runs",
         type=whole(40),
+        default=400,
         metavar="R",
         help="of my_script:function, with the canary and without (default 400)",
     )
@@ -63,47 +63,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    for word in options.overrides:
-        if "=" not in word and not is_script(word):
-            raise UserError(
-                f"'{word}' is not known: write my_script:function for a function of your own, and "
-                "recipe=NAME or key=value for a recipe."
-            )
-    if any(is_script(word) for word in options.overrides):
-        return _audit_script(options)
-    return _audit_recipe(options)
-
-
-def is_script(word: str) -> bool:
-    """True for `module:function`, and not for `key=value`."""
-    return ":" in word and "=" not in word
-
-
-def _audit_script(options: argparse.Namespace) -> int:
-    from zdp_bench.extras.audit.script import audit_script
     from zdp_bench.training.progress import console
 
-    word = next(word for word in options.overrides if is_script(word))
-    others = [other for other in options.overrides if other != word]
-    others += [f"--{key}" for key, default in RECIPES.items() if getattr(options, key) != default]
-    if others:
-        raise UserError(
-            f"{word}: a script's function is audited on its own; remove {' '.join(others)}."
-        )
+    scripts = [word for word in options.overrides if ":" in word and "=" not in word]
+    if scripts and len(options.overrides) > 1:
+        raise UserError(f"{scripts[0]}: a script's function is audited alone.")
     with console().status("attacking ..."):
-        finding = audit_script(word, options.runs, options.confidence)
-    return _show([finding], f"Audit of {word}", options)
+        if scripts:
+            from zdp_bench.extras.audit.script import audit_script
 
+            findings = [audit_script(scripts[0], options.runs, options.confidence)]
+            return _show(findings, f"Audit of {scripts[0]}", options)
+        from zdp_bench.config import configured
+        from zdp_bench.extras.audit.recipe import audit
 
-def _audit_recipe(options: argparse.Namespace) -> int:
-    from zdp_bench.config import configured
-    from zdp_bench.extras.audit.recipe import audit
-    from zdp_bench.training.progress import console
-
-    if options.runs is not None:
-        raise UserError("--runs: applies to my_script:function only, not to recipes.")
-    config = configured(options.overrides)
-    with console().status("attacking ..."):
+        config = configured(options.overrides)
         findings = [*audit(config, options.confidence, options.canaries, options.steps)]
     return _show(findings, f"Audit of recipe {config.recipe}, seed {config.seed}", options)
 

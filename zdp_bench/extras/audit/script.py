@@ -17,11 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.extras.audit.foreign import RUNS, step
+from zdp_bench.extras.audit.foreign import step
 from zdp_bench.extras.audit.release import Finding
 
 
-def audit_script(word: str, runs: int | None, confidence: float) -> Finding:
+def audit_script(word: str, runs: int, confidence: float) -> Finding:
     """Return the finding for the function that `module:function` names.
 
     Raises:
@@ -29,27 +29,19 @@ def audit_script(word: str, runs: int | None, confidence: float) -> Finding:
             what `step` raises.
     """
     path, _, function = word.rpartition(":")
-    module = _import(path)
-    module_name = module.__name__
-    given = vars(module)
+    given = vars(_import(path))
     make_step = given.get(function)
     if not callable(make_step):
-        own = [n for n, v in given.items() if getattr(v, "__module__", None) == module_name]
-        public = [name for name in own if callable(given[name]) and not name.startswith("_")]
-        raise unknown(f"{module_name}: function", function, public)
-    for needed, what in (
-        ("EXAMPLES", "a list of (x, y)"),
-        ("CLAIMED", "such as {'noise_multiplier': 1.0, 'sample_rate': 0.1, 'steps': 10}"),
-    ):
-        if needed not in given:
-            raise UserError(f"{module_name}: has no {needed}; define it, {what}.")
+        raise unknown(f"{path}: function", function, [n for n, v in given.items() if callable(v)])
+    if lacking := [name for name in ("EXAMPLES", "CLAIMED") if name not in given]:
+        raise UserError(f"{path}: has no {lacking[0]}; docs/audit_own.md says what it holds.")
     return step(
         make_step,
         given["EXAMPLES"],
         given["CLAIMED"],
         given.get("CANARY"),
         given.get("INSTEAD"),
-        RUNS if runs is None else runs,
+        runs,
         confidence,
         name=function,
     )
@@ -58,20 +50,10 @@ def audit_script(word: str, runs: int | None, confidence: float) -> Finding:
 def _import(name: str) -> Any:
     here = Path.cwd()
     if name.endswith(".py"):
-        if not (file := Path(name)).is_file():
-            raise UserError(f"{name}: file not found.")
-        here, name = file.resolve().parent, file.stem
-    folder = str(here)
-    if folder not in sys.path:
-        sys.path.insert(0, folder)  # where `python my_script.py` would look too
+        here, name = Path(name).resolve().parent, Path(name).stem
+    if str(here) not in sys.path:
+        sys.path.insert(0, str(here))  # where `python my_script.py` would look too
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        if f"{name}.".startswith(f"{error.name}."):
-            raise UserError(
-                f"{name}: module not found; run the command in the script's folder, or give the "
-                "path of its file, as in ./my_script.py:function."
-            ) from None
-        raise UserError(
-            f"{name}: needs the package '{error.name}', which is not installed."
-        ) from None
+        raise UserError(f"{name}: module '{error.name}' not found in {here}.") from None

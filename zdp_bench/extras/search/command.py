@@ -32,11 +32,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--metric", metavar="NAME", help="of the validation examples (default: the task's own)"
     )
-    parser.add_argument(
-        "--choose-by-test",
-        action="store_true",
-        help="without validation examples: choose by the test set, and overstate the best",
-    )
     add_format(parser)
     add_overrides(parser, "recipe=NAME, and keys with a value or several")
 
@@ -57,7 +52,6 @@ def run(options: argparse.Namespace) -> int:
         options.trials,
         options.epsilon,
         options.metric,
-        options.choose_by_test,
     )
     plain = options.format == "rich"
     found, folder = search(asked, "progress" if plain else "nothing")

@@ -59,13 +59,13 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
         UserError: the search or one of its runs cannot be made.
     """
     say = print if show != "nothing" else (lambda line: None)
-    if not asked.on_test and (word := held_out(asked)):
+    if word := held_out(asked):
         say(f"{word}: so much of the training data is held out to choose by, and counts as public")
         asked = replace(asked, space=replace(asked.space, fixed=(*asked.space.fixed, word)))
     config = configured(asked.space.example())
     require_central(config, "search")
     data = load_data(config)
-    part, metric = choose_by(asked, config, data)
+    metric = choose_by(asked, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
     path, made = folder / "search.json", 0
     if path.exists():  # what was spent counts, also if fewer trials are asked for now
@@ -80,7 +80,7 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     lines, spent = list[Record](), list[Spent]()
 
     def describe_now() -> Record:
-        found = describe(asked, config, data, (part, metric), lines)
+        found = describe(asked, config, data, metric, lines)
         if len(lines) >= made:
             records.write(path, found)
         return found
@@ -97,9 +97,9 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
             line = {"trial": number + 1, "values": trial.params, "run": run}
             lines.append(line | {"state": "open", "score": None})
             describe_now()
-            lines[-1] |= _carry_out(words, number, part, metric, show)
+            lines[-1] |= _carry_out(words, number, metric, show)
             score = lines[-1]["score"]
-            say(_say(lines[-1], f"{part} {metric}", asked.trials))
+            say(_say(lines[-1], f"validation {metric}", asked.trials))
             study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # what was spent is stated, however the search ended
         found = describe_now()
@@ -117,30 +117,23 @@ def held_out(asked: Search) -> str:
     return "" if is_set or options.get("validation_share", 0) is not None else f"{key}={HELD_OUT:g}"
 
 
-def choose_by(asked: Search, config: Run, data: Splits) -> tuple[str, str]:
-    """Return what trials are chosen by: "validation" or "test", and the metric.
+def choose_by(asked: Search, config: Run, data: Splits) -> str:
+    """Return the metric of the validation examples that trials are chosen by.
 
     Raises:
-        UserError: there are no validation examples and nobody said that the test set may choose; or
-            the task has no such metric.
+        UserError: there are no validation examples, or the task has no such metric.
     """
-    name = config.dataset.name
-    if data.validation is None and not asked.on_test:
-        own = [key for key in config.dataset.options if key.startswith("validation_")]
-        more = f"set dataset.{own[0]}" if own else "take a data set that has some"
+    if data.validation is None:
         raise UserError(
-            f"a search chooses by validation examples, and dataset={name} has none: {more}. "
-            "--choose-by-test would choose by the test set, whose metric then says too much of the "
-            "best trial."
+            f"a search chooses by validation examples, and dataset={config.dataset.name} has none: "
+            "set dataset.validation_share, or take a data set that has some."
         )
-    if asked.on_test and data.validation is not None:
-        raise UserError(f"--choose-by-test: dataset={name} has validation examples; leave it out.")
     setup = ModelSetup.of(config, data, torch.device("cpu"))
-    known = evaluate(setup.model, setup.task, data.validation or data.test, setup.device)
+    known = evaluate(setup.model, setup.task, data.validation, setup.device)
     metric = asked.metric or setup.task.headline
     if metric not in known:
         raise unknown("metric", metric, known)
-    return "test" if asked.on_test else "validation", metric
+    return metric
 
 
 def _say(line: Record, score: str, count: int) -> str:
@@ -149,7 +142,7 @@ def _say(line: Record, score: str, count: int) -> str:
     return f"trial {line['trial']} of {count}: {values}: {reached}"
 
 
-def _carry_out(words: list[str], number: int, part: str, metric: str, show: Shown) -> Record:
+def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Record:
     """Run a trial; return its state and its score.
 
     Raises:
@@ -161,7 +154,7 @@ def _carry_out(words: list[str], number: int, part: str, metric: str, show: Show
         if str(error).startswith(DIVERGED):
             return {"state": "failed"}
         raise UserError(f"trial {number + 1}: {error}") from None
-    score = record["metrics" if part == "test" else "validation"].get(metric, math.nan)
+    score = record["validation"].get(metric, math.nan)
     return {
         "state": "done",
         "score": score if math.isfinite(score) else None,
@@ -222,9 +215,7 @@ def _require_within(most: float, spent: Sequence[Spent], delta: float) -> None:
         )
 
 
-def describe(
-    asked: Search, config: Run, data: Splits, by: tuple[str, str], lines: list[Record]
-) -> Record:
+def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[Record]) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
     homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
     spendings = [
@@ -234,7 +225,7 @@ def describe(
     ]
     spent = [one.spent for one in spendings]
     units = [replace(one.spent, examples=one.examples) for one in spendings]
-    delta, (part, metric) = config.privacy.delta, by
+    delta = config.privacy.delta
     scored = [line for line in lines if line["score"] is not None]
     sign = -1 if metric in ("loss", *LESS_IS_BETTER) else 1
     best = max(scored, key=lambda line: (sign * line["score"], -line["trial"]), default=None)
@@ -246,7 +237,7 @@ def describe(
         "sampler": asked.sampler,
         "asked": asked.trials,
         "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
-        "chosen_by": {"metric": metric, "of": part},
+        "chosen_by": {"metric": metric, "of": "validation"},
         "direction": "minimize" if sign < 0 else "maximize",
         "data": {"name": config.dataset.name, "digest": data.digest},
         "trials": lines,
@@ -293,7 +284,7 @@ def sheet(found: Record) -> Sheet:
 
 def _notes(found: Record) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
-    privacy, by = found["privacy"], found["chosen_by"]
+    privacy = found["privacy"]
     every = epsilon(privacy["epsilon_all"]) or "not known: the samplings of its trials differ"
     unit = privacy["epsilon_all_unit"]
     owner = f", of {name_one(privacy['unit'])} {epsilon(unit)}" if unit is not None else ""
@@ -301,10 +292,7 @@ def _notes(found: Record) -> list[str]:
         f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of all trials "
         "composed). It covers every choice made by looking at the training examples. The ε of one "
         "trial covers less.",
-        "Chosen by the test set, so the best trial's test metric is too good to be true of other "
-        "examples."
-        if by["of"] == "test"
-        else "Chosen by validation examples, which count as public: no ε covers them.",
+        "Chosen by validation examples, which count as public: no ε covers them.",
     ]
 
 

@@ -146,7 +146,6 @@ class Search:
         epsilon: the whole search stays within it, by the noise it gives each trial; None: each
             trial has the noise of its configuration.
         metric: by which the best is chosen; None: the task's headline.
-        on_test: choose by the test set where there are no validation examples.
     """
 
     space: Space
@@ -154,7 +153,6 @@ class Search:
     trials: int
     epsilon: float | None = None
     metric: str | None = None
-    on_test: bool = False
 
     @property
     def name(self) -> str:
@@ -166,7 +164,7 @@ class Search:
         asked = [
             self.space.fixed,
             {key: distribution_to_json(values) for key, values in self.space.searched.items()},
-            [self.sampler, self.epsilon, promised, self.metric, self.on_test],
+            [self.sampler, self.epsilon, promised, self.metric],
         ]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
@@ -177,7 +175,6 @@ def make_search(
     trials: int | None,
     epsilon: float | None = None,
     metric: str | None = None,
-    on_test: bool = False,
 ) -> Search:
     """Return the search that command-line options describe, checked.
 
@@ -198,4 +195,4 @@ def make_search(
             )
     asked = min(trials or size, size) if size else trials
     assert asked
-    return Search(space, sampler, asked, epsilon, metric, on_test)  # type: ignore[arg-type]
+    return Search(space, sampler, asked, epsilon, metric)  # type: ignore[arg-type]
