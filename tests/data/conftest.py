@@ -30,7 +30,7 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
-    ecg.write_recordings(root / cpsc2018.FOLDER, 8, 2.0, seed=1)
+    ecg.write_recordings(root / cpsc2018.FOLDER, 6, 2.0, seed=1)
     write_roahd(root / roahd.FOLDER, people=2)
     (root / speech_commands.FOLDER).parent.mkdir()
     speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)

@@ -6,13 +6,11 @@ import dataclasses
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 import torchvision
-from torch import Tensor
 
 from tests.test_cli import leave
 from tests.test_cli import run as command
@@ -23,7 +21,6 @@ from zdp_bench.data import Dataset, Splits
 from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
-from zdp_bench.gradients import Batch
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
 
@@ -207,32 +204,3 @@ def test_a_step_that_would_take_too_long_is_not_tried(
     assert short.seconds > 0
     assert short.bytes == whole.bytes
     assert short.measured_on == f"{whole.measured_on}, from a forward pass alone"
-
-
-@pytest.mark.parametrize("cold", [False, True])
-def test_what_a_batch_costs_is_told_from_what_each_example_costs(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, cold: bool
-) -> None:
-    """Spectral-DP transforms one sum, whatever the batch size: a step must not scale with it.
-
-    If `cold`, the first step of a size takes 600 s, and others have the CPU half of the time.
-    """
-    wall = worked = 0.0
-    sizes = set()
-
-    def accumulate(self: object, total: dict[str, Tensor], batch: Batch) -> None:
-        nonlocal wall, worked
-        size = len(batch[0])
-        took = 600.0 if cold and size not in sizes else 0.25 + 0.01 * size
-        sizes.add(size)
-        worked, wall = worked + took, wall + took * (1 + cold)
-
-    clocks = SimpleNamespace(perf_counter=lambda: wall, process_time=lambda: worked)
-    monkeypatch.setattr("zdp_bench.experiments.validate.time", clocks)
-    monkeypatch.setattr("zdp_bench.experiments.validate.NOISE_SECONDS", 0.0)
-    monkeypatch.setattr("zdp_bench.algorithms.zeta_dp_sgd.ZetaDPSGD.accumulate", accumulate)
-    words = ["trainer.sample_rate=0.05", "trainer.micro_batch=30"]
-    found = validate(configured(tmp_path, *words)).cost
-    assert found
-    expected = round(0.05 * 1426)  # examples of a batch, in three micro-batches
-    assert found.seconds == pytest.approx(40 * (3 * 0.25 + 0.01 * expected))

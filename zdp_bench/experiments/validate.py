@@ -6,9 +6,7 @@ time from steps on random numbers.
 
 from __future__ import annotations
 
-import math
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -190,10 +188,9 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
 
-    The seconds follow from a forward pass and from steps on growing batches of random examples,
-    each made once before it is timed: what a first pass builds, later ones reuse. Noise is counted,
-    not drawn. The bytes are those of weights, gradients, moments and the activations of one
-    micro-batch.
+    The seconds follow from a step on a batch of random examples, made once before it is timed: what
+    a first pass builds, later ones reuse. Noise is counted, not drawn. The bytes are those of
+    weights, gradients, moments and the activations of one micro-batch.
     """
     config, model, algorithm = setup.config, setup.model, setup.algorithm
     if config.threads:
@@ -206,52 +203,22 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, expected)
     trust(model)  # its check, made once a run, takes as long as several steps of a large model
     activations, forward = _time_forward(model, data)
-    spent, per_batch, per_example = 0.0, 0.0, FORWARDS * forward
-    trial = ", from a forward pass alone"
-    before: tuple[int, float] | None = None
-    for size in _growing(at_once):
-        if spent + 2 * (per_batch + per_example * size) > SECONDS:
-            break
-        _take_step(algorithm, data, size)  # another size may take another way through a layer
-        began = _now()
+    size, took, trial = 1, FORWARDS * forward, ", from a forward pass alone"
+    if fits := int(SECONDS / 2 / took):
+        size, trial = min(at_once, fits), ""
         _take_step(algorithm, data, size)
-        took = _since(began)
-        longer = per_example
-        if before and size > before[0]:
-            longer = (took - before[1]) / (size - before[0])
-        per_example = min(max(0.0, longer), took / size)
-        # Spectral-DP's inverse transforms, for one, cost a batch the same whatever its size.
-        per_batch = took - per_example * size
-        before, spent, trial = (size, took), spent + 2 * took, ""
+        began = time.perf_counter()
+        _take_step(algorithm, data, size)
+        took = time.perf_counter() - began
     noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
     held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    seconds = per_batch * math.ceil(expected / at_once) + per_example * expected + noise
-    return Cost(steps * seconds, held, threads + trial)
-
-
-def _now() -> tuple[float, float]:
-    return time.perf_counter(), time.process_time()
-
-
-def _since(began: tuple[float, float]) -> float:
-    """Return seconds, without those in which other processes had the CPU."""
-    return min(now - then for now, then in zip(_now(), began, strict=True))
+    return Cost(steps * (took * expected / size + noise), held, threads + trial)
 
 
 def _take_step(algorithm: Algorithm, data: DatasetInfo, size: int) -> None:
     batches = [_random_batch(data, size)]
     sum_contributions(algorithm, algorithm.mechanism(), batches, torch.device("cpu"))
-
-
-def _growing(largest: int) -> Iterator[int]:
-    """Yield batch sizes: 1, 2, 8, …, the largest."""
-    yield 1
-    size = 2
-    while size < largest:
-        yield size
-        size *= 4
-    yield largest
 
 
 def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
@@ -284,6 +251,6 @@ def _time_forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
         finally:
             for handle in handles:
                 handle.remove()
-        began = _now()
+        began = time.perf_counter()
         model(inputs)
-    return total, _since(began)
+    return total, time.perf_counter() - began
