@@ -287,26 +287,6 @@ def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
     assert len(examples) == 20
 
 
-def test_numbers_that_are_guessed_still_find_what_mixes(make: Make) -> None:
-    """Users and films by number: were all of them 1, no batch norm would show."""
-
-    class Ranked(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.users, self.films = nn.Embedding(9, 4), nn.Embedding(9, 4)
-
-        def forward(self, user: Tensor, film: Tensor) -> Tensor:
-            both = self.users(user) * self.films(film)
-            return torch.sigmoid((both - both.mean(dim=0)).sum(dim=1, keepdim=True))
-
-    def of_ratings(outputs: Tensor, targets: Tensor) -> Tensor:
-        return F.binary_cross_entropy(outputs, targets, reduction="none").mean(dim=1)
-
-    dataset = [((i % 9, i % 7), torch.rand(1).round()) for i in range(20)]
-    with pytest.raises(UserError, match="lets one example see another"):
-        make(Ranked(), dataset=dataset, loss=of_ratings)
-
-
 def test_what_looks_at_numbers_is_told_and_run_alone(
     make: Make, caplog: pytest.LogCaptureFixture
 ) -> None:

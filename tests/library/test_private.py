@@ -30,7 +30,7 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, EXAMPLES, data, defaults, loss, network, train
+from tests.library.small import CLASSES, data, defaults, network, train
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
@@ -43,45 +43,6 @@ from zdp_bench.training import step
 
 def softer(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none", label_smoothing=0.1)
-
-
-def test_without_noise_a_step_is_the_mean_of_clipped_gradients(make: Make) -> None:
-    model, by_hand = network(), network()
-    whole = {"sample_rate": 1.0, "expected_batch": EXAMPLES, "epochs": 1}
-    private = make(model, noise_multiplier=0.0, micro_batch=7, **whole)
-    train(private)
-    inputs, targets = data().tensors
-    sums = zdp_bench.clipped_sum(by_hand, loss, (inputs, targets), 0.8).sums
-    for name, parameter in by_hand.named_parameters():
-        expected = parameter - 0.5 * sums[name] / EXAMPLES
-        torch.testing.assert_close(dict(model.named_parameters())[name], expected)
-    assert private.epsilon == float("inf")
-
-
-def by_rarity(outputs: Tensor, targets: Tensor) -> Tensor:
-    """Ten times as much for the rarer class of the batch, and divided by its size."""
-    is_rare = targets == targets.bincount(minlength=CLASSES).argmin()
-    return loss(outputs, targets) * torch.where(is_rare, 10.0, 1.0) * 100 / len(targets)
-
-
-@pytest.mark.parametrize("engine", ["auto", "reference"])
-def test_an_example_moves_a_step_by_its_bound_at_most_whatever_the_loss(
-    make: Make, tmp_path: Path, engine: str
-) -> None:
-    ledgers = count()
-
-    def summed(examples: int) -> Tensor:
-        model, before = network(), network()
-        given = {"noise_multiplier": 0.0, "epochs": 1, "gradients": engine}
-        given |= {"sample_rate": 1.0, "expected_batch": examples}
-        whole = [data()[i] for i in range(examples)]
-        path = tmp_path / f"{next(ledgers)}.jsonl"
-        train(make(model, dataset=whole, loss=by_rarity, ledger=path, **given))
-        pairs = zip(model.parameters(), before.parameters(), strict=True)
-        return torch.cat([(old - new).detach().flatten() for new, old in pairs]) * examples / 0.5
-
-    for n in (19, 20, 21):
-        assert float((summed(n) - summed(n - 1)).norm()) <= 0.8 * (1 + 1e-4)
 
 
 @pytest.mark.parametrize("randomness", [{}, {"seed": 3}, {"secure": True}], ids=str)
@@ -163,7 +124,7 @@ def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
     make: Make, caplog: Any, tmp_path: Path, times: int
 ) -> None:
     """One waits for the step's end, a second does not; the training goes on after either."""
-    for place in count(step=19):
+    for place in count(start=times, step=43):
         left = place
         named = tmp_path / f"{times}-{place}.jsonl"
         private = make(gradients="reference", epochs=1, ledger=named)
@@ -276,11 +237,8 @@ def test_export_counts_the_trainings_of_the_weights_whatever_holds_them(
     wide = data().tensors if holder != "converted" else (data().tensors[0].double(), data()[:][1])
     second = make(other, dataset=TensorDataset(*wide), ledger=tmp_path / "second.jsonl")
     train(second, most=2)
-    third = make(copy.deepcopy(other), dataset=TensorDataset(*wide), ledger=tmp_path / "3.jsonl")
-    train(third, most=1)
-    for private in (second, third):
-        with pytest.raises(UserError, match=r"also trained under (first|second)\.jsonl"):
-            private.export(tmp_path / "model")
+    with pytest.raises(UserError, match=r"also trained under first\.jsonl"):
+        second.export(tmp_path / "model")
     if holder in ("itself", "wrapped"):  # the same tensors
         with pytest.raises(UserError, match=r"also trained under second\.jsonl"):
             first.export(tmp_path / "model")

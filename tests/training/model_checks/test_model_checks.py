@@ -154,10 +154,6 @@ def test_a_parameter_without_influence_is_named() -> None:
     assert check(model) == []
 
 
-def test_a_layer_that_torch_func_cannot_map_passes() -> None:
-    assert check(mlp(Layer(lambda x: x * (2.0 if float(x.sum().detach()) > 1e9 else 3.0)))) == []
-
-
 class Checkpointed(nn.Module):
     def __init__(self, use_reentrant: bool) -> None:
         super().__init__()
@@ -179,16 +175,6 @@ def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
     )
     with pytest.raises(UserError, match=sentence):
         check(mlp(Checkpointed(use_reentrant)))
-
-
-@pytest.mark.filterwarnings("ignore:There is a performance drop")  # torch's, of its LSTM in float32
-def test_recurrent_layers_pass() -> None:
-    model = mlp(
-        Layer(lambda x: x.unsqueeze(-1)),
-        nn.LSTM(1, 3, batch_first=True),
-        Layer(lambda out: out[0][:, :, 0]),
-    )
-    assert check(model) == []
 
 
 def test_a_rule_that_does_not_fit_is_found() -> None:
