@@ -25,6 +25,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import batches as memory
+from zdp_bench.training import step as private
 from zdp_bench.training.batches import (
     MicroBatches,
     Size,
@@ -179,6 +180,12 @@ CPU = torch.device("cpu")
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     return (outputs - targets.unsqueeze(1)).square().sum(dim=1)
+
+
+@pytest.fixture(autouse=True)
+def no_collection(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nothing that a test leaves behind is worth a search of all of pytest's memory."""
+    monkeypatch.setattr(private, "free_memory", lambda: None)
 
 
 class Greedy(ZetaDPSGD):

@@ -186,7 +186,7 @@ def test_a_killed_run_that_goes_on_otherwise_takes_its_steps_again_with_other_no
         real(training, step, *rest)
 
     monkeypatch.setattr(run, "private_step", spy)
-    set_threads(2)
+    set_threads(2 if change == "threads=1" else 1)
     kill_after(monkeypatch, 13, tmp_path)  # four steps behind the checkpoint, which stands at 10
     if change == "another code":
         monkeypatch.setattr(run, "execution_digest", lambda *_: "a model file was changed")

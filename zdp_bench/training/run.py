@@ -166,7 +166,19 @@ def _train(
         setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
     )
 
-    steps = _CentralSteps(loop, setup, training, key)
+    def take(step: int) -> bool:
+        batches, divisor = setup.draw(key, step, size, ranks)
+        private_step(training, step, batches, divisor)
+        return True
+
+    def epsilon(steps: int) -> float:
+        return setup.epsilon(ledger.releases_before(steps))
+
+    def save() -> None:
+        if ranks.is_first:
+            ledger.note(*loop.starting_point())  # first: a saved state is always a noted one
+            loop.save(ledger.position)
+
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
         if mechanism.sampling.cycle > 1 and ledger.has_other_noise:
             raise UserError(
@@ -179,7 +191,7 @@ def _train(
         loop.guard = checked.guard and checked.guard.settle()
         if ranks.is_first:
             reserve(config, data, mechanism, planned, home)
-        stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
+        stopped_by = loop.take_steps(take, epsilon, save, signal)
         if not ranks.is_first:
             return {}
         ended = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
@@ -189,31 +201,6 @@ def _train(
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
     record = run_record(loop, watch, checked.fixed_state, privacy, stopped_by, *ended)
     return record | ({"validation": held_out} if held_out else {})
-
-
-@dataclass(frozen=True)
-class _CentralSteps:
-    """The private steps of a model trained in one place, as `Loop.take_steps` asks for them."""
-
-    loop: Loop
-    setup: Setup
-    training: Training
-    key: str
-
-    def take(self, step: int) -> bool:
-        batches, divisor = self.setup.draw(self.key, step, self.loop.size, self.loop.ranks)
-        private_step(self.training, step, batches, divisor)
-        return True
-
-    def epsilon(self, steps: int) -> float:
-        return self.setup.epsilon(self.training.ledger.releases_before(steps))
-
-    def save(self) -> None:
-        if self.loop.ranks.is_first:
-            ledger = self.training.ledger
-            # Before the checkpoint: a saved state is always a noted one.
-            ledger.note(*self.loop.starting_point())
-            self.loop.save(ledger.position)
 
 
 @dataclass
