@@ -67,15 +67,6 @@ def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch)
     assert drawn == [0, 1, 2]
 
 
-def test_what_is_compared_with_nothing_deviates_by_nothing() -> None:
-    steps = {
-        name: Step(lambda: None, lambda: torch.tensor([1.0, 2.0]))
-        for name in ("first", "second", "alone")
-    }
-    found = require_agreement(steps, {"first": "sum", "second": "sum", "alone": "its own"})
-    assert found == {"first": None, "second": 0.0, "alone": None}
-
-
 def test_sides_that_disagree_are_not_timed() -> None:
     right, wrong = (
         Step(lambda: None, lambda v=value: torch.tensor([1.0, v])) for value in (2.0, 2.1)
