@@ -131,7 +131,7 @@ def test_other_data_is_another_curve(results: Path) -> None:
         "60.00 % (n = 1)",
         "[50.00 % (n = 1)]",
     ]
-    assert found[-1]["what differs"] == "on Fashion-MNIST"
+    assert found[-1]["what differs"] == "on fashion mnist"
 
 
 def test_numbers_of_the_text_stand_beside_ours(

@@ -183,7 +183,7 @@ def test_other_data_and_variants_stand_below_the_papers_settings(tmp_path: Path)
         (PHASE, ""),
         (PHASE, "tuned"),
         (MNIST, ""),
-        (MNIST, "on Fashion-MNIST"),
+        (MNIST, "on fashion mnist"),
     ]
     assert [one["status"] for one in shown.values()][:4] == [
         "not run",
@@ -191,8 +191,8 @@ def test_other_data_and_variants_stand_below_the_papers_settings(tmp_path: Path)
         "not run",
         "other data",
     ]
-    assert shown[MNIST, "on Fashion-MNIST"]["ours"] == "[80.00 % (n = 1)]"
-    assert shown[MNIST, "on Fashion-MNIST"]["command"].endswith("mnist dataset=fashion_mnist`")
+    assert shown[MNIST, "on fashion mnist"]["ours"] == "[80.00 % (n = 1)]"
+    assert shown[MNIST, "on fashion mnist"]["command"].endswith("mnist dataset=fashion_mnist`")
     assert shown[PHASE, "tuned"]["Δ"] == "", "a variant is compared with nothing"
 
 
@@ -253,7 +253,7 @@ def test_papers_say_what_is_reduced_what_differs_and_what_rows_lack(
     save(tmp_path, own("phasemnist_tuned", 1, 0.9))
     assert line(tmp_path, MNIST)["status"] == "no data (their numbers)"
     shown = line(tmp_path, PHASE, at=1)
-    assert shown["what differs"] == "on PhaseMNIST; another rate"
+    assert shown["what differs"] == "on phasemnist; another rate"
     assert shown["status"] == "reduced", "before 'other data'"
 
 

@@ -203,7 +203,7 @@ class Line:
         words = []
         if self.runs and not self.on_paper_data:
             data = str(self.runs[0]["data"]["name"])
-            words.append(self.rules.differs.get(data, f"on {names.data(data)}"))
+            words.append(self.rules.differs.get(data, f"on {names.words(data)}"))
         if self.variant:
             words.append(self.rules.differs.get(self.variant, self.variant))
         return "; ".join(filter(None, words))

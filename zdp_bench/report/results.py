@@ -161,7 +161,7 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
         by = [*by, "metric"]
     frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
     groups = frame.groupby(by, dropna=False)
-    made = {"n": groups["run"].count()}
+    made: dict[str, Any] = {"n": groups["run"].count()}
     for name in measures:
         made |= {name: groups[name].mean(), f"{name}_sd": groups[name].std()}
     return pd.DataFrame(made).reset_index()

@@ -160,7 +160,7 @@ def test_runs_outside_papers_are_there_with_their_privacy(path: Path) -> None:
     assert "5 runs, 1 of them outside papers" in text
     runs = {run["cells"]["recipe"]: run for run in data_of(text)["runs"]}
     assert runs["mine"]["cells"]["paper"] == "outside papers"
-    assert runs["phasemnist"]["cells"]["what"] == "PhaseMNIST"
+    assert runs["phasemnist"]["cells"]["what"] == "phasemnist"
     pairs = data_of(text)["pairs"]
     spent = dict(pairs[place] for place in runs["phasemnist"]["Privacy and ledger"])
     assert (spent["epsilon_tight"], spent["ledger.entries"]) == (2.0, 4)

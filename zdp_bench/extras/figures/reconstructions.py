@@ -50,7 +50,7 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     bar = figure.colorbar(shown, ax=axes[1], label="|error|", ticks=[0, 0.5 * largest])
     bar.set_ticklabels(["0", "½ max"])
     data = runs[0]["data"]
-    of = f"{names.data(data['name'])} ({data['provenance']}), a test slice"
+    of = f"{names.words(data['name'])} ({data['provenance']}), a test slice"
     figure.suptitle(f"{of}, 4x acceleration; SSIM over all test volumes", fontsize=8)
     return figure
 
@@ -91,7 +91,7 @@ def _example(results: Path, run: Record) -> Path:
 
 
 def _label(run: Record) -> str:
-    network = names.model(run["config"]["model"]["name"]).removeprefix("complex ")
+    network = names.words(run["config"]["model"]["name"]).removeprefix("complex ")
     private = "non-private"
     if run["claims"]["row"] != ROWS[0]:
         batch = run["privacy"]["sampling"]["expected_batch_size"]

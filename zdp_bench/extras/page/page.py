@@ -139,7 +139,9 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
         }
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
         runs.append({"cells": _cells(run, line, title), "record": link, **shown})
-    metrics = dict.fromkeys([*names.METRICS, *(key for run in every for key in run["metrics"])])
+    metrics = dict.fromkeys(
+        ["accuracy", *names.METRICS, *(key for run in every for key in run["metrics"])]
+    )
     about = {key: [names.metric(key), names.unit(key)] for key in metrics}
     return {"metrics": about, "pairs": pairs, "runs": runs}
 
@@ -166,10 +168,10 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
     """Return the values of a row of the table of runs, those that the run has."""
     cells = {key: line.get(key) for key in CELLS} | {
         "name": title,
-        "what": names.run(run),
+        "what": names.words(" on ".join(filter(None, (line["model"], line["dataset"])))),
         "algorithm": names.algorithm(line["algorithm"] or ""),
-        "dataset": names.data(line["dataset"]),
-        "model": names.model(line["model"] or ""),
+        "dataset": names.words(line["dataset"]),
+        "model": names.words(line["model"] or ""),
         "paper": (run.get("claims") or {}).get("table") or OWN,
         "run": run["run"][:16],
     }
