@@ -195,6 +195,22 @@ def test_heavy_commands_run_where_there_is_data(
             assert done.returncode == 0, (text, done.stderr[-2000:])
 
 
+@pytest.mark.slow
+def test_the_readmes_examples_print_what_it_shows(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
+    page = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
+    (second,) = re.findall(r"^    zdp-bench (run recipe=complex.*)$", page, flags=re.MULTILINE)
+    for words in (["run", "recipe=quickstart"], shlex.split(second)):
+        assert exit_code_of(*words) == 0
+    printed = re.sub(r"[│ ]+", " ", capsys.readouterr().out)
+    shown = re.findall(r"^    ((?:test|claimed|tight|ε) .*)$", page, flags=re.MULTILINE)
+    assert len(shown) == 6
+    assert not [line for line in shown if re.sub(" +", " ", line) not in printed]
+
+
 TRY_PLUG_IN = """
 import site
 import sys
