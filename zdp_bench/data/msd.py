@@ -74,7 +74,6 @@ AUGMENT = Affine(
     fill=(0 - PIXELS[0]) / PIXELS[1],
 )
 Fit = Literal["resize", "pad"]
-Pair = tuple[Path, Path]  # image and segmentation
 
 
 @dataclass(frozen=True)
@@ -88,39 +87,43 @@ class LabelledVolume:
 
 
 def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
-    """List every labelled volume, by the names of the files.
+    """List every labelled volume, by the names of the files, with what its header announces.
 
     Args:
         channel: that each volume must have.
     """
-    found = [open_pair(image, label) for image, label in list_pairs(folder)]
-    for case in found:
-        channels = (*case.header.shape, 1)[3]
-        rule = f"{case.image} has {channels} channels, counted from 0"
-        require(channel < channels, "dataset.channel", channel, rule)
-    if len(found) < 3:
-        raise UserError(
-            f"{folder}: holds {len(found)} labelled volumes; at least 3 are needed to train, "
-            "validate and test."
-        )
-    return found
-
-
-def list_pairs(folder: Path) -> list[Pair]:
-    """Return (image, segmentation) of every labelled volume, by name; none is opened."""
     if not folder.is_dir():
         raise UserError(
             f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's "
             "archive there (see datasets/msd.yaml), or use dataset=msd_synthetic."
         )
-    pairs = _pair(folder)
-    for path in (path for pair in pairs for path in pair):
-        require_inside(path, folder)
-    return sorted(pairs)
+    images, labels = (
+        {nifti.name_of(path): path for path in nifti.paths_of(folder / side)}
+        for side in ("imagesTr", "labelsTr")
+    )
+    if alone := sorted(set(images) ^ set(labels)):
+        missing = "labelsTr" if alone[0] in images else "imagesTr"
+        raise UserError(
+            f"{folder / missing}: the volume '{alone[0]}' is missing, but the other folder has it."
+        )
+    if len(images) < 3:
+        raise UserError(
+            f"{folder}: holds {len(images)} labelled volumes; at least 3 are needed to train, "
+            "validate and test."
+        )
+    found = []
+    for name, image in sorted(images.items(), key=lambda one: one[1]):
+        for path in (image, labels[name]):
+            require_inside(path, folder)
+        found.append(LabelledVolume(name, image, labels[name], _read_headers(image, labels[name])))
+        channels = (*found[-1].header.shape, 1)[3]
+        rule = f"{image} has {channels} channels, counted from 0"
+        require(channel < channels, "dataset.channel", channel, rule)
+    return found
 
 
-def open_pair(image: Path, label: Path) -> LabelledVolume:
-    """Read both headers, which must belong together."""
+def _read_headers(image: Path, label: Path) -> nifti.Header:
+    """Read both headers, which must belong together; return the image's."""
     header, mask = nifti.read_header(image), nifti.read_header(label)
     with reading(label):
         voxels, own = list(header.shape[:3]), list(mask.shape[:3])
@@ -131,20 +134,7 @@ def open_pair(image: Path, label: Path) -> LabelledVolume:
         apart = np.abs(np.subtract(header.corners, mask.corners)).max()
         rule = f"lies {apart:.3g} mm beside its image, by the affines of both"
         expect(apart <= max(header.spacing), rule)
-    return LabelledVolume(nifti.name_of(image), image, label, header)
-
-
-def _pair(folder: Path) -> list[Pair]:
-    images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
-    labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
-    if not images:
-        raise UserError(f"{folder / 'imagesTr'}: contains no NIfTI volume.")
-    if alone := sorted(set(images) ^ set(labels)):
-        missing = "labelsTr" if alone[0] in images else "imagesTr"
-        raise UserError(
-            f"{folder / missing}: the volume '{alone[0]}' is missing, but the other folder has it."
-        )
-    return [(images[name], labels[name]) for name in images]
+    return header
 
 
 @dataclass(frozen=True)

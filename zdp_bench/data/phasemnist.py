@@ -11,7 +11,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
 from zdp_bench.data.files import digest, note_source
 from zdp_bench.data.mnist import CLASSES, Mnist
 from zdp_bench.errors import UserError, require
@@ -187,8 +187,8 @@ class PhaseDigits(Dataset):
     """
 
     pairing_seed: int = 9
-    test_share: float = 0.2
-    validation_share: float | None = None
+    test_share: Share = 0.2
+    validation_share: Share | None = None
 
     def load(self, root: Path) -> Splits:
         from sklearn.datasets import load_digits  # takes half a second
@@ -196,41 +196,30 @@ class PhaseDigits(Dataset):
         bunch = load_digits()
         pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # in [0, 1]
         labels = bunch.target.astype(np.int64)
-        train, test, held = ((pixels[part], labels[part]) for part in self.split(labels))
         files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
         note_source(files)
         files = f"{files}:{self.test_share}"
-        if self.validation_share is None:
-            return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
-        files = f"{files}:{self.validation_share}"
-        made = make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
-        return replace(made, validation=pair_public(held, self.pairing_seed))
+        train, test = self.hold_out(np.arange(len(labels)), labels, "test_share")
+        held = train[:0]
+        if self.validation_share is not None:
+            files = f"{files}:{self.validation_share}"
+            train, held = self.hold_out(train, labels, "validation_share")
+        training, testing = ((pixels[part], labels[part]) for part in (train, test))
+        made = make_splits(training, testing, self.pairing_seed, "scikit-learn's digits", files)
+        if not len(held):
+            return made
+        return replace(
+            made, validation=pair_public((pixels[held], labels[held]), self.pairing_seed)
+        )
 
-    def split(self, labels: np.ndarray) -> list[np.ndarray]:
-        """Indices of the digits to train, test and validate on, in equal shares of every label."""
+    def hold_out(self, rows: np.ndarray, labels: np.ndarray, key: str) -> list[np.ndarray]:
+        """Divide some digits by the share of this key, in equal shares of every label."""
         from sklearn.model_selection import train_test_split
 
-        count = len(labels)
-        held = math.ceil(self.test_share * count) if 0 < self.test_share < 1 else 0
-        rule = (
-            f"must leave {CLASSES} or more digits for training and for testing; {held} of "
-            f"{count:,} "
-            "are to test on"
-        )
-        fits = CLASSES <= held <= count - CLASSES
-        require(fits, "dataset.test_share", self.test_share, rule)
-        everyone = np.arange(count)
+        share = getattr(self, key)
+        fits = CLASSES <= math.ceil(share * len(rows)) <= len(rows) - CLASSES
+        require(fits, f"dataset.{key}", share, f"must leave {CLASSES} or more digits on both sides")
         parts: list[np.ndarray] = train_test_split(
-            everyone, test_size=self.test_share, stratify=labels, random_state=self.pairing_seed
+            rows, test_size=share, stratify=labels[rows], random_state=self.pairing_seed
         )
-        if self.validation_share is None:
-            return [*parts, everyone[:0]]
-        train, share = parts[0], self.validation_share
-        held = math.ceil(share * len(train)) if 0 < share < 1 else 0
-        fits = CLASSES <= held <= len(train) - CLASSES
-        rule = f"must leave {CLASSES} or more digits for training and for validation"
-        require(fits, "dataset.validation_share", share, rule)
-        train, validation = train_test_split(
-            train, test_size=share, stratify=labels[train], random_state=self.pairing_seed
-        )
-        return [train, parts[1], validation]
+        return parts
