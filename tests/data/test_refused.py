@@ -409,7 +409,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         "whole numbers",
     ),
     ("msd", LIVER_MASK, Path.unlink, "the volume 'liver_0.*missing"),
-    ("msd", LIVER, lambda path: shutil.rmtree(path.parent), "contains no NIfTI"),
+    ("msd", LIVER, lambda path: shutil.rmtree(path.parent), "is missing, but the other"),
     ("msd", LIVER, leave_two, "at least 3"),
     # idx, by its reader
     ("idx", "a.gz", put(gzip.compress(IDX)[:-12]), "EOFError"),
