@@ -299,7 +299,7 @@ def open_site(key: str, site: Site) -> Iterator[Site]:
 
 
 def client_app(config: Run, key: str) -> ClientApp:
-    """Return the app of any node; `partition-id` of Flower's node configuration says which one.
+    """Return the app of any node; `partition-id` of Flower's node configuration selects it.
 
     Messages:
         query.join      {} -> `Node.join`
