@@ -60,14 +60,12 @@ def test_roc_aucs_of_one_test_set_are_compared_by_delong(tmp_path: Path) -> None
     assert "different, DeLong p < 0.001 (seeds 1" in sheet([first], [second], tmp_path).notes[0]
 
 
-def test_a_run_is_named_by_recipe_digest_or_folder(tmp_path: Path) -> None:
+def test_a_run_is_named_by_recipe_digest_or_filter(tmp_path: Path) -> None:
     every = [run("a", 1, 0.5), run("a", 2, 0.5), run("ab", 7, 0.5)]
     save(tmp_path, *every)
     assert find_runs("a", every) == every[:2]
     assert find_runs("a/a2", every) == [every[1]]
     assert find_runs("ab70", every) == [every[2]]
-    home = records.folder(tmp_path, "ab", every[2]["run"])
-    assert find_runs(str(home), every) == find_runs(f"{home}/record.json", every) == [every[2]]
     assert find_runs("recipe=a seed=2,7", every) == [every[1]]
     with pytest.raises(UserError, match="does not match any run"):
         find_runs("c", every)

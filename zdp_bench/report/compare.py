@@ -22,16 +22,12 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
 
     Args:
-        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), a run's folder, or filters
-            as `results.keep` takes them, separated by spaces.
+        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), or filters as `results.keep`
+            takes them, separated by spaces.
 
     Raises:
         UserError: there is none, or there are several experiments.
     """
-    path = Path(word)
-    if path.name == "record.json" or (path / "record.json").is_file():
-        home = path.parent if path.name == "record.json" else path
-        word = f"{home.parent.name}/{home.name}"
     if "=" in word:
         runs = {*keep(read_frame(every)[0], word.split())["run"]}
         found = [run for run in every if run["run"] in runs]
@@ -45,11 +41,10 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     if len({run["experiment"] for run in found}) > 1:
         differs = tell_differences(*read_frame(found))
         names = [f"{_name([run])} ({what})" for run, what in zip(found, differs, strict=True)]
-        more = ", ..." if len(names) > LISTED else ""
         raise UserError(
             f"{word}: names {len(found)} runs that differ in more than their seed. Name one, or "
             f"filter them ('{found[0]['recipe']}' is 'recipe={found[0]['recipe']} key=value'): "
-            f"{', '.join(names[:LISTED])}{more}."
+            f"{', '.join(names[:LISTED])}{', ...' if len(names) > LISTED else ''}."
         )
     return found
 

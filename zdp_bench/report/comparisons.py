@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
 from pathlib import Path
+from typing import NamedTuple
 
 import numpy as np
 from scipy.special import ndtr
@@ -103,18 +104,14 @@ def show_p(p: float) -> str:
 SIGNIFICANT = 0.05
 
 
-@dataclass(frozen=True)
-class DeLong:
-    """Two correlated ROC curves: areas, standard errors of each and of their difference, z, p.
-
-    p is two-sided.
-    """
+class DeLong(NamedTuple):
+    """Two correlated ROC curves: areas, standard errors of each and of their difference, z, p."""
 
     areas: tuple[float, float]
     errors: tuple[float, float]
     error: float
     z: float
-    p: float
+    p: float  # two-sided
 
 
 def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:

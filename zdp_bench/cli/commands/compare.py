@@ -15,7 +15,7 @@ HELP = "compare two runs or groups of runs, with a significance test"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    text = "RECIPE, RECIPE/RUN, a run's first digits or folder, or 'column=value ...'"
+    text = "RECIPE, RECIPE/RUN, a run's first digits, or 'column=value ...'"
     parser.add_argument("first", metavar="RUN", help=text)
     parser.add_argument("second", metavar="RUN", help="likewise")
     add_format(parser)

@@ -75,6 +75,7 @@ def draw_paper(name: str, folder: Path) -> Figure:
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
     points.loc[points["variant"] + points["on"] != "", "printed"] = math.nan  # said at the paper's
     points["y"] = names.axis(points["metric"].iloc[0])
+    points = points[(points["n"] != "0") | points["printed"].notna()]  # no ε alone
     of = papers.axes(name)
     shown = [
         points[[panel.endswith(part) for part in points["panel"]]].assign(panel=panel)
