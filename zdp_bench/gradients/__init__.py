@@ -77,7 +77,7 @@ def trust(model: nn.Module) -> None:
 
 
 def run_alone(model: nn.Module, reason: str) -> None:
-    """Run each example of a model in its own pass, vectorised where torch can.
+    """Run each example of a model in its own pass.
 
     Args:
         reason: what in the model a batch could make depend on other examples.

@@ -11,10 +11,12 @@ does.
 
 from __future__ import annotations
 
+import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -65,13 +67,16 @@ def same_draws() -> Iterator[None]:
 
     Fused kernels that draw within (attention's, and cuDNN's of recurrent layers) give way to plain
     ones, and cuDNN's convolutions too, which round otherwise for another number of examples.
-    torch's random state is left where it was.
+    Python's and numpy's start anew. All random states are left where they were.
     """
     cudnn, enabled = torch.backends.cudnn, torch.backends.cudnn.enabled
     cudnn.enabled = False  # not by `cudnn.flags`, which turns TF32 on
     try:
-        with torch.random.fork_rng(), sdpa_kernel(SDPBackend.MATH), _SameDraws():
+        plain = sdpa_kernel(SDPBackend.MATH)
+        with torch.random.fork_rng(), reference.kept_draws(), plain, _SameDraws():
             torch.manual_seed(SEED)
+            random.seed(SEED)
+            np.random.seed(SEED)
             yield
     finally:
         cudnn.enabled = enabled

@@ -8,6 +8,7 @@ one example for the next.
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections import deque
@@ -93,16 +94,25 @@ def places_of(thing: Any) -> Iterator[tuple[Place, Any]]:
 def _of_class(
     module: str, kind: type, visit: Callable[[str, str, Any], Iterator[tuple[Place, Any]]]
 ) -> Iterator[tuple[Place, Any]]:
-    """Yield the numbers that a module's class holds, and those that its forward finds beside it."""
-    forward = getattr(kind, "forward", None)
-    if _root(kind.__module__) in {*LIBRARIES, "zdp_bench"} or not isinstance(forward, FunctionType):
+    """Yield the numbers that a module's class holds, and what its methods find beside it."""
+    if _root(kind.__module__) in {*LIBRARIES, "zdp_bench"}:
         return
+    own = _is_users(sys.modules.get(kind.__module__))
     for key, value in vars(kind).items():
-        if isinstance(value, KEPT) and not key.startswith("__"):
+        if (isinstance(value, KEPT) and not key.startswith("__")) or (
+            own and isinstance(value, FunctionType)
+        ):
             yield from visit(module, f"class.{key}", value)
-    for key in forward.__code__.co_names:
-        if isinstance(value := forward.__globals__.get(key), KEPT):
-            yield from visit(module, f"forward.{key}", value)
+    forward = vars(kind).get("forward")
+    if not own and isinstance(forward, FunctionType):
+        for key in forward.__code__.co_names:
+            if isinstance(value := forward.__globals__.get(key), KEPT):
+                yield from visit(module, f"forward.{key}", value)
+
+
+def _is_users(module: ModuleType | None) -> bool:
+    """True for code of the user's own, which is followed into all that it calls."""
+    return "site-packages" not in str(getattr(module, "__file__", ""))
 
 
 _OF_MODULES = {"_parameters", "_buffers", "_modules", "training"}
@@ -127,6 +137,10 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
         yield from (("defaults", value.__defaults__), ("kwdefaults", value.__kwdefaults__))
         if _root(value.__module__) == "zdp_bench":
             return
+        if not _is_users(sys.modules.get(value.__module__)):
+            return
+        if {"environ", "getenv"} & {*_names(value.__code__)}:
+            yield "environ", dict(os.environ)
         for name in _names(value.__code__):
             named = value.__globals__.get(name)
             if isinstance(named, ModuleType):
@@ -138,6 +152,8 @@ def _inside(value: Any) -> Iterator[tuple[str, Any]]:
     elif isinstance(value, type):
         if _root(value.__module__) not in LIBRARIES:
             yield from ((k, v) for k, v in vars(value).items() if isinstance(v, KEPT))
+    elif hasattr(value, "cache_info"):  # functools.lru_cache
+        yield from (("cache", value.cache_info().currsize), ("wrapped", value.__wrapped__))
     elif isinstance(value, count):
         yield "state", repr(value)
     elif isinstance(value, DRAWS):

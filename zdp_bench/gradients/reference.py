@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import logging
+import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -24,8 +26,9 @@ from zdp_bench.gradients.clipping import (
     squared_norms,
     trainable,
 )
-from zdp_bench.gradients.losses import per_example
+from zdp_bench.gradients.losses import Held, held_by, per_example
 from zdp_bench.gradients.shares import Shares, cut
+from zdp_bench.gradients.watched import is_own
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20
@@ -59,7 +62,8 @@ def per_sample_gradients(
     each = grad(loss_of_one)
     with first_states_given(model):
         gradients: dict[str, Tensor] = {}
-        loops = alone.loops or model in _unmapped
+        # A mapped pass of foreign code could read the whole batch (`repr(x)`, its memory).
+        loops = alone.loops or model in _unmapped or not is_own(model)
         if not loops:
             try:
                 with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
@@ -85,23 +89,37 @@ def per_sample_gradients(
     }
 
 
+@contextmanager
+def kept_draws() -> Iterator[None]:
+    """Leave Python's and numpy's random states as they were."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
-    Formal guarantee: the first example's gradient, computed again after all others with the same
-    random numbers, is unchanged. A model that carries state from pass to pass would change it.
+    Formal guarantee: no pass changes what the model holds or finds beside it, and the first
+    example's gradient, computed again after all others with the same random numbers, is unchanged.
 
     Raises:
-        UserError: it changed.
+        UserError: one of these is not so, so the model carries state from pass to pass.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
     draws = [torch.get_rng_state(), *(torch.cuda.get_rng_state(of) for of in devices)]
+    of_python = random.getstate(), np.random.get_state()
     gradients = _pass_each(model, loss, batch)
-    with torch.random.fork_rng(devices=devices):
+    with torch.random.fork_rng(devices=devices), kept_draws():
         torch.set_rng_state(draws[0])
         for of, state in zip(devices, draws[1:], strict=True):
             torch.cuda.set_rng_state(state, of)
+        random.setstate(of_python[0])
+        np.random.set_state(of_python[1])
         again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]))
     for name, g in again.items():
         g, before = g.nan_to_num(), gradients[name][:1].nan_to_num()
@@ -109,24 +127,34 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
         if not torch.equal(g, before) and not (
             devices and torch.dist(g, before) <= 1e-3 * torch.linalg.vector_norm(g)
         ):
-            raise UserError(
-                f"the model ({type(model).__name__}) carries state from one example to the "
-                "next: an example's gradient changed when it was computed again after others. "
-                "Clipping then bounds nothing and no ε would hold: compute each output from its "
-                "own input only, or train with algorithm=sgd, which claims none."
+            raise _carries(
+                model, "an example's gradient changed when it was computed again after others"
             )
     return gradients
+
+
+def _carries(model: nn.Module, what: str) -> UserError:
+    return UserError(
+        f"the model ({type(model).__name__}) carries state from one example to the next: {what}. "
+        "Clipping then bounds nothing and no ε would hold: compute each output from its own input "
+        "only, or train with algorithm=sgd, which claims none."
+    )
 
 
 def _pass_each(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     parameters = trainable(model)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    held: Held | None = None  # after the first pass, which may make what it keeps
     for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
-        with torch.enable_grad():
-            one = per_example(loss).of_one(model(x), target).sum()
+        with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
+            one = per_example(loss).of_one(model(x.clone()), target.clone()).sum()
         found: Sequence[Tensor | None] = [None] * len(parameters)
         if one.requires_grad:
             found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
+        now = held_by(model)
+        if changed := held.differs_from(now) if held else "":
+            raise _carries(model, f"'{changed}' changed in a pass")
+        held = held or now
         for (name, parameter), g in zip(parameters.items(), found, strict=True):
             each[name].append(torch.zeros_like(parameter) if g is None else g)
     return {name: torch.stack(gradients).detach() for name, gradients in each.items()}

@@ -69,6 +69,57 @@ class Texts(nn.Module):
         return self.last(x[:, -1] if self.pool == "lstm" else x.mean(1))
 
 
+STORE: dict[float, Tensor] = {}
+
+
+def stored(row: Tensor) -> Tensor:
+    return STORE.setdefault(round(float(row[0]) / 1e9), row.detach().clone())
+
+
+def flagged(x: Tensor) -> Tensor:
+    """A flag that the next example clears."""
+    sign = float(os.environ.get("ZDP_TEST_SIGN", "1"))
+    os.environ["ZDP_TEST_SIGN"] = "-1" if float(x.detach().abs().max()) > 1e4 else "1"
+    return x * sign
+
+
+class Looks(nn.Module):
+    """Looks at its inputs beside torch, or at what the functions that it calls find beside them."""
+
+    def __init__(self, function: str) -> None:
+        super().__init__()
+        torch.manual_seed(0)
+        self.last, self.function = nn.Linear(4, CLASSES), function
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.last(look(self.function, x))
+
+
+def largest_in_memory(x: Tensor) -> float:
+    return float(np.abs(np.frombuffer(bytes(x.detach().untyped_storage()), np.float32)).max())
+
+
+BESIDE: dict[str, Callable[[Tensor], Tensor]] = {
+    "a store": lambda x: torch.stack([stored(row) for row in x]),
+    "a flag that is cleared": flagged,
+    "its text": lambda x: -x if "e+0" in repr(x) else x,
+    "its memory": lambda x: -x if largest_in_memory(x) > 1e4 else x,
+}
+
+
+def look(function: str, x: Tensor) -> Tensor:
+    return BESIDE[function](x)
+
+
+@torch.library.custom_op("zdp_test::turn", mutates_args=())
+def turn(x: Tensor) -> Tensor:
+    return -x if float(x.abs().max()) > 1e4 else x.clone()
+
+
+turn.register_fake(torch.empty_like)
+turn.register_autograd(lambda ctx, g: g)
+
+
 class Rescaled(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor) -> Tensor:
@@ -289,6 +340,8 @@ CASES: dict[str, Case] = {
             "a factor": lambda x: x * (1 + 9 * (len(x) // (MANY + 1))),
         }.items()
     },
+    **{name: (lambda name=name: Looks(name), lambda _: STORE.clear()) for name in BESIDE},
+    "an operator of its own": (lambda: Between(lambda _, x: turn(x)), nothing),
     "rescaled above a limit": (lambda: Between(rescaled), nothing),
     "centred above a limit": (
         lambda: Between(lambda _, x: torch.where(x.amax() > 1e4, mixed(x), x)),
@@ -330,7 +383,7 @@ def moved(
 ) -> float | None:
     """By how many bounds one example moves the step's sum; None if the model is refused."""
     ends = []
-    for dataset in (given["dataset"], [*given["dataset"], one]):
+    for dataset in (given["dataset"], [one, *given["dataset"]]):
         model = build()
         whole = {"sample_rate": 1.0, "expected_batch": MANY, "epochs": 1, "noise_multiplier": 0.0}
         try:

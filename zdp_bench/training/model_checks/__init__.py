@@ -274,10 +274,12 @@ def _check_contributions(
     """Reject a sum over a batch that is not that of its shares."""
     inside = Innermost(model)
     try:
-        with inside, same_draws():
-            each = algorithm.contributions(batch, *shares)
+        with inside:
+            with same_draws():
+                each = algorithm.contributions(batch, *shares)
             total = {name: torch.zeros_like(share[0]) for name, share in each.items()}
-            algorithm.accumulate(total, batch, *shares)
+            with same_draws():
+                algorithm.accumulate(total, batch, *shares)
     except UserError:
         raise
     except Exception as error:

@@ -109,8 +109,9 @@ def _follow(model: nn.Module, inputs: Tensor) -> Pass:
         follower.mark_rows(leaf)
     trained = list(trainable(model).values())
     follower.note_moving(trained)
-    drawn, exits, made = _python_draws(), _Exits(follower), Pass(model, inputs, parts_of(model))
+    exits, made = _Exits(follower), Pass(model, inputs, parts_of(model))
     with same_draws(), takes_parts(model), follower.inside:
+        drawn = _python_draws()
         with follower, exits, torch.enable_grad():
             output = made.run()
         functions = _foreign_functions(output)
@@ -121,8 +122,8 @@ def _follow(model: nn.Module, inputs: Tensor) -> Pass:
         if output.requires_grad:
             with follower, exits:
                 torch.autograd.grad(output, trained, seed, allow_unused=True)
-    if drawn != _python_draws():
-        follower.looks = follower.looks or "the model uses Python's or numpy's random numbers"
+        if drawn != _python_draws():
+            follower.looks = follower.looks or "the model uses Python's or numpy's random numbers"
     if follower.looks:
         raise Departs(follower.looks)
     if follower.backward is not None:
@@ -258,6 +259,8 @@ class _Follower(TorchDispatchMode):
             moving = is_drawn or any(map(self.is_moving, tensors))
             if (masks or moving) and _looks(func, kind, args):
                 self.note_look(f"looks at numbers ({kind})")
+            if masks and func.namespace not in ("aten", "prims"):
+                self.note_look(f"calls an operator of its own ({func})")
             written = _written(func, args, kwargs)
             shares = not masks or func.is_view
             is_new = kind.startswith(("empty", "new_")) or kind.endswith("_like")
