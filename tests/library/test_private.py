@@ -32,6 +32,7 @@ import zdp_bench
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, data, defaults, network, train
 from zdp_bench.errors import Busy, UserError
+from zdp_bench.library import trails
 from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger
@@ -244,6 +245,21 @@ def test_export_counts_the_trainings_of_the_weights_whatever_holds_them(
             first.export(tmp_path / "model")
     else:
         first.export(tmp_path / "model")
+
+
+def test_weights_of_an_exported_model_are_known_in_another_process(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    first.export(tmp_path / "model")
+    monkeypatch.setattr(trails, "_TRAILS", {})
+    second = make(
+        zdp_bench.load(tmp_path / "model", model=model).train(), ledger=tmp_path / "b.jsonl"
+    )
+    train(second, most=2)
+    with pytest.raises(UserError, match=r"also trained under ledger\.jsonl"):
+        second.export(tmp_path / "again")
 
 
 def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(

@@ -76,6 +76,14 @@ def begin(ledger: Path, model: nn.Module, parameters: list[nn.Parameter]) -> Tra
     return _TRAILS[ledger]
 
 
+def note_loaded(ledger: Path, model: nn.Module) -> None:
+    """Note that a model's weights come from the training of an exported ledger."""
+    parameters = [parameter for parameter in model.parameters() if parameter.numel() > 1]
+    rows = _sample(parameters)
+    sizes = [parameter.numel() for parameter in parameters]
+    _TRAILS[ledger] = Trail(sizes, torch.zeros_like(rows), rows.unsqueeze(0).clone(), 1)
+
+
 def through(model: nn.Module, own: Path) -> set[Path]:
     """Return the ledgers, but for its `own`, of the trainings that a model's weights went through.
 

@@ -23,6 +23,7 @@ from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.foreign_files import reading
+from zdp_bench.library import trails
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
 from zdp_bench.representations import Representation, Represented
@@ -70,6 +71,7 @@ def load(
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
         ) from None
+    trails.note_loaded(folder / files.LEDGER, model)
     return (Represented(behind, model) if behind else model).eval()
 
 
