@@ -128,7 +128,6 @@ ROWS, CLASS = torch.randn(2, 4), torch.tensor([0, 1])
 @pytest.mark.parametrize(
     ("probe", "sentence"),
     [
-        ((), r"probe=\(\): give \(inputs, targets\)"),
         ((ROWS[:, :3], CLASS), r"float32 inputs of shape \[3\] are .* shape \[4\] an example"),
         ((ROWS, CLASS.float()), r"float32 targets of shape \[\] are .* int64 targets"),
         ((ROWS * float("nan"), CLASS), "the model gives NaN"),

@@ -146,7 +146,6 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
         ({"unit": lambda _: object()}, "cannot be compared"),
         (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
-        ({"unit": OWNERS, "max_examples": 0}, "1 or more"),
         ({"max_examples": 2}, "applies to unit= only"),
         (
             {"unit": OWNERS, "algorithm": "gredp", "max_examples": 2},
