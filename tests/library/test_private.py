@@ -536,6 +536,7 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         ({"target_epsilon": 2.0, "noise_multiplier": 1.0}, "and not both"),
         ({"noise_multiplier": None}, "give noise_multiplier or target_epsilon"),
         ({"algorithm": "sgd"}, "not private"),
+        ({"algorithm": "class_means"}, "clips no gradients"),
         ({"precision": "tf32"}, "exceeds its bound"),
         ({"seed": 1, "secure": True}, "remove the seed"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),

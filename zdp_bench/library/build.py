@@ -246,8 +246,14 @@ def _build_algorithm(
     if (noise_multiplier is None) == (target_epsilon is None):
         raise UserError("give noise_multiplier or target_epsilon, and not both.")
     make = algorithm_type(asked["name"])
-    if "noise_multiplier" not in inspect.signature(make).parameters:
+    takes = inspect.signature(make).parameters
+    if "noise_multiplier" not in takes:
         raise UserError(f"algorithm={asked['name']} is not private: train without make_private.")
+    if "max_grad_norm" not in takes:
+        raise UserError(
+            f"algorithm={asked['name']} clips no gradients, so a loop cannot take its steps: use "
+            "`zdp-bench run`."
+        )
 
     def build(noise: float) -> Algorithm:
         built = make(
