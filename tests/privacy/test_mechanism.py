@@ -95,7 +95,7 @@ def numeric_gain(mechanism: Mechanism, rng: np.random.Generator) -> float:
         ]
 
     best = 0.0
-    for _ in range(12):
+    for _ in range(4):
         pair = [within([rng.standard_normal(s) for s in sizes]) for _ in range(2)]
         # The maximum of a convex function over a ball: go along its gradient as far as allowed.
         for _ in range(300):
