@@ -1,8 +1,9 @@
 """A stand-in for CPSC 2018: synthetic beats in WFDB's form, read as the release is.
 
 They need no download. Normal beats have a narrow QRS complex; those with left bundle branch block a
-broad one and a T wave against it. Rate, amplitude, baseline wander, mains hum and muscle noise vary
-from recording to recording.
+broad, notched one and a T wave against it (Surawicz et al. 2009, the criteria: QRS ≥ 120 ms,
+notched R in I, aVL, V5, V6). Rate, amplitude, baseline wander, mains hum and muscle
+noise vary from recording to recording.
 """
 
 from __future__ import annotations
@@ -23,14 +24,25 @@ NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V
 GAIN = 1000  # units per mV
 
 
-def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
-    """Draw one heart beat around its R peak, in mV: a QRS complex, broad if blocked, and a T wave.
+def draw_wave(t: np.ndarray, centre: float, width: float, height: float) -> np.ndarray:
+    """Draw one Gaussian wave: t [samples] in seconds from the R peak."""
+    return height * np.exp(-0.5 * ((t - centre) / width) ** 2)
 
-    Args:
-        t: seconds from the peak, [samples].
-    """
-    width, turned = (0.04, -0.3) if blocked else (0.011, 0.3)
-    return np.exp(-0.5 * (t / width) ** 2) + turned * np.exp(-0.5 * ((t - 0.3) / 0.05) ** 2)
+
+def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
+    """Draw one heart beat around its R peak, in mV."""
+    waves = [(-0.17, 0.025, 0.12)]  # centre, width, height
+    if blocked:  # broad, notched QRS; T against it
+        waves += [(-0.025, 0.028, 0.9), (0.045, 0.028, 0.8), (0.30, 0.06, -0.3)]
+    else:
+        waves += [
+            (-0.022, 0.008, -0.12),
+            (0.0, 0.011, 1.1),
+            (0.024, 0.009, -0.25),
+            (0.28, 0.05, 0.3),
+        ]
+    total: np.ndarray = np.sum([draw_wave(t, *wave) for wave in waves], axis=0)
+    return total
 
 
 def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> np.ndarray:

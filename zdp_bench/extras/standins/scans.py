@@ -1,9 +1,10 @@
 """Stand-ins for MRI and CT: random volumes in the layouts of fastMRI and the decathlon.
 
-They need no download, and are read as the releases are. `kspace_phantom`, for fastMRI, is seen by
-one coil: its smooth sensitivity and phase, and complex Gaussian noise in k-space, which reaches
-beyond the image along the readout as fastMRI's does. Every other NIfTI file is stored with its axes
-turned, as scanners do.
+They need no download, and are read as the releases are. `kspace_phantom`, for fastMRI: as Shepp and
+Logan's (1974), a head is a bright rim around tissue with inner structures that vary from patient to
+patient. It is multiplied by a coil's smooth sensitivity and phase; complex Gaussian noise is added
+to its k-space, which reaches beyond the image along the readout as fastMRI's does. The others are
+blobs. Every other NIfTI file is stored with its axes turned, as scanners do.
 """
 
 from __future__ import annotations
@@ -30,6 +31,34 @@ from zdp_bench.registry import register
 COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
 
 
+def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+    """Draw the magnitude [slices, rows, columns] of one patient."""
+    z, y, x = np.meshgrid(
+        np.linspace(-0.5, 0.5, slices),
+        np.linspace(-1, 1, rows),
+        np.linspace(-1, 1, columns),
+        indexing="ij",
+    )
+
+    def inside(centre: np.ndarray, radii: np.ndarray, turned: float) -> np.ndarray:
+        across = (y - centre[1]) * np.cos(turned) + (x - centre[2]) * np.sin(turned)
+        along = (x - centre[2]) * np.cos(turned) - (y - centre[1]) * np.sin(turned)
+        return ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2 + (
+            along / radii[2]
+        ) ** 2 < 1
+
+    skull = np.array([1.0, *random.uniform(0.75, 0.9, 2)])
+    nowhere = np.zeros(3)
+    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * inside(
+        nowhere, skull - np.array([0, 0.1, 0.1]), 0.0
+    )
+    for _ in range(10):
+        centre = random.uniform(-0.5, 0.5, 3) * np.array([0.6, 1, 1])
+        radii = np.array([random.uniform(0.3, 0.6), *random.uniform(0.08, 0.3, 2)])
+        image = image + random.uniform(-0.2, 0.3) * inside(centre, radii, random.uniform(0, np.pi))
+    return image.clip(0, None)
+
+
 def scan(
     slices: int, height: int, width: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
@@ -41,8 +70,9 @@ def scan(
     """
     rows, columns = 2 * height, width + 4
     image = np.zeros((slices, rows, columns))
-    tissue = draw_blobs((slices, height, width), 6, random)
-    image[:, height // 2 : height // 2 + height, 2 : 2 + width] = tissue
+    image[:, height // 2 : height // 2 + height, 2 : 2 + width] = draw_phantom(
+        slices, height, width, random
+    )
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
     coil = np.exp(
         -((y - random.uniform(-0.3, 0.3)) ** 2 + (x - random.uniform(-0.5, 0.5)) ** 2) / 4
