@@ -64,13 +64,15 @@ def test_piped_text_is_as_wide_as_columns_says_or_a_row_needs_and_ends_in_no_bla
         assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_columns_of_words_fold_before_numbers_do() -> None:
+def test_columns_of_words_make_room_before_numbers() -> None:
     words = ("name", "where", "why", "what for")
     sheet = Sheet("t", (*words, "value"), [["w" * 20] * 4 + ["0.123456"]])
     file = io.StringIO()
     Console(file=file, width=44).print(sheet)
     text = file.getvalue()
     assert "0.123456" in text
+    assert "No room for why, what for:" in text
+    assert "…" not in text
 
 
 def test_a_callback_is_told_the_records_numbers_and_no_more(

@@ -119,12 +119,18 @@ def sheet(results: Path) -> Sheet:
         name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
     }
     of |= {f"all {kind}s": of_paper(results, "", kind == "figure") for kind in ("table", "figure")}
+    columns = ("table", "all", "as published", "in another way", AGAIN, "empty", "why")
+    shown: list[list[str]] = []
     numbers: list[dict[str, object]] = []
     for name, tables in of.items():
         counts = count(tables)
-        why = [f"{n} {of.removeprefix(WHY)}" for of, n in counts.items() if of.startswith(WHY)]
-        parts = {status: counts[status] for status in (*STATUSES, UNBOUNDED)}
+        why = "; ".join(
+            f"{n} {s.removeprefix(WHY)}" for s, n in counts.items() if s.startswith(WHY)
+        )
         total = sum(counts[status] for status in STATUSES)
-        numbers.append({"table": name, "all": total, **parts, "why": "; ".join(why)})
-    shown = [[str(value) for value in line.values()] for line in numbers]
-    return Sheet("Coverage", list(numbers[0]), shown, [], "", numbers)
+        numbers.append({"table": name, "all": total, **{s: counts[s] for s in STATUSES}})
+        numbers[-1] |= {UNBOUNDED: counts[UNBOUNDED], "why": why}
+        others, empty = (sum(counts[s] for s in of_kind) for of_kind in (OTHER, EMPTY))
+        published = sum_up(counts).replace(" as published", "")
+        shown.append([name, *map(str, (total, published, others, counts[AGAIN], empty)), why])
+    return Sheet("Coverage", columns, shown, [], "", numbers)

@@ -22,6 +22,7 @@ from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json")
+LEAST = 10  # characters to which a column of words may be folded
 DIGEST = re.compile(r"[0-9a-f]{8}")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
 NUMBER = re.compile(r"(?:[-+±≥≤≈~]?\s?(?:\d[\d.,:]*(?:e[-+]?\d+)?|∞|inf|nan)\s?%?[\s/]*)*")
@@ -54,28 +55,48 @@ class Sheet:
         numbers = [dict(zip(columns, row, strict=True)) for row in rows]
         return cls(title, columns, rows, numbers=numbers)
 
-    def as_rich(self) -> RichTable:
-        """Return the table for a terminal.
+    def as_rich(self, width: int | None = None) -> RichTable:
+        """Return the table for a terminal of so many columns.
 
-        Numbers stay on one line, and words fold, or are cut in a table of `one_line`.
+        Numbers stay on one line, and words fold, or are cut in a table of `one_line`. Where that is
+        too wide, the last columns are left out, words before numbers, and the caption names them.
         """
-        table = RichTable(show_header=bool(self.columns))
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        for heading, column in zip_longest(self.columns, cells, fillvalue=""):
-            if any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column):
-                table.add_column(heading.replace(" ", "\n").replace("_", "_\n"), no_wrap=True)
+        columns = [*zip_longest(self.columns, cells, fillvalue="")]
+        heads = [re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", head) for head, _ in columns]
+        numeric = [
+            any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column)
+            for _, column in columns
+        ]
+        longest = [
+            max(map(len, (*head.split("\n"), *column)))
+            for head, (_, column) in zip(heads, columns, strict=True)
+        ]
+        least = [n if of else min(LEAST, n) for n, of in zip(longest, numeric, strict=True)]
+        kept = [*range(len(columns))]
+        while width is not None and 1 + sum(3 + least[at] for at in kept) > width and kept[2:]:
+            kept.remove(max(kept[2:], key=lambda at: (not numeric[at], at)))
+        table = RichTable(show_header=bool(self.columns))
+        if left := ", ".join(name for at, name in enumerate(self.columns) if at not in kept):
+            table.caption = f"No room for {left}: use a wider terminal or --format csv."
+        for at in kept:
+            if numeric[at]:
+                table.add_column(heads[at], no_wrap=True)
             else:
-                table.add_column(heading, overflow="fold")
+                table.add_column(columns[at][0], overflow="fold", min_width=least[at])
         for row in self.rows:
-            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in row]
-            table.add_row(*(whole if self.one_line else row))
+            shown = [row[at] for at in kept]
+            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in shown]
+            table.add_row(*(whole if self.one_line else shown))
         return table
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
+        table = self.as_rich(options.max_width)
+        notes, table.caption = [*self.notes, table.caption], None
         if self.title:
             yield Text(self.title, "table.title")
-        yield self.as_rich()
-        if said := "\n".join(filter(None, self.notes)):
+        yield table
+        if said := "\n".join(str(note) for note in notes if note):
             yield Text(said, "table.caption")
 
     def as_markdown(self) -> str:
