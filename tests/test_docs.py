@@ -43,7 +43,7 @@ HEAVY = re.compile(
     r"|^zdp-bench epsilon$"
     r"|audit recipe=quickstart$|launcher=(joblib|submitit)"
     r"|recipe=(chest_xray|phasemnist|mri_recon|mri_sequence_fl|mri_sequence_cl_reduced)"
-    r"|recipe=(mnist|fashion_mnist|msd_hippocampus)"
+    r"|recipe=(mnist|fashion_mnist|msd_hippocampus|ecg|speech)"
 )
 
 
