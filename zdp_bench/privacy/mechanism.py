@@ -210,7 +210,7 @@ class Mechanism:
 
         1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks; under one
         joint bound the maximum instead of the sum. It is the squared Mahalanobis length of the
-        largest shift, and `reach`² times as much where noise is correlated over steps.
+        largest shift, times `reach` squared where noise is correlated over steps.
         """
         if any(block.weakest_std == 0 or math.isinf(block.bound) for block in self.blocks):
             return 0.0
