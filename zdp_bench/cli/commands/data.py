@@ -1,4 +1,4 @@
-"""Look after the data root."""
+"""Inspect, check and download data sets."""
 
 from __future__ import annotations
 
