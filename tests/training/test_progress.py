@@ -57,10 +57,11 @@ def test_piped_text_is_as_wide_as_columns_says_or_a_row_needs_and_ends_in_no_bla
     title, rows = "a title " + "x" * 30, [["one", "two " * 30, "0.5"]]
     for width in ("50", ""):
         monkeypatch.setenv("COLUMNS", width)
-        console().print(Sheet(title, ("a", "b", "c"), rows, ["a note"]))
+        console().print(Sheet(title, ("a", "b", "epsilon_tight"), rows, ["a note"]))
         lines = capsys.readouterr().out.splitlines()
         assert max(map(len, lines)) <= int(width or 200)
-        assert width or f"│ one │ {'two ' * 30} │ 0.5 │" in lines, "a row is one line"
+        assert width or f"│ one │ {'two ' * 30} │ 0.5           │" in lines, "a row is one line"
+        assert width or any("┃ epsilon_tight ┃" in line for line in lines), "so is the heading"
         assert [line for line in lines if line != line.rstrip()] == []
 
 

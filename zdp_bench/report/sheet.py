@@ -58,12 +58,15 @@ class Sheet:
     def as_rich(self, width: int | None = None) -> RichTable:
         """Return the table for a terminal of so many columns.
 
-        Numbers stay on one line, and words fold, or are cut in a table of `one_line`. Where that is
-        too wide, the last columns are left out, words before numbers, and the caption names them.
+        Numbers stay on one line. Headings and words fold where they must; words are cut instead in
+        a table of `one_line`. Where that is too wide, the last columns are left out, words before
+        numbers, and the caption names them.
         """
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
         columns = [*zip_longest(self.columns, cells, fillvalue="")]
-        heads = [re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", head) for head, _ in columns]
+        heads = [head for head, _ in columns]
+        if width is not None and 1 + sum(3 + max(map(len, (h, *c))) for h, c in columns) > width:
+            heads = [re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", head) for head in heads]
         numeric = [
             any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column)
             for _, column in columns
