@@ -158,7 +158,7 @@ MISTAKES = [
     ("run recipe=quickstart device=gpu", "device=gpu: must be auto, cpu, cuda (a GPU) or cuda:N"),
     (
         "run recipe=mri_recon seed=2 paths.data=pyproject.toml",
-        "dataset=kspace_from_volumes",
+        "For example: zdp-bench run recipe=mri_recon seed=2 dataset=kspace_from_volumes",
     ),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
     (
@@ -450,19 +450,30 @@ def test_verbs_options_recipes_groups_and_keys_are_completed() -> None:
     assert "--show-config" in complete(["run", "--s"])
     assert complete(["table", "zeta_dp_2021/1"]) == ["zeta_dp_2021/1"]
     assert complete(["figure", "gredp_2024/"])[0] == "gredp_2024/fig3"
+    assert complete(["results", "epsilon_r"]) == ["epsilon_rdp="]
+    assert complete(["results", "--columns", "seed,optimizer.l"]) == ["seed,optimizer.lr"]
     assert complete(["list", "rec"]) == ["recipes"]
     assert complete(["--completion", ""]) == sorted(SCRIPTS)
     assert complete(["run", "nothing=x"]) == complete(["rnu", ""]) == []
 
 
-def test_list_searches_every_kind_and_says_data(
+def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    save(tmp_path / "results", record("a", 1), record("ab", 2))
+    for verb in ("compare", "export"):
+        assert complete([verb, ""]) == ["a", "ab"]
+        assert complete([verb, "ab/"]) == ["ab/ab200000"]
+    assert complete(["results", "recipe=ab"]) == ["recipe=ab"]
+
+
+def test_list_searches_every_kind_and_says_data_and_time(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     code, out, _ = run(capsys, "list", "mnist", "--format", "csv")
     found = {tuple(row[:2]): row[2] for row in csv.reader(io.StringIO(out))}
     assert code == 0
     assert {("datasets", "mnist"), ("recipes", "mnist")} < set(found)
-    assert re.search(r"\[mnist\]$", found["recipes", "mnist"])
+    assert re.search(r"\[mnist, .*(min|s)\]$", found["recipes", "mnist"])
 
 
 def test_every_key_that_a_yaml_file_names_is_completed() -> None:

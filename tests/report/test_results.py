@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from tests.test_records import record, save
+from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report.results import sheet
 
@@ -99,6 +100,16 @@ def test_one_column_says_what_differs_within_each_recipe(tmp_path: Path) -> None
         ["b", "official"],
         ["b", "synthetic"],
     ]
+
+
+def test_runs_that_did_not_end_are_named(tmp_path: Path) -> None:
+    save(tmp_path, record("a", 1))
+    for recipe in "ab":
+        records.write_text(records.folder(tmp_path, recipe, "c" * 64) / "spending.json", "{}")
+    assert sheet(tmp_path, ["recipe=a"]).notes == [
+        "Not finished: a/cccccccc; the same command continues it."
+    ]
+    assert "b/cccccccc" in sheet(tmp_path).notes[0]
 
 
 def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> None:

@@ -169,11 +169,9 @@ def test_a_damaged_record_is_refused_and_written_again_once_it_is_gone(
     assert repeatable(carry_out(tmp_path).record) == repeatable(finished.record)
 
 
-def test_nothing_computed_from_training_records_is_told_or_recorded(
+def test_only_the_test_set_is_evaluated_and_no_training_metric_is_recorded(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Replace every training label: of all that is told, only the released weights and what follows
-    from them may change."""
     sets: list[Any] = []
     real = evaluation.predict
 
@@ -183,6 +181,7 @@ def test_nothing_computed_from_training_records_is_told_or_recorded(
 
     monkeypatch.setattr(evaluation, "predict", spy)
     outcome = carry_out(tmp_path)
+    assert sets
     assert all(len(test) == 360 for test in sets)  # the test set, never the training set
     assert not [
         key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key

@@ -10,6 +10,8 @@ from __future__ import annotations
 
 import io
 import os
+import re
+import shlex
 import signal
 import sys
 from collections.abc import Sequence
@@ -63,7 +65,7 @@ def _carry_out(words: list[str]) -> int:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
-        _say(hide_environment(str(error), overrides))
+        _say(hide_environment(f"{error}{_stand_in(str(error), words)}", overrides))
         return 2
     except Stopped as stop:
         more = "; everything is saved, and the same command continues from here"
@@ -80,6 +82,15 @@ def _carry_out(words: list[str]) -> int:
             raise
         _say(hide_environment(str(explained), overrides))
         return 2
+
+
+def _stand_in(sentence: str, words: list[str]) -> str:
+    """Return the whole command for an error that suggests another data set, or ''."""
+    found = re.search(r"\buse (dataset=\w+)[^;]*\.$", sentence)
+    if not found or words[:1] != ["run"]:
+        return ""
+    kept = [word for word in words if not word.startswith(("dataset=", "paths.data="))]
+    return f" For example: zdp-bench {shlex.join([*kept, found[1]])}"
 
 
 def _say(sentence: str) -> None:

@@ -1,6 +1,6 @@
 """The argument parser of `zdp-bench`, to which each command adds its arguments; and completion:
 
-`eval "$(zdp-bench --completion bash)"`, or zsh.
+`eval "$(zdp-bench --completion bash)"`, or zsh; for fish, pipe it to `source`.
 """
 
 from __future__ import annotations
@@ -9,6 +9,7 @@ import argparse
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from functools import partial
+from pathlib import Path
 from typing import Any, NoReturn
 
 from zdp_bench import __version__
@@ -52,7 +53,14 @@ _zdp_bench() {
 }
 compdef _zdp_bench zdp-bench
 """
-SCRIPTS = {"bash": BASH, "zsh": ZSH}
+FISH = """\
+function __zdp_bench
+    set -l words (commandline -opc) (commandline -ct)
+    zdp-bench --complete $words[2..-1] 2> /dev/null
+end
+complete -c zdp-bench -f -a '(__zdp_bench)'
+"""
+SCRIPTS = {"bash": BASH, "zsh": ZSH, "fish": FISH}
 
 
 class Parser(argparse.ArgumentParser):
@@ -190,6 +198,28 @@ def _tables(current: str, starts: str = "") -> list[str]:
     return [f"{path.parent.name}/{path.stem.removeprefix('table')}" for path in paths]
 
 
+def _runs(current: str) -> list[str]:
+    """Return the recipes with runs in `results`; behind a '/', also each run's first digits."""
+    digits = "/*" if "/" in current else ""
+    paths = Path("results/runs").glob(f"*{digits}")
+    return [f"{path.parent.name}/{path.name[:8]}" if digits else path.name for path in paths]
+
+
+def _columns(current: str) -> list[str]:
+    """Return the columns of `results`, behind those that a list already has."""
+    from zdp_bench.records import COLUMNS
+
+    listed, comma, _ = current.rpartition(",")
+    keys = (key[:-1] for key in _overrides("") if "." in key)
+    return [f"{listed}{comma}{column}" for column in (*COLUMNS, *keys)]
+
+
+def _filters(current: str) -> list[str]:
+    if current.startswith("recipe="):
+        return [f"recipe={name}" for name in _runs("")]
+    return [f"{column}=" for column in _columns("")]
+
+
 def _overrides(current: str) -> list[str]:
     """Return the members of a group behind its '=', else every group and key with one."""
     from zdp_bench import assets
@@ -212,8 +242,11 @@ def _overrides(current: str) -> list[str]:
 # What an argument takes, by its metavar.
 COMPLETERS: dict[str, Callable[[str], list[str]]] = {
     "key=value": _overrides,
+    "column=value,...": _filters,
+    "A,B,...": _columns,
     "PAPER/N": _tables,
     "PAPER/figN": partial(_tables, starts="fig"),
+    "RUN": _runs,
     "KIND|WORD": lambda current: [*COMMANDS["list"].KINDS],
 }
 

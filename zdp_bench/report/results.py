@@ -139,7 +139,7 @@ def sheet(
     frame[DIFFERS] = tell_differences(frame, keys)
     names = columns.split(",") if columns else ["value"] if by else DEFAULT
     shown = [find(name, frame) for name in names]
-    title, notes = _count(len(frame), "record"), []
+    title, notes = _count(len(frame), "record"), _unfinished(results, filters)
     if by:
         frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
         title, shown = f"{_count(len(frame), 'group')} of {title}", [*frame.columns]
@@ -165,6 +165,18 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     for name in measures:
         made |= {name: groups[name].mean(), f"{name}_sd": groups[name].std()}
     return pd.DataFrame(made).reset_index()
+
+
+def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
+    """Return a sentence that names the runs without a record, of the recipes asked for."""
+    asked = [word for one in filters if one.startswith("recipe=") for word in one[7:].split(",")]
+    homes = sorted(path.parent for path in results.glob("runs/*/*/spending.json"))
+    left = [
+        f"{home.parent.name}/{home.name[:8]}"
+        for home in homes
+        if not (home / "record.json").exists() and home.parent.name in (asked or [home.parent.name])
+    ]
+    return [f"Not finished: {', '.join(left)}; the same command continues it."] if left else []
 
 
 def _equals(cell: Any, word: str) -> bool:

@@ -1,10 +1,13 @@
 """List what there is, each with a line on it: `zdp-bench list recipes`, `zdp-bench list mri`. The
-line of a recipe ends in its data set; `zdp-bench list keys` lists every key with its default.
+line of a recipe ends in its data set and the time of its quickest run; `zdp-bench list keys` lists
+every key with its default.
 """
 
 from __future__ import annotations
 
 import argparse
+import csv
+from contextlib import nullcontext
 from pathlib import Path
 
 from zdp_bench.cli.arguments import add_format, print_sheet
@@ -89,16 +92,32 @@ def _list(kind: str) -> list[tuple[str, str]]:
     folder = assets.RECIPES if kind == "recipes" else assets.CONF / group
     ours = [(name, _first_comment(path)) for name, path in assets.group(folder).items()]
     if kind == "recipes":
-        return [(name, f"{line} [{_data_of(name)}]") for name, line in ours]
+        seconds = _times()
+        return [(name, f"{line} {_cost(name, seconds)}") for name, line in ours]
     return ours + (_list_others(group) if group in {*HOMES, *FOREIGN} else [])
 
 
-def _data_of(recipe: str) -> str:
-    """Return the data set that a recipe names."""
+def _times() -> dict[str, float]:
+    """Return the seconds of the quickest run of each "RECIPE DATASET", by records in `results`."""
+    found: dict[str, float] = {}
+    for path in (Path("results/records.csv"), Path("results/tables/records.csv")):
+        with path.open(encoding="utf-8") if path.is_file() else nullcontext(()) as lines:
+            for row in csv.DictReader(lines):
+                seconds = float(row["train_seconds"] or "inf")
+                of = f"{row['recipe']} {row['dataset']}"
+                found[of] = min(seconds, found.get(of, seconds))
+    return found
+
+
+def _cost(recipe: str, seconds: dict[str, float]) -> str:
+    """Return a recipe's data set and the time of its quickest run: '[mnist, 12 min]'."""
     from zdp_bench import assets
+    from zdp_bench.report.number_format import duration
 
     chosen = assets.read_yaml(assets.RECIPES / f"{recipe}.yaml").get("defaults", [])
-    return next((d["override /dataset"] for d in chosen if "override /dataset" in d), "")
+    data = next((d["override /dataset"] for d in chosen if "override /dataset" in d), "")
+    known = seconds.get(f"{recipe} {data}")
+    return f"[{data}{'' if known is None else f', {duration(known)}'}]"
 
 
 def _list_others(kind: str) -> list[tuple[str, str]]:
