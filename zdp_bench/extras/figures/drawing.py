@@ -58,7 +58,6 @@ STYLE: dict[Any, Any] = {
 def draw_panels(
     points: pd.DataFrame,
     x_label: str,
-    says: str = "",
     *,
     columns: int = 2,
     share: bool = False,
@@ -72,7 +71,6 @@ def draw_panels(
     Args:
         points: columns panel, curve, x, values (a list) and y (the label of the axis), and perhaps
             `printed`, numbers to show as stars.
-        says: a sentence above the legend; by default what a point is.
         share: whether all panels have one y axis.
         log: whether x is logarithmic.
     """
@@ -99,7 +97,7 @@ def draw_panels(
             axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
             axes.minorticks_off()
     across = f"; dotted: {x_label} = ∞" if (points["x"] == math.inf).any() else ""
-    _add_legend(figure, (says or say_runs(n for n in points["values"].map(len) if n)) + across)
+    _add_legend(figure, say_runs(n for n in points["values"].map(len) if n) + across)
     return figure
 
 

@@ -12,7 +12,14 @@ from matplotlib.figure import Figure
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.extras.figures.drawing import COLOURS, MARKERS, STYLE, WIDTH, draw_panels
+from zdp_bench.extras.figures.drawing import (
+    COLOURS,
+    MARKERS,
+    STYLE,
+    WIDTH,
+    curve_style,
+    draw_panels,
+)
 from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
 
@@ -91,7 +98,7 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 
 def draw_ours(name: str, folder: Path) -> Figure:
-    """Draw a table of our own against ε: what is kept in one panel, or a panel for each row.
+    """Draw a table of our own: what is kept, a line for each row, or a panel for each against ε.
 
     Raises:
         UserError: the table has not been made.
@@ -99,15 +106,31 @@ def draw_ours(name: str, folder: Path) -> Figure:
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
     if papers.ours()[name].get("kept"):
-        points = points[(points["x"] < math.inf) & (points["kept"] != "")].copy()
-        points["values"] = [[100 * float(share)] for share in points["kept"]]
-        points["curve"], points["panel"] = points["row"], ""
-        points["y"] = "share of the non-private score kept, %"
-        return draw_panels(points, "tight ε", "each point: the mean over seeds", log=True)
+        return draw_kept(points[(points["x"] < math.inf) & (points["kept"] != "")])
     metrics = zip(points["metric"], points["values"], strict=True)
     points["values"] = [[names.scale(metric) * x for x in values] for metric, values in metrics]
     named = {"curve": points["variant"].map(names.algorithm), "y": points["metric"].map(names.axis)}
     return draw_panels(points.assign(panel=points["row"], **named), "tight ε", log=True)
+
+
+def draw_kept(points: pd.DataFrame) -> Figure:
+    """Draw a line for each row of a table, with a mark at what is kept at each ε."""
+    rows = [*dict.fromkeys(points["row"])]
+    figure = Figure(figsize=(WIDTH, 1 + 0.28 * len(rows)))
+    axes = figure.subplots()
+    axes.axvline(100, color="0.4", linewidth=1, linestyle="-", label="non-private")
+    kept = points.assign(kept=100 * points["kept"].astype(float), at=points["row"].map(rows.index))
+    least = kept.groupby("at")["kept"].min()
+    axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
+    for place, (x, of) in enumerate(kept.groupby("x")):
+        style = curve_style(place) | {"linestyle": "none"}
+        axes.plot(of["kept"], of["at"], label=f"ε = {x:g}", **style)
+    axes.set_yticks(range(len(rows)), rows)
+    axes.invert_yaxis()
+    axes.set_xlabel("share of the non-private score kept, %, mean over seeds")
+    axes.set_title("What privacy costs, at a tight ε")
+    axes.legend(loc="lower left", bbox_to_anchor=(0.1, 0.1))
+    return figure
 
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
