@@ -21,7 +21,7 @@ from zdp_bench.foreign_files import Shape, misfits, open_regular
 from zdp_bench.privacy.ledger import Position
 
 _FORMAT = 2  # of the file
-ADVICE = "Delete the run's folder, or add force=true, to start again."
+ADVICE = "Add force=true to start again; the steps in its ledger still count."
 _SHAPE: Shape = {
     "run": str,
     "step": int,
