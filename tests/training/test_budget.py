@@ -369,6 +369,27 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
         reserve(config, data, mechanism, 1, beside)
 
 
+def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
+    tmp_path: Path,
+) -> None:
+    class Killed(Silent):
+        def stepped(self, step: int) -> None:
+            super().stepped(step)
+            if len(self.steps) == 7:
+                raise ZeroDivisionError
+
+    words = ["privacy.secure=true", "execution.checkpoint_steps=5"]
+    for kills in (1, 2):
+        with pytest.raises(ZeroDivisionError):
+            run(configured(tmp_path, *words), Killed())
+        (found,), _ = read_spendings(tmp_path)
+        assert len(steps_in(found.home / "ledger.jsonl")) == 7 * kills
+    record = run(configured(tmp_path, *words), Silent()).record
+    assert record["privacy"]["steps"] <= found.spent.steps
+    (done,), _ = read_spendings(tmp_path)
+    assert done.spent.steps == record["privacy"]["steps"]
+
+
 def test_a_ledger_that_nothing_explains_refuses_a_total_budget(tmp_path: Path) -> None:
     _, home, _ = carry_out(tmp_path, "seed=4")
     for name in ("record.json", FILE):

@@ -616,6 +616,26 @@ def has_steps(path: Path) -> bool:
         return any(b'"ledger"' not in line and b'"state"' not in line for line in read_lines(file))
 
 
+def may_repeat(path: Path) -> int:
+    """Return how many releases at most a process that starts now must make anew.
+
+    They are those since the last noted state but one: the last may have been noted and not saved.
+    """
+    count, before, last = 0, 0, 0
+    with open_regular(path) as file:
+        for line in read_lines(file):
+            try:
+                body = parse(line)
+            except ValueError:  # cut off by a kill, before its noise
+                continue
+            body.pop("sha256", None)
+            if is_step(body):
+                count += body.get("to", body["step"] + 1) - body["step"]
+            elif is_start(body):
+                before, last = last, count
+    return count - before
+
+
 def spread(path: Path) -> str:
     """Rewrite a ledger to share with one line for each step; return the digest at its end.
 

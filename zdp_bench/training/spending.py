@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -18,7 +19,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
-from zdp_bench.privacy.ledger import has_steps
+from zdp_bench.privacy.ledger import has_steps, may_repeat
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 
@@ -139,7 +140,12 @@ def read_spending(home: Path) -> Spending:
     """
     record = records.read(home / "record.json")
     plan = record or _read_plan(home / FILE)
-    return _read_spending(plan, home, bool(record), read_sources(home))
+    found = _read_spending(plan, home, bool(record), read_sources(home))
+    if record or not found.secure or not (home / "ledger.jsonl").is_file():
+        return found
+    # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
+    repeated = may_repeat(home / "ledger.jsonl")
+    return replace(found, spent=replace(found.spent, steps=found.spent.steps + repeated))
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
