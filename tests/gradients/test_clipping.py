@@ -89,6 +89,12 @@ def test_what_is_not_finite_is_noticed(value: float) -> None:
     assert clip_factors(squares.sqrt(), 0.5).tolist() == pytest.approx([factor, 0, factor])
 
 
+def test_norms_record_no_graph_on_any_thread(set_threads: Callable[[int], None]) -> None:
+    set_threads(2)
+    with torch.no_grad():
+        assert not squared_norms(torch.ones(64, 3000, requires_grad=True)).requires_grad
+
+
 def test_factors_and_products_too_small_for_float32_are_zero() -> None:
     """See `clipping.flushed` and `held`: rounded upwards they would exceed the bound."""
     norms = torch.tensor([1e45, 1.0, 1e-45, 0.0], dtype=torch.float64)

@@ -135,6 +135,7 @@ def squared_norms(gradients: Tensor) -> Tensor:
     parts = rows.split(max(1, NORM_AT_ONCE // rows.shape[1]))
     squares = torch.zeros(len(rows), dtype=torch.float64)
 
+    @torch.no_grad()  # a thread has its own mode
     def measure(start: int, stop: int) -> None:
         for part, found in zip(parts[start:stop], split[start:stop], strict=True):
             for columns in part.split(NORM_AT_ONCE, dim=1):

@@ -95,19 +95,23 @@ def _of_class(
     module: str, kind: type, visit: Callable[[str, str, Any], Iterator[tuple[Place, Any]]]
 ) -> Iterator[tuple[Place, Any]]:
     """Yield the numbers that a module's class holds, and what its methods find beside it."""
-    if _root(kind.__module__) in {*LIBRARIES, "zdp_bench"}:
-        return
-    own = _is_users(sys.modules.get(kind.__module__))
-    for key, value in vars(kind).items():
-        if (isinstance(value, KEPT) and not key.startswith("__")) or (
-            own and isinstance(value, FunctionType)
-        ):
-            yield from visit(module, f"class.{key}", value)
-    forward = vars(kind).get("forward")
-    if not own and isinstance(forward, FunctionType):
-        for key in forward.__code__.co_names:
-            if isinstance(value := forward.__globals__.get(key), KEPT):
-                yield from visit(module, f"forward.{key}", value)
+    for of in kind.__mro__:  # forward may be a parent's
+        if _root(of.__module__) in {*LIBRARIES, "zdp_bench"}:
+            continue
+        own, name = (
+            _is_users(sys.modules.get(of.__module__)),
+            "class" if of is kind else of.__name__,
+        )
+        for key, value in vars(of).items():
+            if (isinstance(value, KEPT) and not key.startswith("__")) or (
+                own and isinstance(value, FunctionType)
+            ):
+                yield from visit(module, f"{name}.{key}", value)
+        forward = vars(of).get("forward")
+        if not own and isinstance(forward, FunctionType):
+            for key in forward.__code__.co_names:
+                if isinstance(value := forward.__globals__.get(key), KEPT):
+                    yield from visit(module, f"forward.{key}", value)
 
 
 def _is_users(module: ModuleType | None) -> bool:

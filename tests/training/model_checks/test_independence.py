@@ -95,6 +95,10 @@ class Looks(nn.Module):
         return self.last(look(self.function, x))
 
 
+class Inherits(Looks):
+    pass
+
+
 def largest_in_memory(x: Tensor) -> float:
     return float(np.abs(np.frombuffer(bytes(x.detach().untyped_storage()), np.float32)).max())
 
@@ -340,6 +344,7 @@ CASES: dict[str, Case] = {
             "a factor": lambda x: x * (1 + 9 * (len(x) // (MANY + 1))),
         }.items()
     },
+    "a store of a parent's forward": (lambda: Inherits("a store"), lambda _: STORE.clear()),
     **{name: (lambda name=name: Looks(name), lambda _: STORE.clear()) for name in BESIDE},
     "an operator of its own": (lambda: Between(lambda _, x: turn(x)), nothing),
     "rescaled above a limit": (lambda: Between(rescaled), nothing),
