@@ -169,10 +169,17 @@ def test_one_record_more_changes_no_other_records_augmentation(
     assert with_one_more == without
 
 
-def test_fused_optimisers_refuse_complex_parameters(tmp_path: Path) -> None:
+MLPS = ("real_mlp", "complex_mlp")
+
+
+def test_adam_is_fused_on_a_cpu_but_for_complex_parameters(tmp_path: Path) -> None:
+    real, is_complex = (lookup("model", name)((2,), 2, hidden=[3]) for name in MLPS)
+    adam = build_optimizer(configured(tmp_path, "optimizer=adam"), real)
+    assert adam.defaults["fused"]
+    assert not build_optimizer(configured(tmp_path, "optimizer=adam"), is_complex).defaults["fused"]
     config = configured(tmp_path, "optimizer=adam", "+optimizer.fused=true")
     with pytest.raises(UserError, match=r"optimizer\.fused=true"):
-        build_optimizer(config, lookup("model", "complex_mlp")((2,), 2, hidden=[3]))
+        build_optimizer(config, is_complex)
 
 
 CPU = torch.device("cpu")

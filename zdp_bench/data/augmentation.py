@@ -47,14 +47,11 @@ def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
     uniforms[:, 1] say how far down, uniforms[:, 2] how far across.
     """
     height, width = images.shape[-2:]
-    corner = (uniforms[:, 1:3] * (2 * PADDING + 1)).long().to(images.device)  # [B, 2], 0 to 8
-    rows = corner[:, :1] + torch.arange(height, device=images.device)  # [B, H]
-    columns = corner[:, 1:] + torch.arange(width, device=images.device)  # [B, W]
-    example = torch.arange(len(images), device=images.device).view(-1, 1, 1)
-    padded = F.pad(images - black, (PADDING,) * 4).movedim((-2, -1), (1, 2))  # [B, H + 8, W + 8, *]
-    return (
-        padded[example, rows.unsqueeze(2), columns.unsqueeze(1)].movedim((1, 2), (-2, -1)) + black
-    )
+    down, across = (uniforms[:, 1:3] * (2 * PADDING + 1)).long().to(images.device).T  # 0 to 8
+    padded = F.pad(images - black, (PADDING,) * 4)
+    crops = padded.unfold(-2, height, 1).unfold(-2, width, 1)  # [B, *, 9, 9, H, W], a view
+    example = torch.arange(len(images), device=images.device)
+    return crops.movedim((-4, -3), (1, 2))[example, down, across] + black
 
 
 def crop_and_flip(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:

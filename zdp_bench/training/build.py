@@ -233,12 +233,17 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     Raises:
         UserError: it refuses one of its values, or would refuse the model at the first step.
     """
-    parameters, options = list(trainable(model).values()), config.optimizer.options
-    if options.get("fused") and any(parameter.is_complex() for parameter in parameters):
+    parameters, options = list(trainable(model).values()), dict(config.optimizer.options)
+    is_complex = any(parameter.is_complex() for parameter in parameters)
+    if options.get("fused") and is_complex:
         raise UserError(
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
             "out."
         )
+    on_cpu = all(parameter.is_cpu for parameter in parameters)
+    chosen = options.keys() & {"fused", "foreach", "differentiable"}
+    if config.optimizer.name in ("adam", "adamw") and on_cpu and not (is_complex or chosen):
+        options["fused"] = True  # four times as fast as torch's default on a CPU
     make = find_builder("optimizer", config.optimizer.name)
     try:
         optimizer = make(parameters, **options)
