@@ -367,6 +367,8 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
     (home / FILE).write_text("{")
     with pytest.raises(UserError, match=r"is damaged .* So its run's ε is not known"):
         reserve(config, data, mechanism, 1, beside)
+    reserve(config, data, mechanism, 250, home)  # the same run writes it again
+    assert [one.spent.steps for one in read_spendings(tmp_path)[0]] == [250]
 
 
 def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
@@ -397,6 +399,7 @@ def test_a_ledger_that_nothing_explains_refuses_a_total_budget(tmp_path: Path) -
     assert read_spendings(tmp_path) == ([], [home / "ledger.jsonl"])
     with pytest.raises(UserError, match="contains steps of an unfinished run"):
         carry_out(tmp_path, "seed=5", "privacy.total_budget=100")
+    assert carry_out(tmp_path, "seed=4", "privacy.total_budget=100")[1] == home  # which explains it
 
 
 def test_force_keeps_what_was_spent(tmp_path: Path) -> None:

@@ -133,6 +133,10 @@ def parse_arguments(words: list[str]) -> argparse.Namespace:
     options, rest = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
+    if hasattr(options, "results") and not hasattr(options, "overrides"):
+        for word in words:
+            if word.startswith("paths.results="):
+                parser.error(f"{word}: write --results {word.partition('=')[2]} for `{verb}`.")
     for word in rest:
         if word.startswith("-"):
             own = Parser(add_help=False)

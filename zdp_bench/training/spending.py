@@ -80,13 +80,13 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
 def _require_within(config: Run, own: Spending) -> None:
     budget, delta = config.privacy.total_budget, config.privacy.delta
     assert budget is not None
-    others, unknown = read_spendings(config.results)
+    others, unknown = read_spendings(config.results, but=own.home)
     if unknown:
         raise UserError(
             f"privacy.total_budget={budget:g}: {unknown[0]} contains steps of an unfinished run "
             "without its data. Finish that run, or move its folder away."
         )
-    others = [one for one in others if one.may_share(own) and one.home != own.home]
+    others = [one for one in others if one.may_share(own)]
     log.warning(
         "privacy.total_budget=%g: %d earlier runs in %s may share examples with this one; runs in "
         "other folders are not counted",
@@ -111,8 +111,8 @@ def _require_within(config: Run, own: Spending) -> None:
         )
 
 
-def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
-    """Return what every run under `results/runs` has spent or may still spend.
+def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spending], list[Path]]:
+    """Return what every run under `results/runs`, `but` one, has spent or may still spend.
 
     Returns:
         Also the folders with a ledger that nothing explains: steps of an older version's run, or
@@ -125,9 +125,9 @@ def read_spendings(results: Path) -> tuple[list[Spending], list[Path]]:
     homes = {
         path.parent for name in ("record.json", FILE) for path in results.glob(f"runs/*/*/{name}")
     }
-    found = [read_spending(home) for home in sorted(homes)]
+    found = [read_spending(home) for home in sorted(homes - {but})]
     for path in sorted((results / "runs").rglob("*.jsonl")):
-        if not any(parent in homes for parent in path.parents) and has_steps(path):
+        if homes.isdisjoint(path.parents) and but not in path.parents and has_steps(path):
             unknown.append(path)
     return found, unknown
 

@@ -128,7 +128,7 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
 
 
 CSVS: list[tuple[bytes, str]] = [
-    (b"path,label\n\xff\xfe.png,x\n", r"cannot be read \(UnicodeDecodeError"),
+    (b"path,label\na.png,x\nb.png,caf\xe9\n", "is not UTF-8 in line 3; save it as CSV in UTF-8"),
     (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
     (b"path;label\na.png;x\n", "only one class"),
     (b"path,classes\na.png,x\n", "path and label are required"),
@@ -143,8 +143,9 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\na.png\n", "line 2: columns path and label must exist"),
     (b"path,mask\na.png,../secret.png\n", "leads out of"),
     (b"path,label\nnone.png,x\n", "line 2: file not found"),
-    (b"path,label,split\na.png,x,dev\n", "line 2: split must be train, test or validation"),
-    (b"path,label,patient\na.png,x,\n", "line 2: .* patient must not be empty"),
+    (b"path,label,split\na.png,x,dev\n", "line 2: split 'dev' must be train, test or validation"),
+    (b"path,label,split,patient\na.png,x,,7\n", "line 2: split '' must be"),
+    (b"path,label,split,patient\na.png,x,test,\n", "line 2: patient is empty; fill it in"),
     (b"path,label,patient,split\na.png,x,7,train\nb.png,y,7,test\n", "patient 7 is in train and"),
     (b"path,label,patient,split\na.png,x,P7,train\nb.png,y,p7,test\n", "patient 'P7' and patient"),
     (b"path,label,patient\na.png,x,7\nb.png,y,nan\n", "patient 'nan' stands for a missing one"),
@@ -155,7 +156,7 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label\nlist.csv,x\n", "holds no PNG, JPEG, DICOM"),
     (b"path,label\na.png,x\n", "only one class"),
     (b"path,label\na.png,x\nb.png,y\n", "no (train|test) example"),
-    (b"path,label\n", "contains no"),
+    (b"path,label\n", "contains no line below its header"),
     (b"", "No columns"),
 ]
 
@@ -230,7 +231,7 @@ DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
     (TABLE, {"values": {"target": {"a": "0"}}}, "values.target=.*no such column"),
     (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: '\(' is not a regular"),
     (TABLE, {"values": {"label": {"a": r"((\w+)+)+!"}}}, r"dataset.values.label: .* not a simple"),
-    (TABLE, {"values": {"label": {"a": "7"}}}, "contains no"),
+    (TABLE, {"values": {"label": {"a": "7"}}}, "contains no line that matches dataset.values"),
 ]
 
 

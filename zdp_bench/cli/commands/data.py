@@ -47,7 +47,11 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "check" and options.dataset and named.exists():
         own = lookup("dataset", "folder")(path=str(named))
         return _say_each(str(named), own.check_files(root))
-    chosen = [files.card(options.dataset)] if options.dataset else files.cards()
+    try:
+        chosen = [files.card(options.dataset)] if options.dataset else files.cards()
+    except UserError as error:
+        where = f"{named}: no such folder or CSV, and " if options.action == "check" else ""
+        raise UserError(f"{where}{error}") from None
     if options.action == "show":
         print_sheet(show_data_root(root, chosen), options.format)
         return 0

@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from io import StringIO
 from pathlib import Path
 from typing import Any
 
@@ -97,7 +98,8 @@ def find_items(
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    require(bool(found), "dataset.path", path, "contains no file in a class folder")
+    what = "line that matches dataset.values" if path.is_file() else "file in a class folder"
+    require(bool(found), "dataset.path", path, f"contains no {what}")
     if patient is not None:
         with _naming("dataset.patient"):
             rule = compile_pattern(patient)
@@ -171,16 +173,16 @@ def _files_below(folder: Path) -> Iterator[Path]:
 def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
     """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
     with reading(path, LARGEST_CSV):
-        with path.open(encoding="utf-8-sig") as file:
-            head = file.readline()
+        try:
+            text = path.read_bytes().decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            line = error.object.count(b"\n", 0, error.start) + 1
+            raise Unfit(f"is not UTF-8 in line {line}; save it as CSV in UTF-8") from None
+        sep = max(",;\t", key=text.partition("\n")[0].count)
         table = pandas.read_csv(
-            path,
-            sep=max(",;\t", key=head.count),
-            header=None,
-            dtype=str,
-            keep_default_na=False,
-            encoding="utf-8-sig",
+            StringIO(text), sep=sep, header=None, dtype=str, keep_default_na=False
         ).apply(lambda column: column.str.strip())
+        expect(len(table) > 1, "contains no line below its header; list a file in each")
         names = table.iloc[0].tolist()
         table = table[1:].set_axis(names, axis=1).loc[:, [bool(name) for name in names]]
         twice = [name for name, times in Counter(filter(None, names)).items() if times > 1]
@@ -256,11 +258,11 @@ def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
     (target,) = {*TARGETS} & {*of}
     if not of["path"] or not of[target]:
         raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
-    if of.get("split", PARTS[0]) not in PARTS or not of.get("patient", "-"):
-        raise UserError(
-            f"{where}: split must be {', '.join(PARTS[:2])} or {PARTS[2]}, and patient must not "
-            "be empty; remove the column if it is unknown."
-        )
+    if (part := of.get("split", PARTS[0])) not in PARTS:
+        rule = f"must be {', '.join(PARTS[:2])} or {PARTS[2]} in every line, or in no column"
+        raise UserError(f"{where}: split {part!r} {rule}.")
+    if not of.get("patient", "-"):
+        raise UserError(f"{where}: patient is empty; fill it in, or leave the column out.")
     file, name = _named(path, where, of["path"]), of["path"]
     partner = None if target == "label" else _named(path, where, of[target])
     patient, part = of.get("patient", name), of.get("split", "")
