@@ -138,7 +138,10 @@ def measured(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
         monkeypatch.setitem(tables.TABLES, "zoo", lambda quick, threads: iter(rows))
         facts = {"device": on, "threads": "2", "python": "3", "torch": "2.11"}
         monkeypatch.setattr(tables, "environment", lambda threads: facts)
-        markdown, numbers = tables.run("zoo", False, 2, tmp_path)[1]
+        assert [row["case"] for case in tables.run("zoo", False, 2, tmp_path) for row in case] == [
+            row["case"] for row in rows
+        ]
+        markdown, numbers = tables.paths_of("zoo", False, tmp_path)
         return markdown, numbers
 
     yield write
@@ -155,6 +158,20 @@ def test_a_table_is_written_with_what_it_was_measured_on(measured: Any) -> None:
     first, second = csv.DictReader(numbers.read_text().splitlines())
     assert (first["threads"], first["ratio"], first["deviation"]) == ("2", "1.25", "")
     assert (second["torch"], second["deviation"]) == ("2.11", "1e-07")
+
+
+def test_a_case_is_written_once_it_is_measured(measured: Any, tmp_path: Path) -> None:
+    measured([])
+
+    def stopped(quick: bool, threads: int) -> Iterator[tables.Row]:
+        yield ROW
+        yield ROW | {"case": "another"}
+        raise KeyboardInterrupt
+
+    tables.TABLES["zoo"] = stopped
+    with pytest.raises(KeyboardInterrupt):
+        list(tables.run("zoo", False, 2, tmp_path))
+    assert list(tables.read(tables.paths_of("zoo", False, tmp_path)[1]).case) == [ROW["case"]]
 
 
 def test_what_another_machine_measured_stays_beside_it(measured: Any) -> None:

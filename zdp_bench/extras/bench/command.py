@@ -43,10 +43,9 @@ def run(options: argparse.Namespace) -> int:
         if name not in tables.TABLES:
             raise unknown("table", name, tables.TABLES)
     for name in options.tables or tables.TABLES:
-        rows, paths = tables.run(name, options.quick, options.threads, options.results)
-        for case in dict.fromkeys(row["case"] for row in rows):
-            lines = [tables.cells(row) for row in rows if row["case"] == case]
-            print_sheet(Sheet(case, [*tables.COLUMNS.values()], lines), "rich")
-        for path in paths:
+        for rows in tables.run(name, options.quick, options.threads, options.results):
+            lines = [tables.cells(row) for row in rows]
+            print_sheet(Sheet(rows[0]["case"], [*tables.COLUMNS.values()], lines), "rich")
+        for path in tables.paths_of(name, options.quick, options.results):
             print(f"written: {path}")
     return 0

@@ -18,6 +18,8 @@ from dataclasses import asdict
 from datetime import UTC, datetime
 from importlib.metadata import version
 from importlib.util import find_spec
+from itertools import groupby
+from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -246,8 +248,8 @@ TABLES: dict[str, Callable[[bool, int], Iterator[Row]]] = {
 }
 
 
-def run(table: str, quick: bool, threads: int, results: Path) -> tuple[list[Row], list[Path]]:
-    """Measure one of `TABLES` and write it to `results/tables`.
+def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[Row]]:
+    """Measure one of `TABLES`; yield the rows of each case once they are written.
 
     Args:
         quick: smaller models, batches and fewer rounds: all tables in under two minutes on two
@@ -258,18 +260,28 @@ def run(table: str, quick: bool, threads: int, results: Path) -> tuple[list[Row]
     """
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
+    for _, rows in groupby(TABLES[table](quick, threads), key=itemgetter("case")):
+        of_case = [{**row, **facts} for row in rows]
+        _write(table, paths_of(table, quick, results), of_case)
+        yield of_case
+
+
+def paths_of(table: str, quick: bool, results: Path) -> list[Path]:
+    """Return the page and the CSV of a table."""
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
-    paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    before = read(paths[1])
-    rows = [{**row, **facts} for row in TABLES[table](quick, threads)]
-    fresh = pd.DataFrame([rounded(row) for row in rows])
-    here = before[["device", "threads"]].eq([facts["device"], facts["threads"]]).all(axis=1)
-    known = pd.concat([before[~here & before.case.isin(fresh.case)], fresh], ignore_index=True)
-    order = {case: place for place, case in enumerate(fresh.case.unique())}
+    return [stem.with_suffix(".md"), stem.with_suffix(".csv")]
+
+
+def _write(table: str, paths: list[Path], of_case: list[Row]) -> None:
+    """Write the rows of a case in place of those that this machine measured before."""
+    before, fresh = read(paths[1]), pd.DataFrame([rounded(row) for row in of_case])
+    same = ["case", "device", "threads"]
+    old = before[same].eq(fresh[same].iloc[0]).all(axis=1)
+    known = pd.concat([before[~old], fresh], ignore_index=True)
+    order = {case: place for place, case in enumerate(known.case.unique())}
     known = known.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
     records.write_text(paths[0], as_markdown(table, known))
     records.write_text(paths[1], known.to_csv(index=False, lineterminator="\n"))
-    return rows, paths
 
 
 def read(path: Path) -> pd.DataFrame:
