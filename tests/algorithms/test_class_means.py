@@ -111,7 +111,7 @@ def test_what_makes_no_such_release_is_refused(words: list[str], error: str) -> 
 def test_what_is_no_linear_layer_or_class_is_refused() -> None:
     for model, own in (("real_mlp", {"hidden": [4]}), ("complex_linear", {})):
         problem = Problem(lookup("model", model)((5,), 3, **own), Classification().loss, ONCE)
-        with pytest.raises(UserError, match="use model=real_linear"):
+        with pytest.raises(UserError, match="a linear model, such as real_linear"):
             ClassMeans(problem, noise_multiplier=1.0)
     algorithm, _, kind = make(CASE)
     with pytest.raises(UserError, match="takes a class for each example"):

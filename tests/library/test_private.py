@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import errno
 import gc
 import json
 import logging
@@ -479,6 +480,36 @@ def test_a_ledger_that_is_harmed_while_its_training_runs(
     assert private.ledger._file.closed
 
 
+@pytest.mark.parametrize("act", ["save", "step", "close"])
+def test_a_full_disk_is_one_sentence_and_loses_no_step(
+    make: Make, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    def full(_: int) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(ledger, "RESERVED", 1e9)  # seconds, so that steps are left to settle
+    private = make()
+    train(private, most=3)
+    batch = next(private.batches())
+    acts = {"save": private.save, "close": private.close, "step": lambda: private.step(batch)}
+    if act == "step":
+        private.ledger.settle()  # the next one has a line of its own
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", full)
+        with pytest.raises(
+            UserError, match=r"ledger\.(pt|jsonl): No space left .* is intact: once"
+        ):
+            acts[act]()
+    if act != "close":
+        private.step(batch)
+        private.save()
+    counted = private.ledger.releases
+    private.close()
+    again = make()
+    assert again.ledger.releases >= counted
+    assert again.resume() == (act != "close")
+
+
 def test_a_training_that_is_let_go_with_its_folder_says_nothing(tmp_path: Path) -> None:
     model = network()
     given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "own/ledger.jsonl"}
@@ -540,6 +571,9 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         ({"precision": "tf32"}, "exceeds its bound"),
         ({"seed": 1, "secure": True}, "remove the seed"),
         ({"ledger": "ledger.txt"}, r"ends in \.jsonl"),
+        ({"noise_multiplier": 1e-6}, r"^noise_multiplier=1e-06: must be 0, or lie in"),
+        ({"max_grad_norm": math.inf}, r"^max_grad_norm=inf: must be less"),
+        ({"start_steps": 2}, "trains others: it needs a linear model, such as real_linear"),
         *(({"seed": seed}, "whole number from 0 to") for seed in (-1, 2**64)),
         *(({"epochs": value}, "number from 1 to") for value in (math.inf, math.nan, 0)),
         ({"expected_batch": 0}, "must be above 0"),

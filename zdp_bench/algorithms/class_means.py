@@ -43,7 +43,8 @@ class ClassSums:
         found = trainable(problem.model)
         if len(layers) != 1 or layers[0].weight.is_complex() or {*map(id, found.values())} - own:
             raise UserError(
-                f"{asked} sets the weights of one real linear layer: use model=real_linear."
+                f"{asked} sets the weights of one real linear layer, and this model trains others: "
+                "it needs a linear model, such as real_linear."
             )
         (self.layer,) = layers
         self.weight = next(name for name, p in found.items() if p is self.layer.weight)
@@ -81,8 +82,8 @@ class ClassSums:
         outputs = self.layer.out_features
         if targets.dim() != 1 or (outputs > 1 and targets.is_floating_point()):
             raise UserError(
-                f"{self.asked} takes a class for each example: take task=classification or "
-                "task=binary_classification."
+                f"{self.asked} takes a class for each example, as classification or "
+                "binary_classification has, and no other target."
             )
         if outputs == 1:
             return (2 * targets.double().clamp(0, 1).nan_to_num() - 1).unsqueeze(1)

@@ -60,7 +60,8 @@ def check_model(
 # What a recipe says, and `make_private` calls otherwise.
 _BATCHNORM = re.compile(r"set model\.replace_batchnorm=.*?\(in Python: (.*?\))\)")
 _VALUE = re.compile(
-    r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm|precision))=([a-z_0-9]+)\b"
+    r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm|precision))="
+    r"(?!(?:null|true|false|nan|inf)\b)([a-z]\w*)\b"
 )
 _KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
@@ -93,7 +94,7 @@ def says_python() -> Iterator[None]:
     except UserError as error:
         said = _BATCHNORM.sub(r"call \1", str(error))
         said = _VALUE.sub(lambda found: f'{found[1] or found[2]}="{found[3]}"', said)
-        said = _KEY.sub(r"\1", said).replace("=null", "=None").replace('="true"', "=True")
+        said = _KEY.sub(r"\1", said).replace("=null", "=None").replace("=true", "=True")
         raise type(error)(said) from None
 
 

@@ -12,6 +12,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients.clipping import trainable
@@ -90,31 +91,32 @@ class Watch:
     """A hook before every step of an optimiser, since the first private training it was given to.
 
     Attributes:
-        training: what holds the last training's ledger, until it is closed: no other step is taken.
         is_private: False if the optimiser's state is of other steps too.
     """
 
-    training: ExitStack | None = None
     is_private: bool = False
 
     def __call__(self, *_: object) -> None:
-        if _IN_STEP.get():
-            return
-        if self.training is not None:
+        self.is_private &= _IN_STEP.get()
+
+
+def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
+    """Reject any optimiser's other steps of the weights until the training is closed.
+
+    Warn of a state of earlier ones.
+    """
+    trained = set(map(id, trainable(model).values()))
+
+    def refuse(other: torch.optim.Optimizer, *_: object) -> None:
+        held = {id(p) for group in other.param_groups for p in group["params"]}
+        if not _IN_STEP.get() and held & trained:
             raise UserError(
-                "the optimizer was stepped outside private.step: its gradient is not private, and "
-                "no ε covers it. Leave that step out, or close() the training first to go on "
-                "without privacy."
+                "an optimizer was stepped on the model's weights outside private.step: its "
+                "gradient is not private, and no ε covers it. Leave that step out (public terms go "
+                "into regulariser=), or close() the training first to go on without privacy."
             )
-        self.is_private = False
 
-    def end(self, training: ExitStack) -> None:
-        if self.training is training:  # no later one has taken its place
-            self.training = None
-
-
-def watch_steps(optimizer: Any, training: ExitStack) -> None:
-    """Reject steps outside `in_private_step` until the training is closed; warn of earlier ones."""
+    training.callback(register_optimizer_step_pre_hook(refuse).remove)
     found = []
     for one in each_of(optimizer):
         hooks = one._optimizer_step_pre_hooks.values()
@@ -124,8 +126,7 @@ def watch_steps(optimizer: Any, training: ExitStack) -> None:
             one.register_step_pre_hook(watch)
         states = (own for own in one.state.values() if isinstance(own, dict) and own)
         has_stepped = any(float(own.get("step", 1)) > 0 for own in states)  # Adagrad's begins at 0
-        watch.training, watch.is_private = training, watch.is_private or not has_stepped
-        training.callback(watch.end, training)
+        watch.is_private |= not has_stepped
         found.append(watch)
     if not all(watch.is_private for watch in found):
         log.warning(

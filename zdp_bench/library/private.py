@@ -40,7 +40,7 @@ from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, draw_all, read_in_pieces
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import WATCHED
-from zdp_bench.training.interrupts import stop_signals
+from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
 from zdp_bench.training.plan import Patients, Plan
@@ -164,7 +164,7 @@ class Private:
             self._limit,
             setting.ranks,
         )
-        watch_steps(setting.optimizer, self.resources)
+        watch_steps(model, setting.optimizer, self.resources)
 
     @property
     def steps(self) -> int:
@@ -226,7 +226,8 @@ class Private:
                 one that was checked, or another process began the training.
         """
         self.ledger.require_own_process()
-        with _STEP, says_python(), stop_signals() as asked:
+        unwritten = explain_write_errors(self.setting.ledger_file, "call it again")
+        with _STEP, says_python(), unwritten, stop_signals() as asked:
             self._step(batch)
         if number := asked():
             signal.raise_signal(number)
@@ -301,7 +302,7 @@ class Private:
                 self._trail.origins |= trails.through(self.setting.model, self.setting.ledger_file)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
-                "changed them (an average, a clamp, another optimizer?) saw no private data"
+                "changed them (an average, a clamp?) saw no private data"
             )
         return parameters
 
@@ -454,7 +455,8 @@ class Private:
             carried=dict(setting.algorithm.carried),
             built=self._describe_built(scheduler),
         )
-        checkpoint.save(self.checkpoint, state)
+        with explain_write_errors(self.checkpoint, "call it again"):
+            checkpoint.save(self.checkpoint, state)
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
         """Return what torch does not compare when it loads a state."""
@@ -506,7 +508,8 @@ class Private:
 
     def close(self) -> None:
         """Close the ledger and release its lock; the end of the process does so too."""
-        self.resources.close()
+        with explain_write_errors(self.setting.ledger_file, "the training can be resumed"):
+            self.resources.close()
 
     def __reduce__(self) -> NoReturn:
         raise UserError(

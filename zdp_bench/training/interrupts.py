@@ -123,7 +123,9 @@ def end_with_parent(parent: int) -> None:
 
 
 @contextmanager
-def explain_write_errors(home: Path) -> Iterator[None]:
+def explain_write_errors(
+    home: Path, then: str = "the same command continues from the last checkpoint"
+) -> Iterator[None]:
     """Turn a failed write into a run's folder into one sentence that states what is kept.
 
     Raises:
@@ -132,16 +134,16 @@ def explain_write_errors(home: Path) -> Iterator[None]:
     try:
         yield
     except OSError as error:
-        where = error.filename or home
+        where = Path(str(error.filename or home))
         if error.errno in NO_FOLDER:
             raise UserError(
                 f"{where}: {error.strerror}, so no results can be written there. Set paths.results."
             ) from None
-        if error.errno not in UNWRITABLE:
-            raise
+        if error.errno not in UNWRITABLE or not where.is_relative_to(home.parent):
+            raise  # an example that cannot be read, say
         raise UserError(
             f"{where}: {error.strerror}. Everything saved is intact: once {home.parent} is "
-            "writable, the same command continues from the last checkpoint."
+            f"writable, {then}."
         ) from None
 
 
