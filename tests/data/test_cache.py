@@ -38,19 +38,6 @@ def test_an_array_is_made_once_and_what_a_killed_process_left_goes(tmp_path: Pat
         make()
 
 
-def test_without_fallocate_every_byte_is_written(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """macOS has none."""
-    monkeypatch.delattr(os, "posix_fallocate")
-    monkeypatch.setattr(cache, "CHUNK", 100)
-    mapped = cache._reserve(tmp_path / "rows.npy", (1000, 50), np.float32)
-    found = (tmp_path / "rows.npy").stat()
-    assert found.st_blocks * 512 >= found.st_size >= 1000 * 50 * 4
-    assert not mapped.any()
-    np.testing.assert_array_equal(make(), ROWS)
-
-
 @pytest.mark.parametrize("place", [0, 148, 296])
 def test_an_array_whose_bytes_changed_is_made_anew(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, place: int

@@ -17,9 +17,8 @@ from zdp_bench.errors import UserError
 
 def _pictures(name: str, count: int = 20) -> tuple[np.ndarray, np.ndarray]:
     rng = np.random.default_rng(sum(map(ord, name)))
-    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), (np.arange(count) % 10).astype(
-        np.uint8
-    )
+    labels = (np.arange(count) % 10).astype(np.uint8)
+    return rng.integers(0, 256, (count, 3072), dtype=np.uint8), labels
 
 
 def write_binary(root: Path) -> Path:
@@ -40,11 +39,8 @@ def binary(tmp_path: Path) -> Path:
 def _known(monkeypatch: pytest.MonkeyPatch, release: str, folder: Path) -> None:
     """From here on the files of the folder, as they are, are the ones `release` names."""
     sums = {path.name: checksum(path, "sha256") for path in folder.iterdir()}
-    monkeypatch.setattr(
-        cifar10,
-        "card",
-        lambda name: Card(name, "", "official", "", "", "", releases={release: sums}),
-    )
+    of = Card("cifar10", "", "official", "", "", "", releases={release: sums})
+    monkeypatch.setattr(cifar10, "card", lambda name: of)
 
 
 def _reorder(folder: Path) -> None:
@@ -109,9 +105,8 @@ def test_the_release_is_known_in_any_order_by_all_that_it_holds(
             rows[1 if change == "pixel" else 0] ^= 1
         rows.tofile(binary / "test_batch.bin")
         first.tofile(binary / "data_batch_1.bin")
-    problems = [problem for _, problem in Cifar10().check_files(binary.parent)]
-    assert len(problems) == 6
-    assert any(problems) == bool(change)
+    ((_, problem),) = Cifar10().check_files(binary.parent)
+    assert bool(problem) == bool(change)
     if change:
         with pytest.raises(UserError, match="not from a known release"):
             Cifar10().load(binary.parent)
@@ -131,8 +126,6 @@ def test_a_mixture_of_releases_is_refused(binary: Path, monkeypatch: pytest.Monk
     raw = bytearray((binary / "data_batch_2.bin").read_bytes())
     raw[1] ^= 1  # one pixel, by one
     (binary / "data_batch_2.bin").write_bytes(bytes(raw))
-    with pytest.raises(
-        UserError,
-        match=r"data_batch_2\.bin: is of no known .*data_batch_1\.bin beside it is of binary",
-    ):
+    says = r"data_batch_2\.bin: is of no known .*data_batch_1\.bin beside it is of binary"
+    with pytest.raises(UserError, match=says):
         Cifar10().load(binary.parent)

@@ -84,9 +84,8 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
         assert len(problems) == 1, (name, problems)
         assert path.stem.removesuffix(".nii") in problems[0]
         path.write_bytes(whole)
-    wrong = [problem for _, problem in files.check_files(root, files.card("cifar10"))]
-    assert len(wrong) == 6
-    assert all("does not have the checksum of a known release" in problem for problem in wrong)
+    ((_, wrong),) = files.check_files(root, files.card("cifar10"))
+    assert "not from a known release" in wrong
 
 
 def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:

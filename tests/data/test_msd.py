@@ -10,12 +10,11 @@ import pytest
 import torch
 
 from zdp_bench.data import nifti
-from zdp_bench.data.msd import AUGMENT, Geometry, Msd, find_cases, read_slices, resampled_shape
+from zdp_bench.data.msd import AUGMENT, Msd, find_cases, square_pixels
 from zdp_bench.errors import UserError
 from zdp_bench.extras.standins.scans import GRID, SPACING, draw_abdomen
 
 FOLDER = "Task03_Liver"
-NATIVE = Geometry(size=80, fit="pad", spacing=None, window=(-150, 250), channel=0)
 SHARES: dict[str, Any] = {"validation_share": 0.2, "test_share": 0.4}
 
 
@@ -24,8 +23,7 @@ def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
     for number in (0, 1):
         case = find_cases(root / FOLDER)[number]
         volume, labels = draw_abdomen(np.random.default_rng([0, number]))
-        square = Geometry(40, "resize", None, (-150, 250), 0)
-        made = read_slices(case, np.array([3, 8]), square)
+        made = Msd(size=40).read_slices(case, np.array([3, 8]))
         assert made.shape == (2, 2, 40, 40)
         mask = labels[:, ::-1, [3, 8]].transpose(2, 1, 0) > 0  # tumour and organ are one
         np.testing.assert_array_equal(made[:, 1], mask)
@@ -33,17 +31,15 @@ def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
         assert abs(made[:, 0] - windowed).max() <= 0.5
 
 
-def test_pixels_are_made_square_and_a_spacing_is_kept() -> None:
+def test_pixels_are_made_square() -> None:
     header = nifti.Header((64, 60, 16), (5.0, 4.0, 8.0))
-    assert resampled_shape(header, NATIVE) == (60, 80)  # 64 columns of 5 mm at 4 mm
-    assert resampled_shape(header, Geometry(80, "pad", 8.0, None, 0)) == (30, 40)
-    assert resampled_shape(header, Geometry(32, "resize", None, None, 0)) == (32, 32)
-    assert resampled_shape(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0)), NATIVE) == (51, 35)
+    assert square_pixels(header) == (60, 80)  # 64 columns of 5 mm at 4 mm
+    assert square_pixels(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0))) == (51, 35)
 
 
 def test_padding_keeps_area_in_mm(root: Path) -> None:
     case = find_cases(root / FOLDER)[0]
-    made = read_slices(case, np.arange(GRID[2]), NATIVE)
+    made = Msd(size=80, fit="pad").read_slices(case, np.arange(GRID[2]))
     _, labels = draw_abdomen(np.random.default_rng([0, 0]))
     drawn = (labels > 0).sum() * SPACING[0] * SPACING[1]
     assert made[:, 1].sum() * min(SPACING[:2]) ** 2 == pytest.approx(drawn, rel=0.03)
@@ -53,10 +49,8 @@ def test_masks_move_as_their_images_do() -> None:
     mask = torch.zeros(5, 32, 32, dtype=torch.uint8)
     mask[:, 8:20, 10:16] = 1
     chance = torch.rand(5, 8, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
-    moved, images = (
-        AUGMENT.masks(mask, chance),
-        AUGMENT.images(4 * mask[:, None].float() - 2, chance),
-    )
+    moved = AUGMENT.masks(mask, chance)
+    images = AUGMENT.images(4 * mask[:, None].float() - 2, chance)
     agree = ((images[:, 0] > 0) == (moved > 0)).float().mean()
     assert agree > 0.97
     assert set(moved.unique().tolist()) == {0, 1}

@@ -25,7 +25,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("mri_sequences_from_volumes", {"folder": "a/../../b"}, "dataset.folder=a/../../b: must be a"),
     ("phase_digits", {"test_share": 0.004}, r"dataset.test_share=0.004.*10 or more digits"),
     ("synthetic_images", {"test": 0}, "dataset.test=0: must be at least 10"),
-    ("msd", {"spacing": 1}, "dataset.spacing=1.0: .*dataset.fit=pad"),
     ("cifar10", {"augment": "cropflip"}, "'cropflip' is not known. Did you mean 'crop_flip'"),
     ("fastmri", {"center_fraction": 0.3}, "dataset.center_fraction=0.3: must lie"),
     ("fastmri", {"unit": "volume"}, "dataset.slices=null: unit=volume needs a number"),

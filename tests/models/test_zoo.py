@@ -108,12 +108,9 @@ def test_batchnorm_as_deepee_ran_it_is_an_instance_norm(name: str) -> None:
 def test_unet_takes_a_norm_behind_every_convolution(name: str, how: str) -> None:
     shape, width, depth = (1, 16, 24), 8, 2
     plain = parameters(name, shape, 1, width=width, depth=depth)
-    # two convolutions a block
-    scale_and_shift = 2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)
-    assert (
-        parameters(name, shape, 1, width=width, depth=depth, normalisation=how)
-        == plain + scale_and_shift
-    )
+    normed = parameters(name, shape, 1, width=width, depth=depth, normalisation=how)
+    # two convolutions a block, each with scale and shift
+    assert normed == plain + 2 * 2 * (width + 2 * width + 4 * width + 2 * width + width)
 
 
 def test_sequence_cnns_are_twins() -> None:
@@ -137,11 +134,7 @@ def test_sequence_cnns_are_twins() -> None:
 @pytest.mark.parametrize(
     ("name", "last", "options"),
     [
-        (
-            "complex_unet",
-            "last",
-            {"width": 2, "depth": 1, "residual": True, "normalisation": "instance"},
-        ),
+        ("complex_unet", "last", {"width": 2, "depth": 1, "residual": True}),
         ("complex_harmonic", "mix", {"size": 5}),
     ],
 )
@@ -163,9 +156,8 @@ def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() ->
     torch.testing.assert_close(
         found.abs().square().mean(dim=(-2, -1)), torch.ones(2, 3, 24, dtype=torch.float64)
     )
-    plane = torch.outer(
-        vectors[2], vectors[3]
-    ).double()  # the middle of a map, where nothing is mirrored
+    plane = torch.outer(vectors[2], vectors[3]).double()
+    # the middle of a map, where nothing is mirrored
     by_hand = torch.stack(
         [(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)]
     )
@@ -193,31 +185,20 @@ REFUSED = [
     ("resnet20", (3, 32, 32), {"groups": 5}, r"model\.groups=5"),
     ("lenet5", (8, 8), {}, "8×8: images are too small for that depth"),
     ("speech_cnn", (1, 13, 40), {}, "at least 14×14"),
-    (
-        "complex_mlp",
-        (8, 8),
-        {"hidden": [8], "activation": "relu"},
-        "'relu' is for real numbers.*Take one of cardioid",
-    ),
-    (
-        "real_mlp",
-        (8, 8),
-        {"hidden": [8], "activation": "cardioid"},
-        "'cardioid' is for complex numbers.*Take one of mish",
+    *(
+        (
+            *(f"{kind}_mlp", (8, 8), {"hidden": [8], "activation": name}),
+            f"'{name}' is for {other} numbers.*Take one of {first}",
+        )
+        for kind, name, other, first in (
+            ("complex", "relu", "real", "cardioid"),
+            ("real", "cardioid", "complex", "mish"),
+        )
     ),
 ]
 # Networks that take [height, width] as one channel, or any shape.
-WITHOUT_CHANNELS = (
-    "mlp",
-    "l_linear",
-    "x_linear",
-    "linear_map",
-    "dfa_cnn",
-    "lenet5",
-    "model3",
-    "alexnet",
-    "resnet20",
-)
+WITHOUT_CHANNELS = ("mlp", "l_linear", "x_linear", "linear_map", "dfa_cnn", "lenet5", "model3")
+WITHOUT_CHANNELS += ("alexnet", "resnet20")
 REFUSED += [
     (
         name,
@@ -304,17 +285,12 @@ def test_transfer_trains_the_last_convolutions_and_a_new_head(
     model = lookup("model", "resnet18_transfer")(
         (3, 32, 32), 10, convolutions=convolutions, weights=weights_file(tmp_path)
     )
-    retrained = ["network.layer4.1.conv1.weight", "network.layer4.1.conv2.weight"][
-        2 - convolutions :
-    ]
+    retrained = [f"network.layer4.1.conv{number}.weight" for number in (1, 2)][-convolutions:]
     assert list(trainable(model)) == [*retrained, "network.fc.weight", "network.fc.bias"]
     torch.testing.assert_close(model.network.conv1.weight, some_weights()["conv1.weight"])
     x = torch.randn(3, 3, 32, 32)
     # nothing mixes examples, and nothing is kept of them
-    one, several = (
-        model.train()(x[:1]),
-        model(x),
-    )
+    one, several = model.train()(x[:1]), model(x)
     torch.testing.assert_close(one, several[:1])
     assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
 
@@ -346,12 +322,8 @@ def test_it_is_the_network_of_the_appendix() -> None:
         (a, b, (3, 3), (0, 0)) for a, b in ((1, 8), (8, 16), (16, 32), (32, 64))
     ]
     two = ["ComplexConv2d", "IGaussian"] * 2
-    assert [type(m).__name__ for m in model.features] == [
-        *two,
-        "MagnitudeMaxPool2d",
-        *two,
-        "AdaptiveMagnitudeMaxPool2d",
-    ]
+    layers = [*two, "MagnitudeMaxPool2d", *two, "AdaptiveMagnitudeMaxPool2d"]
+    assert [type(m).__name__ for m in model.features] == layers
     assert sum(isinstance(m, IGaussian) for m in model.modules()) == 6
     seen = {}
     model.features[-2].register_forward_hook(lambda m, i, out: seen.update(shape=out.shape))
@@ -364,21 +336,13 @@ def test_it_is_the_network_of_the_appendix() -> None:
 
 def test_options_do_what_they_say() -> None:
     torch.manual_seed(0)
-    plain = speech_cnn(
-        (1, 40, 30), 3, activation="cardioid_per_feature", last_activation=False, pooled=2
-    )
+    options = {"activation": "cardioid_per_feature", "last_activation": False, "pooled": 2}
+    plain = speech_cnn((1, 40, 30), 3, **options)
     torch.manual_seed(0)
-    louder = speech_cnn(
-        (1, 40, 30), 3, activation="cardioid_per_feature", last_activation=False, pooled=2, gain=2.0
-    )
+    louder = speech_cnn((1, 40, 30), 3, **options, gain=2.0)
     assert torch.equal(louder.head[0].weight, 2 * plain.head[0].weight)
     assert torch.equal(louder.head[0].bias, plain.head[0].bias)
     assert plain.head[0].weight.shape == (64, 64 * 4)
     assert len(plain.head) == 3
-    assert [a.bias.numel() for a in plain.modules() if hasattr(a, "per_feature")] == [
-        8,
-        16,
-        32,
-        64,
-        64,
-    ]
+    biases = [a.bias.numel() for a in plain.modules() if hasattr(a, "per_feature")]
+    assert biases == [8, 16, 32, 64, 64]

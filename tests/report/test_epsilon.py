@@ -25,7 +25,7 @@ SOME = {
 
 
 def is_quick(line: Quoted) -> bool:
-    small = line.paper in ("zeta_dp_2021", "deepee_2021") and line.printed != "0.67"
+    small = line.paper in ("zeta_dp_2021", "deepee_2021") and line.printed not in ("0.67", "<1")
     return small or (line.paper, line.dataset, line.printed) in SOME
 
 
@@ -208,7 +208,6 @@ def test_fixed_size_batches_are_answered_with_an_interval(capsys: Capture) -> No
     assert record["epsilon"] == pytest.approx(33.2, abs=0.05)
     assert record["epsilon"] < patient["at_least"] < patient["epsilon"]
     assert [other["at_least"] for other in others] == [None, None]
-    assert "30.3 to 33.3" in run(capsys, "epsilon", "--sigma", "1.1", *training.split())[1]
 
 
 def test_a_patients_epsilon_follows_the_records(capsys: Capture) -> None:

@@ -90,11 +90,7 @@ def _reader(kind: Callable[[str], Number], rule: str) -> Callable[[str], Number]
 
 
 def data_root(options: argparse.Namespace) -> Path:
-    """Return the folder that --root or $ZDP_DATA names.
-
-    Raises:
-        UserError: it is a file.
-    """
+    """Return the folder that --root or $ZDP_DATA names."""
     root = Path(options.root or os.environ.get("ZDP_DATA") or "~/.cache/zdp-bench").expanduser()
     if root.is_file():
         raise UserError(
@@ -108,9 +104,6 @@ def require_records(folder: Path, runs: bool = True) -> None:
 
     Args:
         runs: False where something can be shown without any.
-
-    Raises:
-        UserError: says what is missing.
     """
     advice = "Set the results folder of your runs (--results DIR)."
     if folder.exists() and not folder.is_dir():

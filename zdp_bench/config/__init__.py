@@ -35,11 +35,7 @@ from zdp_bench.registry import lookup
 
 
 def compose(overrides: list[str]) -> DictConfig:
-    """Return the composed configuration for command-line overrides.
-
-    Raises:
-        UserError: an override or a YAML file is wrong; see `words.py`.
-    """
+    """Return the composed configuration for command-line overrides."""
     from hydra import compose as hydra_compose
 
     words = [str(override.input_line) for override in read_words(overrides)]
@@ -48,11 +44,7 @@ def compose(overrides: list[str]) -> DictConfig:
 
 
 def configured(overrides: Sequence[str]) -> Run:
-    """Return the run that command-line overrides describe, checked.
-
-    Raises:
-        UserError: see `compose` and `parse`.
-    """
+    """Return the run that command-line overrides describe, checked."""
     return parse(compose(list(overrides)), overrides)
 
 
@@ -62,10 +54,6 @@ def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
     Args:
         overrides: what the user typed; a typed key that the run would not read is refused, while
             one that a recipe sets is ignored.
-
-    Raises:
-        UserError: a key is unknown, missing or of the wrong type, there is no such plug-in, or
-            values contradict each other.
     """
     return check(to_plain(config), overrides)
 

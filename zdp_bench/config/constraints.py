@@ -18,11 +18,7 @@ OWNERS = "names_owners"  # of a data set; another package's may be a plain class
 
 
 def check_values(run: Run) -> None:
-    """Reject a run whose values contradict one another.
-
-    Raises:
-        UserError: names the first that cannot.
-    """
+    """Reject a run whose values contradict one another."""
     require_delta("privacy.delta", run.privacy.delta)
     _check_sampling(run)
     _check_gradients(run)
@@ -168,11 +164,7 @@ def _list_those(trait: str) -> str:
 
 
 def check_typed(run: Run, typed: Collection[str]) -> None:
-    """Reject keys that a user typed and the run would not read; a recipe may set them.
-
-    Raises:
-        UserError: names the first such key.
-    """
+    """Reject keys that a user typed and the run would not read; a recipe may set them."""
     for key in sorted(typed):
         section, _, name = key.partition(".")
         if section == "federated" and name not in ("", "nodes") and run.federated.nodes is None:
@@ -190,11 +182,7 @@ def check_typed(run: Run, typed: Collection[str]) -> None:
 
 
 def require_central(run: Run, verb: str) -> None:
-    """Reject a federation where only central training is supported.
-
-    Raises:
-        UserError: the run has nodes.
-    """
+    """Reject a federation where only central training is supported."""
     if run.federated.nodes is not None:
         raise UserError(
             f"zdp-bench {verb} uses one training set: add federated.nodes=null. A federated node "

@@ -92,11 +92,7 @@ PRIVACY_RULES = {
 
 
 def find_builder(kind: str, name: str) -> Callable[..., Any]:
-    """Return what builds a plug-in: torch's own class, or what is registered.
-
-    Raises:
-        UserError: there is no such plug-in.
-    """
+    """Return what builds a plug-in: torch's own class, or what is registered."""
     if kind not in TORCH:
         return lookup(kind, name)
     import torch
@@ -110,11 +106,7 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
 
 
 def own_keys(kind: str, name: str) -> list[str]:
-    """Return the keys that a plug-in takes.
-
-    Raises:
-        UserError: there is no such plug-in.
-    """
+    """Return the keys that a plug-in takes."""
     builder = find_builder(kind, name)
     if kind in TORCH:
         return [key for key in inspect.signature(builder).parameters if key not in NOT_OURS]
@@ -122,11 +114,7 @@ def own_keys(kind: str, name: str) -> list[str]:
 
 
 def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
-    """Return the plug-in that a config group describes, its options checked.
-
-    Raises:
-        UserError: there is no such plug-in, or an option is unknown, missing or wrong.
-    """
+    """Return the plug-in that a config group describes, its options checked."""
     options = dict(node)
     name = options.pop("name", None)
     if not isinstance(name, str):

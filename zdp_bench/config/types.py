@@ -39,11 +39,7 @@ Threads = Annotated[int, Ge(1), Le(MOST_THREADS)]
 
 
 def check_section(schema: type[T], values: dict[str, Any], prefix: str) -> T:
-    """Return `values` as an instance of the dataclass `schema`.
-
-    Raises:
-        UserError: see `check_types`.
-    """
+    """Return `values` as an instance of the dataclass `schema`."""
     hints = hints_of(schema)  # type: ignore[arg-type]
     types = {field.name: (hints[field.name], REQUIRED) for field in fields(schema)}  # type: ignore[arg-type]
     return schema(**check_types(types, values, prefix))
@@ -57,10 +53,6 @@ def check_types(
     Args:
         types: (type hint, default) by name; the default `REQUIRED` means there is none.
         prefix: the section, for error messages; empty at the top.
-
-    Raises:
-        UserError: a key is unknown, missing, of the wrong type or out of range; the sentence names
-            the full key.
     """
     dot = f"{prefix}." if prefix else ""
     if not isinstance(values, dict):
@@ -88,11 +80,7 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 
 
 def check_value(key: str, hint: Any, value: Any) -> Any:
-    """Return one value, converted to its type, in the type's range.
-
-    Raises:
-        UserError: it is of another type, or out of range.
-    """
+    """Return one value, converted to its type, in the type's range."""
     if "${" in str(value):  # of a record: whatever was composed here is resolved already
         raise UserError(f"{key}={value}: is not resolved; write the value itself.")
     if str(value).lower() == "nan":  # which compares as false with every limit

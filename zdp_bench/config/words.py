@@ -55,11 +55,7 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:
-    """Return the overrides that words describe.
-
-    Raises:
-        UserError: a word is none.
-    """
+    """Return the overrides that words describe."""
     try:
         found: list[Override] = OverridesParser.create().parse_overrides(list(words))
     except OverrideParseException as error:
@@ -78,8 +74,7 @@ def _explain_syntax(word: str) -> str:
         return f"'{word}' is a recipe: write recipe={word}."
     return (
         f"'{word}' is not an override: write key=value, such as seed=1, close every bracket and "
-        "quote, "
-        "and put a text that has any of ()[]{}:,= in quotes within quotes, as in "
+        "quote, and put a text that has any of ()[]{}:,= in quotes within quotes, as in "
         "'claims.row=\"A (b)\"'."
     )
 
@@ -199,11 +194,7 @@ def _adopt(value: str) -> str:
 
 
 def check_recipe(body: Any) -> None:
-    """Reject a recipe that holds more than keys of a run and their values.
-
-    Raises:
-        UserError: names the first key or value that is no data.
-    """
+    """Reject a recipe that holds more than keys of a run and their values."""
     if not isinstance(body, dict):
         raise UserError("holds no keys of a run; see recipes/quickstart.yaml.")
     check_values(body)
@@ -221,9 +212,6 @@ def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
 
     Args:
         most: how many references to other keys there may be.
-
-    Raises:
-        UserError: names the first.
     """
     references = 0
     for key, value in _walk(node):

@@ -102,13 +102,9 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
     """
     mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
     size = path.stat().st_size + CHECKSUM
-    with path.open("rb+") as file:
-        if hasattr(os, "posix_fallocate"):
+    if hasattr(os, "posix_fallocate"):  # macOS has none
+        with path.open("rb+") as file:
             os.posix_fallocate(file.fileno(), 0, size)
-        else:  # macOS: what is written has its place
-            file.seek(mapped.offset)
-            for start in range(mapped.offset, size, CHUNK):
-                file.write(bytes(min(CHUNK, size - start)))
     return mapped
 
 

@@ -23,16 +23,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import (
-    Dataset,
-    DatasetInfo,
-    Examples,
-    Most,
-    Part,
-    Pixels,
-    PublicShare,
-    Splits,
-)
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Pixels, PublicShare, Splits
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
@@ -46,7 +37,7 @@ FOLDER = Path("chest_xray")
 PARTS = ("train", "test")
 CLASSES = ("NORMAL", "PNEUMONIA")
 SUFFIXES = (".jpeg", ".jpg")
-OFFICIAL = {"train": 5216, "test": 624}
+OFFICIAL = (5216, 624)  # films to train and to test on
 # Split by patient: films to train or validate on, how many patients' they are, the most of one.
 SPLIT = {"train": 4135, "test": 1062, "patients": 2276, "most": 30}
 PATIENT = re.compile(r"(?:(person\d+)_(?:bacteria|virus)_|((?:NORMAL2-)?IM-\d+)-)")
@@ -113,9 +104,8 @@ class ChestXray(Dataset):
             else:
                 seen.add(digest_)
                 rest.append(film)
-        testing = hold_out_owners(
-            [film.patient for film in rest], self.validation_share, self.split_seed
-        )
+        owners = [film.patient for film in rest]
+        testing = hold_out_owners(owners, self.validation_share, self.split_seed)
         used, train = Counter[str](), list[Film]()
         for film, held in zip(rest, testing, strict=True):
             used[film.patient] += not held
@@ -150,44 +140,24 @@ class ChestXray(Dataset):
 
         share, bound = self.validation_share, self.max_per_patient
         options = (size, share, self.split_seed, bound, self.augment, PIXELS)
-        counts = {part: sum(film.part == part for film in found) for part in PARTS}
-        notes = self._notes(split, found)
-        if counts != OFFICIAL:
-            (train, test), (all_train, all_test) = counts.values(), OFFICIAL.values()
-            notes.insert(
-                0,
-                f"not the release's parts: {train:,} + {test:,} films to train + test, where it "
-                f"has {all_train:,} + {all_test:,}",
-            )
+        train, test = (sum(film.part == part for film in found) for part in PARTS)
+        is_whole, (all_train, all_test) = (train, test) == OFFICIAL, OFFICIAL
+        others = (
+            f"not the release's parts: {train:,} + {test:,} films to train + test, where it "
+            f"has {all_train:,} + {all_test:,}"
+        )
+        notes = [*([] if is_whole else [others]), *_notes(split, found[0], size)]
         return Splits(
             take(split.train),
             take(split.test),
             input_shape=(1, size, size),
             outputs=1,
-            provenance="official" if counts == OFFICIAL else "derived",
+            provenance="official" if is_whole else "derived",
             digest=digest(f"{files}:{options!r}"),
             notes="; ".join(notes),
             augment=AUGMENT.images if self.augment else None,
             validation=take(split.validation) if split.validation else None,
         )
-
-    def _notes(self, split: Split, found: list[Film]) -> list[str]:
-        with open_picture(found[0].path) as first:
-            stored = f"{first.size[0]}×{first.size[1]}"
-        people, crossing = (
-            len({film.patient for film in films}) for films in (split.train, split.crossing)
-        )
-        notes = [
-            f"films stored at {stored} (the first), read at {self.size}²",
-            f"{len(split.train):,} films of {people:,} patients to train, "
-            f"{len(split.validation):,} to validate (public), {len(split.test):,} to test",
-            f"{crossing} patients stood in both parts, whose {len(split.crossing)} train films "
-            "were dropped",
-            f"{split.copies} copies of another film were dropped",
-        ]
-        if split.over_bound:
-            notes.append(f"{split.over_bound:,} films beyond the bound per patient were dropped")
-        return notes
 
     def released(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
@@ -208,6 +178,23 @@ class ChestXray(Dataset):
         """Read every film."""
         paths = [film.path for film in find_films(root / FOLDER)]
         return try_each(paths, lambda path: read_film(path, 8))
+
+
+def _notes(split: Split, first: Film, size: int) -> list[str]:
+    with open_picture(first.path) as picture:
+        stored = f"{picture.size[0]}×{picture.size[1]}"
+    people, crossing = (len({film.patient for film in of}) for of in (split.train, split.crossing))
+    notes = [
+        f"films stored at {stored} (the first), read at {size}²",
+        f"{len(split.train):,} films of {people:,} patients to train, "
+        f"{len(split.validation):,} to validate (public), {len(split.test):,} to test",
+        f"{crossing} patients stood in both parts, whose {len(split.crossing)} train films "
+        "were dropped",
+        f"{split.copies} copies of another film were dropped",
+    ]
+    if split.over_bound:
+        notes.append(f"{split.over_bound:,} films beyond the bound per patient were dropped")
+    return notes
 
 
 def patient_of(path: Path) -> str:

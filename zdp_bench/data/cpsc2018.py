@@ -19,9 +19,8 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -68,17 +67,12 @@ SINUS_RHYTHM = "426783006"  # in CPSC 2018 a normal ECG; elsewhere no more than 
 _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *codes)}
 
 
-@dataclass(frozen=True)
-class Recording:
-    """One lead of one recording: samples in mV, and its first diagnosis."""
+def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarray]:
+    """Read a recording of the WFDB form by its header: codes of diagnoses, and leads in mV.
 
-    name: str
-    signal: np.ndarray
-    diagnosis: str
-
-
-def read_wfdb(path: Path, channel: int) -> Recording:
-    """Read one recording of the WFDB form: its header, `path`, and the signal beside it."""
+    Returns:
+        Leads float64 [samples, channels], which count from 1.
+    """
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
     record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")
@@ -90,25 +84,24 @@ def read_wfdb(path: Path, channel: int) -> Recording:
         comments = record.header.comments or []
         first = [line for line in comments if line.startswith("Dx:")]
         expect(bool(first), "has no diagnosis (#Dx)")
-        diagnosis = _first_diagnosis(path.stem, first[0].removeprefix("Dx:"))
-    return Recording(path.stem, read_leads(record, [channel - 1])[:, 0], diagnosis)
+    codes = [word.strip() for word in first[0].removeprefix("Dx:").split(",")]
+    return codes, read_leads(record, [channel - 1 for channel in channels])
 
 
-def _first_diagnosis(name: str, line: str) -> str:
-    """Return the first diagnosis of a header's list.
+def first_diagnosis(path: Path, codes: list[str]) -> str:
+    """Return the first diagnosis of a recording.
 
-    Refuse a list with others than the challenge's nine, and sinus rhythm in a recording of another
-    database, where it does not mean a normal ECG.
+    Refuse others than the challenge's nine, and sinus rhythm in a recording of another database,
+    where it does not mean a normal ECG.
     """
-    words = [word.strip() for word in line.split(",")]
-    names = [_BY_CODE.get(word) for word in words]
-    for word, known in zip(words, names, strict=True):
-        rule = f"which is none of {', '.join(DIAGNOSES)}"
-        expect(known is not None, f"has diagnosis '{word}', {rule}")
-        ours = word != SINUS_RHYTHM or re.fullmatch(r"A\d{4}", name) is not None
-        only = "means Normal in CPSC 2018 only, whose recordings are named A0001 to A6877"
-        expect(ours, f"has diagnosis {word}, sinus rhythm, which {only}")
-    return str(names[0])
+    with reading(path):
+        for code in codes:
+            rule = f"which is none of {', '.join(DIAGNOSES)}"
+            expect(code in _BY_CODE, f"has diagnosis '{code}', {rule}")
+            ours = code != SINUS_RHYTHM or re.fullmatch(r"A\d{4}", path.stem) is not None
+            only = "means Normal in CPSC 2018 only, whose recordings are named A0001 to A6877"
+            expect(ours, f"has diagnosis {code}, sinus rhythm, which {only}")
+    return _BY_CODE[codes[0]]
 
 
 def find_recordings(folder: Path) -> list[Path]:
@@ -166,12 +159,12 @@ class Cpsc2018(Dataset):
         """No checksums were published: 'official' if the release's recordings, all, were read."""
         folder, inputs, targets = root / FOLDER, list[np.ndarray](), list[int]()
         digest, names = hashlib.sha256(), set()
-        read = partial(read_wfdb, channel=self.channel)
-        for path, one in read_each(found := find_recordings(folder), read, self.bad_examples):
-            names.add(one.name)
-            if one.diagnosis in (self.negative, self.positive):
-                target = int(one.diagnosis == self.positive)
-                inputs.append(self.transform(one.signal))
+        found = find_recordings(folder)
+        for path, (diagnosis, signal) in read_each(found, self.read, self.bad_examples):
+            names.add(path.stem)
+            if diagnosis in (self.negative, self.positive):
+                target = int(diagnosis == self.positive)
+                inputs.append(self.transform(signal))
                 targets.append(target)
                 sums = ":".join(map(sha256, (path.with_suffix(".mat"), path)))
                 digest.update(f"{path.name}:{sums}:{target}".encode())
@@ -212,8 +205,12 @@ class Cpsc2018(Dataset):
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every recording."""
-        found = find_recordings(root / FOLDER)
-        return try_each(found, lambda path: read_wfdb(path, self.channel))
+        return try_each(find_recordings(root / FOLDER), self.read)
+
+    def read(self, path: Path) -> tuple[str, np.ndarray]:
+        """Read the first diagnosis of a recording, and a lead [samples] in mV."""
+        codes, leads = read_wfdb(path, [self.channel])
+        return first_diagnosis(path, codes), leads[:, 0]
 
     def transform(self, signal: np.ndarray) -> np.ndarray:
         """Trim or pad [samples] in mV to `length`, then transform: complex64 [fft_length]."""

@@ -9,8 +9,7 @@
         kspace                complex64 [slices, coils, rows, columns]
         reconstruction_rss    float32 [slices, height, width]: root of the coils' sum of squares
 
-Several coils are combined by that root, of which no phase is left, or one of them is taken
-(`coil`), whose own fully sampled magnitude is then the reference.
+Several coils are combined by that root, of which no phase is left.
 
 So a set need not fit memory. The folders are the release's own split. A training slice gets a new
 random mask each time it is drawn; a test slice always the one that fastMRI seeds by its file's
@@ -49,7 +48,6 @@ from zdp_bench.data.kspace import (
     centre_crop,
     draw_mask,
     fixed_mask,
-    to_image,
     undersample,
 )
 from zdp_bench.errors import UserError, require
@@ -60,6 +58,7 @@ VOLUMES = (973, 199)  # of the knee release, to train and to test on
 RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
 FOLDERS, MULTICOIL = ("singlecoil_train", "singlecoil_val"), ("multicoil_train", "multicoil_val")
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
+COMBINED = "coils combined by the root of their sum of squares, without a phase"
 CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
 
 
@@ -165,10 +164,8 @@ def _require_own_bytes(file: Any, name: str) -> None:
     expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
 
 
-def read_slices(
-    volume: KSpaceVolume, first: int, count: int, coil: int | None = None
-) -> tuple[np.ndarray, np.ndarray]:
-    """Read some slices of a volume, with all of its coils or one.
+def read_slices(volume: KSpaceVolume, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read some slices of a volume.
 
     Returns:
         k-space, complex64 [count, rows, columns], or [count, coils, rows, columns]; reconstruction,
@@ -176,14 +173,10 @@ def read_slices(
     """
     import h5py
 
-    place = (slice(first, first + count), *([] if coil is None else [coil]))
+    target, rows = "reconstruction_rss" if volume.coils else "reconstruction_esc", first + count
     with reading(volume.path), h5py.File(volume.path, "r") as file:
-        kspace = np.asarray(file["kspace"][place], dtype=np.complex64)
-        if coil is None:
-            images = file["reconstruction_rss" if volume.coils else "reconstruction_esc"][place]
-        else:
-            images = centre_crop(np.abs(to_image(kspace)), *volume.image)
-        reference = np.asarray(images, dtype=np.float32)
+        kspace = np.asarray(file["kspace"][first:rows], dtype=np.complex64)
+        reference = np.asarray(file[target][first:rows], dtype=np.float32)
         finite = bool(np.isfinite(kspace).all() and np.isfinite(reference).all())
         expect(finite, f"contains samples that are not finite, in slice {first}")
     return kspace, reference
@@ -227,7 +220,6 @@ class KSpaceExamples:
             the files' names.
         groups: the volume of each example [n], for metrics; in training its patient, who may have
             several volumes.
-        coil: the one that is read of several; None combines them.
     """
 
     volumes: tuple[KSpaceVolume, ...]
@@ -236,7 +228,6 @@ class KSpaceExamples:
     slices: int | None
     is_stochastic: bool
     groups: Tensor
-    coil: Annotated[int, Ge(0)] | None = None
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -259,7 +250,7 @@ class KSpaceExamples:
         for row, (which, first) in enumerate(self.starts[indices].tolist()):
             volume = self.volumes[which]
             columns = volume.shape[2]
-            kspace, reference = read_slices(volume, first, count, self.coil)
+            kspace, reference = read_slices(volume, first, count)
             if self.is_stochastic and uniforms is not None:
                 seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = draw_mask(columns, self.how, np.random.default_rng(seed))
@@ -301,18 +292,13 @@ class KSpaceSlices(Dataset):
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
     @property
-    def chosen_coil(self) -> int | None:
-        """The coil that is taken of several; None combines them."""
-        return None
-
-    @property
     def together(self) -> int | None:
         """How many slices are one example; None where a slice is."""
         return self.slices if self.unit == "volume" else None
 
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
         """Take the volumes that are large enough; the notes count those that are not."""
-        how, together, coil = self.how(), self.together, self.chosen_coil
+        how, together = self.how(), self.together
         both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
         if both and provenance != "official":
             raise UserError(
@@ -324,20 +310,15 @@ class KSpaceSlices(Dataset):
         asked = f"{how.height} by {how.width}" + (f" with {together} slices" if together else "")
         rule = f"no volume to train on, or none to test on, is as large as {asked}"
         require(bool(train and test), "dataset.height", how.height, rule)
-        for volume in train + test if coil is not None else ():
-            has = f"{volume.path} has {volume.coils or 'a single one'}, counted from 0"
-            require((coil or 0) < (volume.coils or 0), "dataset.coil", coil, has)
         files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
-        named = f"{files!r}" + ("" if coil is None else f"coil {coil}")
         training = self._examples(train)
         which_slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
-        root = "coils combined by the root of their sum of squares, without a phase"
         every_note = [
             notes,
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {which_slices} of "
             f"each at {how.height} x {how.width}, {how.acceleration:g} times undersampled; a "
             f"example is a {self.unit}",
-            (root if coil is None else f"coil {coil} alone") if train[0].coils else "",
+            COMBINED if train[0].coils else "",
             f"{left_out} volumes smaller than {asked} left out" if left_out else "",
             f"{len(both)} patients have volumes on both sides" if both else "",
         ]
@@ -347,14 +328,13 @@ class KSpaceSlices(Dataset):
             input_shape=(*self.lead, 1, how.height, how.width),
             outputs=1,
             provenance=provenance,
-            digest=digest(repr((named, how, self.unit, self.slices))),
+            digest=digest(repr((f"{files!r}", how, self.unit, self.slices))),
             notes="; ".join(note for note in every_note if note),
             unit=self.owner,
         )
 
     @property
     def lead(self) -> list[int]:
-        """The axis of slices before an example's others, if it has one."""
         return [self.together] if self.together else []
 
     def describe(self, train: int, test: int) -> DatasetInfo:
@@ -404,7 +384,6 @@ class KSpaceSlices(Dataset):
             self.together,
             is_stochastic=not behind,
             groups=torch.tensor(groups),
-            coil=self.chosen_coil,
         )
 
 
@@ -415,11 +394,6 @@ class FastMri(KSpaceSlices):
 
     height: Side = 320
     width: Side = 320
-    coil: int | None = None
-
-    @property
-    def chosen_coil(self) -> int | None:
-        return self.coil
 
     def load(self, root: Path) -> Splits:
         """Files have no published checksums: with all the release's slices they are 'official'."""

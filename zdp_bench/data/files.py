@@ -12,10 +12,8 @@ from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
-from urllib.parse import urlsplit
 
 from zdp_bench import assets
-from zdp_bench.data import Dataset
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import reading
 from zdp_bench.registry import lookup
@@ -54,7 +52,7 @@ class Card:
     holds: str = ""  # a pattern that matches if the data is there, where no list of files exists
     public: bool = False  # weights trained on it may start a private run (`model.init_from`)
     stand_in: str = ""  # overrides with small generated data, for `reproduce --profile smoke`
-    mirrors: tuple[str, ...] = ()
+    address: str = ""  # HTTPS; the folder that holds the files
     files: tuple[RemoteFile, ...] = ()
     # release -> file name -> "md5:...", "sha1:..."
     releases: dict[str, dict[str, str]] = field(default_factory=dict)
@@ -69,15 +67,7 @@ def card(name: str) -> Card:
         raise unknown("dataset", name, cards)
     body: dict[str, Any] = dict(assets.read_yaml(cards[name])["card"])
     files = tuple(RemoteFile(**file) for file in body.pop("files", []))
-    return Card(name=name, files=files, mirrors=tuple(body.pop("mirrors", [])), **body)
-
-
-def default_dataset(name: str) -> Dataset:
-    """Return the data set with the options of its YAML."""
-    body = assets.read_yaml(assets.group(assets.DATASETS)[name])
-    options = {key: value for key, value in body.items() if key not in ("name", "card")}
-    dataset: Dataset = lookup("dataset", name)(**options)
-    return dataset
+    return Card(name=name, files=files, **body)
 
 
 def cards() -> list[Card]:
@@ -218,65 +208,50 @@ def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
         if not of.files:
             yield root / of.holds, f"{root / of.holds}: is missing. {tell_source(of)}"
         return
+    body = assets.read_yaml(assets.group(assets.DATASETS)[of.name])
+    options = {key: value for key, value in body.items() if key not in ("name", "card")}
     try:
-        yield from default_dataset(of.name).check_files(root)
+        yield from lookup("dataset", of.name)(**options).check_files(root)
     except UserError as error:  # of the whole set
         yield root / of.holds, str(error)
 
 
-def fetch(root: Path, of: Card, mirror: str | None = None) -> list[Path]:
-    """Download the missing files, check their MD5, and put each in place only when it is whole.
-
-    Args:
-        mirror: a base address instead of the card's own; HTTPS, or a server on this machine.
-    """
+def fetch(root: Path, of: Card) -> list[Path]:
+    """Download the missing files, check their MD5, and put each in place only when it is whole."""
     import pooch
     import requests
 
     wanted = missing(root, of)
-    mirrors = (mirror,) if mirror else of.mirrors
-    if not mirrors and not has_files(root, of):
+    if not of.address and not has_files(root, of):
         raise UserError(
             f"dataset '{of.name}' is not under {root}, and cannot be downloaded. {tell_source(of)}"
         )
-    for address in mirrors:
-        try:
-            at = urlsplit(address)
-        except ValueError:
-            raise UserError(f"mirror '{address}' is no address.") from None
-        if at.scheme != "https" and at.hostname not in ("127.0.0.1", "localhost", "::1"):
-            raise UserError(f"mirror '{address}' is not HTTPS; data is fetched over HTTPS only.")
-    done = []
-    reason = ""
     for file in wanted:
         target = root / file.path
         _make(target.parent)
-        for address in mirrors:
-            try:
-                log.info("fetching %s from %s", target.name, address)
-                pooch.retrieve(
-                    address.rstrip("/") + "/" + target.name,
-                    known_hash=f"md5:{file.md5}",
-                    fname=target.name,
-                    path=target.parent,
-                    downloader=pooch.HTTPDownloader(timeout=20),
-                )
-                done.append(target)
-                break
-            except ValueError:  # pooch deletes what does not match
-                reason = f"what {address} sent for {target.name} does not match its MD5 {file.md5}"
-            except (requests.RequestException, ConnectionError, TimeoutError) as error:
-                reason = f"{address} could not be reached ({type(error).__name__})"
-            except OSError as error:
-                raise _unwritable(target.parent, error) from None
-        else:
-            names = ", ".join(Path(f.path).name for f in missing(root, of))
-            raise UserError(
-                f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
-                "files there by hand, set another folder with paths.data=..., or try "
-                f"`zdp-bench data fetch {of.name}` again."
+        log.info("fetching %s from %s", target.name, of.address)
+        try:
+            pooch.retrieve(
+                f"{of.address}/{target.name}",
+                known_hash=f"md5:{file.md5}",
+                fname=target.name,
+                path=target.parent,
+                downloader=pooch.HTTPDownloader(timeout=20),
             )
-    return done
+            continue
+        except ValueError:  # pooch deletes what does not match
+            reason = f"what {of.address} sent for {target.name} does not match its MD5 {file.md5}"
+        except (requests.RequestException, ConnectionError, TimeoutError) as error:
+            reason = f"{of.address} could not be reached ({type(error).__name__})"
+        except OSError as error:
+            raise _unwritable(target.parent, error) from None
+        names = ", ".join(Path(f.path).name for f in missing(root, of))
+        raise UserError(
+            f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
+            "files there by hand, set another folder with paths.data=..., or try "
+            f"`zdp-bench data fetch {of.name}` again."
+        )
+    return [root / file.path for file in wanted]
 
 
 def _make(folder: Path) -> None:

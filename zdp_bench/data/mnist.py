@@ -67,7 +67,6 @@ class Mnist(Dataset):
 
     normalise: Literal["standard", "unit"] = "standard"
     check: bool = True
-    mirror: str | None = None
 
     def load(self, root: Path) -> Splits:
         images, labels, files, provenance = self.read(root)
@@ -91,7 +90,7 @@ class Mnist(Dataset):
             Images float32 [n, 28, 28] and labels [n], each of train and test; the files' digest.
         """
         of = card(self.card_name)
-        fetch(root, of, self.mirror)
+        fetch(root, of)
         paths = [root / file.path for file in of.files]  # images, labels; train first, then test
         if self.check:  # before a byte is unpacked
             for path, file in zip(paths, of.files, strict=True):

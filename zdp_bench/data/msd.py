@@ -17,15 +17,15 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
 import torch.nn.functional as F
-from annotated_types import Ge, Gt
+from annotated_types import Ge
 from torch import Tensor
 
 from zdp_bench.data import (
@@ -73,7 +73,6 @@ AUGMENT = Affine(
     noise=0.05,
     fill=(0 - PIXELS[0]) / PIXELS[1],
 )
-Fit = Literal["resize", "pad"]
 
 
 @dataclass(frozen=True)
@@ -137,42 +136,16 @@ def _read_headers(image: Path, label: Path) -> nifti.Header:
     return header
 
 
-@dataclass(frozen=True)
-class Geometry:
-    """How a slice becomes a square image, and its intensities bytes.
+@dataclass(frozen=True, kw_only=True)
+class Decathlon(Dataset):
+    """A task of the decathlon under the data root, split by volume.
 
     Attributes:
-        size: pixels along a side.
-        fit: resize (the slice is stretched to the square) or pad (it keeps its pixels, and is put
-            in the middle).
-        spacing: mm of a pixel after resampling; None keeps the scanner's, the finer of the two
-            where a pixel is not square.
-        window: (low, high) in the file's units, to 0 and 255; None: each slice's own 1st and 99th
-            percentile.
+        window: (low, high) in the file's units, to 0 and 255; None: the card's.
         channel: which of a file's channels.
     """
 
-    size: int
-    fit: Fit
-    spacing: float | None
-    window: tuple[float, float] | None
-    channel: int
-
-    def __post_init__(self) -> None:
-        spacing, window = self.spacing, self.window
-        unused = "would change nothing: a slice is stretched to the square; set dataset.fit=pad"
-        require(spacing is None or self.fit == "pad", "dataset.spacing", spacing, unused)
-        rising = window is None or window[0] < window[1]
-        require(rising, "dataset.window", window, "must be [low, high] with low < high")
-
-
-Count = Callable[[int, str], int]  # (slices of a volume, part) -> examples that it makes
-Read = Callable[[LabelledVolume, str], np.ndarray]  # (volume, part) -> bytes [examples, 2, *sides]
-
-
-@dataclass(frozen=True, kw_only=True)
-class Decathlon(Dataset):
-    """A task of the decathlon under the data root, split by volume."""
+    array: ClassVar[str]  # the folder in the cache
 
     task: str
     window: Window | None = None
@@ -184,6 +157,25 @@ class Decathlon(Dataset):
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown("dataset.task", self.task, TASKS)
+        rising = self.limits is None or self.limits[0] < self.limits[1]
+        require(rising, "dataset.window", self.window, "must be [low, high] with low < high")
+
+    @property
+    def sides(self) -> tuple[int, ...]:
+        """The shape of an image, without its channel."""
+        raise NotImplementedError
+
+    def count(self, thickness: int, part: str) -> int:
+        """Return how many examples a volume of so many slices makes in a part."""
+        raise NotImplementedError
+
+    def read(self, case: LabelledVolume, part: str) -> np.ndarray:
+        """Return a volume's examples as bytes [examples, 2, *sides]: image, mask of 0 and 1."""
+        raise NotImplementedError
+
+    def name_arrays(self, files: str) -> str:
+        """Return the digest of files, given theirs, and of how they become arrays."""
+        raise NotImplementedError
 
     @property
     def limits(self) -> tuple[float, float] | None:
@@ -202,73 +194,62 @@ class Decathlon(Dataset):
         order = np.random.default_rng(self.split_seed).permutation(volumes).tolist()
         return {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
 
-    def read_parts(
-        self, root: Path, array: str, sides: tuple[int, ...], count: Count, read: Read,
-        name_files: Callable[[str], str],
-    ) -> tuple[Splits, str]:  # fmt: skip
-        """Return the splits, whose `groups` number the volumes, and how many volumes each part has.
+    def load(self, root: Path) -> Splits:
+        """A folder with dataset.json and as many volumes as were released is 'official'.
 
-        A folder with dataset.json and as many volumes as were released is 'official'.
-
-        Args:
-            array: the folder in the cache.
-            name_files: the digest of files, given theirs, and of how they become arrays.
+        `groups` number the volumes.
         """
         name, released = TASKS[self.task]
         cases = find_cases(root / name, self.channel)
         parts = self.split(len(cases))
         every = [(cases[index], part) for part, members in parts.items() for index in members]
-        sums = "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases)
-        each = [count(case.header.shape[2], part) for case, part in every]
+        made = self.name_arrays(
+            "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases)
+        )
+        each = [self.count(case.header.shape[2], part) for case, part in every]
         counts = dict.fromkeys(parts, 0)
         for (_, part), number in zip(every, each, strict=True):
             counts[part] += number
-        made, shape = name_files(sums), (sum(each), 2, *sides)
-        blocks = (read(case, part) for case, part in every)
-        whole = torch.from_numpy(
-            load_or_make(f"{array}-{nifti.READING}", made, shape, np.uint8, blocks)
-        )
+        blocks = (self.read(case, part) for case, part in every)
+        shape, kind = (sum(each), 2, *self.sides), f"{self.array}-{nifti.READING}"
+        whole = torch.from_numpy(load_or_make(kind, made, shape, np.uint8, blocks))
         groups = torch.arange(len(every)).repeat_interleave(torch.tensor(each))
         examples = {
             part: Examples(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
             for part, rows in consecutive(counts).items()
         }
         is_whole = (root / name / "dataset.json").is_file() and len(cases) == released
-        splits = Splits(
+        train, validation, test = map(len, parts.values())
+        return Splits(
             examples["train"],
             examples["test"],
-            input_shape=(1, *sides),
+            input_shape=(1, *self.sides),
             outputs=1,
             provenance="official" if is_whole else "derived",
             digest=made,
+            notes=f"{train} volumes to train, {validation} to validate (public), {test} to test",
             validation=examples["validation"] if counts["validation"] else None,
             unit="volume",
         )
-        train, validation, test = map(len, parts.values())
-        return (
-            splits,
-            f"{train} volumes to train, {validation} to validate (public), {test} to test",
-        )
 
-    def count_released(
-        self, root: Path, sides: tuple[int, ...], count: Count
-    ) -> DatasetInfo | None:
-        """See `released`: as many volumes as were released, of the paper's 64 slices each."""
+    def released(self, root: Path) -> DatasetInfo | None:
+        """As many volumes as were released, of the paper's 64 slices each."""
         name, volumes = TASKS[self.task]
         if holds_any(root / name):
             return None
-        train, validation, test = map(len, self.split(volumes).values())
+        of = {part: len(members) for part, members in self.split(volumes).items()}
+        counts = {part: number * self.count(SLICES, part) for part, number in of.items()}
         return DatasetInfo(
-            train=train * count(SLICES, "train"),
-            test=test * count(SLICES, "test"),
-            validation=validation * count(SLICES, "validation"),
-            input_shape=(1, *sides),
+            train=counts["train"],
+            test=counts["test"],
+            validation=counts["validation"],
+            input_shape=(1, *self.sides),
             outputs=1,
-            target_shape=sides,
+            target_shape=self.sides,
             target_dtype=torch.uint8,
-            examples_per_patient=count(SLICES, "train"),
+            examples_per_patient=self.count(SLICES, "train"),
             unit="volume",
-            owners=train,
+            owners=of["train"],
         )
 
 
@@ -277,27 +258,27 @@ class Decathlon(Dataset):
 class Msd(Decathlon):
     """Slices float32 [1, size, size] of labelled volumes, with masks uint8 [size, size].
 
+    fit: resize (a slice is stretched to the square) or pad (it keeps its pixels, made square as the
+        finer side is, and is put in the middle).
     max_per_patient: at most so many slices of a volume are trained on, spread evenly: bounds what a
         patient contributes.
     test_per_patient: the same for testing. null: all slices, so that Dice is that of whole volumes.
     """
 
+    array: ClassVar[str] = "slices"
+
     task: str = "liver"
     size: Pixels = 256
-    fit: Fit = "resize"
-    spacing: Annotated[float, Gt(0)] | None = None
+    fit: Literal["resize", "pad"] = "resize"
     max_per_patient: Most = SLICES
     test_per_patient: Most = None
     validation_share: PublicShare = 0.076
     test_share: float = 0.305
     augment: bool = True
 
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.geometry()
-
-    def geometry(self) -> Geometry:
-        return Geometry(self.size, self.fit, self.spacing, self.limits, self.channel)
+    @property
+    def sides(self) -> tuple[int, ...]:
+        return self.size, self.size
 
     @property
     def most(self) -> dict[str, int | None]:
@@ -312,25 +293,26 @@ class Msd(Decathlon):
         """The slices are spread evenly from the first to the last."""
         thickness = case.header.shape[2]
         places = np.linspace(0, thickness - 1, self.count(thickness, part))
-        return read_slices(case, np.round(places).astype(int), self.geometry())
+        return self.read_slices(case, np.round(places).astype(int))
+
+    def name_arrays(self, files: str) -> str:
+        how = (
+            f"Geometry(size={self.size}, fit={self.fit!r}, spacing=None, window={self.limits}, "
+            f"channel={self.channel})"
+        )
+        drawn = (self.most, self.validation_share, self.test_share, self.split_seed)
+        return digest(f"{digest(files)}:({how}, {repr(drawn)[1:]}")
 
     def load(self, root: Path) -> Splits:
-        geometry, sides = self.geometry(), (self.size, self.size)
-        how = (geometry, self.most, self.validation_share, self.test_share, self.split_seed)
-        splits, volumes = self.read_parts(
-            root, "slices", sides, self.count, self.read, lambda f: digest(f"{digest(f)}:{how!r}")
-        )
+        splits = super().load(root)
         return replace(
             splits,
             digest=digest(f"{splits.digest}:{self.augment}:{PIXELS}"),
-            notes=f"axial slices of {volumes}; labels above 0 are one mask; "
+            notes=f"axial slices of {splits.notes}; labels above 0 are one mask; "
             f"{self.fit} to {self.size}²",
             augment=AUGMENT.images if self.augment else None,
             augment_targets=AUGMENT.masks if self.augment else None,
         )
-
-    def released(self, root: Path) -> DatasetInfo | None:
-        return self.count_released(root, (self.size, self.size), self.count)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every labelled volume and its segmentation, of each task that is there."""
@@ -340,37 +322,32 @@ class Msd(Decathlon):
                     yield from try_each([case.image], nifti.read)
                     yield from try_each([case.label], nifti.read_labels)
 
+    def read_slices(self, case: LabelledVolume, indices: np.ndarray) -> np.ndarray:
+        """Read slices as bytes [n, 2, size, size]; rows run from anterior to posterior."""
+        image, labels = (nifti.turn_planes(v[:, :, indices]) for v in read_case(case, self.channel))
+        pixels, mask = to_bytes(image, self.limits), labels.float()  # each [n, Y, X]
+        target = (self.size, self.size) if self.fit == "resize" else square_pixels(case.header)
+        if target != tuple(pixels.shape[1:]):
+            pixels, mask = resample(pixels, target), resample_mask(mask, target)
+        if self.fit == "pad":
+            pixels, mask = (_pad(v, self.size, case.image) for v in (pixels, mask))
+        return torch.stack([pixels.round(), mask], dim=1).to(torch.uint8).numpy()
+
+
+def square_pixels(header: nifti.Header) -> tuple[int, int]:
+    """Return (rows, columns) of a slice whose pixels are as long on both sides as the finer one."""
+    (x, y), (dx, dy) = header.shape[:2], header.spacing[:2]
+    step = min(dx, dy)
+    if abs(dx - dy) < 0.01 * step:
+        return y, x
+    return max(1, round(y * dy / step)), max(1, round(x * dx / step))
+
 
 def read_case(case: LabelledVolume, channel: int) -> tuple[np.ndarray, np.ndarray]:
     """Read one channel of a volume, float32 [X, Y, Z], and where its labels are above 0."""
     image, label = nifti.read(case.image), nifti.read_labels(case.label)
     image = image[..., channel] if image.ndim == 4 else image
     return image, (label[..., 0] if label.ndim == 4 else label) > 0
-
-
-def read_slices(case: LabelledVolume, indices: np.ndarray, geometry: Geometry) -> np.ndarray:
-    """Read slices of a case as bytes [n, 2, size, size]: image, and mask of 0 and 1.
-
-    Rows run from anterior to posterior.
-    """
-    turned = [nifti.turn_planes(v[:, :, indices]) for v in read_case(case, geometry.channel)]
-    pixels, mask = to_bytes(turned[0], geometry.window), turned[1].float()  # each [n, Y, X]
-    if (target := resampled_shape(case.header, geometry)) != tuple(pixels.shape[1:]):
-        pixels, mask = resample(pixels, target), resample_mask(mask, target)
-    if geometry.fit == "pad":
-        pixels, mask = (_pad(v, geometry.size, case.image) for v in (pixels, mask))
-    return torch.stack([pixels.round(), mask], dim=1).to(torch.uint8).numpy()
-
-
-def resampled_shape(header: nifti.Header, geometry: Geometry) -> tuple[int, int]:
-    """Return (rows, columns) of a slice after resampling, before padding."""
-    if geometry.fit == "resize":
-        return geometry.size, geometry.size
-    (x, y), (dx, dy) = header.shape[:2], header.spacing[:2]
-    step = geometry.spacing or min(dx, dy)
-    if geometry.spacing is None and abs(dx - dy) < 0.01 * step:
-        return y, x
-    return max(1, round(y * dy / step)), max(1, round(x * dx / step))
 
 
 def _pad(image: Tensor, size: int, path: Path) -> Tensor:

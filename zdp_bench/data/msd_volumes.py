@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
 import numpy as np
 import torch
@@ -17,10 +17,10 @@ import torch.nn.functional as F
 from annotated_types import Interval, Len
 from torch import Tensor
 
-from zdp_bench.data import DatasetInfo, PublicShare, Splits
+from zdp_bench.data import PublicShare, Splits
 from zdp_bench.data.files import digest
 from zdp_bench.data.msd import PIXELS, Decathlon, LabelledVolume, read_case
-from zdp_bench.data.nifti import Window, to_bytes
+from zdp_bench.data.nifti import to_bytes
 from zdp_bench.registry import register
 
 
@@ -29,40 +29,39 @@ from zdp_bench.registry import register
 class MsdVolumes(Decathlon):
     """Volumes float32 [1, *shape] of a task, with masks uint8 [*shape]; axes are RAS+."""
 
+    array: ClassVar[str] = "volumes"
+
     task: str = "hippocampus"
     shape: Annotated[list[Annotated[int, Interval(ge=4, le=512)]], Len(3, 3)]
     validation_share: PublicShare = 0.1
     test_share: float = 0.2
 
+    @property
+    def sides(self) -> tuple[int, ...]:
+        return tuple(self.shape)
+
+    def count(self, thickness: int, part: str) -> int:
+        return 1
+
     def read(self, case: LabelledVolume, part: str) -> np.ndarray:
-        return read_volume(case, self.shape, self.limits, self.channel)[None]
+        volumes = (torch.from_numpy(v).float() for v in read_case(case, self.channel))
+        image, mask = (resize(volume, self.shape) for volume in volumes)
+        pixels = to_bytes(image.flatten(1).unsqueeze(0), self.limits).reshape(self.shape)
+        both = torch.stack([pixels.round(), (mask >= 0.5).float()])
+        return both.to(torch.uint8).numpy()[None]
+
+    def name_arrays(self, files: str) -> str:
+        shares = (self.validation_share, self.test_share, self.split_seed)
+        return digest(f"{files}:{(self.shape, self.limits, self.channel, shares)!r}")
 
     def load(self, root: Path) -> Splits:
-        shares = (self.validation_share, self.test_share, self.split_seed)
-        how = (self.shape, self.limits, self.channel, shares)
-        splits, volumes = self.read_parts(
-            root, "volumes", tuple(self.shape), _one, self.read, lambda f: digest(f"{f}:{how!r}")
-        )
+        splits = super().load(root)
         return replace(
             splits,
             digest=digest(f"{splits.digest}:{PIXELS}"),
-            notes=f"{volumes}, resized to {'×'.join(map(str, self.shape))}, "
+            notes=f"{splits.notes}, resized to {'×'.join(map(str, self.shape))}, "
             "where Dice is taken; labels above 0 are one mask",
         )
-
-    def released(self, root: Path) -> DatasetInfo | None:
-        return self.count_released(root, tuple(self.shape), _one)
-
-
-def _one(thickness: int, part: str) -> int:
-    return 1
-
-
-def read_volume(case: LabelledVolume, shape: list[int], window: Window, channel: int) -> np.ndarray:
-    """Read a volume of a case as bytes [2, *shape]: image, and mask of 0 and 1."""
-    image, mask = (resize(torch.from_numpy(v).float(), shape) for v in read_case(case, channel))
-    pixels = to_bytes(image.flatten(1).unsqueeze(0), window).reshape(shape)
-    return torch.stack([pixels.round(), (mask >= 0.5).float()]).to(torch.uint8).numpy()
 
 
 def resize(volume: Tensor, shape: list[int]) -> Tensor:

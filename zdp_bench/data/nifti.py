@@ -93,9 +93,18 @@ def name_of(path: Path) -> str:
 
 
 def read_header(path: Path) -> Header:
-    """Read what a file announces, without its voxels."""
+    """Read what a file announces, without its voxels; shape and spacing are by the affine."""
     with reading(path):
-        return _header(_open(path))
+        image = _open(path)
+        affine, orientation = np.asarray(image.affine), _orientation(image)
+        steps = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
+        stored = np.argsort(orientation[:, 0])  # the stored axis that becomes each of R, A, S
+        x, y, z = (float(steps[axis]) for axis in stored)
+        shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
+        ends = np.stack([np.zeros(3), np.asarray(image.shape[:3]) - 1.0])
+        ends = np.where(orientation[:, 1] > 0, ends, ends[::-1])  # of axes that are turned
+        corners = tuple(map(tuple, (ends @ affine[:3, :3].T + affine[:3, 3]).tolist()))
+        return Header(shape, (x, y, z), image.get_data_dtype().kind == "c", corners)
 
 
 def read(path: Path) -> np.ndarray:
@@ -144,19 +153,6 @@ def _open(path: Path) -> Any:
     turned = bool(np.isfinite(affine).all()) and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
     expect(turned, "has no usable affine, so its orientation is unknown")
     return image
-
-
-def _header(image: Any) -> Header:
-    """Shape and spacing on RAS+ axes, both by the affine."""
-    steps = np.sqrt((np.asarray(image.affine)[:3, :3] ** 2).sum(axis=0))
-    stored = np.argsort(_orientation(image)[:, 0])  # the stored axis that becomes each of R, A, S
-    x, y, z = (float(steps[axis]) for axis in stored)
-    shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
-    ends = np.stack([np.zeros(3), np.asarray(image.shape[:3]) - 1.0])
-    ends = np.where(_orientation(image)[:, 1] > 0, ends, ends[::-1])  # of axes that are turned
-    placed = ends @ np.asarray(image.affine)[:3, :3].T + np.asarray(image.affine)[:3, 3]
-    corners = tuple(tuple(corner) for corner in placed.tolist())
-    return Header(shape, (x, y, z), image.get_data_dtype().kind == "c", corners)
 
 
 def _orientation(image: Any) -> np.ndarray:

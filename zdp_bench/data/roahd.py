@@ -18,9 +18,8 @@ import torch
 from annotated_types import Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
-from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, LONGEST, RATE, Cpsc2018, Norm
+from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, Norm, read_wfdb
 from zdp_bench.data.files import digest, require_inside, sha256, try_each
-from zdp_bench.data.signals import open_record, read_leads
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -135,19 +134,10 @@ def _targets(headers: list[Path]) -> list[int]:
 
 def read(path: Path, channels: Sequence[int]) -> np.ndarray:
     """Read leads of a recording: float64 [samples, leads] in mV; its diagnosis is as named."""
-    signals = path.with_suffix(".mat")
-    for file in (path, signals):
+    for file in (path, path.with_suffix(".mat")):
         require_inside(file, path.parent)
-    record = open_record(path, RATE, LONGEST)
+    found, leads = read_wfdb(path, channels)
     with reading(path):
-        expect(record.files == [path, signals], f"names others than {signals.name}")
-        most = max(channels)
-        expect(len(record.leads) >= most, f"has {len(record.leads)} leads, not {most}")
-        found = [
-            line.removeprefix("Dx:").strip()
-            for line in record.header.comments or []
-            if line.startswith("Dx:")
-        ]
         codes = CODES[path.stem[:2]]
         expect(len(found) == 1 and found[0] in codes, f"has diagnosis {found}, not {codes[0]}")
-    return read_leads(record, [channel - 1 for channel in channels])
+    return leads

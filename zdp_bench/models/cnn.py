@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import at_least_one, image_shape
+from zdp_bench.models import Width, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import MapLinear
@@ -37,13 +37,8 @@ class CNN(nn.Module):
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_cnn", input_shape)
-        at_least_one("model.channels", widths)
-        require(
-            min(height, width) >= 2 ** len(widths),
-            "model.channels",
-            widths,
-            f"{height}×{width} is too small for that depth",
-        )
+        fits = min(height, width) >= 2 ** len(widths)
+        require(fits, "model.channels", widths, f"{height}×{width} is too small for that depth")
         conv, pool = (
             (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
         )
@@ -55,10 +50,9 @@ class CNN(nn.Module):
                 pool(2),
             ]
         self.stages = nn.Sequential(*stages)
-        for _ in widths:
-            height, width = height // 2, width // 2
+        places = (height >> len(widths)) * (width >> len(widths))
         linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
-        self.head = linear(widths[-1] * height * width, outputs, dtype=dtype)
+        self.head = linear(widths[-1] * places, outputs, dtype=dtype)
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -68,7 +62,7 @@ class CNN(nn.Module):
 
 @register("model", "complex_cnn")
 def complex_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "crelu"
+    input_shape: tuple[int, ...], outputs: int, *, channels: list[Width], activation: str = "crelu"
 ) -> CNN:
     """A small complex CNN."""
     return CNN(input_shape, outputs, channels, activation, torch.complex64)
@@ -76,7 +70,7 @@ def complex_cnn(
 
 @register("model", "real_cnn")
 def real_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, channels: list[int], activation: str = "relu"
+    input_shape: tuple[int, ...], outputs: int, *, channels: list[Width], activation: str = "relu"
 ) -> CNN:
     """The same CNN with real weights."""
     return CNN(input_shape, outputs, channels, activation, torch.float32)
@@ -94,7 +88,6 @@ class ConvLinear(nn.Module):
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_conv_linear", input_shape)
-        at_least_one("model.channels", channels)
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         self.conv = conv(images, channels, 3, dtype=dtype)
         linear = MapLinear if dtype.is_complex else nn.Linear  # Opacus supports the real one
@@ -108,7 +101,7 @@ class ConvLinear(nn.Module):
 
 @register("model", "complex_conv_linear")
 def complex_conv_linear(
-    input_shape: tuple[int, ...], outputs: int, *, channels: int = 32
+    input_shape: tuple[int, ...], outputs: int, *, channels: Width = 32
 ) -> ConvLinear:
     """The complex network of Table 7."""
     return ConvLinear(input_shape, outputs, channels, torch.complex64)
@@ -116,7 +109,7 @@ def complex_conv_linear(
 
 @register("model", "real_conv_linear")
 def real_conv_linear(
-    input_shape: tuple[int, ...], outputs: int, *, channels: int = 32
+    input_shape: tuple[int, ...], outputs: int, *, channels: Width = 32
 ) -> ConvLinear:
     """The same network with real weights."""
     return ConvLinear(input_shape, outputs, channels, torch.float32)

@@ -29,8 +29,7 @@ class ConvNet(nn.Module):
 
     Args:
         stages: widths of each stage's convolutions; a 2×2 max-pooling ends a stage.
-        kernel: of every convolution.
-        padding: of every convolution.
+        kernel, padding: of every convolution.
         hidden: widths of the fully connected layers before the last.
     """
 
@@ -74,25 +73,17 @@ class ConvNet(nn.Module):
 
 def _size(
     input_shape: tuple[int, ...], stages: list[list[int]], kernel: int, padding: int
-) -> torch.Size:
-    """Height and width of the last map."""
-    require(
-        len(input_shape) in (2, 3),
-        "model",
-        str(input_shape),
-        "this network needs images, [channels, height, width]",
-    )
+) -> tuple[int, int]:
+    """Return height and width of the last map."""
+    rule = "this network needs images, [channels, height, width]"
+    require(len(input_shape) in (2, 3), "model", str(input_shape), rule)
     height, width = input_shape[-2:]
+    given = f"{height}×{width}"
     for stage in stages:
         shrink = len(stage) * (kernel - 1 - 2 * padding)
         height, width = (height - shrink) // 2, (width - shrink) // 2
-    require(
-        min(height, width) >= 1,
-        "model",
-        f"{input_shape[-2]}×{input_shape[-1]}",
-        "images are too small for that depth",
-    )
-    return torch.Size((height, width))
+    require(min(height, width) >= 1, "model", given, "images are too small for that depth")
+    return height, width
 
 
 def _linear(kind: Linear, wide: int, narrow: int, block: int) -> nn.Module:

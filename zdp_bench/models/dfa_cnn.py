@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import at_least_one
+from zdp_bench.models import Width
 from zdp_bench.nn.activations import activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.pooling import ComplexAvgPool2d
@@ -36,37 +36,22 @@ class DFACNN(nn.Module):
         dtype: torch.dtype,
     ) -> None:
         super().__init__()
-        at_least_one("model.channels", channels)
-        at_least_one("model.hidden", hidden)
         images, height, width = (1, *input_shape)[-3:]
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *channels]):
             height, width = (height - KERNEL + 1) // 2, (width - KERNEL + 1) // 2
+            active = activation(activations[0], narrow, dtype)
             if dtype.is_complex:  # complex numbers have no maximum: average instead
-                stages += [
-                    ComplexConv2d(wide, narrow, KERNEL),
-                    activation(activations[0], narrow, dtype),
-                    ComplexAvgPool2d(2),
-                ]
+                stages += [ComplexConv2d(wide, narrow, KERNEL), active, ComplexAvgPool2d(2)]
             else:
-                stages += [
-                    nn.Conv2d(wide, narrow, KERNEL),
-                    nn.MaxPool2d(2),
-                    activation(activations[0], narrow, dtype),
-                ]
-        require(
-            min(height, width) > 0,
-            "model.channels",
-            channels,
-            f"images of {input_shape} are too small for that depth",
-        )
+                stages += [nn.Conv2d(wide, narrow, KERNEL), nn.MaxPool2d(2), active]
+        rule = f"images of {input_shape} are too small for that depth"
+        require(min(height, width) > 0, "model.channels", channels, rule)
         self.convolutions = nn.Sequential(*stages)
         layers: list[nn.Module] = []
         for wide, narrow in pairwise([[images, *channels][-1] * height * width, *hidden, outputs]):
-            layers += [
-                nn.Linear(wide, narrow, dtype=dtype),
-                activation(activations[1], narrow, dtype),
-            ]
+            layers.append(nn.Linear(wide, narrow, dtype=dtype))
+            layers.append(activation(activations[1], narrow, dtype))
         self.connected = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 
@@ -81,8 +66,8 @@ def real_dfa_cnn(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    channels: list[int],
-    hidden: list[int],
+    channels: list[Width],
+    hidden: list[Width],
     conv_activation: str = "relu",
     fc_activation: str = "relu",
 ) -> DFACNN:
@@ -97,8 +82,8 @@ def complex_dfa_cnn(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    channels: list[int],
-    hidden: list[int],
+    channels: list[Width],
+    hidden: list[Width],
     conv_activation: str = "crelu",
     fc_activation: str = "separable_sigmoid",
 ) -> DFACNN:

@@ -39,18 +39,10 @@ class HarmonicFilter(nn.Module):
         super().__init__()
         images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
-        require(
-            min(height, wide) > size // 2,
-            "model.size",
-            size,
-            f"reaches beyond the mirrored edge of {height}×{wide}",
-        )
-        require(
-            images == outputs,
-            "model",
-            "complex_harmonic",
-            f"{images} channels in, {outputs} out: it answers with what it gets",
-        )
+        rule = f"reaches beyond the mirrored edge of {height}×{wide}"
+        require(min(height, wide) > size // 2, "model.size", size, rule)
+        rule = f"{images} channels in, {outputs} out: it answers with what it gets"
+        require(images == outputs, "model", "complex_harmonic", rule)
         self.register_buffer("cosines", cosines(size), persistent=False)
         self.mix = ComplexConv2d(images * (size**2 - 1), outputs, 1, bias=False)
         nn.init.zeros_(self.mix.weight)

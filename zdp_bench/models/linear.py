@@ -7,13 +7,17 @@ from __future__ import annotations
 
 import math
 from itertools import product
+from typing import Annotated
 
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError
 from zdp_bench.nn.initialisation import Initialisation, initialise
 from zdp_bench.registry import register
+
+Degree = Annotated[int, Interval(ge=0, le=12)]
 
 
 class Linear(nn.Module):
@@ -104,18 +108,12 @@ def legendre(places: tuple[int, ...], degree: int) -> list[tuple[tuple[int, ...]
 
 @register("model", "real_linear_map")
 def real_linear_map(
-    input_shape: tuple[int, ...], outputs: int, *, degree: int = 0, bias_degree: int = 0
+    input_shape: tuple[int, ...], outputs: int, *, degree: Degree = 0, bias_degree: Degree = 0
 ) -> LinearMap:
-    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel.
-
-    Raises:
-        UserError: examples have no places, or a degree is out of range.
-    """
+    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel."""
     if len(input_shape) < 2:
         raise UserError(
             "model=real_linear_map: takes maps [channels, places ...], and these examples are "
             f"{list(input_shape)}."
         )
-    for key, value in (("degree", degree), ("bias_degree", bias_degree)):
-        require(0 <= value <= 12, f"model.{key}", value, "must lie between 0 and 12")
     return LinearMap(input_shape[0], input_shape[1:], outputs, degree, bias_degree)

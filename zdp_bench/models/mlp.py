@@ -8,7 +8,7 @@ from itertools import pairwise
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.models import at_least_one
+from zdp_bench.models import Width
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.initialisation import Initialisation, initialise
 from zdp_bench.registry import register
@@ -25,13 +25,10 @@ class MLP(nn.Module):
         self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation
     ) -> None:
         super().__init__()
-        at_least_one("model.hidden", widths[1:-1])
         layers: list[nn.Module] = []
         for wide, narrow in pairwise(widths):
-            layers += [
-                initialise(nn.Linear(wide, narrow, dtype=dtype), init),
-                make_activation(activation, narrow, dtype),
-            ]
+            layers.append(initialise(nn.Linear(wide, narrow, dtype=dtype), init))
+            layers.append(make_activation(activation, narrow, dtype))
         self.net = nn.Sequential(*layers[:-1])  # no activation after the last layer
         self.dtype = dtype
 
@@ -45,7 +42,7 @@ def complex_mlp(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    hidden: list[int],
+    hidden: list[Width],
     activation: str = "cardioid",
     init: Initialisation = "uniform_parts",
 ) -> MLP:
@@ -58,7 +55,7 @@ def real_mlp(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    hidden: list[int],
+    hidden: list[Width],
     activation: str = "relu",
     init: Initialisation = "uniform_parts",
 ) -> MLP:

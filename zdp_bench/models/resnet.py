@@ -11,14 +11,16 @@ are public: ε does not cover what they were trained on.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from pathlib import Path
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError, require
-from zdp_bench.models import image_shape
+from zdp_bench.errors import UserError, first_line, require
+from zdp_bench.models import Width, image_shape
 from zdp_bench.registry import register
 
 WIDTHS = (16, 32, 64)
@@ -57,16 +59,14 @@ class ResNet20(nn.Module):
             nn.GroupNorm(groups, WIDTHS[0]),
             nn.ReLU(),
         )
-        blocks: list[nn.Module] = []
-        wide = WIDTHS[0]
-        for width in WIDTHS:
-            for index in range(BLOCKS):
-                blocks.append(
-                    ResidualBlock(wide, width, 2 if index == 0 and width != wide else 1, groups)
-                )
-                wide = width
-        self.blocks = nn.Sequential(*blocks)
-        self.head = nn.Linear(wide, outputs)
+        widths = [width for width in WIDTHS for _ in range(BLOCKS)]
+        self.blocks = nn.Sequential(
+            *(
+                ResidualBlock(wide, narrow, 1 if wide == narrow else 2, groups)
+                for wide, narrow in pairwise([WIDTHS[0], *widths])
+            )
+        )
+        self.head = nn.Linear(WIDTHS[-1], outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         x = x.unsqueeze(1) if x.dim() == 3 else x
@@ -74,20 +74,12 @@ class ResNet20(nn.Module):
 
 
 @register("model", "resnet20")
-def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: int = 8) -> ResNet20:
+def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: Width = 8) -> ResNet20:
     """ResNet-20. groups: of each GroupNorm."""
-    require(
-        groups > 0 and not any(w % groups for w in WIDTHS),
-        "model.groups",
-        groups,
-        "must divide the 16, 32 and 64 channels",
-    )
-    require(
-        len(input_shape) in (2, 3),
-        "model=resnet20",
-        list(input_shape),
-        "examples must be images, [channels, height, width]",
-    )
+    divides = not any(width % groups for width in WIDTHS)
+    require(divides, "model.groups", groups, "must divide the 16, 32 and 64 channels")
+    rule = "examples must be images, [channels, height, width]"
+    require(len(input_shape) in (2, 3), "model=resnet20", list(input_shape), rule)
     return ResNet20((1, *input_shape)[-3], outputs, groups)
 
 
@@ -109,36 +101,27 @@ def resnet18_transfer(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    convolutions: int = 1,
+    convolutions: Literal[1, 2] = 1,
     weights: str = IMAGENET,
-    enlarge: int = 1,
+    enlarge: Width = 1,
 ) -> Transfer:
     """ResNet-18 for transfer learning.
 
     Args:
         convolutions: how many of the last two are trained.
         weights: imagenet (by torchvision's downloader), the path of a file, or untrained.
-
-    Raises:
-        UserError: the weights cannot be loaded.
     """
     from torchvision.models import resnet18  # here, because it takes a second to load
     from torchvision.ops import FrozenBatchNorm2d
 
-    require(1 <= convolutions <= 2, "model.convolutions", convolutions, "must be 1 or 2")
-    require(
-        image_shape("resnet18_transfer", input_shape)[0] == 3,
-        "model",
-        "resnet18_transfer",
-        "needs images of three colours",
-    )
+    colours = image_shape("resnet18_transfer", input_shape)[0]
+    require(colours == 3, "model", "resnet18_transfer", "needs images of three colours")
     network = resnet18(norm_layer=FrozenBatchNorm2d)
     try:
         network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))
     except RuntimeError as error:
         raise UserError(
-            f"model.weights={weights}: not the weights of a ResNet-18 "
-            f"({str(error).splitlines()[0]})"
+            f"model.weights={weights}: not the weights of a ResNet-18 ({first_line(error)[:-1]})."
         ) from None
     network.requires_grad_(False)
     last = network.layer4[-1]
@@ -164,15 +147,13 @@ def _weights(source: str) -> dict[str, Tensor]:
     from torchvision.models import ResNet18_Weights
 
     if source == IMAGENET:
+        imagenet = ResNet18_Weights.IMAGENET1K_V1
         try:
-            return dict(
-                ResNet18_Weights.IMAGENET1K_V1.get_state_dict(progress=False, check_hash=True)
-            )
+            return dict(imagenet.get_state_dict(progress=False, check_hash=True))
         except OSError as error:
             raise UserError(
                 f"model.weights=imagenet: torchvision could not download them ({error}). Set "
-                "model.weights=FILE to a copy of "
-                "resnet18-f37072fd.pth."
+                "model.weights=FILE to a copy of resnet18-f37072fd.pth."
             ) from None
     path = Path(source).expanduser()
     if not path.is_file():

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import image_shape
+from zdp_bench.models import Width, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.normalisation import ComplexGroupNorm
@@ -41,20 +41,10 @@ class SequenceCNN(nn.Module):
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
         images, height, width = image_shape(f"{kind}_sequence_cnn", input_shape)
-        small = f"{height}×{width} cannot be halved three times"
-        require(
-            min(height, width) >= 2 ** len(WIDTHS),
-            "the input's size for model",
-            "sequence_cnn",
-            small,
-        )
-        require(
-            groups > 0 and not any(w % groups for w in WIDTHS),
-            "model.groups",
-            groups,
-            "must divide the 32, 64 and 128 channels",
-        )
-        require(convolutions > 0, "model.convolutions", convolutions, "must be at least 1")
+        small, rule = min(height, width), f"{height}×{width} cannot be halved three times"
+        require(small >= 2 ** len(WIDTHS), "the input's size for model", "sequence_cnn", rule)
+        divides = not any(width % groups for width in WIDTHS)
+        require(divides, "model.groups", groups, "must divide the 32, 64 and 128 channels")
         conv, norm, pool = (
             (ComplexConv2d, ComplexGroupNorm, ComplexAvgPool2d)
             if dtype.is_complex
@@ -74,14 +64,10 @@ class SequenceCNN(nn.Module):
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
-        x = x.to(self.dtype) if self.dtype.is_complex else two_channels(x).to(self.dtype)
-        y = self.head(self.blocks(x).flatten(2).mean(dim=2))
+        if not self.dtype.is_complex:  # all real parts, then all imaginary ones
+            x = torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
+        y = self.head(self.blocks(x.to(self.dtype)).flatten(2).mean(dim=2))
         return y.abs() if y.is_complex() else y
-
-
-def two_channels(x: Tensor) -> Tensor:
-    """Return [B, 2C, H, W]: all real parts, then all imaginary ones (0 for a real input)."""
-    return torch.cat([x.real, x.imag if x.is_complex() else torch.zeros_like(x)], dim=1)
 
 
 @register("model", "complex_sequence_cnn")
@@ -89,9 +75,9 @@ def complex_sequence_cnn(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    groups: int = 16,
+    groups: Width = 16,
     activation: str = "conjmish",
-    convolutions: int = 1,
+    convolutions: Width = 1,
 ) -> SequenceCNN:
     """The complex network of the 2024 paper."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.complex64)
@@ -102,9 +88,9 @@ def real_sequence_cnn(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    groups: int = 16,
+    groups: Width = 16,
     activation: str = "mish",
-    convolutions: int = 1,
+    convolutions: Width = 1,
 ) -> SequenceCNN:
     """The same network with real weights, on real and imaginary part as two channels."""
     return SequenceCNN(input_shape, outputs, groups, activation, convolutions, torch.float32)

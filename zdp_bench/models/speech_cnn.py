@@ -20,7 +20,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import at_least_one, image_shape
+from zdp_bench.models import Width, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, MagnitudeMaxPool2d
@@ -40,38 +40,26 @@ class SpeechCNN(nn.Module):
         last_activation: bool,
         pooled: int,
         gain: float,
-        sigma: float | None,
     ) -> None:
         super().__init__()
         images, frames, bins = image_shape("speech_cnn", input_shape)
-        at_least_one("model.pooled", pooled)
         smallest = 2 * (pooled + 4) + 4  # two convolutions take 4, pooling halves, two more take 4
-        require(
-            min(frames, bins) >= smallest,
-            "dataset",
-            f"{frames}×{bins}",
-            f"speech_cnn needs at least {smallest}×{smallest}",
-        )
+        rule = f"speech_cnn needs at least {smallest}×{smallest}"
+        require(min(frames, bins) >= smallest, "dataset", f"{frames}×{bins}", rule)
         layers: list[nn.Module] = []
         for depth, (wide, narrow) in enumerate(pairwise((images, *WIDTHS)), start=1):
-            layers += [
-                ComplexConv2d(wide, narrow, 3),
-                make_activation(activation, narrow, torch.complex64, sigma),
-            ]
+            layers.append(ComplexConv2d(wide, narrow, 3))
+            layers.append(make_activation(activation, narrow, torch.complex64))
             if depth == 2:
                 layers.append(MagnitudeMaxPool2d(2))
         self.features = nn.Sequential(*layers, AdaptiveMagnitudeMaxPool2d(pooled))
-        self.head = nn.Sequential(
+        head = [
             nn.Linear(WIDTHS[-1] * pooled**2, 64, dtype=torch.complex64),
-            make_activation(activation, 64, torch.complex64, sigma),
+            make_activation(activation, 64, torch.complex64),
             nn.Linear(64, outputs, dtype=torch.complex64),
-            *(
-                [make_activation(activation, outputs, torch.complex64, sigma)]
-                if last_activation
-                else []
-            ),
-        )
-
+            make_activation(activation, outputs, torch.complex64),
+        ]
+        self.head = nn.Sequential(*(head if last_activation else head[:-1]))
         with torch.no_grad():
             for parameter in self.parameters():
                 if parameter.dim() > 1:  # no biases
@@ -88,9 +76,8 @@ def speech_cnn(
     *,
     activation: str = "igaussian",
     last_activation: bool = True,
-    pooled: int = 1,
+    pooled: Width = 1,
     gain: float = 1.0,
-    sigma: float | None = None,
 ) -> SpeechCNN:
     """The network of Tables 3 and 4.
 
@@ -98,6 +85,5 @@ def speech_cnn(
         last_activation: put the activation after the output layer too.
         pooled: side of the adaptive map.
         gain: factor on the initial weights.
-        sigma: of the inverted Gaussian; None: 1.
     """
-    return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain, sigma)
+    return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain)

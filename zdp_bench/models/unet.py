@@ -7,17 +7,22 @@ where the original takes the maximum.
 
 from __future__ import annotations
 
+from typing import Annotated
+
 import torch
 import torch.nn.functional as F
+from annotated_types import Ge
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import at_least_one, image_shape
+from zdp_bench.models import Width, image_shape
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.convolution import ComplexConv2d, ComplexConvTranspose2d
 from zdp_bench.nn.normalisation import per_sample_norm
 from zdp_bench.nn.pooling import ComplexAvgPool2d
 from zdp_bench.registry import register
+
+Depth = Annotated[int, Ge(0)]
 
 
 class UNet(nn.Module):
@@ -46,23 +51,12 @@ class UNet(nn.Module):
         pool: type[nn.Module] = nn.AvgPool2d,
     ) -> None:
         super().__init__()
-        images, height, wide = image_shape(
-            "complex_unet" if dtype.is_complex else "real_unet", input_shape[-3:]
-        )
-        at_least_one("model.width", width)
-        require(depth >= 0, "model.depth", depth, "must be at least 0")
-        require(
-            min(height, wide) >= 2**depth,
-            "model.depth",
-            depth,
-            f"nothing is left of {height}×{wide} after so many halvings",
-        )
-        require(
-            not residual or images == outputs,
-            "model.residual",
-            residual,
-            f"{images} channels in, {outputs} out",
-        )
+        kind = "complex" if dtype.is_complex else "real"
+        images, height, wide = image_shape(f"{kind}_unet", input_shape[-3:])
+        rule = f"nothing is left of {height}×{wide} after so many halvings"
+        require(min(height, wide) >= 2**depth, "model.depth", depth, rule)
+        rule = f"{images} channels in, {outputs} out"
+        require(not residual or images == outputs, "model.residual", residual, rule)
         if re_im:
             images, outputs = 2 * images, 2 * outputs
         conv, transposed = (
@@ -74,12 +68,9 @@ class UNet(nn.Module):
         def block(inside: int, out: int) -> nn.Sequential:
             layers: list[nn.Module] = []
             for channels in (inside, out):
-                norm = per_sample_norm(normalisation, out, dtype)
-                layers += [
-                    conv(channels, out, 3, padding=1, dtype=dtype),
-                    *norm,
-                    make_activation(activation, out, dtype),
-                ]
+                layers.append(conv(channels, out, 3, padding=1, dtype=dtype))
+                layers += per_sample_norm(normalisation, out, dtype)
+                layers.append(make_activation(activation, out, dtype))
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]
@@ -127,16 +118,15 @@ def complex_unet(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    width: int = 32,
-    depth: int = 4,
+    width: Width = 32,
+    depth: Depth = 4,
     activation: str = "crelu",
     normalisation: str | None = None,
     residual: bool = False,
 ) -> UNet:
     """A complex U-Net; 32 channels and depth 4 make 7.8 million complex parameters."""
-    return UNet(
-        input_shape, outputs, width, depth, activation, torch.complex64, normalisation, residual
-    )
+    more = normalisation, residual
+    return UNet(input_shape, outputs, width, depth, activation, torch.complex64, *more)
 
 
 @register("model", "real_unet")
@@ -144,30 +134,21 @@ def real_unet(
     input_shape: tuple[int, ...],
     outputs: int,
     *,
-    width: int = 32,
-    depth: int = 4,
+    width: Width = 32,
+    depth: Depth = 4,
     activation: str = "relu",
     normalisation: str | None = None,
     residual: bool = False,
     re_im: bool = False,
 ) -> UNet:
     """The same U-Net with real weights."""
-    return UNet(
-        input_shape,
-        outputs,
-        width,
-        depth,
-        activation,
-        torch.float32,
-        normalisation,
-        residual,
-        re_im,
-    )
+    more = normalisation, residual, re_im
+    return UNet(input_shape, outputs, width, depth, activation, torch.float32, *more)
 
 
 @register("model", "transposed_unet")
 def transposed_unet(
-    input_shape: tuple[int, ...], outputs: int, *, width: int = 64, depth: int = 4
+    input_shape: tuple[int, ...], outputs: int, *, width: Width = 64, depth: Depth = 4
 ) -> UNet:
     """The original U-Net with padded convolutions, as Ziller et al. 2021 (deepee) use it."""
     return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

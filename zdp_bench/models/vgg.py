@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import require
-from zdp_bench.models import at_least_one, image_shape
+from zdp_bench.models import Width, image_shape
 from zdp_bench.registry import register
 
 Norm = Literal["none", "batch", "group"]
@@ -35,12 +35,8 @@ def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
     BatchNorm has no running statistics.
     """
     if norm == "group":
-        require(
-            groups > 0 and channels % groups == 0,
-            "model.groups",
-            groups,
-            f"must divide the {channels} maps of every layer",
-        )
+        rule = f"must divide the {channels} maps of every layer"
+        require(channels % groups == 0, "model.groups", groups, rule)
         return [nn.GroupNorm(groups, channels)]
     return [nn.BatchNorm2d(channels, track_running_stats=False)] if norm == "batch" else []
 
@@ -72,11 +68,11 @@ class VGG(nn.Module):
         self,
         images: int,
         outputs: int,
-        norm: Norm = "none",
-        groups: int = 32,
-        width: int = 64,
-        pool: int = 7,
-        hidden: int = 4096,
+        norm: Norm,
+        groups: int,
+        width: int,
+        pool: int,
+        hidden: int,
     ) -> None:
         super().__init__()
         stages = encoder_stages(images, width, norm, groups)
@@ -103,10 +99,10 @@ def vgg11(
     outputs: int,
     *,
     norm: Norm = "none",
-    groups: int = 32,
-    width: int = 64,
-    pool: int = 7,
-    hidden: int = 4096,
+    groups: Width = 32,
+    width: Width = 64,
+    pool: Width = 7,
+    hidden: Width = 4096,
 ) -> VGG:
     """VGG-11.
 
@@ -116,14 +112,8 @@ def vgg11(
         hidden: width of the linear layers.
     """
     images, height, wide = image_shape("vgg11", input_shape)
-    for key, value in {"width": width, "pool": pool, "hidden": hidden}.items():
-        at_least_one(f"model.{key}", value)
-    require(
-        min(height, wide) >= SMALLEST,
-        "model=vgg11",
-        f"{height}×{wide}",
-        f"images of at least {SMALLEST}² are needed",
-    )
+    rule = f"images of at least {SMALLEST}² are needed"
+    require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", rule)
     return VGG(images, outputs, norm, groups, width, pool, hidden)
 
 
@@ -138,34 +128,23 @@ class VGGUNet(nn.Module):
     ) -> None:
         super().__init__()
         images, height, wide = image_shape("vgg11_unet", input_shape)
-        require(
-            height % SMALLEST == 0 == wide % SMALLEST,
-            "model=vgg11_unet",
-            f"{height}×{wide}",
-            f"images must divide by {SMALLEST}",
-        )
-        require(
-            width % 4 == 0 and width > 0,
-            "model.width",
-            width,
-            "must be a multiple of 4, for the last layers have a quarter",
-        )
+        divides = height % SMALLEST == 0 == wide % SMALLEST
+        rule = f"images must divide by {SMALLEST}"
+        require(divides, "model=vgg11_unet", f"{height}×{wide}", rule)
+        rule = "must be a multiple of 4, for the last layers have a quarter"
+        require(width % 4 == 0, "model.width", width, rule)
         self.down = nn.ModuleList(
             nn.Sequential(*stage) for stage in encoder_stages(images, width, norm, groups)
         )
         self.pool = nn.MaxPool2d(2)
         skipped = [stage[-1] * width for stage in STAGES]
         deepest = skipped[-1]
-        self.centre = nn.Sequential(
-            *convolution(deepest, deepest, norm, groups),
-            *convolution(deepest, deepest, norm, groups),
-        )
+        same = deepest, deepest, norm, groups
+        self.centre = nn.Sequential(*convolution(*same), *convolution(*same))
         self.up = nn.Upsample(scale_factor=2, mode="nearest")
         narrow = [4 * width, 2 * width, width, width // 2, width // 4]
-        joined = [
-            below + beside
-            for below, beside in zip([deepest, *narrow[:-1]], reversed(skipped), strict=True)
-        ]
+        below = [deepest, *narrow[:-1]]
+        joined = [sum(both) for both in zip(below, reversed(skipped), strict=True)]
         self.join = nn.ModuleList(
             nn.Sequential(
                 *convolution(inside, out, norm, groups), *convolution(out, out, norm, groups)
@@ -192,8 +171,8 @@ def vgg11_unet(
     outputs: int,
     *,
     norm: Norm = "none",
-    groups: int = 4,
-    width: int = 64,
+    groups: Width = 4,
+    width: Width = 64,
 ) -> VGGUNet:
     """U-Net with a VGG-11 encoder.
 

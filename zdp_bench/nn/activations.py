@@ -14,18 +14,14 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.registry import lookup, names, register
 
 
-def activation(
-    name: str, features: int, dtype: torch.dtype | None = None, sigma: float | None = None
-) -> nn.Module:
+def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn.Module:
     """Build the activation registered as `name`; a bias per feature gets as many entries.
 
     Args:
         dtype: the network's; if given, an activation of this package must be for such numbers.
-        sigma: the inverted Gaussian's width. None: 1.
 
     Raises:
-        UserError: no activation has this name, it and the network differ (real, complex), or
-            `sigma` is not positive or is given to another activation.
+        UserError: no activation has this name, or it and the network differ (real, complex).
     """
     builder = lookup("activation", name)
     if dtype is not None and _for_real(builder) is dtype.is_complex:
@@ -39,9 +35,6 @@ def activation(
             f"activation '{name}' is for {other} numbers, and this network's are {kind}. "
             f"Take one of {', '.join(fitting)}."
         )
-    if sigma is not None:
-        require(name == "igaussian", "model.sigma", sigma, f"is igaussian's, and this is {name}")
-        return IGaussian(sigma)
     return builder(features) if getattr(builder, "per_feature", False) else builder()
 
 
@@ -133,7 +126,7 @@ class IGaussian(nn.Module):
 
     def __init__(self, sigma: float = 1.0) -> None:
         super().__init__()
-        require(sigma > 0, "model.sigma", sigma, "must be positive")
+        require(sigma > 0, "sigma", sigma, "must be positive")
         self.sigma = sigma
 
     def forward(self, z: Tensor) -> Tensor:

@@ -24,9 +24,6 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     Args:
         word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), or filters as `results.keep`
             takes them, separated by spaces.
-
-    Raises:
-        UserError: there is none, or there are several experiments.
     """
     if "=" in word:
         runs = {*keep(read_frame(every)[0], word.split())["run"]}

@@ -15,7 +15,7 @@ import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache
-from itertools import combinations
+from itertools import combinations, product
 from pathlib import Path
 from typing import NamedTuple
 
@@ -74,18 +74,18 @@ def compare_rows(
         seeds = {run["seed"] for run in (*first, *second)}
         return "Student's t", students_t(*values), sorted(seeds)
     p_of_seed = {}
-    for a in first:
-        for b in second:
-            if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
-                one, other = _scores(a, results), _scores(b, results)
-                if one and other and (one[0] == other[0]).all() and _has_both(one[0]):
-                    p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
+    for a, b in product(first, second):
+        if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
+            one, other = _scores(a, results), _scores(b, results)
+            # a ROC-AUC of less than two examples of a class has no variance to compare
+            if (
+                one
+                and other
+                and (one[0] == other[0]).all()
+                and 2 <= one[0].sum() <= len(one[0]) - 2
+            ):
+                p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
     return "DeLong", max(p_of_seed.values(), default=math.nan), sorted(p_of_seed)
-
-
-def _has_both(truth: np.ndarray) -> bool:
-    """True with two examples of each class: a ROC-AUC of fewer has no variance to compare."""
-    return 2 <= truth.sum() <= len(truth) - 2
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
@@ -124,9 +124,6 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     Args:
         truth: 0 or 1 [n].
         first, second: scores [n], higher for class 1.
-
-    Raises:
-        UserError: the lengths differ, or a class has fewer than two examples.
     """
     truth = np.asarray(truth).astype(bool)
     ill, well = int(truth.sum()), int((~truth).sum())

@@ -15,7 +15,9 @@ import io
 import math
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal, get_args
+from functools import partial
+from itertools import product
+from typing import Any, Literal, NamedTuple, get_args
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require
@@ -135,13 +137,8 @@ def quoted() -> list[Quoted]:
     ]
 
 
-def rows() -> list[Reproduction]:
-    """Compute what became of every quoted ε, or remember it."""
-    return [reproduce(line) for line in quoted()]
-
-
 def reproduce(q: Quoted) -> Reproduction:
-    """Compute what became of a quoted ε."""
+    """Compute what became of a quoted ε, or remember it."""
     inf = math.inf
     if q.noise == "none":
         return Reproduction(
@@ -221,6 +218,8 @@ def same_digits(printed: str, value: float) -> bool:
 
 def sheet(table: list[Reproduction]) -> Sheet:
     """Return the papers' table ready to show."""
+    notes = {row.quoted.paper: papers.settings(row.quoted.paper).get("epsilon") for row in table}
+    of_papers = [f"{paper}: {note}" for paper, note in notes.items() if note]
     verdicts = [row.verdict for row in table]
     counts = ", ".join(f"{verdicts.count(kind)} {kind}" for kind in get_args(Agreement))
     printed = sum(row.quoted.noise != "real_on_complex" for row in table)
@@ -228,16 +227,10 @@ def sheet(table: list[Reproduction]) -> Sheet:
         f"{printed} ε of five papers in {len(table)} readings: {counts}",
         COLUMNS,
         [_cells(row) for row in table],
-        _notes(table),
+        [*READING, *of_papers, "No ε includes hyper-parameter search."],
         "`zdp-bench epsilon` made this; do not edit.",
         [_numbers(row) for row in table],
     )
-
-
-def _notes(table: list[Reproduction]) -> list[str]:
-    found = {paper: papers.epsilon_note(paper) for paper in (row.quoted.paper for row in table)}
-    of_papers = [f"{paper}: {note}" for paper, note in found.items() if note]
-    return [*READING, *of_papers, "No ε includes hyper-parameter search."]
 
 
 def _cells(row: Reproduction) -> list[str]:
@@ -289,8 +282,8 @@ REMARKS = {
     "bound": "an upper bound, looser",
     "approximation": "NOT a bound: an approximation that can fall below the truth",
 }
-PART = 0  # in the place of a patient's number of records: one of a unit's examples
 TIGHT_INTERVAL = "tight: from the best attack known to the best proven bound"
+OF_PART = "tight, for one example of a unit that is drawn and clipped as one"
 
 
 @dataclass(frozen=True)
@@ -302,23 +295,6 @@ class OwnNumbers:
     epochs: int
     delta: float
     examples_per_patient: int | None
-
-
-@dataclass(frozen=True)
-class Answer:
-    """One line for a user: which noise, which accountant, σ and ε.
-
-    Attributes:
-        at_least: a lower bound on the true ε; None where the accountant knows none.
-    """
-
-    noise: str
-    sigma: float
-    z: float
-    accountant: str
-    epsilon: float
-    remark: str
-    at_least: float | None = None
 
 
 def read_own(
@@ -333,11 +309,7 @@ def read_own(
     cycle: int | None = None,
     examples_per_patient: int | None = None,
 ) -> OwnNumbers:
-    """Check a user's numbers.
-
-    Raises:
-        UserError: one is missing, out of range, or contradicts another.
-    """
+    """Return a user's numbers, or refuse one that is missing, out of range, or contradicted."""
     require_delta("--delta", delta)
     counts = {"--steps": (steps, MOST), "--epochs": (epochs, MOST), "--examples": (examples, MOST)}
     counts |= {"--batch-size": (batch_size, examples or 0)}
@@ -373,147 +345,130 @@ def read_own(
     return OwnNumbers(drawn, steps, epochs, delta, examples_per_patient)
 
 
-def for_sigma(given: OwnNumbers, sigma: float, accountant: str | None) -> list[Answer]:
-    """Return ε at σ by every accountant, or by one, for both conventions of noise.
+class Answer(NamedTuple):
+    """One line for a user; `at_least` is a lower bound on the true ε, if one is known."""
 
-    A paper's accountant has one answer, what it would claim.
+    noise: str
+    sigma: float
+    z: float
+    accountant: str
+    epsilon: float
+    remark: str
+    at_least: float | None = None
 
-    Raises:
-        UserError: σ is out of range, or no accountant has this name.
+
+class Bound(NamedTuple):
+    """An accountant's ε of (mechanism, steps, δ), and its lower bound, if it knows one."""
+
+    accountant: str
+    remark: str
+    epsilon: Callable[[Mechanism, int, float], float]
+    at_least: Callable[[Mechanism, int, float], float] | None = None
+
+
+def answer(
+    given: OwnNumbers, sigma: float | None, target: float | None, accountant: str | None
+) -> Sheet:
+    """Return ε at σ by every accountant, or by one; or the σ of a target ε by one (default pld).
+
+    Bounds have a line for each convention of noise, a paper's accountant has one: what it would
+    claim. With `examples_per_patient`, pld meets the target for a patient.
     """
-    allowed = sigma == 0 or LEAST_NOISE <= sigma <= MOST_NOISE
-    require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
-    if accountant and _is_convention(given, accountant):
-        return [_claim_at(given, sigma, accountant)]
-    bounds = [bound for bound in _bounds(given) if accountant in (None, bound[0])]
-    return [_answer(given, noise, sigma, *bound) for noise in CONVENTIONS for bound in bounds]
-
-
-def for_target(given: OwnNumbers, target: float, accountant: str | None) -> list[Answer]:
-    """Return the σ that meets a target ε by an accountant (default pld).
-
-    One for each convention of noise; one in all for a paper's accountant. With
-    `examples_per_patient`, pld meets the target for a patient.
-
-    Raises:
-        UserError: the target cannot be met, or no accountant has this name.
-    """
-    name = accountant or "pld"
-    convention = _is_convention(given, name)
-    require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
-    try:
-        if convention:
-            sigma = calibrate(target, name, _claim(given, 0.0))
-            return [_claim_at(given, sigma, name)]
-        # a patient's is last
-        bound = [one for one in _bounds(given) if one[0] == name and one[1] != PART][-1]
-        found = {
-            noise: remember(solve, target, _epsilon_at, given, noise, *bound)
-            for noise in CONVENTIONS
-        }
-        return [_answer(given, noise, sigma, *bound) for noise, sigma in found.items()]
-    except ValueError as error:
-        raise UserError(f"--target-epsilon={target:g}: {error}.") from None
-
-
-def _bounds(given: OwnNumbers) -> list[tuple[str, int | None]]:
-    """Return each accountant of mechanisms; after pld, pld of a patient with so many examples.
-
-    Before that pld of `PART`, where it differs.
-    """
-    bounds: list[tuple[str, int | None]] = []
-    for name in answer_for_mechanisms():
-        bounds.append((name, None))
-        if name == "pld" and given.sampling.adjacency == "add_or_remove_one":
-            bounds.append((name, PART))
-        if name == "pld" and given.examples_per_patient:
-            bounds.append((name, given.examples_per_patient))
-    return bounds
-
-
-def _answer(given: OwnNumbers, noise: str, sigma: float, name: str, many: int | None) -> Answer:
-    """Return an accountant's ε of noise of one convention."""
-    mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-    steps, delta = given.steps, given.delta
-    if many == PART:
-        low: float | None = None
-    elif many:
-        low = patient_interval(mechanism, many, steps, delta)[0]
+    if target is None:
+        allowed = sigma == 0 or LEAST_NOISE <= (sigma or 0.0) <= MOST_NOISE
+        require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     else:
-        at_least = answer_for_mechanisms()[name].at_least
-        low = at_least(mechanism, steps, delta) if at_least else None
-    high, remark = _epsilon_at(sigma, given, noise, name, many), _remark(given, name, many)
-    return Answer(noise, sigma, mechanism.z, name, high, remark, low)
+        require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
+        accountant = accountant or "pld"
+
+    def noise_for(epsilon_at: Callable[[float], float]) -> float:
+        if target is None:
+            return sigma or 0.0
+        try:
+            return solve(target, epsilon_at)
+        except ValueError as error:
+            raise UserError(f"--target-epsilon={target:g}: {error}.") from None
+
+    if accountant is not None and accountant not in answer_for_mechanisms():
+        claimed = partial(_claim, given, accountant)
+        found = noise_for(claimed)
+        remark = "what this convention would claim"
+        claim = Answer("as claimed", found, found, accountant, claimed(found), remark)
+        return _show_answers(given, [claim])
+    bounds = [one for one in _bounds(given) if accountant in (None, one.accountant)]
+    if target is not None:
+        bounds = [one for one in bounds if one.remark != OF_PART][-1:]  # a patient's is last
+    answers = []
+    for noise, bound in product(CONVENTIONS, bounds):
+        bounded = partial(_bound, given, noise, bound.epsilon)
+        found = noise_for(bounded)
+        z = mechanism_of(noise, 1.0, found, given.sampling).z
+        low = _bound(given, noise, bound.at_least, found) if bound.at_least else None
+        line = Answer(noise, found, z, bound.accountant, bounded(found), bound.remark, low)
+        answers.append(line)
+    return _show_answers(given, answers)
 
 
-def _epsilon_at(sigma: float, given: OwnNumbers, noise: str, name: str, many: int | None) -> float:
-    mechanism = mechanism_of(noise, 1.0, sigma, given.sampling)
-    if many == PART:
-        return part_epsilon(mechanism, given.steps, given.delta)
-    if many:
-        return patient_epsilon(mechanism, many, given.steps, given.delta)
-    return answer_for_mechanisms()[name].epsilon(mechanism, given.steps, given.delta)
-
-
-def _remark(given: OwnNumbers, name: str, many: int | None) -> str:
-    if many == PART:
-        return "tight, for one example of a unit that is drawn and clipped as one"
-    if many:
-        return f"tight, for a patient or image with {many} examples"
-    kind = answer_for_mechanisms()[name].kind
-    fixed_size = kind == "tight" and given.sampling.scheme == "uniform"
-    return TIGHT_INTERVAL if fixed_size else REMARKS[kind]
-
-
-def _claim_at(given: OwnNumbers, sigma: float, accountant: str) -> Answer:
-    claimed = claimed_epsilon(accountant, _claim(given, sigma))
-    remark = "what this convention would claim"
-    return Answer("as claimed", sigma, sigma, accountant, claimed, remark)
-
-
-def _claim(given: OwnNumbers, sigma: float) -> Claim:
-    s, steps = given.sampling.of_one(given.steps)
-    return Claim(sigma, s.sample_rate, steps, given.delta, s.records, given.epochs)
-
-
-def _is_convention(given: OwnNumbers, accountant: str) -> bool:
-    """True if the accountant makes a claim from stated numbers, False if it bounds a mechanism.
-
-    Raises:
-        UserError: there is no such accountant, or it needs to know how many records there are.
-    """
-    if accountant in answer_for_mechanisms():
-        return False
+def _claim(given: OwnNumbers, accountant: str, sigma: float) -> float:
+    """Return the ε that a paper's accountant would claim at σ."""
     lookup("accountant", accountant)
     if given.sampling.records == UNKNOWN_RECORDS:
         raise UserError(f"--accountant={accountant}: {NEEDS_RECORDS}")
-    return True
+    s, steps = given.sampling.of_one(given.steps)
+    claim = Claim(sigma, s.sample_rate, steps, given.delta, s.records, given.epochs)
+    return claimed_epsilon(accountant, claim)
 
 
-def answers_sheet(given: OwnNumbers, answers: list[Answer]) -> Sheet:
+def _bound(
+    given: OwnNumbers, noise: str, of: Callable[[Mechanism, int, float], float], sigma: float
+) -> float:
+    """Return the ε at σ by one of a `Bound`'s functions."""
+    return of(mechanism_of(noise, 1.0, sigma, given.sampling), given.steps, given.delta)
+
+
+def _bounds(given: OwnNumbers) -> list[Bound]:
+    """Return what each accountant bounds: pld also one example of a unit, and a patient."""
+    bounds, many = [], given.examples_per_patient
+    for name, of in answer_for_mechanisms().items():
+        fixed_size = of.kind == "tight" and given.sampling.scheme == "uniform"
+        remark = TIGHT_INTERVAL if fixed_size else REMARKS[of.kind]
+        bounds.append(Bound(name, remark, of.epsilon, of.at_least))
+        if name == "pld" and given.sampling.adjacency == "add_or_remove_one":
+            bounds.append(Bound(name, OF_PART, part_epsilon))
+        if name == "pld" and many is not None:
+            remark = f"tight, for a patient or image with {many} examples"
+            bounds.append(
+                Bound(
+                    *(name, remark, lambda m, *of: patient_epsilon(m, many, *of)),
+                    lambda m, *of: patient_interval(m, many, *of)[0],
+                )
+            )
+    return bounds
+
+
+def _show_answers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
     s = given.sampling
     turns = f" in one step of {s.cycle}" if s.cycle > 1 else ""
     title = (
         f"{s.scheme} sampling, q {s.sample_rate:g}{turns}, {given.steps:,} steps, "
-        f"δ {given.delta:g}; "
-        f"neighbours: {s.adjacency}"
+        f"δ {given.delta:g}; neighbours: {s.adjacency.replace('_', ' ')}"
     )
     rows = [
         [
-            CONVENTIONS.get(answer.noise, answer.noise),
-            f"{answer.sigma:.5g}",
-            f"{answer.z:.4g}",
-            answer.accountant,
-            interval(answer.at_least, answer.epsilon),
-            answer.remark,
+            CONVENTIONS.get(one.noise, one.noise),
+            f"{one.sigma:.5g}",
+            f"{one.z:.4g}",
+            one.accountant,
+            interval(one.at_least, one.epsilon),
+            one.remark,
         ]
-        for answer in answers
+        for one in answers
     ]
     known = s.records != UNKNOWN_RECORDS
     notes = [asked] if known and (asked := question(given.delta, s.records)) else []
     columns = ["noise", "σ", "z", "accountant", "ε", ""]
-    common = {"sampling": s.scheme, "sample_rate": s.sample_rate}
-    common |= {"steps": given.steps, "delta": given.delta}
-    numbers = [common | rounded(vars(answer)) for answer in answers]
-    return Sheet(title.replace("_", " "), columns, rows, notes, numbers=numbers)
+    setting = {"sampling": s.scheme, "sample_rate": s.sample_rate}
+    setting |= {"steps": given.steps, "delta": given.delta}
+    numbers = [setting | rounded(one._asdict()) for one in answers]
+    return Sheet(title, columns, rows, notes, numbers=numbers)

@@ -86,9 +86,6 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
 
     Args:
         fillings: the jobs of its recipes (see `experiments.claims.fillings`).
-
-    Raises:
-        UserError: none of its runs is there.
     """
     of, every = papers.ours()[name], records.read_all(results)
     found: dict[tuple[str, str | None], dict[float, list[Record]]] = {}
@@ -222,15 +219,15 @@ def _of_parts(lines: Sequence[Line]) -> list[str]:
     """State the ε of one of several examples, where all of an owner's are drawn as one."""
     told: dict[str, list[str]] = {}
     for line in lines:
-        spent = line.spent.values()
-        if spent and all(is_of_unit(one) and one["examples_per_patient"] > 1 for one in spent):
-            told.setdefault(", ".join(map(_part, spent)), []).append(line.row)
+        parts = []
+        for one in line.spent.values():
+            if is_of_unit(one) and one["examples_per_patient"] > 1:
+                mechanism = Mechanism.of_z(one["z"], Sampling(**one["sampling"]))
+                part = remember(part_epsilon, mechanism, one["steps"], one["delta"])
+                parts.append(epsilon(part))
+        if parts and len(parts) == len(line.spent):
+            told.setdefault(", ".join(parts), []).append(line.row)
     if not told:
         return []
     found = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in told.items())
     return [f"One of an owner's examples is replaced, not removed, and has a larger ε. {found}."]
-
-
-def _part(privacy: dict[str, Any]) -> str:
-    mechanism = Mechanism.of_z(privacy["z"], Sampling(**privacy["sampling"]))
-    return epsilon(remember(part_epsilon, mechanism, privacy["steps"], privacy["delta"]))

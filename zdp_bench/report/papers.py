@@ -104,11 +104,7 @@ def is_figure(table: str) -> bool:
 
 
 def reference(table: str) -> list[Reference]:
-    """Return the paper's numbers of a table or figure.
-
-    Raises:
-        UserError: no such table.
-    """
+    """Return the paper's numbers of a table or figure."""
     _require(table)
     text = _path(table).read_text(encoding="utf-8")
     return [Reference(**line) for line in csv.DictReader(io.StringIO(text))]
@@ -121,11 +117,7 @@ def settings(table: str) -> dict[str, Any]:
 
 
 def rows_of(table: str) -> list[str]:
-    """Return the rows of a table or figure, or of a table of our own, in order.
-
-    Raises:
-        UserError: no such table.
-    """
+    """Return the rows of a table or figure, or of a table of our own, in order."""
     if table in ours():
         return list(ours()[table]["rows"])
     return list(dict.fromkeys(number.row for number in reference(table)))
@@ -134,11 +126,6 @@ def rows_of(table: str) -> list[str]:
 def notes(table: str) -> list[str]:
     """Return the sentences below every table and figure of the table's paper."""
     return list(settings(table).get("notes") or [])
-
-
-def epsilon_note(paper: str) -> str:
-    """Return the note of `zdp-bench epsilon` on how a paper's ε are read; '' if there is none."""
-    return str(settings(paper).get("epsilon") or "")
 
 
 def axes(figure: str) -> Axes:
@@ -168,11 +155,7 @@ def file_stem(table: str) -> str:
 
 
 def recipes_of(table: str) -> list[str]:
-    """Return the recipes that claim rows of a table, by name.
-
-    Raises:
-        UserError: no such table.
-    """
+    """Return the recipes that claim rows of a table, by name."""
     _require(table)
     claims = {
         name: assets.read_yaml(path).get("claims") or {}
@@ -182,11 +165,7 @@ def recipes_of(table: str) -> list[str]:
 
 
 def check_claims(table: str | None, row: str | None) -> None:
-    """Reject a claim to a cell that no paper has.
-
-    Raises:
-        UserError: there is no such table, or no such row in it.
-    """
+    """Reject a claim to a cell that no paper has."""
     if table is None:
         return
     if table not in (every := [*ours(), *available()]):

@@ -48,11 +48,7 @@ def flatten(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
-    """Return the rows that pass every filter, `column=value` or `column=value,value`.
-
-    Raises:
-        UserError: no row passes, a column does not exist, or a word is not a filter.
-    """
+    """Return the rows that pass every filter, `column=value` or `column=value,value`."""
     for condition in filters:
         column, equals, value = condition.partition("=")
         if not equals:
@@ -73,11 +69,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
 
 
 def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
-    """Return the name of a column.
-
-    Raises:
-        UserError: there is none of this name.
-    """
+    """Return the name of a column."""
     if column not in frame.columns:
         raise unknown(what, column, frame.columns)
     return column
@@ -130,9 +122,6 @@ def sheet(
         columns: comma-separated; with `by`, what is averaged (default: `value`).
         by: columns whose values make a group, comma-separated.
         most: the lines to show; CSV and JSON have all columns' numbers of these.
-
-    Raises:
-        UserError: see `keep`; or a column does not exist.
     """
     frame, keys = read_frame(records.read_all(results))
     frame = keep(frame, filters) if len(frame) else frame

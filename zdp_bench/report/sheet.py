@@ -104,10 +104,11 @@ class Sheet:
 
     def as_markdown(self) -> str:
         """Return a page with title and notes; without notes, only the table."""
-        table = markdown_table(self.columns, self.rows)
-        if not self.notes:
-            return "\n".join(table) + "\n"
-        return markdown_page(self.title, self.origin, [*table, ""], self.notes)
+        lines = markdown_table(self.columns, self.rows)
+        if self.notes:
+            head = [f"# {self.title}", "", *([self.origin, ""] if self.origin else [])]
+            lines = [*head, *lines, "", *(f"- {note}" for note in self.notes)]
+        return "\n".join(lines) + "\n"
 
     def as_text(self, form: str) -> str:
         """Return the sheet in one of `FORMS`, without a line break at its end."""
@@ -116,28 +117,17 @@ class Sheet:
         return to_csv(self.numbers).rstrip() if form == "csv" else printable(to_json(self.numbers))
 
     def write(self, stem: Path) -> list[Path]:
-        """Write `stem`.md and `stem`.csv."""
-        return write_pair(stem, self.as_markdown(), to_csv(self.numbers))
-
-
-def write_pair(stem: Path, markdown: str, numbers: str) -> list[Path]:
-    """Write the two forms that `results/tables` keeps of a table; a file that has them stays."""
-    paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
-    write_changed(paths[0], printable(markdown).encode())
-    write_changed(paths[1], numbers.encode())
-    return paths
+        """Write `stem`.md and `stem`.csv; a file that holds the same stays."""
+        paths = [stem.with_suffix(".md"), stem.with_suffix(".csv")]
+        write_changed(paths[0], printable(self.as_markdown()).encode())
+        write_changed(paths[1], to_csv(self.numbers).encode())
+        return paths
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
     """Return the lines of a Markdown table."""
     cells = [[cell.replace("|", "\\|") for cell in row] for row in rows]
     return ["| " + " | ".join(row) + " |" for row in (columns, ["---"] * len(columns), *cells)]
-
-
-def markdown_page(title: str, origin: str, body: Sequence[str], notes: Sequence[str]) -> str:
-    """Return a Markdown page: title, origin, the lines of `body`, and the notes as a list."""
-    head = [f"# {title}", "", *([origin, ""] if origin else [])]
-    return "\n".join([*head, *body, *(f"- {note}" for note in notes)]) + "\n"
 
 
 def to_csv(numbers: Sequence[Numbers], columns: Sequence[str] = ()) -> str:

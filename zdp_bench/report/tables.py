@@ -58,9 +58,6 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
 
     Args:
         fillings: what may stand in it (see `experiments.claims.fillings`).
-
-    Raises:
-        UserError: no such table, or one that no recipe fills.
     """
     numbers = papers.reference(table)
     if not papers.recipes_of(table):

@@ -36,12 +36,13 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     lacking = "MISSING: the counts are those of the release; see `zdp-bench data`"
     many, unit, of = data["examples_per_patient"], privacy["unit"], privacy["epsilon_of"]
     owner = f"{name_one(unit)} with {many} example{'s' if many > 1 else ''}"
+    classes = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(data["classes"].items())]
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
         "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
         f"each {data['input']}",
         **({"owners": f"{data['owners']:,} own the training examples"} if data["owners"] else {}),
-        **({"classes": _classes(data["classes"])} if data["classes"] else {}),
+        **({"classes": f"{', '.join(classes)} for training; not in the record"} if classes else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} trainable real parameters",
         "sampling": _sampling(report["sampling"], of),
         "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
@@ -61,12 +62,6 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
             f"({cost['measured_on']}), evaluation apart"
         )
     return [list(fact) for fact in facts.items()]
-
-
-def _classes(counts: dict[str, int]) -> str:
-    """Return '0 NORMAL: 40, 1 PNEUMONIA: 35 to train ...': the number of a class, and its size."""
-    listed = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(counts.items())]
-    return f"{', '.join(listed)} for training; not in the record"
 
 
 def _sampling(of: dict[str, Any], unit: str) -> str:

@@ -160,7 +160,11 @@ def _of_timm(
             torch.manual_seed(0)
             found: Any = timm.create_model(name, pretrained=weights == "pretrained")
     except (OSError, RuntimeError, ValueError) as error:
-        raise _not_fetched(name, error) from None
+        raise UserError(
+            f"representation.weights=pretrained: the weights of {name} could not be fetched "
+            f"({in_one_line(error)}). Give a file as representation.weights, or take "
+            "tf_efficientnet_lite0 with representation.weights=package."
+        ) from None
     card = found.pretrained_cfg
     standard = list(card["mean"]), list(card["std"])
     facts = _load(found, name, weights)
@@ -261,11 +265,3 @@ def digest_weights(network: nn.Module) -> str:
     for name, tensor in sorted(network.state_dict().items()):
         chain.update(name.encode() + tensor.contiguous().numpy().tobytes())
     return chain.hexdigest()
-
-
-def _not_fetched(name: str, error: Exception) -> UserError:
-    return UserError(
-        f"representation.weights=pretrained: the weights of {name} could not be fetched "
-        f"({in_one_line(error)}). Give a file as representation.weights, or take "
-        "tf_efficientnet_lite0 with representation.weights=package."
-    )

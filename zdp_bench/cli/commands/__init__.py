@@ -11,7 +11,6 @@ from types import ModuleType
 from zdp_bench.cli.commands import (
     budget,
     compare,
-    coverage,
     data,
     epsilon,
     list,
@@ -48,7 +47,6 @@ ORDER = (
     "budget",
     "reproduce",
     "table",
-    "coverage",
     "figure",
     "report",
     "export",
@@ -56,8 +54,7 @@ ORDER = (
     "verify",
 )
 
-_CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
-_CORE += [reproduce, table, coverage]
+_CORE = [run, list, new, data, validate, epsilon, results, compare, budget, reproduce, table]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
 COMMANDS: dict[str, ModuleType] = {

@@ -6,13 +6,9 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_data_root, add_format, data_root, print_sheet
 from zdp_bench.errors import UserError
-
-if TYPE_CHECKING:
-    from zdp_bench.data.files import Card
 
 GROUP = "understand"
 HELP = "inspect, check and download data sets"
@@ -32,7 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     add_data_root(parser)
     add_format(parser)
-    parser.add_argument("--mirror", help="fetch from this address instead of the card's")
     parser.add_argument("--delete", action="store_true", help="with cache: delete its contents")
 
 
@@ -60,9 +55,12 @@ def run(options: argparse.Namespace) -> int:
     if options.action == "fetch" and not options.dataset:
         names = ", ".join(card.name for card in chosen)
         raise UserError(f"zdp-bench data fetch needs a data set: one of {names}.")
-    chosen = _sources(chosen)
+    # those whose files they read, once each
+    chosen = list(
+        {of.name: of for of in (files.card(of.uses or of.name) for of in chosen)}.values()
+    )
     if options.action == "fetch":
-        fetched = [path for card in chosen for path in files.fetch(root, card, options.mirror)]
+        fetched = [path for card in chosen for path in files.fetch(root, card)]
         print("\n".join(f"fetched: {path}" for path in fetched) or "nothing is missing")
         return 0
     code = 0
@@ -104,10 +102,3 @@ def _show_cache(delete: bool) -> int:
             path.unlink(missing_ok=True)
     print(f"{root}: {total / 1e9:.3f} GB {'deleted' if delete else 'in all'}")
     return 0
-
-
-def _sources(cards: list[Card]) -> list[Card]:
-    """Return the cards whose files the given cards read, once each."""
-    from zdp_bench.data.files import card
-
-    return list({of.uses or of.name: card(of.uses) if of.uses else of for of in cards}.values())

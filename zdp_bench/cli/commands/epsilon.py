@@ -58,13 +58,17 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     if options.sigma is None and options.target_epsilon is None:
-        _print_papers(options)
-    else:
-        _print_own(options)
+        return _print_papers(options)
+    from zdp_bench.report import epsilon
+
+    names = (*SETTING, "delta", "sampling")
+    given = epsilon.read_own(**{name: getattr(options, name) for name in names})
+    sheet = epsilon.answer(given, options.sigma, options.target_epsilon, options.accountant)
+    print_sheet(sheet, options.format)
     return 0
 
 
-def _print_papers(options: argparse.Namespace) -> None:
+def _print_papers(options: argparse.Namespace) -> int:
     """Print and write every ε of the five papers."""
     from zdp_bench.report import epsilon
     from zdp_bench.training.interrupts import require_writable
@@ -75,21 +79,9 @@ def _print_papers(options: argparse.Namespace) -> None:
             raise UserError(
                 f"--{name.replace('_', '-')} alone is not enough: add --sigma or --target-epsilon."
             )
-    sheet = epsilon.sheet(epsilon.rows())
+    sheet = epsilon.sheet([epsilon.reproduce(line) for line in epsilon.quoted()])
     paths = sheet.write(options.results / "tables" / "epsilon")
     print_sheet(sheet, options.format)
     if options.format == "rich":
         print("\n".join(f"written: {path}" for path in paths))
-
-
-def _print_own(options: argparse.Namespace) -> None:
-    """Print the ε of the given numbers, or the σ for the given target."""
-    from zdp_bench.report import epsilon
-
-    names = (*SETTING, "delta", "sampling")
-    own = epsilon.read_own(**{name: getattr(options, name) for name in names})
-    if options.sigma is not None:
-        answers = epsilon.for_sigma(own, options.sigma, options.accountant)
-    else:
-        answers = epsilon.for_target(own, options.target_epsilon, options.accountant)
-    print_sheet(epsilon.answers_sheet(own, answers), options.format)
+    return 0

@@ -48,7 +48,10 @@ def run(options: argparse.Namespace) -> int:
     found = {kind: _list(kind) for kind in kinds}
     if word:
         names = [*KINDS, *(name for lines in found.values() for name, _ in lines)]
-        found = {kind: _having(word, lines) for kind, lines in found.items()}
+        found = {
+            kind: [line for line in lines if word.lower() in " ".join(line).lower()]
+            for kind, lines in found.items()
+        }
         if not any(found.values()) or (options.word and word != options.word):
             raise unknown("kind or word", word, names)
     if options.format != "rich":
@@ -63,10 +66,6 @@ def run(options: argparse.Namespace) -> int:
             table.add_row(name, line)
         console().print(table, "")
     return 0
-
-
-def _having(word: str, lines: list[tuple[str, str]]) -> list[tuple[str, str]]:
-    return [line for line in lines if word.lower() in " ".join(line).lower()]
 
 
 def _list(kind: str) -> list[tuple[str, str]]:

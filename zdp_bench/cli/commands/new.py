@@ -8,7 +8,7 @@ import argparse
 import re
 from pathlib import Path
 
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError
 
 GROUP = "run"
 HELP = "create a commented recipe, data set or algorithm"
@@ -21,13 +21,10 @@ _TEXTS = Path(__file__).parents[2] / "starts"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("kind", choices=KINDS, help="what to start")
     parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and _")
-    parser.add_argument(
-        "--from", dest="source", metavar="RECIPE", help="begin a recipe as a copy of this one"
-    )
 
 
 def run(options: argparse.Namespace) -> int:
-    for path in write_start(options.kind, options.name, Path(), options.source):
+    for path in write_start(options.kind, options.name, Path()):
         print(f"written: {path}")
     if options.kind == "recipe":
         print(f"next: zdp-bench validate recipe=./{options.name}.yaml")
@@ -36,15 +33,8 @@ def run(options: argparse.Namespace) -> int:
     return 0
 
 
-def write_start(kind: str, name: str, folder: Path, source: str | None = None) -> list[Path]:
-    """Write a start into a folder and return its files: NAME.yaml, or a package `zdp_NAME`.
-
-    Args:
-        source: a recipe that is copied, without its claim to a table.
-
-    Raises:
-        UserError: the name cannot be one, or is taken, or there is no such recipe.
-    """
+def write_start(kind: str, name: str, folder: Path) -> list[Path]:
+    """Write a start into a folder and return its files: NAME.yaml, or a package `zdp_NAME`."""
     from zdp_bench import assets
     from zdp_bench.registry import names
 
@@ -61,24 +51,7 @@ def write_start(kind: str, name: str, folder: Path, source: str | None = None) -
     for path in texts:
         if path.exists():
             raise UserError(f"{path}: exists already; move it away, or choose another name.")
-    if source is not None:
-        if kind != "recipe":
-            raise UserError(f"--from {source}: copies a recipe; remove it for a {kind}.")
-        path.write_text(_copy(source, name), encoding="utf-8")
-        return list(texts)
     for path, text in texts.items():
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text((_TEXTS / text).read_text(encoding="utf-8").replace("NAME", name))
     return list(texts)
-
-
-def _copy(source: str, name: str) -> str:
-    """Return a recipe's text as that of another, which claims no table."""
-    from zdp_bench import assets
-
-    known = assets.group(assets.RECIPES)
-    if source not in known:
-        raise unknown("recipe", source, known)
-    text = known[source].read_text(encoding="utf-8")
-    text = re.sub(r"^claims:.*\n(?:\s+.*\n)*", "", text, flags=re.MULTILINE)
-    return re.sub(rf"\brecipe={source}\b", f"recipe=./{name}.yaml", text)
