@@ -480,6 +480,23 @@ def test_a_ledger_that_is_harmed_while_its_training_runs(
     assert private.ledger._file.closed
 
 
+@pytest.mark.parametrize(("rate", "steps"), [(0.5, 60), (1e4, 60), (1e4, 10), (math.inf, 60)])
+def test_a_training_that_diverges_says_so(
+    make: Make, caplog: pytest.LogCaptureFixture, rate: float, steps: int
+) -> None:
+    model = network()
+    optimizer = torch.optim.SGD(model.parameters(), min(rate, 1e9))
+    private = make(model, optimizer=optimizer, epochs=steps / 5)
+    if math.isinf(rate):
+        optimizer.param_groups[0]["lr"] = 3e38  # as a schedule may have it
+        with pytest.raises(UserError, match=r"^diverged at step 50: the weights are not finite"):
+            train(private)
+        assert private.ledger.releases == 50
+    else:
+        train(private)
+        assert caplog.text.count("it seems: the loss on the check's examples rose") == (rate > 1)
+
+
 @pytest.mark.parametrize("act", ["save", "step", "close"])
 def test_a_full_disk_is_one_sentence_and_loses_no_step(
     make: Make, monkeypatch: pytest.MonkeyPatch, act: str

@@ -13,6 +13,7 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.gradients import Loss, per_example
+from zdp_bench.gradients import Batch, Loss, per_example
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
@@ -51,6 +52,7 @@ from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.build import require_step
 from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
+from zdp_bench.training.model_checks.probes import forward
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run_folder import open_ledger
 
@@ -221,6 +223,7 @@ def make_private(
         keys=ranks.broadcast(keys),
         fixed_state=checked.fixed_state,
         guard=guard.settle(),
+        checked_loss=partial(_loss_of, model, of_one, checked.batch),
         regulariser=regulariser,
         run=run,
         ledger_file=Path(ledger).absolute(),  # the loop may change its folder
@@ -273,6 +276,12 @@ def _build_algorithm(
     except ValueError as error:
         raise UserError(f"target_epsilon={target_epsilon:g}: {error}.") from None
     return build(found)
+
+
+@torch.no_grad()
+def _loss_of(model: nn.Module, loss: Loss, batch: Batch) -> float:
+    """Return the mean loss of examples that none of the training is."""
+    return float(loss(forward(model, batch[0]), batch[1]).mean())
 
 
 def _open(setting: PrivateSetup, size: Size) -> Private:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
+import math
 import signal
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -39,7 +40,7 @@ from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, draw_all, read_in_pieces
 from zdp_bench.training.distributed import Ranks
-from zdp_bench.training.evaluation import WATCHED
+from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
 from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
@@ -67,6 +68,7 @@ class PrivateSetup:
         ranks: the processes that train together.
         fixed_state: what `check_model` returned.
         guard: finds what else than the trained weights has changed on the model since.
+        checked_loss: gives the model's loss on what it was checked on, random or public examples.
         regulariser: its gradient is added to each step's.
     """
 
@@ -82,6 +84,7 @@ class PrivateSetup:
     keys: Keys
     fixed_state: list[str]
     guard: Guard
+    checked_loss: Callable[[], float]
     regulariser: Regulariser | None
     run: str
     ledger_file: Path
@@ -144,6 +147,7 @@ class Private:
         self._trail: Trail | None = None
         self._written: WrittenError | None = None
         self._modes = {module: module.training for module in model.modules()}
+        self._start = self.setting.checked_loss()
         self._limit: int | None = None
         if self.setting.target_epsilon is not None:
             most = self.ledger.releases + self.steps
@@ -186,7 +190,7 @@ class Private:
                     f"the batch of step {self.done:,} was skipped: call private.step(batch) on "
                     "every batch. Steps that depend on a batch's contents are not private."
                 )
-        self.setting.guard.require_unchanged()
+        self._require_sound()
         if self.done < self.steps:
             log.warning(
                 "stopped at %d of %d steps, because target_epsilon is used up: %d more steps in "
@@ -239,7 +243,7 @@ class Private:
         parameters = self._check_weights()
         self._check_trained(parameters)
         if self._taken % WATCHED == 0:
-            self.setting.guard.require_unchanged()
+            self._require_sound()
         self._taken += 1
         setting, model = self.setting, self.setting.model
         trained = [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
@@ -286,6 +290,27 @@ class Private:
         self._next = None
         if self._left is not None:
             self._left = mark_weights(parameters)
+
+    def _require_sound(self) -> None:
+        """Reject a model that changed beside its weights, or diverged; warn once if that is likely.
+
+        Of the examples nothing is looked at but the noisy weights.
+        """
+        setting = self.setting
+        setting.guard.require_unchanged()
+        advice = "Lower the learning rate, the noise or max_grad_norm."
+        if not all(bool(p.isfinite().all()) for p in setting.model.parameters()):
+            raise UserError(
+                f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice} The steps "
+                "remain in the ledger."
+            )
+        loss = setting.checked_loss()
+        if math.isfinite(self._start) and not loss <= GROWTH * max(self._start, 1e-6):
+            log.warning(
+                "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
+                *(DIVERGED, self.done, self._start, loss, advice),
+            )
+            self._start = math.inf  # said
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters; warn once of weights that are not those the last step left.
@@ -409,7 +434,7 @@ class Private:
                 f"private.export: these weights were also trained under {other.name}, which the "
                 "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
             )
-        setting.guard.require_unchanged()
+        self._require_sound()
         self._check_weights()
         if not setting.ranks.is_first:  # all have the same
             return

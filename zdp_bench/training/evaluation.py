@@ -16,7 +16,7 @@ from zdp_bench.nn.memory_format import arrange
 from zdp_bench.tasks import Condensing, Scoring, Task
 
 DIVERGED = "diverged at"  # how the sentence of such a run begins
-GROWTH = 1000  # times its start, and the loss has diverged
+GROWTH = 100  # times its start, and the loss has diverged
 STARTING = 16  # examples of that loss
 WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
 EVALUATION_BATCH = 1000
@@ -160,7 +160,7 @@ def doubt(
         start: the loss before the first step, from `starting_loss`.
     """
     found, value, loss = "", metrics[headline], metrics.get("loss", 0.0)
-    if chance is not None and abs(value - chance) <= count**-0.5:
+    if chance is not None and value - chance <= count**-0.5:  # or below
         found = f"test {headline} is {value:.4f}, and {chance:.4f} with shuffled labels"
     if loss > GROWTH * start > 0:
         found = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
