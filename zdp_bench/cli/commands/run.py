@@ -25,6 +25,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    if not (options.show_config or sys.stderr.isatty()):  # to a terminal `main` has said so
+        print(f"run {' '.join(options.overrides)} ...", flush=True)
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
     from zdp_bench.experiments.sweep import SweepJob, show_sweep, sweep
