@@ -155,7 +155,7 @@ def test_windows_without_locks_is_one_sentence(
 def test_every_extra_that_a_sentence_names_brings_the_package() -> None:
     for package, extra in EXTRAS.items():
         brought = " ".join(PROJECT["optional-dependencies"][extra])
-        assert package in brought or (package, extra) == ("ray", "federated")
+        assert package in brought
         assert package not in " ".join(PROJECT["dependencies"])
 
 

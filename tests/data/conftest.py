@@ -4,21 +4,13 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-from tests.data.helpers import write_roahd
-from zdp_bench.data import (
-    chest_xray,
-    cifar10,
-    cpsc2018,
-    mri_sequences,
-    nifti,
-    roahd,
-    speech_commands,
-)
-from zdp_bench.extras.standins import ecg, pictures, scans, speech
+from tests.data.helpers import dataset, write_roahd
+from zdp_bench.data import cifar10, nifti, roahd
 
 
 @pytest.fixture(autouse=True)
@@ -30,14 +22,17 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
-    ecg.write_recordings(root / cpsc2018.FOLDER, 6, 2.0, seed=1)
+    small: dict[str, dict[str, Any]] = {
+        "chest_xray_synthetic": {"count": 60, "seed": 1},
+        "cpsc2018_synthetic": {"count": 6, "seed": 1},
+        "kspace_phantom": {"patients": 6, "slices": 3, "height": 8, "width": 10},
+        "mri_sequences_synthetic": {"patients": 7, "test_share": 0.4},
+        "msd_synthetic": {"volumes": 5},
+        "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 10},
+    }
+    for name, options in small.items():
+        dataset(name, **options).write(root)  # type: ignore[attr-defined]
     write_roahd(root / roahd.FOLDER, people=2)
-    (root / speech_commands.FOLDER).parent.mkdir()
-    speech.write_set(root / speech_commands.FOLDER, ["yes", "no"], 10, seed=0)
-    pictures.write_films(root / chest_xray.FOLDER, 60, seed=1)
-    scans.write_heads(root / mri_sequences.FOLDER, 4, 3, seed=0)
-    scans.write_abdomens(root / "Task03_Liver", 5, seed=0)
-    scans.KSpacePhantom(patients=6, slices=3, height=8, width=10).write(root)
     hippocampi = root / nifti.HIPPOCAMPI
     hippocampi.mkdir(parents=True)
     for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):

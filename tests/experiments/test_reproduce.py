@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from tests.conftest import write_mini_mnist
+from tests.data.helpers import dataset
 from tests.test_cli import run
 from tests.test_records import record, save
 from zdp_bench import assets
@@ -15,7 +16,6 @@ from zdp_bench.config import configured
 from zdp_bench.data import files
 from zdp_bench.experiments import claims, reproduce
 from zdp_bench.experiments.times import read_times, seconds_of
-from zdp_bench.extras.standins import scans
 from zdp_bench.report import papers
 
 # Two recipes of a paper's table.
@@ -155,7 +155,8 @@ def test_a_launcher_carries_the_runs_out(
 
 
 def test_here_knows_that_another_task_of_a_release_is_not_there(tmp_path: Path) -> None:
-    scans.write_abdomens(tmp_path / "Task04_Hippocampus", 3, seed=0)
+    dataset("msd_synthetic", volumes=3).write(tmp_path)  # type: ignore[attr-defined]
+    (tmp_path / "Task03_Liver").rename(tmp_path / "Task04_Hippocampus")
     of = {
         task: configured([f"recipe=msd_{task}_private", f"paths.data={tmp_path}"])
         for task in ("hippocampus", "liver")

@@ -20,12 +20,7 @@ LONG = [
     "accountant=gdp_clt",
     "threads=1",
 ]
-COMMANDS = {
-    "sweep": ["-m", "zdp_bench", "run", "-m", "launcher=joblib", *LONG, "seed=1,2,3,4,5"],
-    "federation": [
-        *("-m", "zdp_bench", "run", *LONG, "federated.nodes=2", "federated.backend=ray")
-    ],
-}
+SWEEP = ["-m", "zdp_bench", "run", "-m", "launcher=joblib", *LONG, "seed=1,2,3,4,5"]
 
 
 def alive(session: int) -> list[str]:
@@ -45,21 +40,12 @@ def alive(session: int) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed by /proc")
-@pytest.mark.parametrize(
-    ("what", "number"),
-    [
-        ("sweep", signal.SIGKILL),
-        ("sweep", signal.SIGTERM),
-        ("federation", signal.SIGKILL),
-    ],
-)
-def test_workers_end_with_their_command(tmp_path: Path, what: str, number: signal.Signals) -> None:
-    needed = {"sweep": "hydra_plugins", "federation": "ray"}.get(what, "zdp_bench")
-    if find_spec(needed) is None:
-        pytest.skip(f"needs {needed}")
+@pytest.mark.skipif(find_spec("hydra_plugins") is None, reason="needs hydra_plugins")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_command(tmp_path: Path, number: signal.Signals) -> None:
     with (tmp_path / "said").open("w") as said:
         started = subprocess.Popen(
-            [sys.executable, *COMMANDS[what]],
+            [sys.executable, *SWEEP],
             cwd=tmp_path,
             stdout=said,
             stderr=said,
@@ -83,5 +69,5 @@ def test_workers_end_with_their_command(tmp_path: Path, what: str, number: signa
         code = started.wait()
     assert code == (-number if number == signal.SIGKILL else 75), (tmp_path / "said").read_text()
     assert sorted(tmp_path.glob("results/runs/*/*/**/ledger.jsonl")) == sorted(begun)
-    if what != "federation":  # the workers were asked to stop, and saved their runs
-        assert len(list(tmp_path.glob("results/runs/*/*/checkpoint.pt"))) == 2
+    # The workers were asked to stop, and saved their runs.
+    assert len(list(tmp_path.glob("results/runs/*/*/checkpoint.pt"))) == 2

@@ -143,7 +143,7 @@ class Execution:
 class Federated:
     """Nodes that keep their patients to themselves and train one model together.
 
-    Keys from `backend` on do not change what is computed. See `zdp_bench.extras.federated`.
+    `patience` does not change what is computed. See `zdp_bench.extras.federated`.
 
     Attributes:
         nodes: how many. `trainer.batch_size` is then each node's, and the optimiser the server's.
@@ -153,7 +153,6 @@ class Federated:
         local_steps: private steps of a node in a round.
         local_lr: rate of SGD between a node's steps of one round; unused if there is one step.
         min_nodes: how many must answer for a round to count. null: all.
-        backend: serial (one node after the other, in this process) or ray (Flower's simulation).
         patience: seconds that a round waits for its answers.
     """
 
@@ -162,7 +161,6 @@ class Federated:
     local_steps: Count
     local_lr: Annotated[float, Interval(gt=0, lt=math.inf)]
     min_nodes: int | None
-    backend: Literal["serial", "ray"]
     patience: Positive
 
 

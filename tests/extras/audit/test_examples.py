@@ -23,7 +23,6 @@ def attack(script: str, function: str, runs: int, **claimed: Any) -> Finding:
     ("function", "runs"),
     [
         ("loss_mean", 200),
-        ("noise_before_averaging", 100),
         pytest.param("noise_per_micro_batch", 400, marks=pytest.mark.slow),
     ],
 )
@@ -35,6 +34,7 @@ def test_dp_sgd_written_by_hand_passes() -> None:
     assert attack("by_hand", "right", 100).verdict == "passes"
 
 
+@pytest.mark.slow
 def test_it_would_be_flagged_at_a_smaller_claim() -> None:
     """It passes because its claim is right, not because the attack is blind."""
     assert attack("by_hand", "right", 200, noise_multiplier=4.0).verdict == "flagged"

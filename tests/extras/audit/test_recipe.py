@@ -133,9 +133,10 @@ def run_findings(*overrides: str, confidence: float = 0.99) -> list[Finding]:
     ]
 
 
-@pytest.mark.parametrize(
-    "overrides", [[], UNIFORM, ["privacy.secure=true"], [*PATIENTS, *UNIFORM_PATIENTS], BANDS]
-)
+SECURE = pytest.param(["privacy.secure=true"], marks=pytest.mark.slow)
+
+
+@pytest.mark.parametrize("overrides", [[], UNIFORM, SECURE, [*PATIENTS, *UNIFORM_PATIENTS], BANDS])
 def test_a_sound_recipe_passes(overrides: list[str]) -> None:
     # drawn anew in every run of this test, which must not fail by chance
     secure = "privacy.secure=true" in overrides
@@ -145,18 +146,13 @@ def test_a_sound_recipe_passes(overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("spoil", "runs_too"),
-    [
-        (torch.zeros_like, True),
-        (forget_imaginary, True),
-        (forget_one_bias, False),
-    ],
+    ("spoil", "runs_too"), [(forget_imaginary, True), (forget_one_bias, False)]
 )
 def test_a_recipe_with_broken_noise_is_caught(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], runs_too: bool
 ) -> None:
     weakened(monkeypatch, spoil)
-    assert attack_recipe_release(subject(), 0.99, 1200)[0].verdict == "flagged"
+    assert attack_recipe_release(subject(), 0.99, 800)[0].verdict == "flagged"
     if runs_too:
         finding = attack_with_gradients(subject(), 0.99, 400, 1000)
         assert finding.verdict == "flagged", finding
@@ -199,7 +195,7 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
+    worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 800)
     # noise and mechanism agree; it is the contributions that are too large
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged"
@@ -216,11 +212,10 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     with pytest.raises(UserError, match="does not fit the way"):
         subject(*PATIENTS)
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 1200)
+    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 800)
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged", hostile
     assert "hostile patients" in hostile.case
-    assert attack_recipe_release(subject(), 0.99, 1200)[1].verdict == "passes"  # of one record
 
 
 def test_correlated_noise_that_is_too_little_is_caught(

@@ -9,10 +9,11 @@ import pytest
 
 pytest.importorskip("flwr")
 
+from flwr.app import Context, Message
+
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated import simulation
-from zdp_bench.extras.federated.flower import Context, Message
 from zdp_bench.extras.federated.node import client_app
 from zdp_bench.records import Record
 from zdp_bench.training.progress import Silent

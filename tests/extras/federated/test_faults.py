@@ -10,16 +10,17 @@ from dataclasses import asdict
 import numpy as np
 import pytest
 import torch
+from flwr.app import Array, Message, RecordDict
 
 from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers, repeatable
 from tests.ledgers import steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import server, simulation
-from zdp_bench.extras.federated.flower import Array, Message, RecordDict, identify
 from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_of
 from zdp_bench.extras.federated.node import client_app
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.server import largest_release, valid_releases
+from zdp_bench.extras.federated.simulation import identify
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on

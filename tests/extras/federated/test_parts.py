@@ -9,15 +9,18 @@ from pathlib import Path
 
 import pytest
 import torch
+from flwr.app import ArrayRecord, Message
 
 from tests.drivers import start
 from tests.extras.federated.conftest import Make, carried_out
 from zdp_bench import cli
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import ArrayRecord, Message, identify
 from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.extras.federated.node import Site, split_by_patient
+from zdp_bench.extras.federated.simulation import identify
+
+SHUFFLED = ["trainer=shuffled", "trainer.batch_size=8", "trainer.sample_rate=null"]
 
 
 def splits(patients: int, each: int) -> Splits:
@@ -37,25 +40,17 @@ def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
     inputs, targets = parts[3].batch(torch.tensor([2, 0]))
     assert inputs[:, 0].tolist() == parts[3].rows[[2, 0]].tolist()
     assert len(targets) == 2
-    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=1)] == [
-        p.rows.tolist() for p in parts
-    ]
-    assert [p.rows.tolist() for p in split_by_patient(data, 11, seed=2)] != [
-        p.rows.tolist() for p in parts
-    ]
+    rows, again, other = (
+        [part.rows.tolist() for part in split_by_patient(data, 11, seed)] for seed in (1, 1, 2)
+    )
+    assert rows == again != other
 
 
 def test_patients_that_cannot_be_dealt_are_refused() -> None:
     with pytest.raises(UserError, match="has only 3 patients"):
         split_by_patient(splits(3, 5), 4, seed=0)
-    unknown = Splits(
-        Examples(torch.zeros(9, 1), torch.zeros(9)),
-        Examples(torch.zeros(1, 1), torch.zeros(1)),
-        (1,),
-        4,
-        "synthetic",
-        "",
-    )
+    some = [Examples(torch.zeros(n, 1), torch.zeros(n)) for n in (9, 1)]
+    unknown = Splits(*some, (1,), 4, "synthetic", "")
     assert len(split_by_patient(unknown, 3, 0)) == 3  # every record is a patient
 
 
@@ -77,7 +72,7 @@ def test_tensors_travel_without_loss() -> None:
         assert arrived[name].dtype == value.dtype
         assert torch.equal(arrived[name], value)
     assert digest(arrived) == digest(sent)
-    assert values_of(message) == {"round": 7, "whole": True}
+    assert {"round": 7, "whole": True}.items() <= values_of(message).items()
     with pytest.raises(
         ValueError, match=r"'real float64 \[7\]' where 'real float32 \[7\]' was expected"
     ):
@@ -86,13 +81,13 @@ def test_tensors_travel_without_loss() -> None:
 
 def test_telemetry_is_off_before_flower_is_imported() -> None:
     code = """
-import os; os.environ["FLWR_TELEMETRY_ENABLED"] = os.environ["RAY_USAGE_STATS_ENABLED"] = "1"
-import zdp_bench.extras.federated.network
+import os; os.environ["FLWR_TELEMETRY_ENABLED"] = "1"
+import zdp_bench.extras.federated
 from flwr.supercore import telemetry
-print(telemetry.FLWR_TELEMETRY_ENABLED, os.environ["RAY_USAGE_STATS_ENABLED"])
+print(telemetry.FLWR_TELEMETRY_ENABLED)
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["0", "0"]
+    assert done.stdout.split() == ["0"]
 
 
 def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_path: Path) -> None:
@@ -117,13 +112,7 @@ def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_p
         (["federated.nodes=3", "federated.min_nodes=4"], "federated.min_nodes=4: must lie"),
         (["federated.nodes=3", "federated.patients=all"], "federated.patients 'all' is not known"),
         (
-            [
-                "federated.nodes=3",
-                "algorithm=sgd",
-                "trainer=shuffled",
-                "trainer.batch_size=8",
-                "trainer.sample_rate=null",
-            ],
+            ["federated.nodes=3", "algorithm=sgd", *SHUFFLED],
             "trainer.sampling=shuffled: a node's steps are Poisson or uniform samples",
         ),
     ],
@@ -159,22 +148,15 @@ def test_a_site_tells_nobody_a_digest_of_its_own_data(
 def test_keys_of_how_do_not_change_what_a_run_is(configured: Make) -> None:
     from zdp_bench.config.digests import experiment_digest
 
-    central = experiment_digest(configured())
-    assert (
-        experiment_digest(configured("federated.backend=ray", "federated.min_nodes=1")) == central
-    )
-    federation = experiment_digest(configured("federated.nodes=3"))
-    assert federation != central
-    assert (
-        experiment_digest(
-            configured("federated.nodes=3", "federated.backend=ray", "federated.patience=1")
-        )
-        == federation
-    )
-    assert (
-        experiment_digest(configured("federated.nodes=3", "federated.local_lr=0.5")) == federation
-    )
-    assert experiment_digest(configured("federated.nodes=3", "federated.min_nodes=2")) != federation
+    def digest_of(*words: str) -> str:
+        return experiment_digest(configured(*words))
+
+    assert digest_of("federated.min_nodes=1") == digest_of()  # a central run
+    federation = digest_of("federated.nodes=3")
+    assert federation != digest_of()
+    assert digest_of("federated.nodes=3", "federated.patience=1") == federation
+    assert digest_of("federated.nodes=3", "federated.local_lr=0.5") == federation
+    assert digest_of("federated.nodes=3", "federated.min_nodes=2") != federation
 
 
 def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
@@ -185,9 +167,6 @@ def test_validate_tells_of_a_nodes_mechanism(configured: Make) -> None:
     report = validate(
         parse(compose(["recipe=mri_sequence_fl", "paths.data=/nowhere"])), trial=False
     )
-    assert (report.sampling["nodes"], report.sampling["records"], report.sampling["steps"]) == (
-        11,
-        3520,
-        73_333,
-    )
+    expected = {"nodes": 11, "records": 3520, "steps": 73_333}
+    assert expected.items() <= report.sampling.items()
     assert report.privacy["epsilon_claimed"] == pytest.approx(3.0, rel=1e-3)

@@ -7,15 +7,16 @@ from collections.abc import Callable, Iterable
 from typing import Any
 
 import pytest
+from flwr.app import Message
 from hypothesis import given
 from hypothesis import strategies as some
 
 from tests.extras.federated.conftest import Make, Sound, carried_out, change_answers
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
-from zdp_bench.extras.federated.flower import FIRST, Message, identify
 from zdp_bench.extras.federated.messages import VALUES, content
 from zdp_bench.extras.federated.roster import Roster, Standing
+from zdp_bench.extras.federated.simulation import FIRST, identify
 from zdp_bench.records import Record
 
 Change = Callable[[Message, Message, int], Message]
@@ -62,6 +63,7 @@ def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used
 ) -> None:
     own = ["federated.nodes=3", "federated.local_steps=2", "privacy.claimed_epsilon=2.0"]
     honest = sound(*own)
+    assert (honest["federation"]["rounds"], honest["privacy"]["steps"]) == (4, 8)
 
     def fewer(asked: Message, answer: Message, count: int) -> Message:
         true = answer.content[VALUES].get("entries")

@@ -127,14 +127,6 @@ def test_by_patient_a_node_s_epsilon_is_of_its_patients(
     assert not [check for check in verify(tmp_path / "model") if check.state == "wrong"]
 
 
-def test_several_local_steps_are_several_releases(configured: Make) -> None:
-    record = carried_out(
-        configured("federated.nodes=2", "federated.local_steps=2", "federated.local_lr=0.1")
-    )
-    assert record["federation"]["rounds"] == 4
-    assert record["privacy"]["steps"] == 8
-
-
 @pytest.mark.parametrize("secure", [False, True])
 def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
     configured: Make, sound: Sound, secure: bool, monkeypatch: pytest.MonkeyPatch
@@ -177,7 +169,7 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
     site = Site(configured("federated.nodes=2"))
     node = site.node(1)
     node.prepare("f" * 64, 8, None)
-    first = {name: p.detach().clone() for name, p in trainable(site.model).items()}
+    first = {name: p.detach().clone() for name, p in trainable(site.setup.model).items()}
     other = {name: value + 1e-3 for name, value in first.items()}
     _, one = node.release(3, first)
     told, same = node.release(3, first)
@@ -186,15 +178,3 @@ def test_on_other_weights_a_round_drawn_again_is_another_release(configured: Mak
     told, _ = node.release(3, other)
     assert told["entries"] == 2
     site.close()
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.filterwarnings(
-    "ignore::FutureWarning:ray.*", "ignore::ResourceWarning", "ignore::DeprecationWarning"
-)
-def test_on_ray_a_federation_comes_to_what_one_process_comes_to(
-    configured: Make, sound: Sound
-) -> None:
-    record = carried_out(configured("federated.nodes=3", "federated.backend=ray"))
-    assert repeatable(record) == repeatable(sound("federated.nodes=3"))

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 pytest.importorskip("optuna")
@@ -14,7 +16,7 @@ from optuna.distributions import (
 )
 
 from zdp_bench.errors import UserError
-from zdp_bench.extras.search.space import make_search, read_space
+from zdp_bench.extras.search.space import grid_of, read_search
 
 KEY = "optimizer.lr"
 
@@ -33,14 +35,14 @@ KEY = "optimizer.lr"
     ],
 )
 def test_hydras_grammar_becomes_a_distribution(values: str, expected: BaseDistribution) -> None:
-    space = read_space(["recipe=quickstart", f"{KEY}={values}"])
-    assert space.searched == {KEY: expected}
-    assert space.fixed == ("recipe=quickstart",)
+    search = read_search(["recipe=quickstart", f"{KEY}={values}"], trials=3)
+    assert search.searched == {KEY: expected}
+    assert search.fixed == ("recipe=quickstart",)
 
 
 def test_a_trials_words_are_what_a_run_takes() -> None:
-    space = read_space(["recipe=quickstart", "+optimizer.momentum=0.5,0.9", f"{KEY}=interval(0,1)"])
-    words = space.words({"+optimizer.momentum": "0.9", KEY: 1e-05})
+    words = ["recipe=quickstart", "+optimizer.momentum=0.5,0.9", f"{KEY}=interval(0,1)"]
+    words = read_search(words, trials=3).words({"+optimizer.momentum": "0.9", KEY: 1e-05})
     assert words == ["recipe=quickstart", "+optimizer.momentum=0.9", "optimizer.lr=1e-05"]
 
 
@@ -64,15 +66,16 @@ def test_a_trials_words_are_what_a_run_takes() -> None:
 )
 def test_what_cannot_be_searched_is_one_sentence(word: str, sentence: str) -> None:
     with pytest.raises(UserError, match=sentence):
-        read_space([word])
+        read_search([word], trials=3)
 
 
 def test_a_grid_has_every_combination() -> None:
-    space = read_space(["a.b=1,2", "c.d=x,y,z"])
-    assert len(space.grid()) == 6
-    assert space.grid()[1] == {"a.b": "1", "c.d": "y"}
-    assert make_search(space, "grid", None).trials == 6
-    assert make_search(space, "grid", 99).trials == 6
+    words = ["a.b=1,2", "c.d=x,y,z"]
+    assert read_search(words, "grid").trials == 6
+    assert read_search(words, "grid", 99).trials == 6
+    every = grid_of(read_search(words, "grid").searched)
+    assert len(every) == 6
+    assert every[1] == {"a.b": "1", "c.d": "y"}
 
 
 @pytest.mark.parametrize(
@@ -86,15 +89,13 @@ def test_a_grid_has_every_combination() -> None:
 def test_options_that_contradict_are_one_sentence(
     words: list[str], options: dict[str, object], sentence: str
 ) -> None:
-    space = read_space(["optimizer.lr=1,2", *words])
-    asked = {"sampler": "tpe", "trials": 3} | options
     with pytest.raises(UserError, match=sentence):
-        make_search(space, **asked)  # type: ignore[arg-type]
+        read_search(["optimizer.lr=1,2", *words], **{"trials": 3} | options)  # type: ignore[arg-type]
 
 
 def test_more_trials_go_on_with_the_same_search_but_not_with_what_was_promised() -> None:
-    space = read_space(["optimizer.lr=1,2"])
-    assert make_search(space, "tpe", 3).name == make_search(space, "tpe", 9).name
-    assert make_search(space, "tpe", 3).name != make_search(space, "random", 3).name
-    few, many = (make_search(space, "random", n, epsilon=1.0) for n in (3, 9))
-    assert few.name != many.name
+    def named(sampler: Any, trials: int, epsilon: float | None = None) -> str:
+        return read_search(["optimizer.lr=1,2"], sampler, trials, epsilon).name
+
+    assert named("tpe", 3) == named("tpe", 9) != named("random", 3)
+    assert named("random", 3, 1.0) != named("random", 9, 1.0)

@@ -101,6 +101,6 @@ def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> i
         for one in findings
     ]
     rows = [list(line.values()) for line in lines]
-    plain = [dataclasses.asdict(one) for one in findings]
+    plain = [{**dataclasses.asdict(one), "verdict": one.verdict} for one in findings]
     print_sheet(Sheet(title, list(lines[0]), rows, NOTES, "", plain), options.format)
     return int(any(one.verdict == "flagged" for one in findings))

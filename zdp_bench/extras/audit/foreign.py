@@ -26,7 +26,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.errors import UserError, require
 from zdp_bench.extras.audit.release import (
     SHARES,
     Finding,
@@ -36,7 +36,7 @@ from zdp_bench.extras.audit.release import (
     sharpest_test,
 )
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import stream
 
 Example = tuple[Any, Any]
@@ -111,15 +111,8 @@ def step(
         lambda scores, _: sharpest_test(scores, curve),
         curve.__getitem__,
     )
-    return Finding.of(
-        name or getattr(make_step, "__name__", "step"),
-        claim.text,
-        curve[delta],
-        bound,
-        delta,
-        confidence,
-        evidence,
-    )
+    name = name or getattr(make_step, "__name__", "step")
+    return Finding(name, claim.text, curve[delta], bound, delta, confidence, evidence)
 
 
 def _watch(
@@ -198,11 +191,7 @@ Release = dict[str, np.ndarray]  # [entries] each, float64
 
 
 def released(make_step: MakeStep, examples: list[Example], seed: int) -> Release:
-    """Run the function once; return its tensors flat in float64, complex ones as two parts.
-
-    Raises:
-        UserError: it returned something else, or a value that is not finite.
-    """
+    """Run the function once; return its tensors flat in float64, complex ones as two parts."""
     result = make_step([*examples], seed)
     if not isinstance(result, Mapping) or not result:
         said = "an empty one" if isinstance(result, Mapping) else type(result).__name__
@@ -329,35 +318,23 @@ class StatedClaim:
                 example), sample_rate (default 1) and steps (default 1) of DP-SGD.
             replaced: neighbours differ by a replaced example, not by an added one. A mechanism's
                 batches are then of a fixed size, drawn without replacement; else Poisson.
-
-        Raises:
-            UserError: the claim has other keys, or a number is out of range.
         """
-        if not isinstance(claimed, Mapping):
-            raise UserError(FORMS)
-        if set(claimed) == {"epsilon", "delta"}:
+        given = set(claimed) if isinstance(claimed, Mapping) else set()
+        if given == {"epsilon", "delta"}:
             epsilon, delta = float(claimed["epsilon"]), float(claimed["delta"])
-            require(
-                0 <= epsilon < math.inf, "claimed epsilon", epsilon, "must be finite, 0 or more"
-            )
+            rule = "must be finite, 0 or more"
+            require(0 <= epsilon < math.inf, "claimed epsilon", epsilon, rule)
             require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
             return StatedClaim(f"ε = {epsilon:.4g} at δ = {delta:g}", lambda _: epsilon, (delta,))
-        for key in claimed:
-            if key not in (allowed := ("noise_multiplier", "sample_rate", "steps")):
-                raise unknown("claimed:", key, [*allowed, "epsilon", "delta"])
-        if "noise_multiplier" not in claimed:
+        if not {"noise_multiplier"} <= given <= {"noise_multiplier", "sample_rate", "steps"}:
             raise UserError(FORMS)
-        return _read_mechanism(claimed, replaced)
-
-
-def _read_mechanism(claimed: Mapping[str, float], replaced: bool) -> StatedClaim:
-    sigma, rate = float(claimed["noise_multiplier"]), float(claimed.get("sample_rate", 1.0))
-    steps = int(claimed.get("steps", 1))
-    require(0 < sigma < math.inf, "claimed noise_multiplier", sigma, "must be positive and finite")
-    require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
-    require(steps >= 1, "claimed steps", steps, "must be at least 1")
-    # Only the rate matters here, not how many examples there are.
-    sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
-    mechanism = Mechanism((Block("release", (1,), "float64", 1.0, sigma, "real"),), sampling)
-    text = f"σ = {sigma:.4g}, rate {rate:.4g}, {steps:,} step{'s' if steps > 1 else ''}"
-    return StatedClaim(text, lambda delta: tight_epsilon(mechanism, steps, delta), DELTAS)
+        sigma, rate = float(claimed["noise_multiplier"]), float(claimed.get("sample_rate", 1.0))
+        steps, rule = int(claimed.get("steps", 1)), "must be positive and finite"
+        require(0 < sigma < math.inf, "claimed noise_multiplier", sigma, rule)
+        require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
+        require(steps >= 1, "claimed steps", steps, "must be at least 1")
+        # Only the rate matters here, not how many examples there are.
+        sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
+        mechanism = Mechanism.of_z(sigma / sampling.shift, sampling)
+        text = f"σ = {sigma:.4g}, rate {rate:.4g}, {steps:,} step{'s' if steps > 1 else ''}"
+        return StatedClaim(text, lambda delta: tight_epsilon(mechanism, steps, delta), DELTAS)

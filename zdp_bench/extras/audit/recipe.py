@@ -21,7 +21,6 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.constraints import require_central
 from zdp_bench.config.schema import Run
-from zdp_bench.data import Source
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.audit.release import RELEASE_DELTA, Finding, attack_release, guess
 from zdp_bench.gradients import Batch
@@ -30,7 +29,7 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.noise import add_noise, run_key, stream
 from zdp_bench.privacy.sampling import subsets
-from zdp_bench.training.batches import MicroBatches, micro_batches
+from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import Setup
@@ -51,12 +50,7 @@ class Subject(Setup):
 
     @staticmethod
     def prepare(config: Run) -> Subject:
-        """Set up the run of a recipe.
-
-        Raises:
-            UserError: the data is missing, the model is not fit for private training, or the
-                recipe has no finite ε.
-        """
+        """Set up the run of a recipe."""
         require_central(config, "audit")
         if config.trainer.augmentations:
             raise UserError(
@@ -78,13 +72,6 @@ class Subject(Setup):
     def units(self) -> int:
         """How many examples or, with `privacy.unit=patient`, patients a step draws from."""
         return len(self.data.train) if self.patients is None else self.patients.count
-
-    def examples_of(self, unit: int) -> np.ndarray:
-        """Return the training examples that come and go with one unit."""
-        if self.patients is None:
-            return np.array([unit])
-        start, end = self.patients.starts[unit : unit + 2]
-        return self.patients.examples[start:end]
 
     def rng(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(stream(self.config.seed, "audit", purpose))
@@ -136,12 +123,9 @@ class Coordinates:
 
     def kinds(self) -> np.ndarray:
         """Number the coordinates by block and part, [size]: one number should get one noise."""
-        return np.concatenate(
-            [
-                2 * i + np.arange(size) % (2 if self._two_parts(block) else 1)
-                for i, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True))
-            ]
-        )
+        parts = [2 if self._two_parts(block) else 1 for block in self.blocks]
+        each = enumerate(zip(parts, self.sizes, strict=True))
+        return np.concatenate([2 * i + np.arange(size) % part for i, (part, size) in each])
 
 
 def canary_supports(
@@ -159,16 +143,11 @@ def canary_supports(
     Returns:
         indices and values, each [canaries, width].
     """
-    if mechanism.joint:
-        groups = [(0, coordinates.size, mechanism.blocks[0].bound)]
-    else:
-        groups = [
-            (start, size, block.bound)
-            for block, start, size in zip(
-                coordinates.blocks, coordinates.starts, coordinates.sizes, strict=True
-            )
-            if size >= canaries
-        ]
+    bounds = [block.bound for block in mechanism.blocks]
+    groups = [(0, coordinates.size, bounds[0])]
+    if not mechanism.joint:
+        each = zip(coordinates.starts, coordinates.sizes, bounds, strict=True)
+        groups = [group for group in each if group[1] >= canaries]
     indices, values = [], []
     for start, size, bound in groups:
         wide = max(1, min(width, size // canaries))
@@ -240,20 +219,13 @@ def attack_recipe_release(
     z, name = mechanism.z, subject.config.recipe
     claimed = gdp_epsilon(1 / z, RELEASE_DELTA)
     who = "records" if subject.patients is None else "patients"
+    claim = f"its mechanism: z = {z:.4g}"
+    found = {"worst contribution": by_worst, f"hostile {who}": by_example}
     return [
-        Finding.of(
-            f"{name}: release, {what}",
-            f"its mechanism: z = {z:.4g}",
-            claimed,
-            bound,
-            RELEASE_DELTA,
-            confidence,
-            evidence,
+        Finding(
+            f"{name}: release, {what}", claim, claimed, bound, RELEASE_DELTA, confidence, seen_by
         )
-        for what, (bound, evidence) in (
-            ("worst contribution", by_worst),
-            (f"hostile {who}", by_example),
-        )
+        for what, (bound, seen_by) in found.items()
     ]
 
 
@@ -275,10 +247,8 @@ def _worst_contribution(
     ends = np.cumsum([len(chosen) for chosen in watched])
     parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
     if not mechanism.joint:
-        parts = [
-            (end - len(chosen), end, b.bound)
-            for chosen, end, b in zip(watched, ends, mechanism.blocks, strict=True)
-        ]
+        each = zip(watched, ends, mechanism.blocks, strict=True)
+        parts = [(end - len(chosen), end, block.bound) for chosen, end, block in each]
     worst = np.zeros(noise.shape[1])
     for start, end, bound in parts:
         seen = noise[:, start:end]
@@ -295,12 +265,8 @@ def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
     example, it is the furthest move from one such example to another.
     """
     mechanism = subject.mechanism
-    weight = torch.cat(
-        [
-            torch.full((size,), 1 / (block.weakest_std or 1.0), dtype=torch.float64)
-            for block, size in zip(coordinates.blocks, coordinates.sizes, strict=True)
-        ]
-    )
+    stds = torch.tensor([b.weakest_std or 1.0 for b in mechanism.blocks], dtype=torch.float64)
+    weight = (1 / stds).repeat_interleave(torch.tensor(coordinates.sizes))
     some = torch.from_numpy(subject.rng("hostile").permutation(len(subject.data.train))[:16])
     inputs, targets = (part.to(subject.device) for part in subject.data.train.batch(some))
     wrong = targets.roll(1, dims=0)
@@ -380,9 +346,8 @@ class WithCanaries(Algorithm):
         self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
         numbers, amounts = batch
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
-        vector[self.indices[numbers].flatten()] = (
-            self.values[numbers] * amounts.unsqueeze(1)
-        ).flatten()
+        values = self.values[numbers] * amounts.unsqueeze(1)
+        vector[self.indices[numbers].flatten()] = values.flatten()
         self.coordinates.add(vector.to(next(iter(total.values())).device), to=total)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
@@ -391,13 +356,9 @@ class WithCanaries(Algorithm):
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        """Read the release before it is used.
-
-        The adversary knows all other examples, and subtracts their sum.
-        """
-        unknown_part = self.coordinates.of(
-            {name: value - self.rest[name] for name, value in noisy.items()}
-        )
+        """Read the release before it is used; all other examples are known and subtracted."""
+        unknown = {name: value - self.rest[name] for name, value in noisy.items()}
+        unknown_part = self.coordinates.of(unknown)
         self.seen.append(unknown_part.cpu()[self.indices].float())  # [canaries, width]
         return self.inner.postprocess(noisy, expected_batch_size)
 
@@ -412,8 +373,8 @@ def attack_with_gradients(
     """
     mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
     rng = subject.rng("gradients")
-    cycle = mechanism.sampling.cycle
-    steps = min(steps, subject.plan.steps) // cycle * cycle
+    cycle, planned = mechanism.sampling.cycle, subject.plan.steps
+    steps = min(steps, planned) // cycle * cycle
     most = coordinates.size if mechanism.joint else max(coordinates.sizes)
     canaries = min(canaries, most, subject.units // 2)
     width = max(1, min(16, int(1e8 / (steps * canaries))))
@@ -426,7 +387,8 @@ def attack_with_gradients(
     audited = WithCanaries(subject.algorithm, coordinates, indices, values)
 
     def batches(drawn: np.ndarray) -> Iterator[Any]:
-        yield from arguments_of(_batches(subject, subject.data.train, drawn[number[drawn] < 0]))
+        own = (subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device)
+        yield from arguments_of(micro_batches(*own, subject.key, patients=subject.patients))
         here = number[drawn][number[drawn] >= 0]
         amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
         audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
@@ -440,8 +402,17 @@ def attack_with_gradients(
     delta = subject.config.privacy.delta
     allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
     guesses = [guess(each, included, delta, allowed) for each in scores]
-    best = max(guesses, key=lambda found: found[0])
-    return _compare_run(subject, "gradient canaries", releases, confidence, best)
+    bound, evidence = max(guesses, key=lambda found: found[0])
+    first = "" if releases == planned else f"the first {releases:,} of "
+    return Finding(
+        f"{subject.config.recipe}: run, gradient canaries",
+        f"tight ε of {first}{planned:,} steps",
+        tight_epsilon(mechanism, releases, delta),
+        bound,
+        delta,
+        confidence,
+        evidence,
+    )
 
 
 def _decorrelated(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
@@ -452,24 +423,6 @@ def _decorrelated(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     white = lfilter(mechanism.strategy, [1.0], seen, axis=0)
     matched = lfilter(mechanism.strategy, [1.0], white[::-1], axis=0)[::-1]
     return np.asarray(matched) / mechanism.reach**2
-
-
-def _compare_run(
-    subject: Subject, attack: str, releases: int, confidence: float, found: tuple[float, str]
-) -> Finding:
-    """Compare the bound and the evidence of an attack with the tight ε of the steps it saw."""
-    planned, delta = subject.plan.steps, subject.config.privacy.delta
-    bound, evidence = found
-    first = "" if releases == planned else f"the first {releases:,} of "
-    return Finding.of(
-        f"{subject.config.recipe}: run, {attack}",
-        f"tight ε of {first}{planned:,} steps",
-        tight_epsilon(subject.mechanism, releases, delta),
-        bound,
-        delta,
-        confidence,
-        evidence,
-    )
 
 
 def _gradient_scores(
@@ -503,13 +456,6 @@ def _gradient_scores(
     return [each.numpy() for each in (ratio.sum(dim=0), *moved)]
 
 
-def _batches(subject: Subject, source: Source, drawn: np.ndarray) -> MicroBatches:
-    """Return the examples of the drawn units, as a run takes them."""
-    return micro_batches(
-        source, drawn, subject.config, subject.device, subject.key, patients=subject.patients
-    )
-
-
 def _train(
     subject: Subject,
     algorithm: Algorithm,
@@ -537,9 +483,6 @@ def audit(
         canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
             many.
         steps: the run is cut to so many steps, and the attack is compared with their ε.
-
-    Raises:
-        UserError: a value is wrong, or the recipe cannot be audited.
     """
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
     require(canaries >= 10, "--canaries", canaries, "must be at least 10")

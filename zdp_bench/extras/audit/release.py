@@ -27,8 +27,6 @@ import numpy as np
 from scipy.stats import beta, binom, mode
 from torch import Tensor
 
-Verdict = Literal["passes", "flagged"]
-
 
 @dataclass(frozen=True)
 class Finding:
@@ -40,22 +38,11 @@ class Finding:
     lower_bound: float
     delta: float
     confidence: float
-    verdict: Verdict
     evidence: str
 
-    @staticmethod
-    def of(
-        case: str,
-        claim: str,
-        claimed: float,
-        bound: float,
-        delta: float,
-        confidence: float,
-        evidence: str,
-    ) -> Finding:
-        """Make a finding whose verdict follows from the bound."""
-        verdict: Verdict = "flagged" if bound > claimed else "passes"
-        return Finding(case, claim, claimed, bound, delta, confidence, verdict, evidence)
+    @property
+    def verdict(self) -> Literal["passes", "flagged"]:
+        return "flagged" if self.lower_bound > self.epsilon_claimed else "passes"
 
 
 # ----------------------------------------------------------------------------- bounds from counts
@@ -179,14 +166,12 @@ def attack_release(
         stacked = np.stack(distances, axis=1), np.stack(atoms, axis=1)
         return dict(zip(SHARES, (rows, *stacked), strict=True))
 
-    bound, _, evidence = best_bound(
-        look(without),
-        look(with_it),
-        learned,
-        confidence,
-        lambda scores, allowed: (delta, _best_rule(scores, delta, allowed)),
-        shift=shift,
-    )
+    def choose(scores: Scores, allowed: float) -> tuple[float, DecisionRule]:
+        n = len(scores.without)
+        return delta, _loudest(scores, lambda h, a: release_bound(h, a, n, delta, allowed))[1]
+
+    views = look(without), look(with_it)
+    bound, _, evidence = best_bound(*views, learned, confidence, choose, shift=shift)
     return bound, evidence
 
 
@@ -283,12 +268,6 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
     found = [(*_loudest(scores, partial(loudness, delta=delta)), delta) for delta in claimed]
     _, rule, delta = max(found, key=lambda each: each[0])
     return delta, rule
-
-
-def _best_rule(scores: Scores, delta: float, confidence: float) -> DecisionRule:
-    """Return the rule whose counts refute most."""
-    n = len(scores.without)
-    return _loudest(scores, lambda h, a: release_bound(h, a, n, delta, confidence))[1]
 
 
 def _loudest(

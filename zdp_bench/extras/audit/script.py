@@ -22,12 +22,7 @@ from zdp_bench.extras.audit.release import Finding
 
 
 def audit_script(word: str, runs: int, confidence: float) -> Finding:
-    """Return the finding for the function that `module:function` names.
-
-    Raises:
-        UserError: there is no such module or function, the module lacks EXAMPLES or CLAIMED, or
-            what `step` raises.
-    """
+    """Return the finding for the function that `module:function` names."""
     path, _, function = word.rpartition(":")
     given = vars(_import(path))
     make_step = given.get(function)
@@ -35,16 +30,8 @@ def audit_script(word: str, runs: int, confidence: float) -> Finding:
         raise unknown(f"{path}: function", function, [n for n, v in given.items() if callable(v)])
     if lacking := [name for name in ("EXAMPLES", "CLAIMED") if name not in given]:
         raise UserError(f"{path}: has no {lacking[0]}; docs/audit_own.md says what it holds.")
-    return step(
-        make_step,
-        given["EXAMPLES"],
-        given["CLAIMED"],
-        given.get("CANARY"),
-        given.get("INSTEAD"),
-        runs,
-        confidence,
-        name=function,
-    )
+    stated = (given["EXAMPLES"], given["CLAIMED"], given.get("CANARY"), given.get("INSTEAD"))
+    return step(make_step, *stated, runs, confidence, name=function)
 
 
 def _import(name: str) -> Any:

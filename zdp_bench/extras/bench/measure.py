@@ -17,6 +17,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
@@ -31,22 +32,21 @@ ROUND_SECONDS = 0.05  # a side repeats for about this long before the next has i
 
 
 def require_agreement(
-    steps: Mapping[str, Step], computes: Mapping[str, str], tolerance: float = 2e-2
+    steps: Mapping[str, Step], tolerance: float = 2e-2
 ) -> dict[str, float | None]:
     """Return each side's relative deviation from the first that computes the same; None for that.
+
+    Sides whose names are the same before the comma must compute the same.
 
     Args:
         tolerance: float32 alone makes 7e-3 on VGG-11, where kernels of different layouts round
             differently before a max-pooling; a wrong kernel is off by its whole size.
-
-    Raises:
-        UserError: a side deviates by more than `tolerance`, so that times cannot be compared.
     """
     firsts: dict[str, Tensor] = {}
     deviations: dict[str, float | None] = {}
     for name, step in steps.items():
         answer = step.answer().detach()
-        first = firsts.setdefault(computes[name], answer)
+        first = firsts.setdefault(name.split(",")[0], answer)
         deviation = float((answer - first).norm() / first.norm())
         if not deviation <= tolerance:
             raise UserError(
@@ -58,15 +58,13 @@ def require_agreement(
 
 
 def by_turns(
-    runs: Mapping[str, Callable[[], object]], baseline: Callable[[str], bool], seconds: float
+    runs: Mapping[str, Callable[[], object]], seconds: float
 ) -> tuple[str, dict[str, dict[str, float]]]:
     """Time every side by turns for about `seconds` in all, three rounds at least.
 
-    Returns the baseline, and of each side the milliseconds of its best round, the ratio to the
-    baseline's, and the quartiles of that ratio round by round.
-
-    Args:
-        baseline: tells which sides may be the baseline; it is the fastest of them.
+    Returns the baseline (the fastest of 'real' and the non-private ones), and of each side the
+    milliseconds of its best round, the ratio to the baseline's, and the quartiles of that ratio
+    round by round.
     """
     # Imported here: it looks for a CUDA toolkit and prints where it finds none.
     from torch.utils.benchmark import Timer
@@ -78,9 +76,8 @@ def by_turns(
     repeats = {}
     for name, timer in timers.items():
         first = timer.timeit(1).median  # builds what later calls reuse
-        repeats[name] = max(
-            1, int(ROUND_SECONDS / (timer.timeit(1).median if first < 1 else first))
-        )
+        lasts = timer.timeit(1).median if first < 1 else first
+        repeats[name] = max(1, int(ROUND_SECONDS / lasts))
     rounds: list[dict[str, float]] = []
     until = time.perf_counter() + seconds
     while len(rounds) < 3 or time.perf_counter() < until:
@@ -88,8 +85,8 @@ def by_turns(
             {name: 1e3 * timer.timeit(repeats[name]).median for name, timer in timers.items()}
         )
     best = {name: min(one[name] for one in rounds) for name in runs}
-    base = min((name for name in runs if baseline(name)), key=best.__getitem__)
-
+    may_be = (name for name in runs if name == "real" or name.startswith("non-private"))
+    base = min(may_be, key=best.__getitem__)
     found = {}
     for name in runs:
         low, _, high = statistics.quantiles([one[name] / one[base] for one in rounds], n=4)
@@ -101,20 +98,17 @@ def by_turns(
 # ------------------------------------------------------------------------------------------ memory
 
 
-def peak_memory(workload: dict[str, Any], side: str, threads: int) -> float | None:
+def peak_memory(workload: Workload, side: str) -> float | None:
     """Return the peak memory of a side's step in MiB; None if the system does not report it.
 
     It is that of weights, batch and noise, without the interpreter and its libraries.
-
-    Raises:
-        UserError: the process failed.
     """
     if torch.cuda.is_available():
-        return _measure(workload, side)
+        return _measure(asdict(workload), side)
     if not Path("/proc/self/clear_refs").exists():
         return None
     _call_glibc("malloc_trim", 0)  # both processes must fit
-    question = json.dumps({"workload": workload, "side": side, "threads": threads})
+    question = json.dumps([asdict(workload), side, torch.get_num_threads()])
     child = subprocess.run(
         [sys.executable, "-m", "zdp_bench.extras.bench.measure", question],
         capture_output=True,
@@ -179,7 +173,7 @@ def _call_glibc(function: str, *numbers: int) -> bool:
 
 
 if __name__ == "__main__":
-    question = json.loads(sys.argv[1])
-    torch.set_num_threads(question["threads"])
+    workload, side, threads = json.loads(sys.argv[1])
+    torch.set_num_threads(threads)
     _return_memory()
-    print(_measure(question["workload"], question["side"]))
+    print(_measure(workload, side))

@@ -15,7 +15,6 @@ import shutil
 import tempfile
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from itertools import count, repeat
 from pathlib import Path
 from typing import Any, Literal
@@ -31,7 +30,7 @@ from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, fl
 from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
-from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger import Copy, Position
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.training.step import Training, private_step
@@ -59,21 +58,20 @@ def non_private(workload: Workload, last: bool = True, whole: bool = False) -> S
         inputs, targets = next(batches)
         workload.loss_of(model(inputs), targets).mean().backward()
 
-    def gradients() -> dict[str, Tensor]:
-        return {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+    def summed() -> Tensor:
+        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return flat(found) * workload.batch
 
-    return _step(optimizer, backward, lambda: flat(gradients()) * workload.batch)
-
-
-def _take(optimizer: Any, backward: Callable[[], None]) -> None:
-    """Take a step with the gradients that `backward` leaves."""
-    backward()
-    optimizer.step()
-    optimizer.zero_grad(set_to_none=True)  # a side that waits for its turn holds its weights only
+    return _step(optimizer, backward, summed)
 
 
 def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Tensor]) -> Step:
     """Return a side whose gradients `backward` leaves where `summed` finds their sum."""
+
+    def run() -> None:
+        backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)  # a side that waits holds its weights only
 
     def answer() -> Tensor:
         backward()
@@ -81,27 +79,13 @@ def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Ten
         optimizer.zero_grad(set_to_none=True)
         return found
 
-    return Step(partial(_take, optimizer, backward), answer)
+    return Step(run, answer)
 
 
 # ------------------------------------------------------------------------------------------ private
 
 
 MANY = 10**6  # steps: more than are ever timed
-
-
-class _NoLedger(Ledger):
-    """Counts nothing: the other frameworks keep no ledger either."""
-
-    def __init__(self) -> None:
-        pass
-
-    @property
-    def releases(self) -> int:
-        return 0
-
-    def append(self, step: int, of: str = "") -> None:
-        pass
 
 
 def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
@@ -117,7 +101,8 @@ def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
         gradients=engine,
     )
     optimizer = workload.optimizer_of(trainable(model).values())
-    training = Training(algorithm, model, optimizer, SeededNoise(0), _NoLedger())
+    ledger = Copy((), Position(0, ""), True)  # other frameworks keep none
+    training = Training(algorithm, model, optimizer, SeededNoise(0), ledger)
     steps = count()
 
     def run() -> None:
@@ -139,24 +124,24 @@ def loop(workload: Workload) -> Step:
     parameters = dict(model.named_parameters())
     optimizer = workload.optimizer_of(model.parameters())
 
-    def summed() -> dict[str, Tensor]:
-        total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
+    total: dict[str, Tensor] = {}
+
+    def backward() -> None:
+        total.update((n, torch.zeros_like(p, requires_grad=False)) for n, p in parameters.items())
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):
-            gradients = torch.autograd.grad(
-                workload.loss_of(model(x), y).sum(), list(parameters.values())
-            )
+            loss = workload.loss_of(model(x), y).sum()
+            gradients = torch.autograd.grad(loss, list(parameters.values()))
             norm = flat(dict(zip(parameters, gradients, strict=True))).norm()
             for value, gradient in zip(total.values(), gradients, strict=True):
                 value += gradient * (BOUND / norm).clamp(max=1)
-        return total
+        for name, value in total.items():
+            noise = BOUND * torch.randn_like(
+                torch.view_as_real(value) if value.is_complex() else value
+            )
+            noise = torch.view_as_complex(noise) if value.is_complex() else noise
+            parameters[name].grad = (value + noise) / workload.batch
 
-    def backward() -> None:
-        for name, value in summed().items():
-            noise = torch.view_as_real(value) if value.is_complex() else value
-            noise += BOUND * torch.randn_like(noise)
-            parameters[name].grad = value / workload.batch
-
-    return Step(partial(_take, optimizer, backward), lambda: flat(summed()))
+    return _step(optimizer, backward, lambda: flat(total))
 
 
 def opacus(
@@ -247,7 +232,7 @@ def _warm(workload: Workload) -> Step:
     return step
 
 
-# name of a side in the tables -> how to build it; the first word says what it computes
+# name of a side in the tables -> how to build it; before the comma stands what it computes
 SIDES: dict[str, Callable[[Workload], Step]] = {
     "warm": _warm,
     "non-private": non_private,
@@ -263,13 +248,3 @@ SIDES: dict[str, Callable[[Workload], Step]] = {
     "private, Opacus's whole loop, hooks": lambda w: opacus(w, "hooks", whole=True),
     "private, Opacus's whole loop, ghost": lambda w: opacus(w, "ghost", whole=True),
 }
-
-
-def computes(side: str) -> str:
-    """Name what a side computes; sides of one name must agree."""
-    return "gradient" if side.startswith("non-private") else "clipped sum"
-
-
-def may_be_baseline(side: str) -> bool:
-    """True for our own non-private step, in any layout."""
-    return side.startswith("non-private")

@@ -4,7 +4,6 @@ ratio beside them.
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
-zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
 
 Rows that another machine, or another number of threads, measured are kept.
@@ -14,8 +13,8 @@ from __future__ import annotations
 
 import platform
 from collections.abc import Callable, Iterator
-from dataclasses import asdict
 from datetime import UTC, datetime
+from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
 from itertools import groupby
@@ -29,7 +28,7 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, require_agreement
-from zdp_bench.extras.bench.steps import SIDES, computes, may_be_baseline
+from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import Step, Workload, device
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
@@ -58,50 +57,46 @@ Peak memory is the most that a step holds at once, in a process of its own."""
 
 def compare(
     case: str,
-    workload: Workload,
-    sides: list[str],
+    steps: dict[str, Step],
     seconds: float,
-    threads: int,
-    memory: bool = False,
     paper: float | None = None,
+    peak: Callable[[str], float | None] = lambda side: None,
 ) -> Iterator[Row]:
-    """Compare sides on one workload.
+    """Compare sides, which are dropped from `steps` once they are timed.
 
     Args:
-        memory: measure peak memory too.
-        paper: the paper's own ratio of private to non-private.
+        paper: the paper's own ratio of private to non-private, or of complex to real.
+        peak: measures the peak memory of a side.
     """
-    steps = {side: SIDES[side](workload) for side in sides}
-    deviations = require_agreement(steps, {side: computes(side) for side in steps})
-    runs = {side: step.run for side, step in steps.items()}
-    base, timings = by_turns(runs, may_be_baseline, seconds)
-    del steps, runs  # their memory, before that of each side is measured
-    peaks: dict[str, Any] = {
-        side: peak_memory(asdict(workload), side, threads) for side in sides if memory
-    }
+    deviations = require_agreement(steps)
+    base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
+    steps.clear()  # their memory, before that of each side is measured
+    peaks = {side: peak(side) for side in timings}
     for side, timing in timings.items():
+        own, least = peaks[side], peaks[base]
         yield {
             "case": case,
             "side": side,
             **timing,
             "deviation": deviations[side],
-            "memory": peaks.get(side),
-            "memory_ratio": peaks[side] / peaks[base] if peaks.get(base) else None,
-            "paper_ratio": paper if side.startswith("private") else None,
+            "memory": own,
+            "memory_ratio": own / least if own and least else None,
+            "paper_ratio": paper if side.startswith(("private", "complex")) else None,
         }
 
 
-def compare_with_real(
-    case: str, sides: dict[str, Step], seconds: float, paper: float
+def compare_training(
+    case: str,
+    workload: Workload,
+    sides: list[str],
+    seconds: float,
+    memory: bool = False,
+    paper: float | None = None,
 ) -> Iterator[Row]:
-    """Compare an operation with its real twin in torch's default layout."""
-    deviations = require_agreement(sides, {side: side.split(",")[0] for side in sides})
-    runs = {side: step.run for side, step in sides.items()}
-    _, timings = by_turns(runs, lambda side: side == "real", seconds)
-    for side, timing in timings.items():
-        own = paper if side.startswith("complex") else None
-        about = {"deviation": deviations[side], "memory": None, "memory_ratio": None}
-        yield {"case": case, "side": side, **timing, **about, "paper_ratio": own}
+    """Compare sides of training on one workload; `memory`: measure peak memory too."""
+    steps = {side: SIDES[side](workload) for side in sides}
+    peak = partial(peak_memory, workload) if memory else lambda side: None
+    return compare(case, steps, seconds, paper, peak)
 
 
 def _step(run: Callable[[], Tensor]) -> Step:
@@ -115,7 +110,7 @@ def _step(run: Callable[[], Tensor]) -> Step:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def operations(quick: bool, threads: int) -> Iterator[Row]:
+def operations(quick: bool) -> Iterator[Row]:
     """Table 6 of the 2021 paper: single operations, complex against real."""
     torch.manual_seed(0)
     seconds, batch = (1.5, 8) if quick else (10.0, 64)
@@ -130,7 +125,7 @@ def operations(quick: bool, threads: int) -> Iterator[Row]:
         "complex, torch's (ours is the same)": _step(lambda: left[1] @ right[1]),
     }
     paper = _paper_ratio("zeta_dp_2021/6", "linear_complex", "linear_real")
-    yield from compare_with_real("linear: 64×512 · 512×512", products, seconds, paper)
+    yield from compare("linear: 64×512 · 512×512", products, seconds, paper)
     x, y = pair(batch, 3, 224, 224)
     real, ours = nn.Conv2d(3, 16, 3).to(on), ComplexConv2d(3, 16, 3).to(on)
     native = nn.Conv2d(3, 16, 3, dtype=torch.complex64).to(on)
@@ -147,10 +142,10 @@ def operations(quick: bool, threads: int) -> Iterator[Row]:
     }
     paper = _paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real")
     case = f"convolution {batch}×3×224² → 16, forward"
-    yield from compare_with_real(case, convolutions, seconds, paper)
+    yield from compare(case, convolutions, seconds, paper)
 
 
-def networks(quick: bool, threads: int) -> Iterator[Row]:
+def networks(quick: bool) -> Iterator[Row]:
     """Table 7 of the 2021 paper, and the complex MLP of Table 1 beside it."""
     seconds, batch = (3.0, 32) if quick else (12.0, 64)
     ours = ["private, fast", "private, vmap"]
@@ -162,15 +157,15 @@ def networks(quick: bool, threads: int) -> Iterator[Row]:
         workload = Workload(f"{kind}_conv_linear", (3, 32, 32), 1, batch, "squares")
         case = f"{kind} conv + linear, batch {batch}"
         paper = _paper_ratio("zeta_dp_2021/7", f"private_{kind}", f"nonprivate_{kind}")
-        yield from compare(case, workload, sides[kind], seconds, threads, paper=paper)
+        yield from compare_training(case, workload, sides[kind], seconds, paper=paper)
     of_mlp = ["non-private", *ours, "private, loop over examples"]
     for size in (batch,) if quick else (batch, 4 * batch):
         mlp = Workload("complex_mlp", (1, 28, 28), 10, size, "classes", {"hidden": [256, 128]})
         case = f"complex MLP 784-256-128-10, batch {size}"
-        yield from compare(case, mlp, of_mlp, seconds, threads)
+        yield from compare_training(case, mlp, of_mlp, seconds)
 
 
-def imaging(quick: bool, threads: int) -> Iterator[Row]:
+def imaging(quick: bool) -> Iterator[Row]:
     """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
     seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
     big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
@@ -183,29 +178,10 @@ def imaging(quick: bool, threads: int) -> Iterator[Row]:
         (f"VGG-11-U-Net, {small}², batch {batch}", vgg_unet, sides),
         (f"U-Net with transposed convolutions, {small}², batch {batch}", unet, sides),
     ):
-        yield from compare(case, workload, own, seconds, threads, memory=not quick)
+        yield from compare_training(case, workload, own, seconds, memory=not quick)
 
 
-def zoo(quick: bool, threads: int) -> Iterator[Row]:
-    """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
-    images, batch, seconds = (3, 32, 32), 8 if quick else 64, 2.0 if quick else 30.0
-    both = ["non-private", "non-private, channels first", "private, fast"]
-    width, size, few = (8, 32, 2) if quick else (32, 320, 4)
-    for name in ("resnet20", "model3", "alexnet"):
-        workload = Workload(name, images, 10, batch, "classes")
-        yield from compare(
-            f"{name}, batch {batch}", workload, [*both, *_opacus()], seconds, threads
-        )
-    channels = {"channels": [16, 32]}
-    for case, workload in {
-        "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
-        "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
-    }.items():
-        title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
-        yield from compare(title, workload, both, seconds, threads)
-
-
-def library(quick: bool, threads: int) -> Iterator[Row]:
+def library(quick: bool) -> Iterator[Row]:
     """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
@@ -219,8 +195,8 @@ def library(quick: bool, threads: int) -> Iterator[Row]:
     }
     for name, (model, shape, options) in networks.items():
         workload = Workload(model, shape, 10, batch, "classes", options)
-        yield from compare(
-            f"{name}, batch {batch}", workload, sides, seconds, threads, memory=not quick
+        yield from compare_training(
+            f"{name}, batch {batch}", workload, sides, seconds, memory=not quick
         )
 
 
@@ -238,12 +214,11 @@ def _paper_ratio(table: str, above: str, below: str) -> float:
     return values[above] / values[below]
 
 
-# (quick, threads) -> what is measured
-TABLES: dict[str, Callable[[bool, int], Iterator[Row]]] = {
+# quick -> what is measured
+TABLES: dict[str, Callable[[bool], Iterator[Row]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
     "deepee_2021/3": imaging,
-    "zoo": zoo,
     "library": library,
 }
 
@@ -254,13 +229,10 @@ def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[R
     Args:
         quick: smaller models, batches and fewer rounds: all tables in under two minutes on two
             cores.
-
-    Raises:
-        UserError: sides that should agree do not.
     """
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
-    for _, rows in groupby(TABLES[table](quick, threads), key=itemgetter("case")):
+    for _, rows in groupby(TABLES[table](quick), key=itemgetter("case")):
         of_case = [{**row, **facts} for row in rows]
         _write(table, paths_of(table, quick, results), of_case)
         yield of_case

@@ -108,26 +108,16 @@ class Criterion(nn.Module):
 # Networks: made from the shape of an example, the number of outputs and a width.
 
 
-class NormCNN(nn.Module):
+def norm_cnn(input_shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
     """Three convolutions with GroupNorm, halved maps and a linear head: [B, C, H, W]."""
-
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
-        super().__init__()
-        stages: list[nn.Module] = []
-        channels, sizes = input_shape[0], (width // 2, width, width)
-        for size in sizes:
-            stages += [
-                nn.Conv2d(channels, size, 3, padding=1),
-                nn.GroupNorm(8, size),
-                nn.ReLU(),
-                nn.AvgPool2d(2),
-            ]
-            channels = size
-        self.stages = nn.Sequential(*stages, nn.Flatten())
-        self.head = nn.Linear(width * (input_shape[1] // 8) * (input_shape[2] // 8), outputs)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.stages(x))
+    layers: list[nn.Module] = []
+    channels, height, breadth = input_shape
+    for size in (width // 2, width, width):
+        convolution = nn.Conv2d(channels, size, 3, padding=1)
+        layers += [convolution, nn.GroupNorm(8, size), nn.ReLU(), nn.AvgPool2d(2)]
+        channels = size
+    head = nn.Linear(width * (height // 8) * (breadth // 8), outputs)
+    return nn.Sequential(*layers, nn.Flatten(), head)
 
 
 class LSTM(nn.Module):
@@ -175,7 +165,7 @@ class Transformer(nn.Module):
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
-    "norm_cnn": NormCNN,
+    "norm_cnn": norm_cnn,
     "lstm": LSTM,
     "transformer": Transformer,
 }

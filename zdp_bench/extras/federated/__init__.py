@@ -13,14 +13,16 @@ nodes' expected batches, and hands the mean to the recipe's own optimiser as a g
 federated averaging (Reddi et al. 2021, Algorithm 2, with SGD on the nodes; NAdam in the paper's
 recipe).
 
-    flower.py        Flower's public names: telemetry off, one sentence without Flower
     messages.py      what travels
     node.py          one node: its patients, its noise, its ledger, and the ClientApp around it
     roster.py        what the server knows of the nodes, and what they have spent
     server.py        the rounds, and the rule for nodes that fail, lie or come late
-    simulation.py    all nodes on one machine: one after the other, or on Ray
+    simulation.py    all nodes on one machine, one after the other
     network.py       the app that Flower's SuperLink and SuperNodes run
-
-Server and nodes are the same in all three ways: one node after the other in this process, on Ray,
-over the network.
 """
+
+import logging
+import os
+
+os.environ["FLWR_TELEMETRY_ENABLED"] = "0"  # Flower reads it when it is imported
+logging.getLogger("flwr").setLevel(logging.ERROR)  # it tells of every message

@@ -10,13 +10,13 @@ from __future__ import annotations
 import hashlib
 import math
 from collections.abc import Iterator, Mapping
+from itertools import zip_longest
 from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
-
-from zdp_bench.extras.federated.flower import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
 MOST = 10**9  # of whatever a node counts: examples, steps, rounds
@@ -45,25 +45,13 @@ def content(
 
 
 def values_of(message: Message) -> dict[str, Any]:
-    """Return the numbers and words of a message."""
-    return {
-        name: value
-        for name, value in message.content.config_records[VALUES].items()
-        if name != LAYOUT
-    }
-
-
-def _values(message: Message) -> dict[str, Any]:
+    """Return the numbers and words of a message, and its tensors' layout."""
     return dict(message.content.config_records.get(VALUES) or {})
 
 
 def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return the values named in `kinds`: counts from 0 to `MOST`, short printable words.
-
-    Raises:
-        Malformed: one is missing, of another type or beyond reason.
-    """
-    there, found = _values(message), dict[str, Any]()
+    """Return the values named in `kinds`: counts from 0 to `MOST`, short printable words."""
+    there, found = values_of(message), dict[str, Any]()
     for name, kind in kinds.items():
         if name not in there:
             raise Malformed(f"has no {name}")
@@ -79,22 +67,14 @@ def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str
 
 
 def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a message's tensors, each with shape, dtype and device of its namesake in `like`.
-
-    Raises:
-        Malformed: they are not those of `like`, not all there, or more than those.
-    """
-    there = str(_values(message).get(LAYOUT, "")).split("; ")
+    """Return a message's tensors, each with shape, dtype and device of its namesake in `like`."""
+    there = str(values_of(message).get(LAYOUT, "")).split("; ")
     wanted = layout(like).split("; ")
-    for one, other in zip(there, wanted, strict=False):
+    for one, other in zip_longest(there, wanted, fillvalue="nothing"):
         if one != other:
             raise Malformed(
                 f"does not fit the model: {one[:LONGEST]!r} where {other!r} was expected"
             )
-    if len(there) != len(wanted):
-        raise Malformed(
-            f"does not fit the model: {len(there)} tensors where {len(wanted)} were expected"
-        )
     counts: dict[str, int] = {}
     for value in like.values():
         dtype = _precision(value)
@@ -104,11 +84,8 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
         raise Malformed(
             "does not fit the model: its numbers are of other precisions than its layout says"
         )
-    return dict(
-        _cut(
-            {dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}, like
-        )
-    )
+    whole = {dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}
+    return dict(_cut(whole, like))
 
 
 def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
@@ -119,10 +96,8 @@ def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
             numbers = array.numpy()
         except Exception as error:  # bytes of a stranger: whatever numpy makes of them
             raise Malformed(f"cannot be read: {type(error).__name__}") from None
-        if isinstance(numbers, np.ndarray) and (str(numbers.dtype), numbers.shape) == (
-            dtype,
-            (count,),
-        ):
+        fits = isinstance(numbers, np.ndarray) and numbers.shape == (count,)
+        if fits and str(numbers.dtype) == dtype:
             return numbers
     raise Malformed("does not fit the model: its numbers are not as many as its layout says")
 
@@ -159,10 +134,7 @@ def _cut(
     start = dict.fromkeys(whole, 0)
     for name, model in like.items():
         dtype, parts = _precision(model), (2,) if model.is_complex() else ()
-        shape = (*model.shape, *parts)
-        count = math.prod(shape)
-        piece = torch.from_numpy(whole[dtype][start[dtype] : start[dtype] + count].copy()).view(
-            shape
-        )
-        start[dtype] += count
+        shape, first = (*model.shape, *parts), start[dtype]
+        start[dtype] += math.prod(shape)
+        piece = torch.from_numpy(whole[dtype][first : start[dtype]].copy()).view(shape)
         yield name, (torch.view_as_complex(piece) if parts else piece).to(model.device)

@@ -9,12 +9,14 @@ from __future__ import annotations
 import shlex
 from functools import partial
 
+from flwr.app import Context, Message
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
 from zdp_bench.config import configured
 from zdp_bench.experiments.sweep import run_one
-from zdp_bench.extras.federated.flower import ClientApp, Context, Grid, Message, ServerApp
 from zdp_bench.extras.federated.node import client_app
-from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
-from zdp_bench.records import Record
+from zdp_bench.extras.federated.server import conduct, run_federation
 
 
 class NodeApp(ClientApp):
@@ -32,8 +34,5 @@ server = ServerApp()
 @server.main()
 def main(grid: Grid, context: Context) -> None:
     """Run the federation that the run configuration's overrides describe."""
-
-    def over(given: ServerContext) -> Record:
-        return conduct(grid, given)
-
-    run_one(shlex.split(str(context.run_config["overrides"])), partial(run_federation, over))
+    runner = partial(run_federation, partial(conduct, grid))
+    run_one(shlex.split(str(context.run_config["overrides"])), runner)

@@ -12,6 +12,8 @@ from typing import Any
 
 import numpy as np
 import torch
+from flwr.app import ConfigRecord, Context, Error, Message, RecordDict
+from flwr.clientapp import ClientApp
 from torch import Tensor
 
 from zdp_bench import records
@@ -20,14 +22,6 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
 from zdp_bench.data.owners import owners_of
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.federated.flower import (
-    ClientApp,
-    ConfigRecord,
-    Context,
-    Error,
-    Message,
-    RecordDict,
-)
 from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
@@ -41,6 +35,7 @@ from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # an Error's code: the app raised
 REFUSED = 700  # an Error of ours, whose reason is for people; Flower's own codes are below
+RESTARTED = "it was restarted, and joins again"
 
 Answer = Callable[[Message, Context], Message]
 
@@ -55,9 +50,6 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     """Split the training set by patient: shuffled by the seed, one patient to each node in turn.
 
     Formal guarantees: every record is at one node; all records of a patient are at the same one.
-
-    Raises:
-        UserError: there are fewer patients than nodes, or nobody knows whose records are whose.
     """
     owners = owners_of(data, "federated.patients=split")
     patients, patient_of = np.unique(owners, return_inverse=True)
@@ -90,9 +82,8 @@ class AccumulatingSGD(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for name, parameter in self._named.items():
             assert parameter.grad is not None
-            self.sums[name] = (
-                self.sums[name] + parameter.grad if name in self.sums else parameter.grad
-            )
+            known = self.sums.get(name)
+            self.sums[name] = parameter.grad if known is None else known + parameter.grad
         super().step(closure)
 
 
@@ -102,10 +93,9 @@ class Site:
     def __init__(
         self, config: Run, data: Splits | None = None, device: torch.device | None = None
     ) -> None:
-        self.config = config
+        self.config, self._data = config, data
         self.device = device or pick_device(config.device)
         self.nodes: dict[int, Node] = {}
-        self._data = data
         self._checked = False
         self.guard: Guard | None = None
 
@@ -118,10 +108,6 @@ class Site:
         """The model that all nodes here share: each round sets its weights."""
         return ModelSetup.of(self.config, self.data, self.device)
 
-    @property
-    def model(self) -> torch.nn.Module:
-        return self.setup.model
-
     @cached_property
     def parts(self) -> list[Part]:
         assert self.config.federated.nodes is not None
@@ -132,9 +118,6 @@ class Site:
 
         The nodes here have one model, batches of about one size, and algorithms that differ in
         their noise alone.
-
-        Raises:
-            UserError: the model must not be trained privately as it is.
         """
         if not self._checked:
             checked = setup.check_model()
@@ -183,16 +166,15 @@ class Node:
         that one is. Where one data set is split over the nodes, the server has it anyway, and must
         see that all have the same.
         """
-        told = {
+        split, data = self.config.federated.patients == "split", self.site.data
+        return {
             "node": self.number,
-            "experiment": experiment_digest(self.site.config),
-            "seed": self.site.config.seed,
+            "experiment": experiment_digest(self.config),
+            "seed": self.config.seed,
             "records": self.units,
-            "examples_per_patient": self.site.data.examples_per_patient,
+            "examples_per_patient": data.examples_per_patient,
+            **({"data": data.digest} if split else {}),
         }
-        return told | (
-            {"data": self.site.data.digest} if self.config.federated.patients == "split" else {}
-        )
 
     def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
         """Make the mechanism and open the ledger.
@@ -200,10 +182,6 @@ class Node:
         Args:
             run: the digest that names the run's folder.
             at_least: how far this node's ledger had come when the server last saw it.
-
-        Raises:
-            UserError: no noise multiplier reaches the ε, the model must not be trained privately,
-                or the ledger is not to be trusted.
         """
         site = self.site
         own = replace(site.setup, data=replace(site.data, train=self.records))
@@ -211,41 +189,33 @@ class Node:
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.size = self.setup.micro_batch_size()
-        name = f"{self.number:02d}" + (
-            f"-{site.data.digest[:8]}" if site.config.federated.patients == "own" else ""
-        )
+        own_data = site.config.federated.patients == "own"
+        name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if own_data else "")
         # The data's digest is used only here: it leaves no node.
         code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, code)
-        self._path = (
-            records.folder(site.config.results, site.config.recipe, run)
-            / "nodes"
-            / name
-            / "ledger.jsonl"
-        )
-        self._open(at_least)
-        return self.standing() | {"mechanism": self.mechanism.digest()}
-
-    def _open(self, at_least: Position | None = None) -> None:
+        home = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name
         if self.ledger:
             self.ledger.close()
-        config, plan = self.setup.config, self.setup.plan
-        repeatable = not config.privacy.secure
+        config = self.setup.config
         made = execution_digest(
-            config.plugins, self.site.device, self.size.examples, 1, config.execution.deterministic
+            config.plugins, site.device, self.size.examples, 1, config.execution.deterministic
         )
         start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
+        repeatable, whose = not config.privacy.secure, f"node {self.number}"
         self.ledger = open_ledger(
-            self._path, self.mechanism, repeatable, at_least, start, whose=f"node {self.number}"
+            home / "ledger.jsonl", self.mechanism, repeatable, at_least, start, whose=whose
         )
-        most = self.ledger.releases + plan.steps  # that can have been released at the end
+        most = (
+            self.ledger.releases + self.setup.plan.steps
+        )  # that can have been released at the end
         self.limit = self.setup.affordable(most)
-        self._size = self._path.stat().st_size
+        return self.standing() | {"mechanism": self.mechanism.digest()}
 
     def standing(self) -> dict[str, Any]:
         """How far the ledger has come."""
         if self.ledger is None:
-            raise UserError("it was restarted, and joins again")
+            raise UserError(RESTARTED)
         return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
     def release(
@@ -258,14 +228,9 @@ class Node:
             UserError: the model has changed beside its weights, or this process was not asked to
                 `prepare`; the server asks it to join again.
         """
-        if not hasattr(self, "setup"):
-            raise UserError("it was restarted, and joins again")
+        if self.ledger is None:
+            raise UserError(RESTARTED)
         setup, config, count = self.setup, self.setup.config, self.config.federated.local_steps
-        if (
-            self.ledger is None or self._path.stat().st_size != self._size
-        ):  # another process was this node in between (Ray)
-            self._open()
-        assert self.ledger is not None
         parameters, of = trainable(setup.model), digest(weights)
         with torch.no_grad():
             for name, parameter in parameters.items():
@@ -281,7 +246,6 @@ class Node:
                 private_step(training, step, batches, divisor, of)
         if self.site.guard:
             self.site.guard.require_unchanged()
-        self._size = self._path.stat().st_size
         return self.standing() | {"round": round_}, optimizer.sums
 
 
@@ -313,9 +277,8 @@ def client_app(config: Run, key: str) -> ClientApp:
         if key not in _sites:
             _sites[key] = Site(config)
         node = _sites[key].node(int(context.node_config["partition-id"]))
-        if (
-            node.ledger is None and "prepared" in context.state
-        ):  # by another process: Ray gives a node to any that is free
+        if node.ledger is None and "prepared" in context.state:
+            # By another process: a SuperNode starts one for each message.
             _prepare(node, dict(context.state.config_records["prepared"]))
         return node
 
@@ -326,7 +289,7 @@ def client_app(config: Run, key: str) -> ClientApp:
 
     def train(message: Message, context: Context) -> RecordDict:
         node = node_of(context)
-        weights = tensors_of(message, trainable(node.site.model))
+        weights = tensors_of(message, trainable(node.site.setup.model))
         return content(*node.release(int(values_of(message)["round"]), weights))
 
     app.query("join")(_answering(lambda _, context: content(node_of(context).join())))
@@ -337,9 +300,8 @@ def client_app(config: Run, key: str) -> ClientApp:
 
 
 def _prepare(node: Node, values: dict) -> dict:
-    at_least = (
-        Position(int(values["entries"]), str(values["digest"])) if values["entries"] else None
-    )
+    entries, digest = int(values["entries"]), str(values["digest"])
+    at_least = Position(entries, digest) if entries else None
     return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
 
 

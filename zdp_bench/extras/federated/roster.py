@@ -12,8 +12,10 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from typing import Any
 
+from flwr.app import Message, RecordDict
+from flwr.serverapp import Grid
+
 from zdp_bench.config.schema import Run
-from zdp_bench.extras.federated.flower import Grid, Message, RecordDict
 from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
 
 PAUSE = 0.1  # seconds between two looks for nodes
@@ -114,25 +116,13 @@ class Roster:
     def meet(self) -> None:
         """Let new nodes join, and drop those that have left."""
         there, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.present = {
-            number: address for number, address in self.present.items() if address in there
-        }
-        self._met = {address: number for address, number in self._met.items() if address in there}
+        self.present = {n: at for n, at in self.present.items() if at in there}
+        self._met = {at: number for at, number in self._met.items() if at in there}
         self._refused = {
-            address: one
-            for address, one in self._refused.items()
-            if address in there and now < one.until
+            at: one for at, one in self._refused.items() if at in there and now < one.until
         }
-        self._pending = {
-            name: (kind, address)
-            for name, (kind, address) in self._pending.items()
-            if address in there
-        }
-        busy = {
-            *self.present.values(),
-            *self._refused,
-            *(address for _, address in self._pending.values()),
-        }
+        self._pending = {m: (kind, at) for m, (kind, at) in self._pending.items() if at in there}
+        busy = {*self.present.values(), *self._refused, *(at for _, at in self._pending.values())}
         for address in sorted(there - busy):
             self._ask("join", address, {})
         while self._pending and (answers := list(self.grid.pull_messages(list(self._pending)))):
@@ -170,19 +160,13 @@ class Roster:
         self.present = {}
 
     def note_ledger(self, number: int, values: Mapping[str, Any]) -> None:
-        """Note what a node reports of its ledger.
-
-        Raises:
-            Malformed: nobody can have spent as much.
-        """
+        """Note what a node reports of its ledger."""
         if values["entries"] > self._most:
             raise Malformed(
                 f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one"
             )
-        asked = self.asked * self.steps_a_round
-        self.standings[number] = self.standings[number].note_ledger(
-            values["entries"], values["digest"], asked
-        )
+        asked, known = self.asked * self.steps_a_round, self.standings[number]
+        self.standings[number] = known.note_ledger(values["entries"], values["digest"], asked)
 
     def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
         """Ask every present node for a round; return the first timely answer of each, by number."""
@@ -194,11 +178,8 @@ class Roster:
             if number is not None:
                 answers.setdefault(number, reply)
         # A node that failed or is silent joins again: it may have been started anew.
-        self.present = {
-            n: address
-            for n, address in self.present.items()
-            if n in answers and not answers[n].has_error()
-        }
+        well = {n for n, answer in answers.items() if not answer.has_error()}
+        self.present = {n: at for n, at in self.present.items() if n in well}
         return answers
 
     def log_drop(self, number: int, why: str) -> None:
@@ -207,15 +188,13 @@ class Roster:
 
     def count_use(self, number: int) -> None:
         """Note that a node's release went into the model."""
-        self.standings[number] = replace(
-            self.standings[number], answers=self.standings[number].answers + 1
-        )
+        known = self.standings[number]
+        self.standings[number] = replace(known, answers=known.answers + 1)
 
     def spent(self, number: int, rounds: int | None = None) -> int:
         """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
-        return self.standings[number].spent(
-            (self.asked if rounds is None else rounds) * self.steps_a_round
-        )
+        rounds = self.asked if rounds is None else rounds
+        return self.standings[number].spent(rounds * self.steps_a_round)
 
     def report(self, patience: float) -> None:
         """Ask every node for its ledger a last time."""
@@ -244,9 +223,8 @@ class Roster:
     def _ask_to_prepare(self, number: int, address: int) -> None:
         assert self._told is not None
         known = self.standings[number]
-        self._ask(
-            "prepare", address, self._told | {"entries": known.entries, "digest": known.digest}
-        )
+        at_least = {"entries": known.entries, "digest": known.digest}
+        self._ask("prepare", address, self._told | at_least)
 
     def _admit(self, kind: str, address: int, answer: Message) -> None:
         """Advance a node by its answer: from joining to preparing, then to being present."""
@@ -275,18 +253,11 @@ class Roster:
             self.present[number] = address
         except Malformed as error:
             self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN)
-            log.warning(
-                "%s: %s; it is refused",
-                "a node that joins" if number is None else f"node {number}",
-                error,
-            )
+            who = "a node that joins" if number is None else f"node {number}"
+            log.warning("%s: %s; it is refused", who, error)
 
     def _join(self, number: int, address: int, values: Mapping[str, Any]) -> None:
-        """Note which node this is, and what it has.
-
-        Raises:
-            Malformed: it does not belong to this run.
-        """
+        """Note which node this is, and what it has."""
         if number >= self.nodes:
             raise Malformed(f"federated.nodes={self.nodes} has no such node")
         for key, value in self._expected.items():
@@ -303,9 +274,8 @@ class Roster:
             )
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
-        self.standings.setdefault(
-            number, Standing(values["records"], values["examples_per_patient"])
-        )
+        own = Standing(values["records"], values["examples_per_patient"])
+        self.standings.setdefault(number, own)
         self._met[address] = number
 
 

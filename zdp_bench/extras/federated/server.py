@@ -24,13 +24,14 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from flwr.app import Message
+from flwr.serverapp import Grid
 from torch import Tensor
 
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import Grid, Message
 from zdp_bench.extras.federated.messages import (
     Malformed,
     checked_values,
@@ -83,11 +84,7 @@ def run_federation(
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Find a federated run, or carry it out by `over`, which calls `conduct` with a grid.
-
-    Raises:
-        UserError, Stopped: as `conduct`.
-    """
+    """Find a federated run, or carry it out by `over`, which calls `conduct` with a grid."""
     data = load_data(config)
     digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
@@ -123,9 +120,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     saved = checkpoint.load(home / "checkpoint.pt", given.run)
 
     split = federated.patients == "split"
-    expected = {"experiment": experiment_digest(config), "seed": config.seed} | (
-        {"data": data.digest} if split else {}
-    )
+    expected = {"experiment": experiment_digest(config), "seed": config.seed}
+    expected |= {"data": data.digest} if split else {}
     parts = split_by_patient(data, nodes, config.seed) if split else []
     shares_of = [count_units(config, replace(data, train=part)) for part in parts] or None
     roster = Roster(grid, config, expected, shares_of, saved.nodes if saved else {})
@@ -134,12 +130,11 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         raise Stopped(signal)
     if not come and (len(roster.present) < least or len(roster.standings) < nodes):
         why = "; ".join(
-            f"node {number}: {reason}" for number, reason in sorted(roster.refusals().items())
+            f"node {number}: {why}" for number, why in sorted(roster.refusals().items())
         )
-        within = f"federated.patience={patience:g} seconds"
         raise UserError(
-            f"only {len(roster.present)} of {nodes} nodes joined within {within}"
-            + (f" ({why})." if why else ".")
+            f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
+            f"{patience:g} seconds{why and f' ({why})'}."
         )
     sizes = {n: roster.standings[n].records for n in range(nodes)}
     plan = rounds_of(config, [*sizes.values()])
@@ -162,17 +157,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     size, parameters = made[0].micro_batch_size(), trainable(setup.model)
     # After every round: one that is made again may be another release.
     save_every = config.execution.checkpoint_steps or 1
-    loop = Loop(
-        setup,
-        plan,
-        scheduler,
-        given.run,
-        home,
-        given.watcher,
-        size,
-        save_every,
-        round_steps=a_round,
-    )
+    own = (setup, plan, scheduler, given.run, home, given.watcher, size, save_every)
+    loop = Loop(*own, round_steps=a_round)
     loop.restore(saved)
 
     def save() -> None:
@@ -194,11 +180,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
 
     def affordable(rounds: int) -> bool:
         """True if every node can have taken the steps of so many rounds within the budget."""
-        for number in roster.standings:
-            allowed = limit(sizes[number], roster.spent(number, first + plan.steps))
-            if allowed is not None and roster.spent(number, rounds) > allowed:
-                return False
-        return True
+        allowed = {n: limit(sizes[n], roster.spent(n, first + plan.steps)) for n in sizes}
+        return all(of is None or roster.spent(n, rounds) <= of for n, of in allowed.items())
 
     def take_round(round_: int) -> bool:
         """Ask the nodes for a round and take its step; return False if a signal came instead."""
@@ -228,9 +211,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     with closing(asked), made[0].arithmetic():
         roster.asked = first = asked.releases
         come_again = len(roster.present)
-        roster.prepare(
-            given.run, plan.steps, {n: mechanism.digest() for n, mechanism in mechanisms.items()}
-        )
+        roster.prepare(given.run, plan.steps, {n: of.digest() for n, of in mechanisms.items()})
         roster.wait_for(come_again, patience, given.asked_to_stop)
         stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
         final = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
@@ -239,7 +220,6 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     privacy = accounted(roster, made, repeatable, data.unit)
     record = run_record(loop, watch, fixed, privacy, stopped_by, *final)
     record["federation"] = {"rounds": loop.step, "asked": roster.asked}
-    record["environment"]["backend"] = federated.backend
     return record
 
 
@@ -260,7 +240,9 @@ def valid_releases(
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
             release = tensors_of(answer, like)
-            norm = math.hypot(*map(_norm, release.values()))
+            real = (torch.view_as_real(t) if t.is_complex() else t for t in release.values())
+            norms = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in real)
+            norm = math.hypot(*map(float, norms))
             if not math.isfinite(norm):
                 raise Malformed("is not finite")
             if norm > limits[number]:
@@ -272,11 +254,6 @@ def valid_releases(
             reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
             roster.log_drop(number, reasons[number])
     return releases, reasons
-
-
-def _norm(tensor: Tensor) -> float:
-    real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
-    return float(torch.linalg.vector_norm(real, dtype=torch.float64))
 
 
 def largest_release(mechanism: Mechanism, steps: int) -> float:
@@ -294,9 +271,8 @@ def largest_release(mechanism: Mechanism, steps: int) -> float:
 
 def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
     """Why a round failed, in one sentence."""
-    reasons = {
-        number: why for number, why in roster.refusals().items() if number not in roster.present
-    } | dict(reasons)
+    refused = {n: why for n, why in roster.refusals().items() if n not in roster.present}
+    reasons = {**refused, **reasons}
     absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
     told = [f"node {number}: {reason}" for number, reason in reasons.items()]
     told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
@@ -330,13 +306,11 @@ def accounted(
 
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
-        own = made[like]
         ledger = Copy((), Position(releases, ""), repeatable)
-        return privacy_report(own, ledger, patient, unit)
+        return privacy_report(made[like], ledger, patient, unit)
 
-    first = {
-        made[number].mechanism: number for number in sorted(made, reverse=True)
-    }  # nodes with one mechanism have one ε
+    # Nodes with one mechanism have one ε.
+    first = {made[number].mechanism: number for number in sorted(made, reverse=True)}
     found = {}
     for number, standing in sorted(roster.standings.items()):
         patient = standing.examples_per_patient
@@ -344,19 +318,12 @@ def accounted(
             patient = min(patient, standing.records)
         own = of(first[made[number].mechanism], roster.spent(number), patient)
         ledger = {"entries": standing.entries, "digest": standing.digest}
-        found[number] = own | {
-            "ledger": ledger,
-            "unconfirmed": roster.spent(number) - standing.entries,
-        }
+        unconfirmed = roster.spent(number) - standing.entries
+        found[number] = own | {"ledger": ledger, "unconfirmed": unconfirmed}
     worst = max(found.values(), key=lambda own: own["epsilon_tight"])
-    bounds = {
-        k: max(own[k] for own in found.values())
-        for k in worst
-        if k.startswith("epsilon_") or k == "steps"
-    }
-    chain = hashlib.sha256(
-        "".join(own["ledger"]["digest"] for own in found.values()).encode()
-    ).hexdigest()
+    bounded = [key for key in worst if key.startswith("epsilon_") or key == "steps"]
+    bounds = {key: max(own[key] for own in found.values()) for key in bounded}
+    digests = "".join(own["ledger"]["digest"] for own in found.values())
     kept = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
     listed = [
         {"node": number, "answers": roster.standings[number].answers}
@@ -365,7 +332,7 @@ def accounted(
     ]
     entries = sum(own["ledger"]["entries"] for own in found.values())
     whole = {
-        "ledger": {"entries": entries, "digest": chain},
+        "ledger": {"entries": entries, "digest": hashlib.sha256(digests.encode()).hexdigest()},
         "composition": "parallel: the worst node's",
         "nodes": listed,
     }

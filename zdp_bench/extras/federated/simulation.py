@@ -3,23 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from concurrent.futures import Future
+from typing import cast
 
 import torch
+from flwr.app import Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid
+from flwr.supercore.task_identity import TaskIdentity
 
 from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.flower import (
-    FIRST,
-    ClientApp,
-    Context,
-    Grid,
-    Message,
-    OneRunGrid,
-    RecordDict,
-    ServerApp,
-    identify,
-)
 from zdp_bench.extras.federated.node import Site, client_app, open_site, reply_to
 from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
 from zdp_bench.records import Record
@@ -27,13 +20,12 @@ from zdp_bench.training import distributed
 from zdp_bench.training.run import Watcher
 from zdp_bench.training.run_folder import Outcome
 
+SERVER = 1  # Flower's number of the server, and of its one run and task
+FIRST = 2  # that of node 0
+
 
 def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
-    """Run a federation on this machine; `training.run` calls it for a recipe with nodes.
-
-    Raises:
-        UserError: it was started by torchrun, or asks for what only SuperNodes can do.
-    """
+    """Run a federation on this machine; `training.run` calls it for a recipe with nodes."""
     if distributed.is_distributed():
         raise UserError("federated.nodes: torchrun carries out central runs only.")
     if config.federated.patients == "own":
@@ -41,8 +33,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
             "federated.patients=own: each node reads its own data root, so each needs a SuperNode; "
             "docs/federated.md has the commands."
         )
-    over = run_on_ray if config.federated.backend == "ray" else run_serially
-    return run_federation(over, config, watcher, device, wait)
+    return run_federation(run_serially, config, watcher, device, wait)
 
 
 def run_serially(given: ServerContext) -> Record:
@@ -51,20 +42,23 @@ def run_serially(given: ServerContext) -> Record:
     config = given.config
     with open_site(given.run, Site(config, given.data, given.device)):
         grid = SerialGrid(client_app(config, given.run), config.federated.nodes or 1)
-        return conduct(grid, given)
+        return conduct(cast(Grid, grid), given)
 
 
-class SerialGrid(OneRunGrid):
-    """Nodes in this process, one after the other."""
+def identify() -> None:
+    """Set the sender that Flower writes into messages: this run, the server."""
+    TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = SERVER
+
+
+class SerialGrid:
+    """Nodes in this process, one after the other: as much of Flower's grid as a server uses."""
 
     def __init__(self, answering: ClientApp, nodes: int) -> None:
         self._app = answering
         self._answers: dict[str, Message] = {}
         self._sent = 0
         self._contexts = {
-            FIRST + node: Context(
-                1, FIRST + node, {"partition-id": node, "num-partitions": nodes}, RecordDict(), {}
-            )
+            FIRST + node: Context(SERVER, FIRST + node, {"partition-id": node}, RecordDict(), {})
             for node in range(nodes)
         }
 
@@ -89,39 +83,3 @@ class SerialGrid(OneRunGrid):
         self, messages: Iterable[Message], *, timeout: float | None = None
     ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))
-
-
-def run_on_ray(given: ServerContext) -> Record:
-    """Run by Flower's own simulation, each node's work in a process of Ray's.
-
-    Raises:
-        UserError: Ray does not start or breaks off; its own words are above.
-    """
-    from flwr.simulation import run_simulation
-
-    config, record, app = given.config, Future[Record](), ServerApp()
-
-    @app.main()
-    def main(grid: Grid, context: Context) -> None:
-        try:
-            record.set_result(conduct(grid, given))
-        except BaseException as error:
-            record.set_exception(error)
-
-    try:
-        run_simulation(
-            app,
-            client_app(config, given.run),
-            config.federated.nodes or 1,
-            backend_name="ray",
-            backend_config={"client_resources": {"num_cpus": config.threads or 1, "num_gpus": 0.0}},
-        )
-    except RuntimeError as error:
-        while isinstance(error.__cause__, Exception):
-            error = error.__cause__  # type: ignore[assignment]  # Flower wraps what Ray said twice
-        raise UserError(
-            f"federated.backend=ray: {error} Use federated.backend=serial, or give Ray more memory."
-        ) from None
-    if not record.done():
-        raise UserError("Flower stopped the run early; see its messages above.")
-    return record.result()

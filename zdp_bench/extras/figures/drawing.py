@@ -172,11 +172,7 @@ def write(figure: Figure, name: str, results: Path) -> list[Path]:
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, the same bytes each time.
-
-    Raises:
-        UserError: the file's ending is none of `METADATA`.
-    """
+    """Write a figure, whole or not at all, the same bytes each time."""
     if path.suffix not in METADATA:
         raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
     drawn = BytesIO()

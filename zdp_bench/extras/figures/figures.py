@@ -27,11 +27,7 @@ SPREAD = 8  # of your runs, a positive x axis over this factor or more is logari
 
 
 def draw(name: str, folder: Path) -> Figure:
-    """Draw a figure by name: PAPER/figN, a table of ours, 'epsilon' or 'reconstructions'.
-
-    Raises:
-        UserError: no such figure, or records or tables that it needs are not there.
-    """
+    """Draw a figure by name: PAPER/figN, a table of ours, 'epsilon' or 'reconstructions'."""
     drawings: dict[str, Callable[[str, Path], Figure]] = {
         **dict.fromkeys(filter(papers.is_figure, papers.available()), draw_paper),
         **dict.fromkeys(papers.ours(), draw_ours),
@@ -45,11 +41,7 @@ def draw(name: str, folder: Path) -> Figure:
 
 
 def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
-    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers.
-
-    Raises:
-        UserError: it has not been made; says the command.
-    """
+    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers."""
     path = folder / "tables" / f"{name.replace('/', '_')}.csv"
     if not path.exists():
         raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
@@ -60,11 +52,7 @@ def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
 
 
 def draw_paper(name: str, folder: Path) -> Figure:
-    """Draw the curves of PAPER/figN. A star is a number that the paper's text gives.
-
-    Raises:
-        UserError: the table has not been made, or holds no curve as published.
-    """
+    """Draw the curves of PAPER/figN. A star is a number that the paper's text gives."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
@@ -98,11 +86,7 @@ def panels_of(parts: Sequence[str]) -> list[str]:
 
 
 def draw_ours(name: str, folder: Path) -> Figure:
-    """Draw a table of our own: what is kept, a line for each row, or a panel for each against ε.
-
-    Raises:
-        UserError: the table has not been made.
-    """
+    """Draw a table of our own: what is kept, a line for each row, or a panel for each against ε."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
     if papers.ours()[name].get("kept"):
@@ -134,11 +118,7 @@ def draw_kept(points: pd.DataFrame) -> Figure:
 
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
-    """Draw every finite printed ε of the five papers against the tight ε of its mechanism.
-
-    Raises:
-        UserError: the table has not been made.
-    """
+    """Draw every finite printed ε of the five papers against the tight ε of its mechanism."""
     claims = read_table(name, folder, "zdp-bench epsilon")
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
@@ -166,15 +146,7 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
 def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str]) -> Figure:
     """Draw the metric of the records that pass every filter, a curve for each value of `by`.
 
-    Args:
-        filters: column=value, as `zdp-bench results` takes them.
-        x: a column of records.csv or a key of the configuration.
-        metric: one of a run; runs without it are not drawn.
-        by: columns or keys.
-
-    Raises:
-        UserError: no record passes; x, metric or `by` is not known; x is not a number; or `by` has
-            more values than there are colours.
+    `x` and `by` are columns of records.csv or keys of the configuration.
     """
     frame = results.keep(results.read_frame(records.read_all(folder))[0], filters)
     x, metric = results.find(x, frame, "--x"), results.find(metric, frame, "--y")
@@ -182,11 +154,8 @@ def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequenc
     y = pd.to_numeric(frame[metric], errors="coerce").replace([math.inf, -math.inf], math.nan)
     numbers = pd.to_numeric(frame[x], errors="coerce")
     if y.isna().all() or numbers.isna().any():
-        wrong = (
-            f"--y {metric}: is a finite number in none"
-            if y.isna().all()
-            else f"--x {x}: is no number in one"
-        )
+        in_y, in_x = f"--y {metric}: is a finite number in none", f"--x {x}: is no number in one"
+        wrong = in_y if y.isna().all() else in_x
         raise UserError(f"{wrong} of these runs. Choose other runs: --runs COLUMN=VALUE.")
     if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))

@@ -25,9 +25,6 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
 
     All shown are of one data set. Each run left the slice beside its record (`example.npz`), so
     neither data nor weights are needed.
-
-    Raises:
-        UserError: there is no pair of a non-private and a private run.
     """
     runs = choose_runs(records.read_all(results), results)
     examples = [np.load(_example(results, run), allow_pickle=False) for run in runs]
@@ -60,9 +57,6 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
 
     They are one run of each recipe, of the models that have both, on one data set: of the best
     provenance there is, the one with most such runs.
-
-    Raises:
-        UserError: no non-private and private run share data set and model.
     """
     # data -> model -> (row, recipe) -> run
     found: dict[tuple[int, str], dict[str, dict[tuple[str, str], Record]]] = {}

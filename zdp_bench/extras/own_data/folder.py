@@ -20,38 +20,15 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits, files
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import (
-    BadExamples,
-    advise_skipping,
-    digest,
-    note_skipped,
-    read_each,
-    sha256,
-    try_each,
-)
+from zdp_bench.data.files import BadExamples
 from zdp_bench.data.kspace import SSIM_WINDOW
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.own_data.listing import (
-    Item,
-    Listing,
-    choose_examples,
-    find_items,
-    list_examples,
-    split_items,
-)
-from zdp_bench.extras.own_data.readers import (
-    PICTURE,
-    Facts,
-    Form,
-    Kind,
-    check,
-    fits,
-    inspect,
-    kind_of,
-)
+from zdp_bench.extras.own_data import listing, readers
+from zdp_bench.extras.own_data.listing import Item, Listing
+from zdp_bench.extras.own_data.readers import Facts, Form, Kind
 from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
@@ -126,12 +103,12 @@ class Folder(Form, Dataset):
 
     def load(self, root: Path) -> Splits:
         found = self.find()
-        files = self._digest(found)
+        content = self._digest(found)
         paths = [item.path for item in found.items]
-        whole = self._load("folder", found, found.kind, paths, files)
+        whole = self._load("folder", found, found.kind, paths, content)
         if found.kind.is_image and int(whole.max()) <= DARK:
             log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
-        targets = self._load_targets(found, files)
+        targets = self._load_targets(found, content)
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
         pixels = self.pixels if found.kind.is_image else None
@@ -141,11 +118,9 @@ class Folder(Form, Dataset):
         def take(part: str) -> Part:
             return Part(source, found.rows(part))
 
+        validation = take("validation")
         mean, deviation = self.pixels
-        owners = "".join(
-            f"{item.name}:{item.label}:{item.patient}:{part};"
-            for item, part in zip(found.items, found.parts, strict=True)
-        )
+        owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in found.items)
         pairs = ":reference" if found.target == "reference" else ""
         classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
         what = {
@@ -159,29 +134,40 @@ class Folder(Form, Dataset):
             input_shape=found.kind.shape(self),
             outputs=len(found.classes) or 1,
             provenance="own",
-            digest=digest(f"{files}:{owners}:{self.pixels}:{self.augment}{pairs}"),
-            notes="; ".join(filter(None, [what, note_skipped(found.skipped)])),
+            digest=files.digest(f"{content}:{owners}:{self.pixels}:{self.augment}{pairs}"),
+            notes="; ".join(filter(None, [what, files.note_skipped(found.skipped)])),
             augment=augmentation(self.augment, (0 - mean) / deviation),
             augment_targets=None if found.classes else augmentation(self.augment, 0),
-            validation=take("validation") if found.count("validation") else None,
+            validation=validation if len(validation) else None,
             unit=found.unit,
         )
 
     def info(self, root: Path) -> DatasetInfo:
         """Add the training examples of each class, which a record never has."""
         found = self.find()
-        labels = found.training("label")
-        return replace(super().info(root), classes={name: labels[name] for name in found.classes})
+        classes = dict.fromkeys(found.classes, 0)
+        for item, use in zip(found.items, found.used, strict=True):
+            if item.part == "train" and classes:
+                classes[item.label] += len(use)
+        return replace(super().info(root), classes=classes)
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
         """Read every file that is listed, with its mask or reference."""
         if self.path is None:
             return
         told = False  # of files that no option is given for, once
-        for item in find_items(Path(self.path), self.patient, self.columns, self.values):
-            for path, problem in try_each([p for p in (item.path, item.partner) if p], check):
-                if path == item.path and not (problem or told) and fits(path, PICTURE):
-                    ((_, problem),) = try_each([path], lambda p: PICTURE.inspect(p, self))
+        for item in listing.find_items(Path(self.path), self.patient, self.columns, self.values):
+            for path, problem in files.try_each(
+                [p for p in (item.path, item.partner) if p], readers.check
+            ):
+                if (
+                    path == item.path
+                    and not (problem or told)
+                    and readers.fits(path, readers.PICTURE)
+                ):
+                    ((_, problem),) = files.try_each(
+                        [path], lambda p: readers.PICTURE.inspect(p, self)
+                    )
                     told = bool(problem)
                 yield path, problem
 
@@ -192,34 +178,31 @@ class Folder(Form, Dataset):
                 "dataset.path=null: set the path of your data, such as dataset.path=./scans."
             )
         path = Path(self.path).expanduser()
-        items = find_items(path, self.patient, self.columns, self.values)
+        items = listing.find_items(path, self.patient, self.columns, self.values)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
         if items[0].target == "mask" and kind.mask is None:
             raise UserError(f"{items[0].partner}: is a mask, but a {kind.name} can have none.")
         if items[0].target == "reference":
             self._require_images(kind, items[0].partner)
-        checked = list(read_each(items, partial(self._check, kind), self.bad_examples))
-        listed = len(items)
-        items, facts = [item for item, _ in checked], [each for _, each in checked]
-        require(bool(items), "dataset.path", path, "contains no readable file")
-        parts = split_items(items, self.test_share, self.split_seed)
+        checked = list(files.read_each(items, partial(self._check, kind), self.bad_examples))
+        require(bool(checked), "dataset.path", path, "contains no readable file")
+        facts, skipped = [each for _, each in checked], len(items) - len(checked)
+        items = listing.split_items([item for item, _ in checked], self.test_share, self.split_seed)
         counts = [each.examples for each in facts]
-        used = choose_examples(items, parts, counts, self.max_per_patient)
-        listing = list_examples(path, kind, items, parts, used)
-        files = {item.name: each.files for item, each in checked if each.files}
-        return replace(listing, skipped=listed - len(items), files=files)
+        used = listing.choose_examples(items, counts, self.max_per_patient)
+        return listing.list_examples(path, kind, items, facts, used, skipped)
 
     def _find_kind(self, items: list[Item]) -> Kind:
         """Return the kind of the first file; if files are skipped, of the first of any kind."""
         for item in items if self.bad_examples == "skip" else ():
             with suppress(UserError):
-                return kind_of(item.path)
-        return kind_of(items[0].path)
+                return readers.kind_of(item.path)
+        return readers.kind_of(items[0].path)
 
     def prepare(self, path: Path) -> Tensor:
         """Return a file as the model gets it [n, *shape], for predictions."""
-        kind = kind_of(path)
+        kind = readers.kind_of(path)
         if kind.is_recording != bool(self.length):
             takes = "recordings" if self.length else "images"
             raise UserError(f"{path}: is a {kind.name}, and the model takes {takes}.")
@@ -233,7 +216,7 @@ class Folder(Form, Dataset):
     def _require_options(self, kind: Kind, first: Path) -> None:
         """Reject options that do not apply to these files, and missing ones."""
         what = f"{first.name} is a {kind.name}"
-        for key in OPTIONAL:
+        for key in OPTIONAL if kind.is_image else (*OPTIONAL, "augment"):
             value = getattr(self, key)
             takes = value is None or key in kind.keys
             require(takes, f"dataset.{key}", value, f"changes nothing here: {what}")
@@ -245,8 +228,6 @@ class Folder(Form, Dataset):
         require(allowed, "dataset.channels", self.channels, rule)
         plain = kind.is_image or self.pixels == (Folder.mean, Folder.deviation)
         require(plain, "dataset.mean", self.mean, f"is for images, as dataset.deviation is: {what}")
-        plain = kind.is_image or self.augment is None
-        require(plain, "dataset.augment", self.augment, f"is for images: {what}")
 
     def _require_images(self, kind: Kind, first: Path | None) -> None:
         """Reject references that are not grey images, or are too small for SSIM."""
@@ -258,10 +239,10 @@ class Folder(Form, Dataset):
 
     def _check(self, kind: Kind, item: Item) -> Facts:
         """Compare a file's header with its partner's; if damaged files are skipped, read both."""
-        facts = inspect(item.path, kind, self)
+        facts = readers.inspect(item.path, kind, self)
         partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:
-            other = inspect(partner, reader, self).extent
+            other = readers.inspect(partner, reader, self).extent
             if other != facts.extent:
                 raise UserError(
                     f"{partner}: has {'×'.join(map(str, other))} pixels, but its image "
@@ -277,13 +258,14 @@ class Folder(Form, Dataset):
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
         named: dict[str, dict[str, str]] = {}  # a file's digest -> part -> name
-        for item, part in zip(found.items, found.parts, strict=True):
-            with advise_skipping():
-                paths = [*found.files.get(item.name, [item.path])]
-                paths += [item.partner] if item.partner else []
-                each = [sha256(path) for path in paths]
-            named.setdefault(each[0], {})[part] = item.name
-            sums.append(f"{item.name}:{each[0] if len(each) == 1 else digest(''.join(each))};")
+        for item, facts in zip(found.items, found.facts, strict=True):
+            with files.advise_skipping():
+                paths = [*(facts.files or [item.path]), *filter(None, [item.partner])]
+                each = [files.sha256(path) for path in paths]
+            named.setdefault(each[0], {})[item.part] = item.name
+            sums.append(
+                f"{item.name}:{each[0] if len(each) == 1 else files.digest(''.join(each))};"
+            )
         twice = [of for of in named.values() if {"train", "test"} <= {*of}]
         if twice:
             says = "%s: %d files are byte for byte in train and test under two owners, such as %s"
@@ -292,30 +274,32 @@ class Folder(Form, Dataset):
         if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
             options = [getattr(self, key) for key in kind.keys]
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
-        return digest(text)
+        return files.digest(text)
 
-    def _load_targets(self, found: Listing, files: str) -> Tensor:
+    def _load_targets(self, found: Listing, content: str) -> Tensor:
         """Return classes [n], masks, or references as bytes of images."""
         if found.target == "label":
             return found.spread([found.classes.index(item.label) for item in found.items])
         kind = found.kind.mask if found.target == "mask" else found.kind
         assert kind
         paths = [item.partner for item in found.items if item.partner]
-        return self._load(f"folder-{found.target}s", found, kind, paths, files)
+        return self._load(f"folder-{found.target}s", found, kind, paths, content)
 
-    def _load(self, name: str, found: Listing, kind: Kind, paths: list[Path], files: str) -> Tensor:
+    def _load(
+        self, name: str, found: Listing, kind: Kind, paths: list[Path], content: str
+    ) -> Tensor:
         """Return the examples of `paths`, one a file, in one array [n, *shape].
 
         Args:
-            name: of the cache, in which `files`, their digest, is the key.
+            name: of the cache, in which `content`, their digest, is the key.
         """
         shape = (sum(map(len, found.used)), *kind.shape(self))
 
         def blocks() -> Iterator[np.ndarray]:
             for path, use in zip(paths, found.used, strict=True):
-                with advise_skipping():
+                with files.advise_skipping():
                     block = kind.read(path, self)[use]
                 yield block * np.float32(self.scale) if self.scale else block
 
         dtype = kind.dtype(self)
-        return torch.from_numpy(load_or_make(name, files, shape, dtype, blocks()))
+        return torch.from_numpy(load_or_make(name, content, shape, dtype, blocks()))

@@ -15,8 +15,7 @@ import logging
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from difflib import get_close_matches
 from io import StringIO
 from pathlib import Path
@@ -30,7 +29,7 @@ from torch import Tensor
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owners import pick_test_owners, require_named, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.extras.own_data.readers import HEADER, Kind
+from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, reading
 
 PARTS = ("train", "test", "validation")
@@ -101,8 +100,7 @@ def find_items(
     what = "line that matches dataset.values" if path.is_file() else "file in a class folder"
     require(bool(found), "dataset.path", path, f"contains no {what}")
     if patient is not None:
-        with _naming("dataset.patient"):
-            rule = compile_pattern(patient)
+        rule = _compile("dataset.patient", patient)
         found = [_with_patient(item, rule) for item in found]
     _require_consistent(path, home, found)
     return sorted(found, key=lambda item: item.name)
@@ -190,20 +188,16 @@ def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
         cells = _find_cells(names, columns)
     rules: Rules = {}
     for key, patterns in values.items():
-        require(key in cells, f"dataset.values.{key}", patterns, "the CSV has no such column")
-        with _naming(f"dataset.values.{key}"):
-            rules[key] = {name: compile_pattern(rule) for name, rule in patterns.items()}
+        option = f"dataset.values.{key}"
+        require(key in cells, option, patterns, "the CSV has no such column")
+        rules[key] = {name: _compile(option, pattern) for name, pattern in patterns.items()}
     lines = table.to_dict("records")
     of = [{key: _fill(cell, line) for key, cell in cells.items()} for line in lines]
     translated = [_translate(one, rules) for one in of]
     if left_out := translated.count(None):
         log.warning("%s: skipped %s rows that match none of dataset.values", path, left_out)
-    found = {
-        _item_of(path, f"{path}, line {number}", one): None
-        for number, one in enumerate(translated, start=2)
-        if one
-    }
-    yield from found
+    numbered = [(f"{path}, line {n}", one) for n, one in enumerate(translated, start=2) if one]
+    yield from dict.fromkeys(_item_of(path, where, one) for where, one in numbered)
 
 
 def _find_cells(names: list[str], columns: Columns) -> dict[str, str]:
@@ -277,11 +271,10 @@ def _named(path: Path, where: str, name: str) -> Path:
     return file
 
 
-@contextmanager
-def _naming(key: str) -> Iterator[None]:
-    """Name the option that holds an unfit regular expression."""
+def _compile(key: str, pattern: str) -> re.Pattern[str]:
+    """Compile the regular expression of an option, which an error names."""
     try:
-        yield
+        return compile_pattern(pattern)
     except Unfit as error:
         raise UserError(f"{key}: {error}.") from None
 
@@ -333,30 +326,25 @@ def _real(path: Path, home: Path) -> Path:
 
 @dataclass(frozen=True)
 class Listing:
-    """The files that are used, the part of each, and the classes in order of their number.
+    """The files that are used, each with its part, and the classes in order of their number.
 
     Attributes:
+        facts: of each file's header.
         used: which examples of each file are used [k].
         classes: none if the files have masks or references.
         skipped: how many files were left out, because they cannot be read.
-        files: name -> all files that an item's content is in, where they are several.
     """
 
     kind: Kind
     items: list[Item]
-    parts: list[str]
+    facts: list[Facts]
     used: list[np.ndarray]
     classes: list[str]
-    skipped: int = 0
-    files: dict[str, tuple[Path, ...]] = field(default_factory=dict)
-
-    def count(self, part: str) -> int:
-        """How many examples a part has."""
-        return sum(len(use) for use, of in zip(self.used, self.parts, strict=True) if of == part)
+    skipped: int
 
     def rows(self, part: str) -> Tensor:
         """Return the places of a part's examples, where all examples are in one array."""
-        return torch.nonzero(self.spread([of == part for of in self.parts])).flatten()
+        return torch.nonzero(self.spread([item.part == part for item in self.items])).flatten()
 
     def spread(self, values: list[int] | list[bool]) -> Tensor:
         """Return a value of each file as one of each example [n]."""
@@ -374,63 +362,52 @@ class Listing:
         known = any(item.patient != item.name for item in self.items)
         return "patient" if known else self.kind.name
 
-    def training(self, key: str) -> Counter[str]:
-        """Count the training examples of each patient, or of each label."""
-        found = Counter[str]()
-        for item, use, part in zip(self.items, self.used, self.parts, strict=True):
-            if part == "train":
-                found[getattr(item, key)] += len(use)
-        return found
-
 
 def list_examples(
-    path: Path, kind: Kind, items: list[Item], parts: list[str], used: list[np.ndarray]
+    path: Path,
+    kind: Kind,
+    items: list[Item],
+    facts: list[Facts],
+    used: list[np.ndarray],
+    skipped: int,
 ) -> Listing:
     """Return the listing of the files of which anything is used."""
     kept = [n for n, use in enumerate(used) if len(use)]
+    items, facts, used = [items[n] for n in kept], [facts[n] for n in kept], [used[n] for n in kept]
     targets = sorted({item.target for item in items})
     rule = f"some of its files have a {targets[0]}, and others a {targets[-1]}"
     require(len(targets) == 1, "dataset.path", path, rule)
-    listing = Listing(
-        kind,
-        [items[n] for n in kept],
-        [parts[n] for n in kept],
-        [used[n] for n in kept],
-        sorted({item.label for item in items if item.target == "label"}, key=_natural),
-    )
-    one = len(listing.classes) == 1
+    classes = sorted({item.label for item in items if item.target == "label"}, key=_natural)
+    one = len(classes) == 1
     require(not one, "dataset.path", path, "contains only one class; a classifier needs two")
     advice = "Change the split, dataset.test_share or dataset.split_seed"
     for part in PARTS[:2]:
-        there = listing.count(part)
-        require(there > 0, "dataset.path", path, f"there is no {part} example. {advice}")
-        chosen = zip(listing.items, listing.parts, strict=True)
-        lacking = {*listing.classes} - {item.label for item, of in chosen if of == part}
+        labels = {item.label for item in items if item.part == part}
+        require(bool(labels), "dataset.path", path, f"there is no {part} example. {advice}")
+        lacking = {*classes} - labels
         rule = f"class {min(lacking, default='')} has no {part} example. {advice}"
         require(not lacking, "dataset.path", path, rule)
-    return listing
+    return Listing(kind, items, facts, used, classes, skipped)
 
 
-def split_items(items: list[Item], test_share: float, seed: int) -> list[str]:
-    """Return the part of each file: its own, or by a hash of its patient's name."""
+def split_items(items: list[Item], test_share: float, seed: int) -> list[Item]:
+    """Return the files with their parts: their own, or by a hash of the patient's name."""
     if all(item.part for item in items):
-        return [item.part for item in items]
+        return items
     patients, labels = [item.patient for item in items], [item.label for item in items]
     held = pick_test_owners(patients, labels, test_share, seed)
-    return ["test" if item.patient in held else "train" for item in items]
+    return [replace(i, part="test" if i.patient in held else "train") for i in items]
 
 
-def choose_examples(
-    items: list[Item], parts: list[str], counts: list[int], most: int | None
-) -> list[np.ndarray]:
+def choose_examples(items: list[Item], counts: list[int], most: int | None) -> list[np.ndarray]:
     """Return which examples of each file are used: all, but at most so many of a patient to train.
 
     These are spread evenly over the patient's files, and over the planes of each.
     """
     used = [np.arange(count) for count in counts]
     files: dict[str, list[int]] = {}
-    for n, (item, part) in enumerate(zip(items, parts, strict=True)):
-        if part == "train":
+    for n, item in enumerate(items):
+        if item.part == "train":
             files.setdefault(item.patient, []).append(n)
     for own in files.values():
         ends = np.cumsum([counts[n] for n in own])

@@ -32,27 +32,15 @@ from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.tables import Table
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
+COST = "The test metric without privacy and at three tight ε, and which part of it is kept."
+EPSILON = "Each ε that five papers print, what reproduces it, and the tight ε of its mechanism."
+FACEOFF = "All algorithms on one network and data set at equal tight ε."
+MEASURED = "Time and memory, and the numbers behind the figures, as last measured."
 PARTS = {
-    "cost": (
-        "cost",
-        "What privacy costs",
-        "The test metric without privacy and at three tight ε, and which part of it is kept.",
-    ),
-    "epsilon": (
-        "epsilon",
-        "Every printed ε",
-        "Each ε that five papers print, what reproduces it, and the tight ε of its mechanism.",
-    ),
-    "faceoff": (
-        "faceoff",
-        "Face-off",
-        "All algorithms on one network and data set at equal tight ε.",
-    ),
-    "": (
-        "measured",
-        "Measurements and curves",
-        "Time and memory, and the numbers behind the figures, as last measured.",
-    ),
+    "cost": ("cost", "What privacy costs", COST),
+    "epsilon": ("epsilon", "Every printed ε", EPSILON),
+    "faceoff": ("faceoff", "Face-off", FACEOFF),
+    "": ("measured", "Measurements and curves", MEASURED),
 }
 MADE_BY = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"  # the page is not edited
 OWN = "outside papers"
@@ -133,7 +121,9 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
         record = records.folder(results, run["recipe"], run["run"]) / "record.json"
         shown = {
             heading: [
-                place(pair) for pair in flatten(run.get(section) or {}).items() if _told(pair)
+                place(pair)
+                for pair in flatten(run.get(section) or {}).items()
+                if not pair[0].startswith("mechanism.")  # every block of it: too long for a page
             ]
             for heading, section in SECTIONS.items()
         }
@@ -144,11 +134,6 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
     )
     about = {key: [names.metric(key), names.unit(key)] for key in metrics}
     return {"metrics": about, "pairs": pairs, "runs": runs}
-
-
-def _told(pair: tuple[str, Any]) -> bool:
-    """False for what is too long for a page: every block of a mechanism."""
-    return not pair[0].startswith("mechanism.")
 
 
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
@@ -203,7 +188,8 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
         (
             file.stem,
             captions.get(file.stem, file.stem.replace("_", " ")),
-            _image(file),
+            # Scripts and links in an image do nothing.
+            f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}",
             "photograph" if b"<image" in file.read_bytes() else "lines",
         )
         for file in files
@@ -221,11 +207,6 @@ def _markdown(text: str) -> Markup:
         made = made.replace(f"<td>{paper}</td>", f"<td>{escape(title)}</td>")
     wide = made.replace("<table>", '<div class="wide"><table>')
     return Markup(wide.replace("</table>", "</table></div>"))
-
-
-def _image(file: Path) -> str:
-    """Return a drawing as the address of an image. Scripts and links in an image do nothing."""
-    return f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}"
 
 
 # -------------------------------------------------------------------------- scripts and safety

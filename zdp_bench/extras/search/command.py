@@ -7,7 +7,6 @@ stated, and --epsilon E keeps it. After a stop, the same command continues the s
 from __future__ import annotations
 
 import argparse
-from importlib.util import find_spec
 
 from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
 from zdp_bench.errors import UserError
@@ -37,22 +36,15 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    if find_spec("optuna") is None:
-        raise UserError("zdp-bench search needs Optuna: `pip install 'zdp-bench[search]'`.")
     from zdp_bench.extras.search.search import search, sheet
-    from zdp_bench.extras.search.space import make_search, read_space
+    from zdp_bench.extras.search.space import read_search
 
     if not any(word.startswith("recipe=") for word in options.overrides):
         raise UserError(
             "zdp-bench search: recipe=NAME is missing; `zdp-bench list recipes` lists them."
         )
-    asked = make_search(
-        read_space(options.overrides),
-        options.sampler,
-        options.trials,
-        options.epsilon,
-        options.metric,
-    )
+    given = (options.sampler, options.trials, options.epsilon, options.metric)
+    asked = read_search(options.overrides, *given)
     plain = options.format == "rich"
     found, folder = search(asked, "progress" if plain else "nothing")
     print_sheet(sheet(found), options.format)

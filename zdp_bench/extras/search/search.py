@@ -25,7 +25,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
-from zdp_bench.extras.search.space import Search
+from zdp_bench.extras.search.space import Search, grid_of
 from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
@@ -54,15 +54,12 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
     or was stopped. `epsilon_all` is the tight ε of everything the search made, in any adaptive
     order, and `epsilon_all_unit` that of the owner of several examples.
-
-    Raises:
-        UserError: the search or one of its runs cannot be made.
     """
     say = print if show != "nothing" else (lambda line: None)
     if word := held_out(asked):
         say(f"{word}: so much of the training data is held out to choose by, and counts as public")
-        asked = replace(asked, space=replace(asked.space, fixed=(*asked.space.fixed, word)))
-    config = configured(asked.space.example())
+        asked = replace(asked, fixed=(*asked.fixed, word))
+    config = configured(asked.example())
     require_central(config, "search")
     data = load_data(config)
     metric = choose_by(asked, config, data)
@@ -75,7 +72,7 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
         direction="minimize" if metric in ("loss", *LESS_IS_BETTER) else "maximize",
         sampler=(TPESampler if asked.sampler == "tpe" else RandomSampler)(seed=config.seed),
     )
-    for values in asked.space.grid() if asked.sampler == "grid" else ():
+    for values in grid_of(asked.searched) if asked.sampler == "grid" else ():
         study.enqueue_trial(values)
     lines, spent = list[Record](), list[Spent]()
 
@@ -87,12 +84,19 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
 
     try:
         for number in range(max(asked.trials, made)):
-            trial = study.ask(asked.space.searched)
-            words = asked.space.words(trial.params)
+            trial = study.ask(asked.searched)
+            words = asked.words(trial.params)
             words += noise_words(asked, words, data)
             if asked.epsilon is not None:
                 spent.append(spend(configured(words), data))
-                _require_within(asked.epsilon, spent, config.privacy.delta)
+                total = together(spent, config.privacy.delta)
+                if total > asked.epsilon:
+                    raise UserError(
+                        f"--epsilon {asked.epsilon:g}: with trial {len(spent)} the search would "
+                        f"have a tight ε of {show_epsilon(total)}, because its trials differ in "
+                        "sampling or steps. It stops here; search keys that change neither, or "
+                        "run fewer trials."
+                    )
             run = digest_of(configured(words), data.digest)
             line = {"trial": number + 1, "values": trial.params, "run": run}
             lines.append(line | {"state": "open", "score": None})
@@ -112,17 +116,13 @@ def held_out(asked: Search) -> str:
     Only a `dataset.validation_share` that nobody has set is: the search has to choose by something.
     """
     key = "dataset.validation_share"
-    is_set = any(word.startswith(f"{key}=") for word in asked.space.fixed)
-    options = configured(asked.space.example()).dataset.options
+    is_set = any(word.startswith(f"{key}=") for word in asked.fixed)
+    options = configured(asked.example()).dataset.options
     return "" if is_set or options.get("validation_share", 0) is not None else f"{key}={HELD_OUT:g}"
 
 
 def choose_by(asked: Search, config: Run, data: Splits) -> str:
-    """Return the metric of the validation examples that trials are chosen by.
-
-    Raises:
-        UserError: there are no validation examples, or the task has no such metric.
-    """
+    """Return the metric of the validation examples that trials are chosen by."""
     if data.validation is None:
         raise UserError(
             f"a search chooses by validation examples, and dataset={config.dataset.name} has none: "
@@ -143,11 +143,7 @@ def _say(line: Record, score: str, count: int) -> str:
 
 
 def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Record:
-    """Run a trial; return its state and its score.
-
-    Raises:
-        UserError: the run could not be made, for another reason than that it diverged.
-    """
+    """Run a trial; return its state and its score."""
     try:
         record = carry_out(compose(words), words, show=show).record
     except UserError as error:
@@ -164,11 +160,7 @@ def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Recor
 
 
 def spend(config: Run, data: Splits) -> Spent:
-    """Return what a run will spend if it takes all its steps.
-
-    Raises:
-        UserError: see `Setup.of`.
-    """
+    """Return what a run will spend if it takes all its steps."""
     setup = Setup.of(config, data, torch.device("cpu"))
     return Spent(setup.mechanism.z, *setup.plan.sampling.of_one(setup.plan.steps))
 
@@ -178,9 +170,6 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
 
     Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
     `search.epsilon`. `max_epsilon` ends a trial that has to repeat steps after a kill.
-
-    Raises:
-        UserError: no noise reaches the ε.
     """
     if search.epsilon is None:
         return []
@@ -204,17 +193,6 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
 
 
-def _require_within(most: float, spent: Sequence[Spent], delta: float) -> None:
-    """Reject a trial, whose spending is the last of `spent`, that would exceed the search's ε."""
-    total = together(spent, delta)
-    if total > most:
-        raise UserError(
-            f"--epsilon {most:g}: with trial {len(spent)} the search would have a tight ε of "
-            f"{show_epsilon(total)}, because its trials differ in sampling or steps. It stops "
-            "here; search keys that change neither, or run fewer trials."
-        )
-
-
 def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[Record]) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
     homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
@@ -230,14 +208,13 @@ def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[
     sign = -1 if metric in ("loss", *LESS_IS_BETTER) else 1
     best = max(scored, key=lambda line: (sign * line["score"], -line["trial"]), default=None)
     return {
-        "format": 2,
         "recipe": config.recipe,
-        "fixed": list(asked.space.fixed),
-        "searched": {key: str(values) for key, values in asked.space.searched.items()},
+        "fixed": list(asked.fixed),
+        "searched": {key: str(values) for key, values in asked.searched.items()},
         "sampler": asked.sampler,
         "asked": asked.trials,
         "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
-        "chosen_by": {"metric": metric, "of": "validation"},
+        "metric": metric,
         "direction": "minimize" if sign < 0 else "maximize",
         "data": {"name": config.dataset.name, "digest": data.digest},
         "trials": lines,
@@ -254,7 +231,7 @@ def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[
 
 def sheet(found: Record) -> Sheet:
     """Return the trials of a search's record, the best first, and what ε covers what."""
-    by = found["chosen_by"]
+    metric = found["metric"]
     sign = -1 if found["direction"] == "minimize" else 1
     ordered = sorted(
         found["trials"],
@@ -265,10 +242,9 @@ def sheet(found: Record) -> Sheet:
             "trial": line["trial"],
             **line["values"],
             "state": line["state"],
-            f"{by['of']}_{by['metric']}": line["score"],
-            f"test_{by['metric']}": line.get("test"),
-            "epsilon_tight": line.get("epsilon_tight"),
-            "run": line["run"],
+            f"validation_{metric}": line["score"],
+            f"test_{metric}": line.get("test"),
+            **{key: line.get(key) for key in ("epsilon_tight", "run")},
         }
         for line in ordered
     ]

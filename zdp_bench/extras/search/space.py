@@ -1,4 +1,4 @@
-"""What was asked of a search, and what it varies: Hydra's sweep grammar as distributions."""
+"""What is asked of a search: Hydra's sweep grammar as distributions, and its options."""
 
 from __future__ import annotations
 
@@ -34,47 +34,57 @@ SHARED = {
 
 
 @dataclass(frozen=True)
-class Space:
-    """What a search varies, and what it does not.
+class Search:
+    """What is asked of a search.
 
     Attributes:
         fixed: the words that every trial shares.
         searched: the key of each other word and its values.
+        trials: how many.
+        epsilon: the whole search stays within it, by the noise it gives each trial; None: each
+            trial has the noise of its configuration.
+        metric: by which the best is chosen; None: the task's headline.
     """
 
     fixed: tuple[str, ...]
     searched: dict[str, BaseDistribution]
+    sampler: Literal["tpe", "random", "grid"]
+    trials: int
+    epsilon: float | None = None
+    metric: str | None = None
+
+    @property
+    def name(self) -> str:
+        """The same for the same search, also if it is to have more trials now.
+
+        With `epsilon`, how many there are is part of what is promised.
+        """
+        promised = self.trials if self.epsilon else None
+        asked = [
+            self.fixed,
+            {key: distribution_to_json(values) for key, values in self.searched.items()},
+            [self.sampler, self.epsilon, promised, self.metric],
+        ]
+        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, values: dict[str, Any]) -> list[str]:
         """Return the overrides of a trial."""
-        return [*self.fixed, *(f"{key}={_word(value)}" for key, value in values.items())]
+        given = ((key, v if isinstance(v, str) else repr(v)) for key, v in values.items())
+        return [*self.fixed, *(f"{key}={value}" for key, value in given)]
 
     def example(self) -> list[str]:
         """Return the overrides of one trial, to check the keys with."""
         return self.words({key: _first(values) for key, values in self.searched.items()})
 
-    def grid(self) -> list[dict[str, Any]]:
-        """Return every combination of the values, the last key changing first.
 
-        Raises:
-            UserError: an interval has no end of values.
-        """
-        for key, values in self.searched.items():
-            if not isinstance(values, CategoricalDistribution):
-                raise UserError(
-                    f"--sampler grid: {key} is an interval with infinitely many values; give a "
-                    "comma list, choice(...) or range(...), or take --sampler tpe."
-                )
-        every = [values.choices for values in self.searched.values()]  # type: ignore[attr-defined]
-        return [dict(zip(self.searched, values, strict=True)) for values in product(*every)]
-
-
-def read_space(overrides: Sequence[str]) -> Space:
-    """Return the space that command-line words describe.
-
-    Raises:
-        UserError: a word cannot be read, none has several values, or one may not be searched.
-    """
+def read_search(
+    overrides: Sequence[str],
+    sampler: Literal["tpe", "random", "grid"] = "tpe",
+    trials: int | None = None,
+    epsilon: float | None = None,
+    metric: str | None = None,
+) -> Search:
+    """Return the search that command-line words and options describe."""
     for override in parse_words(overrides):  # before any file is looked for
         if override.is_sweep_override():
             _require_own(override, _key_of(override).lstrip("+"))
@@ -85,8 +95,35 @@ def read_space(overrides: Sequence[str]) -> Space:
             "zdp-bench search: no key has several values. Give one several, such as "
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
-    fixed = [str(word.input_line) for word in parsed if not word.is_sweep_override()]
-    return Space(tuple(fixed), searched)
+    fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
+    setting = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
+    for word in (*fixed, *searched):
+        if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
+            raise UserError(
+                f"{key} with --epsilon: the search chooses each trial's noise so that all "
+                "together stay within ε; remove one of them."
+            )
+    if sampler == "grid":
+        size = len(grid_of(searched))
+        trials = min(trials or size, size)
+    if trials is None:
+        raise UserError(
+            f"zdp-bench search: --trials N is missing: how many runs --sampler {sampler} makes."
+        )
+    return Search(fixed, searched, sampler, trials, epsilon, metric)
+
+
+def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
+    """Return every combination of the values, the last key changing first."""
+    choices = []
+    for key, values in searched.items():
+        if not isinstance(values, CategoricalDistribution):
+            raise UserError(
+                f"--sampler grid: {key} is an interval with infinitely many values; give a "
+                "comma list, choice(...) or range(...), or take --sampler tpe."
+            )
+        choices.append(values.choices)
+    return [dict(zip(searched, values, strict=True)) for values in product(*choices)]
 
 
 def _key_of(override: Override) -> str:
@@ -114,10 +151,9 @@ def _values(override: Override) -> BaseDistribution:
         low, high = sweep.start, sweep.end
         assert low is not None
         assert high is not None
-        whole = isinstance(low, int) and isinstance(high, int)
         try:
-            if whole:
-                return IntDistribution(int(low), int(high), log=log)
+            if isinstance(low, int) and isinstance(high, int):
+                return IntDistribution(low, high, log=log)
             return FloatDistribution(float(low), float(high), log=log)
         except ValueError as error:
             raise UserError(f"{line}: {error}") from None
@@ -131,68 +167,3 @@ def _values(override: Override) -> BaseDistribution:
 
 def _first(values: BaseDistribution) -> Any:
     return values.choices[0] if hasattr(values, "choices") else values.low  # type: ignore[attr-defined]
-
-
-def _word(value: Any) -> str:
-    return value if isinstance(value, str) else repr(value)
-
-
-@dataclass(frozen=True)
-class Search:
-    """What was asked of a search.
-
-    Attributes:
-        trials: how many.
-        epsilon: the whole search stays within it, by the noise it gives each trial; None: each
-            trial has the noise of its configuration.
-        metric: by which the best is chosen; None: the task's headline.
-    """
-
-    space: Space
-    sampler: Literal["tpe", "random", "grid"]
-    trials: int
-    epsilon: float | None = None
-    metric: str | None = None
-
-    @property
-    def name(self) -> str:
-        """The same for the same search, also if it is to have more trials now.
-
-        With `epsilon`, how many there are is part of what is promised.
-        """
-        promised = self.trials if self.epsilon else None
-        asked = [
-            self.space.fixed,
-            {key: distribution_to_json(values) for key, values in self.space.searched.items()},
-            [self.sampler, self.epsilon, promised, self.metric],
-        ]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
-
-
-def make_search(
-    space: Space,
-    sampler: str,
-    trials: int | None,
-    epsilon: float | None = None,
-    metric: str | None = None,
-) -> Search:
-    """Return the search that command-line options describe, checked.
-
-    Raises:
-        UserError: an option is out of range, or two contradict each other.
-    """
-    size = len(space.grid()) if sampler == "grid" else None
-    if trials is None and size is None:
-        raise UserError(
-            f"zdp-bench search: --trials N is missing: how many runs --sampler {sampler} makes."
-        )
-    setting = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
-    for word in (*space.fixed, *space.searched):
-        if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
-            raise UserError(
-                f"{key} with --epsilon: the search chooses each trial's noise so that all "
-                "together stay within ε; remove one of them."
-            )
-    asked = min(trials or size, size) if size else trials
-    assert asked
-    return Search(space, sampler, asked, epsilon, metric)  # type: ignore[arg-type]

@@ -37,10 +37,6 @@ def export(results: Path, asked: str, to: Path) -> Record:
 
     Args:
         asked: the run, see `find_weights`.
-
-    Raises:
-        UserError: there is no such run, its weights are missing or not those of its record, or the
-            folder holds something.
     """
     home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read(home / files.RECORD)
@@ -86,9 +82,6 @@ def write_own(
     Args:
         about: name, algorithm, inputs, data and owners, as `Private.export` gives them.
         privacy: what `Private.report` returned.
-
-    Raises:
-        UserError: the folder holds something else, or a metric is no number.
     """
     weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     report = {

@@ -104,11 +104,7 @@ def is_report(source: Source) -> bool:
 
 
 def read(folder: Path) -> Source:
-    """Return the record of an exported run, or the report of an exported loop.
-
-    Raises:
-        UserError: the folder is no exported model, or something else stands in a place.
-    """
+    """Return the record of an exported run, or the report of an exported loop."""
     path = folder / (REPORT if (folder / REPORT).is_file() else RECORD)
     if not path.is_file() or not (folder / WEIGHTS).is_file():
         raise UserError(
@@ -120,11 +116,7 @@ def read(folder: Path) -> Source:
 
 
 def require_fit(source: Source, path: Path) -> None:
-    """Reject a record or report that lacks what an export needs, or has absurd values.
-
-    Raises:
-        UserError: it names the places.
-    """
+    """Reject a record or report that lacks what an export needs, or has absurd values."""
     if is_report(source):
         wrong = [*misfits(source, _BOTH), *misfits(source, _LOOP)]
         if not wrong and source["owners"]:
@@ -174,11 +166,7 @@ def dtype_of(name: str) -> torch.dtype | None:
 
 
 def copy_ledger(ledger: Path, to: Path) -> None:
-    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`.
-
-    Raises:
-        UserError: one is larger than `MOST_LEDGER`.
-    """
+    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`."""
     for path in [ledger, *those_aside(ledger)]:
         if path.is_file():
             if path.stat().st_size > MOST_LEDGER:
@@ -201,22 +189,14 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return what `write_weights` wrote, bit for bit.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return what `write_weights` wrote, bit for bit."""
     with _open_weights(path) as (file, pairs):
         tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         return {n: torch.view_as_complex(t) if n in pairs else t for n, t in tensors.items()}
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes of the weights in a file, of which only the head is read.
-
-    Raises:
-        UserError: the file is damaged.
-    """
+    """Return the shapes of the weights in a file, of which only the head is read."""
     with _open_weights(path) as (file, pairs):
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         return {name: shape[:-1] if name in pairs else shape for name, shape in shapes.items()}

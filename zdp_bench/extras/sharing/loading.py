@@ -82,9 +82,6 @@ def find_representation(
 
     Args:
         weights: the user's file of them, in the place of the path that the record names.
-
-    Raises:
-        UserError: its weights are not here, or it gives other numbers than the record's.
     """
     chosen = config.representation
     if chosen is None:
@@ -115,9 +112,6 @@ def sketch_of(folder: Path, record: Record) -> ModelSetup:
     """Return what a record's run trained with, on torch's meta device: its model has no numbers.
 
     So nothing is made that is larger than the weights in the folder, whatever the record says.
-
-    Raises:
-        UserError: the configuration is not known here, or its model has other weights.
     """
     # Neither other weights nor a start from white noise: it has its own.
     config, info = replace(config_of(record), start=None), info_of(record)
@@ -153,11 +147,7 @@ def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
 
 
 def config_of(record: Record) -> Run:
-    """Return the configuration of a record, checked; missing keys have their defaults.
-
-    Raises:
-        UserError: this version of zdp-bench does not know one of its keys or plug-ins.
-    """
+    """Return the configuration of a record, checked; missing keys have their defaults."""
     try:
         check_values(record["config"], most=0)
     except UserError as error:
@@ -197,9 +187,6 @@ def predict_file(
 
     Args:
         weights: see `load`.
-
-    Raises:
-        UserError: a file has another format, or the inputs do not fit the model.
     """
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
@@ -225,11 +212,7 @@ def predict_file(
 
 
 def read_inputs(record: Record, path: Path) -> Tensor:
-    """Return the array of a .npy file, or a file as the model's training data was prepared.
-
-    Raises:
-        UserError: the model was not trained on such files, or the file is damaged.
-    """
+    """Return the array of a .npy file, or a file as the model's training data was prepared."""
     if path.suffix == ".npy":
         with reading(path):
             return torch.as_tensor(np.load(path, allow_pickle=False))

@@ -24,25 +24,16 @@ NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V
 GAIN = 1000  # units per mV
 
 
-def draw_wave(t: np.ndarray, centre: float, width: float, height: float) -> np.ndarray:
-    """Draw one Gaussian wave: t [samples] in seconds from the R peak."""
-    return height * np.exp(-0.5 * ((t - centre) / width) ** 2)
-
-
 def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
-    """Draw one heart beat around its R peak, in mV."""
+    """Draw one heart beat in mV: t [samples] in seconds from the R peak."""
     waves = [(-0.17, 0.025, 0.12)]  # centre, width, height
     if blocked:  # broad, notched QRS; T against it
         waves += [(-0.025, 0.028, 0.9), (0.045, 0.028, 0.8), (0.30, 0.06, -0.3)]
     else:
-        waves += [
-            (-0.022, 0.008, -0.12),
-            (0.0, 0.011, 1.1),
-            (0.024, 0.009, -0.25),
-            (0.28, 0.05, 0.3),
-        ]
-    total: np.ndarray = np.sum([draw_wave(t, *wave) for wave in waves], axis=0)
-    return total
+        waves += [(-0.022, 0.008, -0.12), (0.0, 0.011, 1.1)]
+        waves += [(0.024, 0.009, -0.25), (0.28, 0.05, 0.3)]
+    drawn = [high * np.exp(-0.5 * ((t - centre) / width) ** 2) for centre, width, high in waves]
+    return np.asarray(np.sum(drawn, axis=0))
 
 
 def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> np.ndarray:
@@ -72,16 +63,6 @@ def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> No
     (folder / f"{name}.hea").write_text(text, encoding="ascii")
 
 
-def write_recordings(folder: Path, count: int, seconds: float, seed: int) -> None:
-    """Write recordings under `folder/cinc2020_wfdb`, every other one blocked."""
-    inside = folder / "cinc2020_wfdb"
-    inside.mkdir(parents=True)
-    for number in range(count):
-        blocked = number % 2 == 1
-        leads = draw_recording(blocked, seconds, np.random.default_rng([seed, number]))
-        write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if blocked else "Normal")
-
-
 @register("dataset", "cpsc2018_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class Cpsc2018Synthetic(StandIn, Cpsc2018):
@@ -94,4 +75,9 @@ class Cpsc2018Synthetic(StandIn, Cpsc2018):
     seed: int = 0
 
     def write(self, folder: Path) -> None:
-        write_recordings(folder / FOLDER, self.count, self.seconds, self.seed)
+        inside = folder / FOLDER / "cinc2020_wfdb"
+        inside.mkdir(parents=True)
+        for number in range(self.count):
+            blocked, rng = number % 2 == 1, np.random.default_rng([self.seed, number])
+            leads = draw_recording(blocked, self.seconds, rng)
+            write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if blocked else "Normal")

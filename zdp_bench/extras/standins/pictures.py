@@ -27,31 +27,26 @@ FILM = 48  # pixels along a side of a film
 MOST = 10**9  # numbers of all generated pictures
 
 
-def write_films(folder: Path, count: int, seed: int) -> None:
-    """Write films of people with one or two each: three quarters are ill, with more blobs."""
-    for number in range(count):
-        person = 2 * number // 3
-        ill, part = person % 4 > 0, "train" if person % 5 else "test"
-        name = f"person{person}_virus_{number}" if ill else f"IM-{person:04d}-{number:04d}"
-        own = np.random.default_rng([seed, person])
-        noise = np.random.default_rng([seed, person, number]).normal(0, 0.02, (FILM, FILM))
-        pixels = 255 * (draw_blobs((FILM, FILM), 8 if ill else 2, own) + noise).clip(0, 1)
-        path = folder / part / CLASSES[ill] / f"{name}.jpeg"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
-
-
 @register("dataset", "chest_xray_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class ChestXraySynthetic(StandIn, ChestXray):
-    """Blobs in the layout of Kermany's films."""
+    """Blobs as films of people with one or two each: three quarters are ill, with more blobs."""
 
     count: Annotated[int, Interval(ge=50, le=10**5)] = 800  # so that both parts hold both classes
     size: Pixels = 64
     seed: int = 0
 
     def write(self, folder: Path) -> None:
-        write_films(folder / FOLDER, self.count, self.seed)
+        for number in range(self.count):
+            person = 2 * number // 3
+            ill, part = person % 4 > 0, "train" if person % 5 else "test"
+            name = f"person{person}_virus_{number}" if ill else f"IM-{person:04d}-{number:04d}"
+            own = np.random.default_rng([self.seed, person])
+            noise = np.random.default_rng([self.seed, person, number]).normal(0, 0.02, (FILM, FILM))
+            pixels = 255 * (draw_blobs((FILM, FILM), 8 if ill else 2, own) + noise).clip(0, 1)
+            path = folder / FOLDER / part / CLASSES[ill] / f"{name}.jpeg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
 
 
 VERSION = "synthetic images v1"

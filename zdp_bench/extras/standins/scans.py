@@ -43,15 +43,12 @@ def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generat
     def inside(centre: np.ndarray, radii: np.ndarray, turned: float) -> np.ndarray:
         across = (y - centre[1]) * np.cos(turned) + (x - centre[2]) * np.sin(turned)
         along = (x - centre[2]) * np.cos(turned) - (y - centre[1]) * np.sin(turned)
-        return ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2 + (
-            along / radii[2]
-        ) ** 2 < 1
+        far = ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2
+        return far + (along / radii[2]) ** 2 < 1
 
-    skull = np.array([1.0, *random.uniform(0.75, 0.9, 2)])
-    nowhere = np.zeros(3)
-    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * inside(
-        nowhere, skull - np.array([0, 0.1, 0.1]), 0.0
-    )
+    skull, nowhere = np.array([1.0, *random.uniform(0.75, 0.9, 2)]), np.zeros(3)
+    brain = inside(nowhere, skull - np.array([0, 0.1, 0.1]), 0.0)
+    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * brain
     for _ in range(10):
         centre = random.uniform(-0.5, 0.5, 3) * np.array([0.6, 1, 1])
         radii = np.array([random.uniform(0.3, 0.6), *random.uniform(0.08, 0.3, 2)])
@@ -137,21 +134,6 @@ def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return volume.astype(np.int16), labels
 
 
-def write_heads(folder: Path, train: int, test: int, seed: int) -> None:
-    """Write patients in Task01's folders."""
-    for number in range(train + test):
-        path = folder / ("imagesTr" if number < train else "imagesTs") / f"BRATS_{number + 1:03d}"
-        _write(path, draw_head(np.random.default_rng([seed, number])), number)
-
-
-def write_abdomens(folder: Path, volumes: int, seed: int) -> None:
-    """Write volumes with their segmentations."""
-    for number in range(volumes):
-        image, labels = draw_abdomen(np.random.default_rng([seed, number]))
-        for name, data in (("imagesTr", image), ("labelsTr", labels)):
-            _write(folder / name / f"liver_{number}", data, number)
-
-
 def _write(path: Path, data: np.ndarray, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     axes = "LPS" if number % 2 else "RAS"
@@ -175,8 +157,11 @@ class MriSequencesSynthetic(StandIn, MriSequences):
         count_held_out(self.patients, self.test_share, "patients")
 
     def write(self, folder: Path) -> None:
-        test = count_held_out(self.patients, self.test_share, "patients")
-        write_heads(folder / HEADS, self.patients - test, test, self.seed)
+        train = self.patients - count_held_out(self.patients, self.test_share, "patients")
+        for number in range(self.patients):
+            path = folder / HEADS / ("imagesTr" if number < train else "imagesTs")
+            head = draw_head(np.random.default_rng([self.seed, number]))
+            _write(path / f"BRATS_{number + 1:03d}", head, number)
 
 
 class Abdomens(StandIn):
@@ -187,7 +172,10 @@ class Abdomens(StandIn):
     seed: int
 
     def write(self, folder: Path) -> None:
-        write_abdomens(folder / TASKS["liver"][0], self.volumes, self.seed)
+        for number in range(self.volumes):
+            image, labels = draw_abdomen(np.random.default_rng([self.seed, number]))
+            for name, data in (("imagesTr", image), ("labelsTr", labels)):
+                _write(folder / TASKS["liver"][0] / name / f"liver_{number}", data, number)
 
 
 @register("dataset", "msd_synthetic")

@@ -41,21 +41,6 @@ def synthesise(
     return sound.clip(-1, 1 - 2**-15)
 
 
-def write_set(folder: Path, words: list[str], clips_per_word: int, seed: int) -> None:
-    """Write wav files of each word, by a fifth as many speakers."""
-    import soundfile
-
-    for label, word in enumerate(words):
-        (folder / word).mkdir(parents=True)
-        for number in range(clips_per_word):
-            take, person = divmod(number, max(2, clips_per_word // 5))
-            voice = np.random.default_rng([seed, person])
-            clip = np.random.default_rng([seed, label, number, 1])
-            sound = synthesise(label, len(words), voice, clip).astype(np.float32)
-            path = folder / word / f"{person:08x}_nohash_{take}.wav"
-            soundfile.write(str(path), sound, RATE, subtype="PCM_16")
-
-
 @register("dataset", "speech_commands_synthetic")
 @dataclass(frozen=True, kw_only=True)
 class SpeechCommandsSynthetic(StandIn, SpeechCommands):
@@ -67,7 +52,18 @@ class SpeechCommandsSynthetic(StandIn, SpeechCommands):
     seed: int = 0
 
     def write(self, folder: Path) -> None:
-        write_set(folder / FOLDER, self.words, self.clips_per_word or 60, self.seed)
+        import soundfile
+
+        clips, words = self.clips_per_word or 60, self.words
+        for label, word in enumerate(words):
+            (folder / FOLDER / word).mkdir(parents=True)
+            for number in range(clips):
+                take, person = divmod(number, max(2, clips // 5))  # a fifth as many speakers
+                voice = np.random.default_rng([self.seed, person])
+                clip = np.random.default_rng([self.seed, label, number, 1])
+                sound = synthesise(label, len(words), voice, clip).astype(np.float32)
+                path = folder / FOLDER / word / f"{person:08x}_nohash_{take}.wav"
+                soundfile.write(str(path), sound, RATE, subtype="PCM_16")
 
     def read_folder(self, folder: Path) -> Splits:
         return SpeechCommands.load(replace(self, clips_per_word=None), folder)

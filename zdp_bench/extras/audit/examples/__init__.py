@@ -2,7 +2,7 @@
 
 Each shows the protocol of `zdp-bench audit module:function`: EXAMPLES, CLAIMED, and functions.
 
-    by_hand       DP-SGD written by hand, full batches: right, and with three faults
+    by_hand       DP-SGD written by hand, full batches: right, and with two faults
     opacus_loop   an epoch with Opacus, Poisson batches (right) and shuffled ones
 
 The other examples are blank and the networks have no bias, so that only the canary and the noise

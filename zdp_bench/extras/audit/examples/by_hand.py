@@ -1,4 +1,4 @@
-"""One step of DP-SGD on a small network, written by hand: right, and with three common faults."""
+"""One step of DP-SGD on a small network, written by hand: right, and with two common faults."""
 
 from __future__ import annotations
 
@@ -30,14 +30,6 @@ def loss_mean(examples: list[Example], seed: int) -> Gradients:
     mean = {name: p.grad for name, p in weights.items() if p.grad is not None}
     clipped = _sum(_clip_each({name: g.unsqueeze(0) for name, g in mean.items()}))
     return _update(model, _add_noise(clipped, SIGMA * CLIP / len(EXAMPLES), seed), divisor=1)
-
-
-def noise_before_averaging(examples: list[Example], seed: int) -> Gradients:
-    """The noise is made for the average, added to the sum, and then averaged too."""
-    model, x, y = _start(examples)
-    total = _sum(_clip_each(_gradients(model, x, y)))
-    noisy = _add_noise(total, SIGMA * CLIP / len(EXAMPLES), seed)
-    return _update(model, noisy, divisor=len(EXAMPLES))
 
 
 def noise_per_micro_batch(examples: list[Example], seed: int) -> Gradients:

@@ -1,0 +1,119 @@
+"""`zdp-bench audit` of a recipe and of my_script:function: formats, exit codes, mistakes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.test_cli import run as command
+from zdp_bench.extras.audit import recipe as module
+from zdp_bench.extras.audit.release import Finding
+
+SCRIPT = """
+import torch
+
+EXAMPLES = [(torch.zeros(2), 0)]
+CLAIMED = {"noise_multiplier": 1.0}
+CANARY = (torch.ones(2), 0)
+INSTEAD = (-torch.ones(2), 0)
+
+def right(examples, seed, std=1.0):
+    noise = std * torch.randn(2, generator=torch.Generator().manual_seed(seed))
+    return {"sum": torch.stack([x / 2**0.5 for x, _ in examples]).sum(dim=0) + noise}
+
+def wrong(examples, seed):
+    return right(examples, seed, std=0.1)
+"""
+PASSES = Finding("case", "claim |x|", math.inf, 1.25, 1e-5, 0.99, "evidence")
+FLAGGED = Finding("case", "claim |x|", 1.0, 1.25, 1e-5, 0.99, "evidence")
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    scripts = {
+        "own_training": SCRIPT,
+        "lacks_claim": SCRIPT.replace("CLAIMED", "CLAIM"),
+        "lacks_package": "import no_such_package\n",
+    }
+    for name, text in scripts.items():
+        (tmp_path / f"{name}.py").write_text(text)
+    yield tmp_path
+    for name in scripts:
+        sys.modules.pop(name, None)
+
+
+@pytest.mark.parametrize(("second", "code"), [(PASSES, 0), (FLAGGED, 1)])
+@pytest.mark.parametrize("form", ["rich", "csv", "json"])
+def test_every_format_holds_every_finding_and_the_exit_code_says_whether_one_is_flagged(
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    second: Finding,
+    code: int,
+    form: str,
+) -> None:
+    monkeypatch.setattr(module, "audit", lambda *_: iter([PASSES, second]))
+    left, out, _ = command(capsys, "audit", "recipe=quickstart", "--format", form)
+    assert left == code
+    if form == "rich":
+        assert all(word in out for word in ("passes", second.verdict, "∞"))
+        return
+    rows = json.loads(out) if form == "json" else [*csv.DictReader(io.StringIO(out))]
+    assert [row["verdict"] for row in rows] == ["passes", second.verdict]
+    assert rows[0]["epsilon_claimed"] == "inf"
+
+
+@pytest.mark.parametrize(("function", "code"), [("right", 0), ("wrong", 1)])
+def test_the_exit_code_is_1_when_the_function_is_flagged(
+    capsys: pytest.CaptureFixture[str], folder: Path, function: str, code: int
+) -> None:
+    words = ["audit", "--runs", "200", f"own_training:{function}", "--format", "json"]
+    left, out, _ = command(capsys, *words)
+    (row,) = json.loads(out)
+    assert left == code
+    assert (row["case"], row["verdict"]) == (function, "flagged" if code else "passes")
+    assert not (folder / "results").exists()
+
+
+def test_the_path_of_the_file_names_it_too(
+    capsys: pytest.CaptureFixture[str], folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    words = ["audit", "../own_training.py:right", "--runs=80", "--format=md"]
+    code, out, _ = command(capsys, *words)
+    assert code == 0
+    for shown in ("| right |", "own_training.py:right", "σ = 1, rate 1, 1 step"):
+        assert shown in out
+
+
+@pytest.mark.parametrize(
+    ("words", "sentence"),
+    [
+        (["recipe=quickstart", "--confidence", "1.5"], "--confidence=1.5: must lie in"),
+        (["recipe=quickstart", "--canaries", "2"], "--canaries=2: must be at least 10"),
+        (["recipe=quickstart", "--steps", "0"], "--steps=0: must be at least 1"),
+        (["recipe=quickstart", "algorithm.noise_multiplier=0"], "its ε is ∞"),
+        (["no_such_script:right"], "module 'no_such_script' not found"),
+        (["./none.py:right"], "module 'none' not found"),
+        (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
+        (["lacks_claim:right"], "lacks_claim: has no CLAIMED"),
+        (["lacks_package:right"], "module 'no_such_package' not found"),
+        (["own_training:right", "seed=1"], "own_training:right: a script's function is audited"),
+        (["own_training:right", "--runs", "3"], "must be at least 40"),
+    ],
+)
+def test_mistakes_end_in_one_sentence(
+    capsys: pytest.CaptureFixture[str], words: list[str], sentence: str
+) -> None:
+    code, out, err = command(capsys, "audit", *words)
+    assert (code, sentence in err) == (2, True), err
+    assert "Traceback" not in out + err
