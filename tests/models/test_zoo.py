@@ -17,7 +17,7 @@ from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.models.harmonic import cosines, responses
-from zdp_bench.models.speech_cnn import speech_cnn
+from zdp_bench.models.speech_cnn import SpeechCNN
 from zdp_bench.nn.activations import IGaussian
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -316,7 +316,7 @@ def test_without_weights_there_is_a_sentence(
 
 
 def test_it_is_the_network_of_the_appendix() -> None:
-    model = speech_cnn((1, 124, 129), 10)
+    model = SpeechCNN((1, 124, 129), 10)
     convolutions = [m for m in model.modules() if isinstance(m, ComplexConv2d)]
     assert [(m.in_channels, m.out_channels, m.kernel_size, m.padding) for m in convolutions] == [
         (a, b, (3, 3), (0, 0)) for a, b in ((1, 8), (8, 16), (16, 32), (32, 64))
@@ -337,9 +337,9 @@ def test_it_is_the_network_of_the_appendix() -> None:
 def test_options_do_what_they_say() -> None:
     torch.manual_seed(0)
     options = {"activation": "cardioid_per_feature", "last_activation": False, "pooled": 2}
-    plain = speech_cnn((1, 40, 30), 3, **options)
+    plain = SpeechCNN((1, 40, 30), 3, **options)
     torch.manual_seed(0)
-    louder = speech_cnn((1, 40, 30), 3, **options, gain=2.0)
+    louder = SpeechCNN((1, 40, 30), 3, **options, gain=2.0)
     assert torch.equal(louder.head[0].weight, 2 * plain.head[0].weight)
     assert torch.equal(louder.head[0].bias, plain.head[0].bias)
     assert plain.head[0].weight.shape == (64, 64 * 4)

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError
-from zdp_bench.models.linear import real_linear_map
+from zdp_bench.models.linear import LinearMap
 from zdp_bench.representations import Representation, build
 from zdp_bench.representations.network import PACKAGES
 from zdp_bench.representations.normalisation import Normalise, normalise_each
@@ -148,7 +148,7 @@ def test_normalisation_is_of_one_example(normalise: Normalise, dtype: torch.dtyp
 def test_a_logistic_regression_a_voxel_has_274_features() -> None:
     torch.manual_seed(0)
     shape = (19, 4, 3, 5)
-    model = real_linear_map(shape, 1, degree=2, bias_degree=6)
+    model = LinearMap(shape, 1, degree=2, bias_degree=6)
     assert sum(p.numel() for p in model.parameters()) == 274
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter)

@@ -22,8 +22,11 @@ from zdp_bench.registry import register
 EPS = 1e-12  # added to a response's mean square, so that a response of 0 stays 0
 
 
+@register("model", "complex_harmonic")
 class HarmonicFilter(nn.Module):
-    """|x + Σ wₖ·uₖ|, with uₖ the response of x to the k-th cosine over its root mean square.
+    """One complex harmonic block with a skip connection; 9×9 makes 80 complex parameters.
+
+    It is |x + Σ wₖ·uₖ|, with uₖ the response of x to the k-th cosine over its root mean square.
 
     Shapes: [B, C, H, W] -> the same. An example of several slices, [B, slices, C, H, W], is
     computed slice by slice.
@@ -35,7 +38,7 @@ class HarmonicFilter(nn.Module):
 
     cosines: Tensor
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, size: int) -> None:
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, *, size: int = 9) -> None:
         super().__init__()
         images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")
@@ -83,11 +86,3 @@ def responses(x: Tensor, vectors: Tensor) -> Tensor:
     power = each.square().sum(dim=2, keepdim=True).mean(dim=(-2, -1), keepdim=True)
     even = each / (power + EPS).sqrt()
     return as_complex_channels(even.movedim(2, 3).flatten(1, 3))
-
-
-@register("model", "complex_harmonic")
-def complex_harmonic(
-    input_shape: tuple[int, ...], outputs: int, *, size: int = 9
-) -> HarmonicFilter:
-    """One complex harmonic block with a skip connection; 9×9 makes 80 complex parameters."""
-    return HarmonicFilter(input_shape, outputs, size)

@@ -6,6 +6,7 @@ With `hidden`, `real_mlp` and `complex_mlp` are the heads of two layers.
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from itertools import product
 from typing import Annotated
 
@@ -52,10 +53,12 @@ def complex_linear(
     return Linear(math.prod(input_shape), outputs, init)
 
 
+@register("model", "real_linear_map")
 class LinearMap(nn.Module):
-    """One linear layer at each place, whose weights are polynomials of the place.
+    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel.
 
-    Shapes: [B, C, *places] -> [B, outputs, *places]. With P the Legendre polynomials of the place:
+    Its weights are polynomials of the place. Shapes: [B, C, *places] -> [B, outputs, *places]. With
+    P the Legendre polynomials of the place:
     Σ_c Σ_p w[c, p] P_p(place) x_c(place) + Σ_p b[p] P_p(place), up to a degree each.
     """
 
@@ -63,9 +66,20 @@ class LinearMap(nn.Module):
     shifts: Tensor
 
     def __init__(
-        self, channels: int, places: tuple[int, ...], outputs: int, degree: int, bias_degree: int
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        degree: Degree = 0,
+        bias_degree: Degree = 0,
     ) -> None:
         super().__init__()
+        if len(input_shape) < 2:
+            raise UserError(
+                "model=real_linear_map: takes maps [channels, places ...], and these examples are "
+                f"{list(input_shape)}."
+            )
+        channels, *places = input_shape
         most = legendre(places, max(degree, bias_degree))
         self.outputs = outputs
         for name, up_to in (("scales", degree), ("shifts", bias_degree)):
@@ -84,7 +98,7 @@ class LinearMap(nn.Module):
         return (parts.sum(dim=3) + shift).transpose(1, 2).unflatten(2, places)
 
 
-def legendre(places: tuple[int, ...], degree: int) -> list[tuple[tuple[int, ...], Tensor]]:
+def legendre(places: Sequence[int], degree: int) -> list[tuple[tuple[int, ...], Tensor]]:
     """Return the exponents and values [places] of all products of Legendre polynomials.
 
     Each has mean square 1 over a long side, and at most this degree in all.
@@ -104,16 +118,3 @@ def legendre(places: tuple[int, ...], degree: int) -> list[tuple[tuple[int, ...]
                 values = (values.unsqueeze(1) * rows[exponent]).flatten()
             found.append((exponents, values.float()))
     return found
-
-
-@register("model", "real_linear_map")
-def real_linear_map(
-    input_shape: tuple[int, ...], outputs: int, *, degree: Degree = 0, bias_degree: Degree = 0
-) -> LinearMap:
-    """A linear layer at each place of a map, which starts at 0: a logistic regression a voxel."""
-    if len(input_shape) < 2:
-        raise UserError(
-            "model=real_linear_map: takes maps [channels, places ...], and these examples are "
-            f"{list(input_shape)}."
-        )
-    return LinearMap(input_shape[0], input_shape[1:], outputs, degree, bias_degree)

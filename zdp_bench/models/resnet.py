@@ -13,10 +13,11 @@ from __future__ import annotations
 
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal
+from typing import Annotated
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, first_line, require
@@ -49,13 +50,21 @@ class ResidualBlock(nn.Module):
         return F.relu(y + short)
 
 
+@register("model", "resnet20")
 class ResNet20(nn.Module):
-    """Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs]."""
+    """ResNet-20. groups: of each GroupNorm.
 
-    def __init__(self, images: int, outputs: int, groups: int) -> None:
+    Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs].
+    """
+
+    def __init__(self, input_shape: tuple[int, ...], outputs: int, *, groups: Width = 8) -> None:
         super().__init__()
+        divides = not any(width % groups for width in WIDTHS)
+        require(divides, "model.groups", groups, "must divide the 16, 32 and 64 channels")
+        rule = "examples must be images, [channels, height, width]"
+        require(len(input_shape) in (2, 3), "model=resnet20", list(input_shape), rule)
         self.stem = nn.Sequential(
-            nn.Conv2d(images, WIDTHS[0], 3, padding=1, bias=False),
+            nn.Conv2d((1, *input_shape)[-3], WIDTHS[0], 3, padding=1, bias=False),
             nn.GroupNorm(groups, WIDTHS[0]),
             nn.ReLU(),
         )
@@ -73,62 +82,51 @@ class ResNet20(nn.Module):
         return self.head(self.blocks(self.stem(x)).mean(dim=(2, 3)))
 
 
-@register("model", "resnet20")
-def resnet20(input_shape: tuple[int, ...], outputs: int, *, groups: Width = 8) -> ResNet20:
-    """ResNet-20. groups: of each GroupNorm."""
-    divides = not any(width % groups for width in WIDTHS)
-    require(divides, "model.groups", groups, "must divide the 16, 32 and 64 channels")
-    rule = "examples must be images, [channels, height, width]"
-    require(len(input_shape) in (2, 3), "model=resnet20", list(input_shape), rule)
-    return ResNet20((1, *input_shape)[-3], outputs, groups)
-
-
-class Transfer(nn.Module):
-    """Shapes: [B, 3, H, W] -> [B, outputs]; images are enlarged by a whole factor first."""
-
-    def __init__(self, network: nn.Module, enlarge: int) -> None:
-        super().__init__()
-        self.network, self.enlarge = network, enlarge
-
-    def forward(self, x: Tensor) -> Tensor:
-        if self.enlarge > 1:
-            x = F.interpolate(x, scale_factor=self.enlarge, mode="bilinear", align_corners=False)
-        return self.network(x)
-
-
 @register("model", "resnet18_transfer")
-def resnet18_transfer(
-    input_shape: tuple[int, ...],
-    outputs: int,
-    *,
-    convolutions: Literal[1, 2] = 1,
-    weights: str = IMAGENET,
-    enlarge: Width = 1,
-) -> Transfer:
+class Transfer(nn.Module):
     """ResNet-18 for transfer learning.
+
+    Shapes: [B, 3, H, W] -> [B, outputs]; images are enlarged by a whole factor first.
 
     Args:
         convolutions: how many of the last two are trained.
         weights: imagenet (by torchvision's downloader), the path of a file, or untrained.
     """
-    from torchvision.models import resnet18  # here, because it takes a second to load
-    from torchvision.ops import FrozenBatchNorm2d
 
-    colours = image_shape("resnet18_transfer", input_shape)[0]
-    require(colours == 3, "model", "resnet18_transfer", "needs images of three colours")
-    network = resnet18(norm_layer=FrozenBatchNorm2d)
-    try:
-        network.load_state_dict(network.state_dict() if weights == UNTRAINED else _weights(weights))
-    except RuntimeError as error:
-        raise UserError(
-            f"model.weights={weights}: not the weights of a ResNet-18 ({first_line(error)[:-1]})."
-        ) from None
-    network.requires_grad_(False)
-    last = network.layer4[-1]
-    for layer in (last.conv2, last.conv1)[:convolutions]:
-        layer.requires_grad_(True)
-    network.fc = nn.Linear(network.fc.in_features, outputs)
-    return Transfer(network, enlarge)
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        convolutions: Annotated[int, Interval(ge=1, le=2)] = 1,
+        weights: str = IMAGENET,
+        enlarge: Width = 1,
+    ) -> None:
+        from torchvision.models import resnet18  # here, because it takes a second to load
+        from torchvision.ops import FrozenBatchNorm2d
+
+        super().__init__()
+        colours = image_shape("resnet18_transfer", input_shape)[0]
+        require(colours == 3, "model", "resnet18_transfer", "needs images of three colours")
+        self.network, self.enlarge = resnet18(norm_layer=FrozenBatchNorm2d), enlarge
+        try:
+            if weights != UNTRAINED:
+                self.network.load_state_dict(_weights(weights))
+        except RuntimeError as error:
+            why = first_line(error)[:-1]
+            raise UserError(
+                f"model.weights={weights}: not the weights of a ResNet-18 ({why})."
+            ) from None
+        self.network.requires_grad_(False)
+        last = self.network.layer4[-1]
+        for layer in (last.conv2, last.conv1)[:convolutions]:
+            layer.requires_grad_(True)
+        self.network.fc = nn.Linear(self.network.fc.in_features, outputs)
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.enlarge > 1:
+            x = F.interpolate(x, scale_factor=self.enlarge, mode="bilinear", align_corners=False)
+        return self.network(x)
 
 
 def missing_weights(source: str) -> str:

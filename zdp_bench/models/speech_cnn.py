@@ -29,17 +29,27 @@ from zdp_bench.registry import register
 WIDTHS = (8, 16, 32, 64)
 
 
+@register("model", "speech_cnn")
 class SpeechCNN(nn.Module):
-    """Complex spectrograms [B, C, frames, bins] -> real logits [B, outputs]."""
+    """The network of Tables 3 and 4.
+
+    Shapes: complex spectrograms [B, C, frames, bins] -> real logits [B, outputs].
+
+    Args:
+        last_activation: put the activation after the output layer too.
+        pooled: side of the adaptive map.
+        gain: factor on the initial weights.
+    """
 
     def __init__(
         self,
         input_shape: tuple[int, ...],
         outputs: int,
-        activation: str,
-        last_activation: bool,
-        pooled: int,
-        gain: float,
+        *,
+        activation: str = "igaussian",
+        last_activation: bool = True,
+        pooled: Width = 1,
+        gain: float = 1.0,
     ) -> None:
         super().__init__()
         images, frames, bins = image_shape("speech_cnn", input_shape)
@@ -67,23 +77,3 @@ class SpeechCNN(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         return self.head(self.features(x).flatten(1)).abs()
-
-
-@register("model", "speech_cnn")
-def speech_cnn(
-    input_shape: tuple[int, ...],
-    outputs: int,
-    *,
-    activation: str = "igaussian",
-    last_activation: bool = True,
-    pooled: Width = 1,
-    gain: float = 1.0,
-) -> SpeechCNN:
-    """The network of Tables 3 and 4.
-
-    Args:
-        last_activation: put the activation after the output layer too.
-        pooled: side of the adaptive map.
-        gain: factor on the initial weights.
-    """
-    return SpeechCNN(input_shape, outputs, activation, last_activation, pooled, gain)

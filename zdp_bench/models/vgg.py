@@ -58,31 +58,41 @@ def encoder_stages(images: int, width: int, norm: Norm, groups: int) -> list[lis
     return stages
 
 
+@register("model", "vgg11")
 class VGG(nn.Module):
-    """Shapes: [B, C, H, W], H and W at least 32, -> [B, outputs].
+    """VGG-11.
 
-    The last map is pooled to `pool`×`pool` for any size of input.
+    Shapes: [B, C, H, W], H and W at least 32, -> [B, outputs].
+
+    Args:
+        norm, groups: see `norm_layers`.
+        width: maps of the first stage.
+        pool: the side to which the last map is pooled, for any size of input.
+        hidden: width of the linear layers.
     """
 
     def __init__(
         self,
-        images: int,
+        input_shape: tuple[int, ...],
         outputs: int,
-        norm: Norm,
-        groups: int,
-        width: int,
-        pool: int,
-        hidden: int,
+        *,
+        norm: Norm = "none",
+        groups: Width = 32,
+        width: Width = 64,
+        pool: Width = 7,
+        hidden: Width = 4096,
     ) -> None:
         super().__init__()
+        images, height, wide = image_shape("vgg11", input_shape)
+        rule = f"images of at least {SMALLEST}² are needed"
+        require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", rule)
         stages = encoder_stages(images, width, norm, groups)
         self.features = nn.Sequential(
             *(layer for stage in stages for layer in (*stage, nn.MaxPool2d(2)))
         )
         self.pool = nn.AdaptiveAvgPool2d(pool)
-        wide = STAGES[-1][-1] * width * pool**2
         self.classifier = nn.Sequential(
-            nn.Linear(wide, hidden),
+            nn.Linear(STAGES[-1][-1] * width * pool**2, hidden),
             nn.ReLU(),
             nn.Linear(hidden, hidden),
             nn.ReLU(),
@@ -93,38 +103,24 @@ class VGG(nn.Module):
         return self.classifier(self.pool(self.features(x)).flatten(1))
 
 
-@register("model", "vgg11")
-def vgg11(
-    input_shape: tuple[int, ...],
-    outputs: int,
-    *,
-    norm: Norm = "none",
-    groups: Width = 32,
-    width: Width = 64,
-    pool: Width = 7,
-    hidden: Width = 4096,
-) -> VGG:
-    """VGG-11.
+@register("model", "vgg11_unet")
+class VGGUNet(nn.Module):
+    """U-Net with a VGG-11 encoder, and a skip connection at each of five scales.
+
+    Shapes: [B, C, H, W] -> [B, outputs, H, W], H and W divisible by 32.
 
     Args:
-        norm, groups: see `norm_layers`.
-        width: maps of the first stage.
-        hidden: width of the linear layers.
-    """
-    images, height, wide = image_shape("vgg11", input_shape)
-    rule = f"images of at least {SMALLEST}² are needed"
-    require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", rule)
-    return VGG(images, outputs, norm, groups, width, pool, hidden)
-
-
-class VGGUNet(nn.Module):
-    """Shapes: [B, C, H, W] -> [B, outputs, H, W], H and W divisible by 32.
-
-    It has a skip connection at each of five scales.
+        norm, groups, width: as for `vgg11`; groups must divide a quarter of the width.
     """
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, norm: Norm, groups: int, width: int
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        norm: Norm = "none",
+        groups: Width = 4,
+        width: Width = 64,
     ) -> None:
         super().__init__()
         images, height, wide = image_shape("vgg11_unet", input_shape)
@@ -163,20 +159,3 @@ class VGGUNet(nn.Module):
         for join in self.join:
             x = join(torch.cat([self.up(x), skipped.pop()], dim=1))
         return self.last(x)
-
-
-@register("model", "vgg11_unet")
-def vgg11_unet(
-    input_shape: tuple[int, ...],
-    outputs: int,
-    *,
-    norm: Norm = "none",
-    groups: Width = 4,
-    width: Width = 64,
-) -> VGGUNet:
-    """U-Net with a VGG-11 encoder.
-
-    Args:
-        norm, groups, width: as for `vgg11`; groups must divide a quarter of the width.
-    """
-    return VGGUNet(input_shape, outputs, norm, groups, width)

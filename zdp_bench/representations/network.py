@@ -13,10 +13,11 @@ import importlib.util
 import io
 import pickle
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import torch
 import torch.nn.functional as F
+from annotated_types import Interval, Len
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, in_one_line, require
@@ -32,12 +33,27 @@ PACKAGES = {
 }
 
 
+@register("representation", "network")
 class Network(nn.Module):
-    """Shapes: pictures float [B, (C,) H, W] -> features [B, width], or a map [B, width, h, w].
+    """A public network without its last layer.
 
-    Attributes:
-        pixels: (mean, deviation): the data set's numbers are (pixel − mean) / deviation.
-        standard: mean and deviation of each colour that the network was trained with.
+    Shapes: pictures float [B, (C,) H, W] -> features [B, width], or a map [B, width, h, w].
+
+    Args:
+        network: its name in timm.
+        weights: package (of the extra `representations`), pretrained (the library fetches its own),
+            a file's path, or untrained (random, to try a recipe).
+        trained_on: the data set of a file's weights; needed with a path.
+        resize: pixels along a side before the network. null: as the pictures are.
+        pool: True for the mean over places, False for a map of features.
+        mirror: the pooled features of a picture and its mirror are averaged.
+        stage: of timm's network, from 0, behind which the features are taken. null: the last.
+        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
+            null: they are in [0, 1].
+        normalise: of one example by its own numbers: layer (all features), group, or none.
+
+    Raises:
+        UserError: the network or its weights are not there, or the examples are no pictures.
     """
 
     version = 1
@@ -46,20 +62,44 @@ class Network(nn.Module):
 
     def __init__(
         self,
-        network: Any,
-        pool: bool,
-        mirror: bool,
-        resize: int | None,
-        pixels: tuple[float, float],
-        standard: tuple[list[float], list[float]],
-        normalise: Normalise,
-        groups: int,
-        facts: dict[str, Any],
+        input_shape: tuple[int, ...],
+        *,
+        network: str = "tf_efficientnet_lite0",
+        library: Library = "timm",
+        weights: str = "package",
+        trained_on: str | None = None,
+        resize: Annotated[int, Interval(ge=8, le=2048)] | None = None,
+        pool: bool = True,
+        mirror: bool = False,
+        stage: int | None = None,
+        pixels: Annotated[list[float], Len(2, 2)] | None = None,
+        normalise: Normalise = "layer",
+        groups: int = 32,
     ) -> None:
         super().__init__()
-        self.network = network
-        self.pool, self.mirror, self.resize, self.pixels = pool, mirror, resize, pixels
-        self.normalise, self.groups, self.facts = normalise, groups, facts
+        channels = input_shape[0] if len(input_shape) == 3 else 1
+        if len(input_shape) not in (2, 3) or channels not in (1, 3):
+            raise UserError(
+                "representation=network: takes pictures [height, width] or [1 or 3, height, width],"
+                f" and these examples are {list(input_shape)}."
+            )
+        self.pixels = pixels or [0.0, 1.0]
+        require(self.pixels[1] > 0, "representation.pixels", pixels, "a deviation is above 0")
+        if mirror and not pool:
+            raise UserError("representation.pool=false: takes no mirror.")
+        self.network, standard, facts = _of_timm(network, weights)
+        if stage is not None:
+            _cut(self.network, stage)
+            facts["stage"] = stage
+        if "file" in facts:
+            named = any(letter.isalnum() for letter in trained_on or "")
+            rule = "state what the file's weights were trained on: no ε covers that data"
+            require(named, "representation.trained_on", trained_on, rule)
+            facts["trained_on"] = trained_on
+        self.facts = {"network": network, "library": library, **facts}
+        self.pool, self.mirror, self.resize = pool, mirror, resize
+        self.normalise, self.groups = normalise, groups
+        # of each colour, as the network was trained with
         mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in standard)
         self.register_buffer("mean", mean)
         self.register_buffer("deviation", deviation)
@@ -83,73 +123,7 @@ class Network(nn.Module):
         return found
 
 
-@register("representation", "network")
-def network(
-    input_shape: tuple[int, ...],
-    *,
-    network: str = "tf_efficientnet_lite0",
-    library: Library = "timm",
-    weights: str = "package",
-    trained_on: str | None = None,
-    resize: int | None = None,
-    pool: bool = True,
-    mirror: bool = False,
-    stage: int | None = None,
-    pixels: list[float] | None = None,
-    normalise: Normalise = "layer",
-    groups: int = 32,
-) -> Network:
-    """A public network without its last layer.
-
-    Args:
-        network: its name in timm.
-        weights: package (of the extra `representations`), pretrained (the library fetches its own),
-            a file's path, or untrained (random, to try a recipe).
-        trained_on: the data set of a file's weights; needed with a path.
-        resize: pixels along a side before the network. null: as the pictures are.
-        pool: True for the mean over places, False for a map of features.
-        mirror: the pooled features of a picture and its mirror are averaged.
-        stage: of timm's network, from 0, behind which the features are taken. null: the last.
-        pixels: mean and deviation that the data set standardised its pixels in [0, 1] with.
-            null: they are in [0, 1].
-        normalise: of one example by its own numbers: layer (all features), group, or none.
-
-    Raises:
-        UserError: the network or its weights are not there, or the examples are no pictures.
-    """
-    channels = input_shape[0] if len(input_shape) == 3 else 1
-    if len(input_shape) not in (2, 3) or channels not in (1, 3):
-        raise UserError(
-            "representation=network: takes pictures [height, width] or [1 or 3, height, width], "
-            f"and these examples are {list(input_shape)}."
-        )
-    pixels = pixels or [0.0, 1.0]
-    positive = len(pixels) == 2 and pixels[1] > 0
-    require(positive, "representation.pixels", pixels, "must be a mean and a deviation above 0")
-    if mirror and not pool:
-        raise UserError("representation.pool=false: takes no mirror.")
-    sized = resize is None or 8 <= resize <= 2048
-    require(sized, "representation.resize", resize, "must lie between 8 and 2048 pixels")
-    found, standard, facts = _of_timm(network, weights)
-    if stage is not None:
-        _cut(found, stage)
-        facts["stage"] = stage
-    if "file" in facts:
-        require(
-            any(letter.isalnum() for letter in trained_on or ""),
-            "representation.trained_on",
-            trained_on,
-            "state what the file's weights were trained on: no ε covers that data",
-        )
-        facts["trained_on"] = trained_on
-    shown = {"network": network, "library": library, **facts}
-    pair = pixels[0], pixels[1]
-    return Network(found, pool, mirror, resize, pair, standard, normalise, groups, shown)
-
-
-def _of_timm(
-    name: str, weights: str
-) -> tuple[nn.Module, tuple[list[float], list[float]], dict[str, Any]]:
+def _of_timm(name: str, weights: str) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
     """Return a network of timm without its last layer, its standardisation, and its facts."""
     import timm
 

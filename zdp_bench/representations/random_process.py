@@ -67,8 +67,11 @@ def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
     return [F.adaptive_avg_pool2d((a + b) / 2, grid).flatten(1) for a, b, grid in both]
 
 
+@register("representation", "random_process")
 class RandomProcess(nn.Module):
-    """Shapes: pictures float [B, (C,) H, W] in [0, 1] -> features [B, 3072].
+    """Features learnt on pictures of a random process, of pictures whose pixels lie in [0, 1].
+
+    Shapes: pictures float [B, (C,) H, W], of at least 16 pixels a side, -> features [B, 3072].
 
     Features are centred by their mean over pictures of the process, which are public, and divided
     by the root of their deviation; then those of each stage get the same norm.
@@ -78,8 +81,14 @@ class RandomProcess(nn.Module):
     mean: Tensor
     deviation: Tensor
 
-    def __init__(self) -> None:
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
         super().__init__()
+        channels = input_shape[0] if len(input_shape) == 3 else 1
+        if len(input_shape) not in (2, 3) or channels not in (1, 3) or min(input_shape[-2:]) < 16:
+            raise UserError(
+                "representation=random_process: takes pictures [height, width] or [1 or 3, height, "
+                f"width] of 16 pixels a side or more, and these examples are {list(input_shape)}."
+            )
         content = WEIGHTS.read_bytes()
         weights = load(content)
         self.encoder = Encoder()
@@ -102,19 +111,3 @@ class RandomProcess(nn.Module):
         stages = found.split([2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2], dim=1)
         together = torch.cat([F.normalize(stage, dim=1) for stage in stages], dim=1)
         return together * math.sqrt(together.shape[1] / len(stages))
-
-
-@register("representation", "random_process")
-def random_process(input_shape: tuple[int, ...]) -> RandomProcess:
-    """Features learnt on pictures of a random process, of pictures whose pixels lie in [0, 1].
-
-    Raises:
-        UserError: the examples are not pictures of at least 16 pixels a side.
-    """
-    channels = input_shape[0] if len(input_shape) == 3 else 1
-    if len(input_shape) not in (2, 3) or channels not in (1, 3) or min(input_shape[-2:]) < 16:
-        raise UserError(
-            "representation=random_process: takes pictures [height, width] or [1 or 3, height, "
-            f"width] of 16 pixels a side or more, and these examples are {list(input_shape)}."
-        )
-    return RandomProcess()

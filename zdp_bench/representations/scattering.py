@@ -13,10 +13,11 @@ coefficient is the definition's:
 from __future__ import annotations
 
 import math
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 import torch
+from annotated_types import Interval
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, require
@@ -113,10 +114,20 @@ def modulus_of(z: Tensor) -> Tensor:
     return torch.from_numpy(np.abs(z.numpy())) if z.device.type == "cpu" else z.abs()
 
 
+@register("representation", "scattering")
 class Scattering(nn.Module):
-    """Shapes: [B, (C,) *sides] -> [B, C · K, *coarse]: K coefficients at every 2^J-th place.
+    """The scattering transform of pictures, or of signals with `dims=1`.
 
-    Complex examples come as two channels, real and imaginary part.
+    Shapes: [B, (C,) *sides] -> [B, C · K, *coarse]: K coefficients at every 2^J-th place. Complex
+    examples come as two channels, real and imaginary part.
+
+    Args:
+        dims: 2 for pictures [(C,) H, W], 1 for signals [(C,) samples].
+        J: the coarsest scale is 2^J samples, and so is the grid of what comes out.
+        L: directions of a picture's wavelets; of a signal's, wavelets an octave.
+        order: 0, 1 or 2: how many wavelets follow one another at most.
+        output: modulus, or complex: orders 0 and 1 before the modulus, for complex heads.
+        normalise: of one example by its own numbers: group (of channels), layer (all), or none.
     """
 
     version = 1
@@ -127,16 +138,32 @@ class Scattering(nn.Module):
 
     def __init__(
         self,
-        sides: tuple[int, ...],
-        J: int,
-        L: int,
-        order: int,
-        output: Output,
-        normalise: Normalise,
-        groups: int,
+        input_shape: tuple[int, ...],
+        *,
+        dims: Annotated[int, Interval(ge=1, le=2)] = 2,
+        J: Annotated[int, Interval(ge=1, le=12)] = 2,
+        L: Annotated[int, Interval(ge=1, le=64)] = 8,
+        order: Annotated[int, Interval(ge=0, le=2)] = 2,
+        output: Output = "modulus",
+        normalise: Normalise = "group",
+        groups: int = 27,
     ) -> None:
         super().__init__()
-        self.dims, self.order, self.output = len(sides), order, output
+        if len(input_shape) not in (dims, dims + 1):
+            raise UserError(
+                f"representation=scattering: takes examples of {dims} dimensions, with channels or "
+                f"without, and these are {list(input_shape)}; set representation.dims."
+            )
+        if dims == 1 and len(input_shape) == 2 and input_shape[0] >= input_shape[1]:
+            raise UserError(
+                f"representation.dims=1: examples are {list(input_shape)}, and a signal has fewer "
+                "channels than samples: rows of a picture are no channels. Set "
+                "representation.dims=2."
+            )
+        sides = input_shape[-dims:]
+        rule = f"2^J must be below the {min(sides)} samples of a side"
+        require(min(sides) > 2**J, "representation.J", J, rule)
+        self.dims, self.order, self.output = dims, order, output
         self.normalise, self.groups = normalise, groups
         padded = tuple(side + 2 * 2**J for side in sides)
         low = 0.8 * 2 ** (J - 1)
@@ -203,48 +230,3 @@ class Scattering(nn.Module):
         for axis in range(self.dims):
             x = x.index_select(axis - self.dims, getattr(self, f"places_{axis}"))
         return x
-
-
-@register("representation", "scattering")
-def scattering(
-    input_shape: tuple[int, ...],
-    *,
-    dims: int = 2,
-    J: int = 2,
-    L: int = 8,
-    order: int = 2,
-    output: Output = "modulus",
-    normalise: Normalise = "group",
-    groups: int = 27,
-) -> Scattering:
-    """The scattering transform of pictures, or of signals with `dims=1`.
-
-    Args:
-        dims: 2 for pictures [(C,) H, W], 1 for signals [(C,) samples].
-        J: the coarsest scale is 2^J samples, and so is the grid of what comes out.
-        L: directions of a picture's wavelets; of a signal's, wavelets an octave.
-        order: 0, 1 or 2: how many wavelets follow one another at most.
-        output: modulus, or complex: orders 0 and 1 before the modulus, for complex heads.
-        normalise: of one example by its own numbers: group (of channels), layer (all), or none.
-
-    Raises:
-        UserError: an option is out of range, or examples have other dimensions or are too small.
-    """
-    require(dims in (1, 2), "representation.dims", dims, "must be 1 or 2")
-    require(1 <= J <= 12, "representation.J", J, "must lie between 1 and 12")
-    require(1 <= L <= 64, "representation.L", L, "must lie between 1 and 64")
-    require(order in (0, 1, 2), "representation.order", order, "must be 0, 1 or 2")
-    if len(input_shape) not in (dims, dims + 1):
-        raise UserError(
-            f"representation=scattering: takes examples of {dims} dimensions, with channels or "
-            f"without, and these are {list(input_shape)}; set representation.dims."
-        )
-    if dims == 1 and len(input_shape) == 2 and input_shape[0] >= input_shape[1]:
-        raise UserError(
-            f"representation.dims=1: examples are {list(input_shape)}, and a signal has fewer "
-            "channels than samples: rows of a picture are no channels. Set representation.dims=2."
-        )
-    sides = input_shape[-dims:]
-    fits = min(sides) > 2**J
-    require(fits, "representation.J", J, f"2^J must be below the {min(sides)} samples of a side")
-    return Scattering(sides, J, L, order, output, normalise, groups)

@@ -22,12 +22,22 @@ CONTRASTS = SCALES[2:]  # of the local mean and deviation
 EPS = 1e-5
 
 
+@register("representation", "voxels")
 class Voxels(nn.Module):
-    """Shapes: [B, (1,) D, H, W] -> [B, filters, D, H, W], each filter with mean 0 and deviation 1
-    over its volume.
+    """Smoothed filters of a volume, each with mean 0 and deviation 1 over it.
+
+    Shapes: [B, (1,) D, H, W] -> [B, filters, D, H, W].
     """
 
     version = 1
+
+    def __init__(self, input_shape: tuple[int, ...]) -> None:
+        super().__init__()
+        if len(input_shape) not in (3, 4) or (len(input_shape) == 4 and input_shape[0] != 1):
+            raise UserError(
+                "representation=voxels: takes volumes [depth, height, width] of one channel, and "
+                f"these examples are {list(input_shape)}."
+            )
 
     def forward(self, x: Tensor) -> Tensor:
         require_real(x, "voxels")
@@ -64,18 +74,3 @@ def blur(x: Tensor, sigma: float) -> Tensor:
         padding[2 * (2 - axis)] = padding[2 * (2 - axis) + 1] = reach
         x = F.conv3d(F.pad(x, padding, mode="replicate"), weights.view(shape))
     return x
-
-
-@register("representation", "voxels")
-def voxels(input_shape: tuple[int, ...]) -> Voxels:
-    """Smoothed filters of a volume.
-
-    Raises:
-        UserError: examples are no volumes of one channel.
-    """
-    if len(input_shape) not in (3, 4) or (len(input_shape) == 4 and input_shape[0] != 1):
-        raise UserError(
-            "representation=voxels: takes volumes [depth, height, width] of one channel, and "
-            f"these examples are {list(input_shape)}."
-        )
-    return Voxels()
