@@ -29,7 +29,7 @@ SECTIONS = {
     "paths": schema.Paths,
     "": schema.Scalars,
 }
-MADE = ["reference", "tuning", "papers"]  # pages that no file says are out of date
+MADE = ["reference", "papers"]  # pages that no file says are out of date
 
 RUNS = Path(__file__).parent.parent / "results/runs"
 # docs/tuning.md: what was measured, each on these recipes
@@ -42,15 +42,16 @@ OPTIONS = {
     "the recipe as it is": "",
     "averaged weights": "trainer.ema=0.99",
     "warm-up and cosine": "scheduler=warmup_cosine",
-    "four augmented views": "trainer.augmentations=4",
-    "weight standardisation": "model.weight_standardisation=true",
     "automatic clipping": "algorithm.gamma=0.01",
     "per-layer clipping": "algorithm.per_layer=true",
 }
 
 
 def fill(page: str) -> str:
-    """Return the page with each line `<!-- made by NAME ARGUMENT -->` replaced by what it names."""
+    """Replace each `<!-- made by NAME ARGUMENT -->`, up to `<!-- end -->`, by what it names.
+
+    What is between the two is for those who read the page in the repository.
+    """
     made: dict[str, Callable[..., str]] = {
         "commands": commands,
         "keys": keys,
@@ -58,14 +59,14 @@ def fill(page: str) -> str:
         "recipes": recipes,
         "modules": modules,
         "coverage": coverage,
-        "toolbox": toolbox,
     }
 
     def replace(match: re.Match[str]) -> str:
         name, *arguments = match[1].split()
         return made[name](*arguments)
 
-    return re.sub(r"<!-- made by (.*?) -->", replace, page)
+    instead = r"(?:(?:(?!<!--).)*<!-- end -->)?"
+    return re.sub(rf"<!-- made by (.*?) -->{instead}", replace, page, flags=re.DOTALL)
 
 
 def coverage(paper: str = "") -> str:

@@ -53,8 +53,8 @@ def test_a_set_that_needs_no_files_says_so(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
 ) -> None:
     code, out, _ = run(capsys, "data", "check", name, "--root", str(tmp_path))
-    others = {"phase_digits": "bundled", "folder": "yours, at dataset.path"}
-    what = others.get(name, "made when needed")
+    others = {"phase_digits": "bundled", "folder": "your own files, at dataset.path"}
+    what = others.get(name, "generated")
     assert (code, out) == (0, f"{name}: {what}; it needs no files here\n")
 
 
@@ -73,7 +73,7 @@ def test_what_is_there_is_read_file_by_file_and_the_damaged_one_is_named(root: P
     assert set(damaged) == set(BY_HAND) - {"cifar10"}
     for name, path in damaged.items():
         of = files.card(name)
-        assert say_state(root, of) == "there"
+        assert say_state(root, of) == "present"
         assert files.fetch(root, of) == []
         before = list(files.check_files(root, of))
         assert before, name

@@ -33,7 +33,7 @@ def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path
     save(tmp_path, run("open", 1, 0.9, None), *private)
     grid = grids.build("cost", tmp_path, [filling("open"), filling("private")])
     shown = dict(zip(grid.sheet.columns, grid.sheet.rows[0], strict=True))
-    assert shown["ε hides"] == "patient"
+    assert shown["ε protects"] == "patient"
     assert (shown["non-private"], shown["ε = 3"]) == ("90.0 %", "81.0 ± 1.4 % (89 %)")
     assert shown["runs"] == "1 to 2"
     with (grid.write(tmp_path)[1]).open() as file:

@@ -71,7 +71,7 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
 def test_a_run_writes_what_it_promises(finished: Outcome, tmp_path: Path) -> None:
     record, privacy = finished.record, finished.record["privacy"]
     assert finished.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
-    wanted = {"record.json", "ledger.jsonl", "spending.json", "checkpoint.pt"}
+    wanted = {"record.json", "ledger.jsonl", "spending.json", "checkpoint.pt", "run.log"}
     assert {path.name for path in finished.path.parent.iterdir()} == wanted
     assert privacy["steps"] == 20 == len(steps_in(finished.path.parent / "ledger.jsonl"))
     assert privacy["z"] == pytest.approx(1.5)

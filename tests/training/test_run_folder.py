@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 import errno
 import fcntl
+import logging
 import multiprocessing
 import os
 import tempfile
@@ -18,7 +19,15 @@ import pytest
 import torch
 
 from tests.test_cli import run as command
-from tests.training.test_run import TINY, PowerCut, carry_out, kill_after, same, weights_of
+from tests.training.test_run import (
+    TINY,
+    PowerCut,
+    carry_out,
+    configured,
+    kill_after,
+    same,
+    weights_of,
+)
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
@@ -26,8 +35,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
-from zdp_bench.training import run
+from zdp_bench.training import progress, run
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.spending import read_spendings
 
@@ -129,6 +139,24 @@ def test_a_fifo_in_the_place_of_a_record_is_left_out(finished: Outcome, tmp_path
     home.mkdir()
     os.mkfifo(home / "record.json")
     assert len(records.read_all(tmp_path)) == 1
+
+
+def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
+    config = configured(tmp_path)
+    kill_after(monkeypatch, 13, tmp_path)
+    monkeypatch.setattr(run, "code_digest", lambda _: "other")  # its steps count again
+    home = run.run(config, Reporter(progress.Silent(), config)).path.parent
+    said = capsys.readouterr().err
+    assert "4 steps of a stopped process are repeated" in said
+    lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]
+    start, epoch = "INFO quickstart seed 1: starts at step 10 of 20", "INFO epoch 2, step 20  acc"
+    assert lines[0] == "INFO stopped: PowerCut"
+    assert lines[1] == f"WARNING {said.strip()}"
+    assert (lines[2], lines[3].startswith(epoch), lines[4]) == (start, True, "INFO finished")
+    assert not logging.getLogger("zdp_bench").handlers
 
 
 def test_force_draws_new_noise_where_the_code_is_another(

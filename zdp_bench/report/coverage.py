@@ -54,7 +54,7 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
 def sum_up(counts: Mapping[str, int]) -> str:
     """Return '14 as published (1 reproduced, 13 different)'."""
     kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
-    kinds += [f"{counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
+    kinds += [f"including {counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
     published = sum(counts[status] for status in PUBLISHED)
     return f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")
 
@@ -81,7 +81,7 @@ def overview(results: Path) -> str:
         ["---", "---", "---"],
         ["as published", *(sum_up(of).replace(" as published", "") for of in counts)],
         row("reduced, or on other data or settings", *OTHER),
-        row("the same run as another number", AGAIN),
+        row("shares its run with another number", AGAIN),
         row("empty: no data, or not run", *EMPTY),
     ]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)

@@ -63,7 +63,7 @@ class Line:
 
     @property
     def unit(self) -> str:
-        """Whose presence ε hides."""
+        """Whose participation ε protects."""
         return next((str(one["epsilon_of"]) for one in self.spent.values()), "")
 
     def values(self, target: float) -> dict[int, float]:
@@ -130,7 +130,7 @@ def _show(
         cells["variant"] = names.algorithm(line.variant or "")
     count = sorted({len(runs) for runs in line.runs.values()})
     cells |= {
-        "ε hides": line.unit,
+        "ε protects": line.unit,
         "δ": ", ".join(sorted({f"{one['delta']:g}" for one in line.spent.values()})),
         "metric": names.metric(line.metric),
         "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
@@ -230,4 +230,5 @@ def _of_parts(lines: Sequence[Line]) -> list[str]:
     if not told:
         return []
     found = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in told.items())
-    return [f"One of an owner's examples is replaced, not removed, and has a larger ε. {found}."]
+    why = "as removing it replaces the owner's mean"
+    return [f"A single example of an owner has a larger ε, {why}. {found}."]

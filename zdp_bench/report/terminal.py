@@ -133,7 +133,7 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
 
 
 def show_data_root(root: Path, cards: list[Card]) -> Sheet:
-    """Return one row a data set."""
+    """Return one row per data set."""
     rows = [[of.name, of.provenance, say_state(root, of), of.source, of.licence] for of in cards]
     return Sheet.of_words(
         f"data root: {root}", ("data set", "provenance", "state", "from", "licence"), rows
@@ -141,17 +141,17 @@ def show_data_root(root: Path, cards: list[Card]) -> Sheet:
 
 
 def say_state(root: Path, of: Card) -> str:
-    """Return bundled, made when needed, there, or what is missing and how to get it."""
+    """Return bundled, generated, present, or what is missing and how to get it."""
     needs = card(of.uses) if of.uses else of
     if needs.holds:
         lacks = f"missing: {needs.holds}; `zdp-bench data fetch {of.name}` shows how"
-        return "there" if has_files(root, needs) else lacks
+        return "present" if has_files(root, needs) else lacks
     if needs.provenance == "own":
-        return "yours, at dataset.path"
+        return "your own files, at dataset.path"
     if not needs.files:
-        return "made when needed" if needs.provenance == "synthetic" else "bundled"
+        return "generated" if needs.provenance == "synthetic" else "bundled"
     lacking = [Path(file.path).name for file in missing(root, needs)]
     if not lacking:
-        return "there"
+        return "present"
     listed = "all files" if len(lacking) == len(needs.files) else ", ".join(lacking)
     return f"missing: {listed}; `zdp-bench data fetch {of.name}`"

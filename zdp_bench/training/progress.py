@@ -8,6 +8,7 @@ cost privacy, as would time and memory of a step: none is told.
 
 from __future__ import annotations
 
+import logging
 import os
 import re
 import sys
@@ -35,6 +36,7 @@ if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
     from zdp_bench.config.schema import Run
     from zdp_bench.training.run import Watcher
 
+log = logging.getLogger(__name__)
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
 
 
@@ -103,7 +105,7 @@ class Live:
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
         self._name, self._steps = f"{self._prefix}{recipe} seed {seed}", steps
         if done:
-            self._console.print(f"{self._name}: goes on at step {done:,} of {steps:,}")
+            self._console.print(f"{self._name}: continues at step {done:,} of {steps:,}")
         if self._console.is_terminal:
             whole = Column(no_wrap=True)  # steps, ε and time are never cut
             columns = (
@@ -131,7 +133,7 @@ class Live:
             self._bar.update(self._task, completed=step)
 
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
-        state = "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+        state = _state(metrics)
         spent = f"ε {show_epsilon(epsilon)}"
         now, left = time.monotonic(), ""
         if self._since is not None and step > self._first:
@@ -151,13 +153,17 @@ class Live:
             self._first, self._since = step, now
 
 
+def _state(metrics: dict[str, float]) -> str:
+    return "  ".join(f"{name} {value:.4g}" for name, value in metrics.items())
+
+
 def _cut(ratio: int, least: int) -> Column:
     """Return a column that takes its share of the room that is left, and is cut to it."""
     return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
 
 
 class Reporter:
-    """A `run.Watcher` that calls callbacks and passes everything on.
+    """A `run.Watcher` that logs, calls callbacks and passes everything on.
 
     Raises:
         UserError: there is no such callback.
@@ -169,6 +175,7 @@ class Reporter:
         self._callbacks = [lookup("callback", name)(config) for name in asked]
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+        log.info(f"{recipe} seed {seed}: starts at step {done:,} of {steps:,}")
         self._beside.started(recipe, seed, steps, done)
 
     def stepped(self, step: int) -> None:
@@ -177,4 +184,5 @@ class Reporter:
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
         for on_step in self._callbacks:
             on_step({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
+        log.info(f"epoch {epoch}, step {step:,}  {_state(metrics)}  ε {show_epsilon(epsilon)}")
         self._beside.evaluated(epoch, step, metrics, epsilon)

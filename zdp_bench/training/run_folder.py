@@ -78,12 +78,41 @@ def find_or_run(
                 left_behind.unlink()
         if done := find():
             return Outcome(done, path, found=True)
-        if ranks.is_first:
-            _tell_of_changed_plugins(config)
-        record = ranks.broadcast(train(home))
-        if ranks.is_first:
-            records.write(path, record)
+        with keep_log(home / "run.log") if ranks.is_first else nullcontext():
+            if ranks.is_first:
+                _tell_of_changed_plugins(config)
+            record = ranks.broadcast(train(home))
+            if ranks.is_first:
+                records.write(path, record)
+                log.info(f"finished{': ' * ('warning' in record)}{record.get('warning', '')}")
     return Outcome(record, path, found=False)
+
+
+class _File(logging.FileHandler):
+    def handleError(self, record: logging.LogRecord) -> None:
+        """Continue: a full disk stops the ledger, which says so."""
+
+
+@contextmanager
+def keep_log(path: Path) -> Iterator[None]:
+    """Append what the package logs to a file, also how it ends; warnings stay on the terminal."""
+    package = logging.getLogger("zdp_bench")
+    file, before = _File(path, encoding="utf-8"), package.level
+    file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
+    shown = None if package.hasHandlers() else logging.lastResort  # Python's, without another
+    package.setLevel(logging.INFO)
+    for handler in filter(None, (file, shown)):
+        package.addHandler(handler)
+    try:
+        yield
+    except BaseException as error:
+        log.info(f"stopped: {error or type(error).__name__}")
+        raise
+    finally:
+        package.setLevel(before)
+        for handler in filter(None, (file, shown)):
+            package.removeHandler(handler)
+        file.close()
 
 
 def _tell_of_changed_plugins(config: Run) -> None:

@@ -1,6 +1,6 @@
-"""What all runs on each data set have spent together: the tight ε of their composition, of an
-example and of a patient, by seeded and by secure noise. Runs that were stopped count with every
-step they plan. `privacy.total_budget=E` refuses a run that would pass E.
+"""Show the tight ε of all runs on each data set together, per example and per patient, with seeded
+and with secure noise. A stopped run counts with all its planned steps. `privacy.total_budget=E`
+rejects a run that would exceed E.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ HELP = "show the total ε of all runs on each data set"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("dataset", nargs="?", help="one data set only")
+    parser.add_argument("dataset", nargs="?", help="only this data set")
     parser.add_argument(
         "--delta",
         metavar="δ",
         type=number("above 0 and below 0.1"),
-        help="at which ε is stated (default: the smallest of the data set's runs)",
+        help="δ for which ε is stated (default: the smallest of the data set's runs)",
     )
     add_format(parser)
     add_results(parser)

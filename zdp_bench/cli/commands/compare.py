@@ -1,7 +1,7 @@
-"""Show two runs side by side: data, every ε, metrics, and the configuration keys in which they
-differ, with the test that fits: DeLong's for ROC-AUCs of one test set, Student's t over seeds. A
-recipe means all its seeds if they are one experiment; 'recipe=NAME seed=1,2' means the runs with
-these values.
+"""Show two runs side by side: data, every ε, metrics, and the configuration keys that differ. A
+significance test compares them: DeLong's for ROC-AUCs on one test set, Student's t over seeds. A
+recipe stands for all its seeds if they are one experiment; 'recipe=NAME seed=1,2' selects the runs
+with these values.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ HELP = "compare two runs or groups of runs, with a significance test"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "RECIPE, RECIPE/RUN, a run's first digits, or 'column=value ...'"
     parser.add_argument("first", metavar="RUN", help=text)
-    parser.add_argument("second", metavar="RUN", help="likewise")
+    parser.add_argument("second", metavar="RUN", help="the run or group to compare with")
     add_format(parser)
     add_results(parser)
 

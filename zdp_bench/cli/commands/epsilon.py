@@ -1,5 +1,5 @@
-"""Without numbers: every ε of the five papers, reproduced and tight. With numbers: their ε, or the
-σ for a target.
+"""Compute the ε of the given numbers, or the σ for a target ε. Without numbers, list every ε of the
+five papers, reproduced and tight.
 """
 
 from __future__ import annotations
@@ -50,7 +50,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--sampling",
         choices=["poisson", "uniform", "full"],
         default="poisson",
-        help="default poisson; uniform draws batches of fixed size",
+        help="default poisson; uniform draws fixed-size batches",
     )
     add_format(parser)
     add_results(parser)

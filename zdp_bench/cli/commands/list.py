@@ -1,6 +1,6 @@
-"""List what there is, each with a line on it: `zdp-bench list recipes`, `zdp-bench list mri`. The
-line of a recipe ends in its data set and the time of its quickest run; `zdp-bench list keys` lists
-every key with its default.
+"""List plug-ins, recipes, tables or keys, with a line on each: `zdp-bench list recipes`, or, to
+search all kinds, `zdp-bench list mri`. A recipe's line ends with its data set and the time of its
+quickest run; a key's line has its default.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ KINDS = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", nargs="?", metavar="KIND|WORD", help=f"{', '.join(KINDS)}")
-    parser.add_argument("word", nargs="?", help="only what has this word in its name or line")
+    parser.add_argument("kind", nargs="?", metavar="KIND|WORD", help=f"one of {', '.join(KINDS)}")
+    parser.add_argument("word", nargs="?", help="list only lines that contain this word")
     add_format(parser)
 
 

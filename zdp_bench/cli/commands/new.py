@@ -1,5 +1,5 @@
-"""Write a commented start: a recipe NAME.yaml, or a package zdp_NAME with a dataset or an
-algorithm of your own, which runs as it is.
+"""Write a commented template that runs unchanged: a recipe NAME.yaml, or a package zdp_NAME with
+your own dataset or algorithm.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ _TEXTS = Path(__file__).parents[2] / "starts"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("kind", choices=KINDS, help="what to start")
+    parser.add_argument("kind", choices=KINDS, help="the kind of template")
     parser.add_argument("name", metavar="NAME", help="a-z, 0-9 and _")
 
 

@@ -1,8 +1,8 @@
-"""Run what a table lacks and write it; or, with --profile, all tables of all papers: smoke (a
-short run of each recipe on generated data; fills no table), here (what the data root holds), paper
-(everything). --plan lists the runs with their times, and runs nothing. A run saves itself when it
-is stopped: `timeout 2h zdp-bench reproduce ...` takes two hours at most, and the same command goes
-on.
+"""Run what is missing from a table, then write the table. With --profile, do so for all tables of
+all papers: smoke (a short run of each recipe on generated data; fills no table), here (all recipes
+whose data is in the data root), paper (everything). --plan lists the runs with their times and runs
+nothing. A stopped run is saved: `timeout 2h zdp-bench reproduce ...` takes at most two hours, and
+the same command continues.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="joblib|slurm",
         help="submit the runs to one of Hydra's launchers (hydra.launcher.KEY=VALUE sets it up)",
     )
-    add_overrides(parser, "how to run: paths.data, threads, device")
+    add_overrides(parser, "how to run, such as paths.data, threads, device")
 
 
 def run(options: argparse.Namespace) -> int:

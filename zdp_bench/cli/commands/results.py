@@ -1,5 +1,5 @@
-"""Show the records as a table. A column is any of records.csv, a metric (`accuracy`), or a key of
-the configuration (`optimizer.lr`); `differs` has what differs between the runs of a recipe.
+"""Show your runs as a table. A column is a column of records.csv, a metric (`accuracy`), or a key of
+the configuration (`optimizer.lr`); `differs` shows the keys that differ between runs of a recipe.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ LONGEST = 200  # lines on a terminal
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "filters", nargs="*", metavar="column=value,...", help="only records with these values"
+        "filters", nargs="*", metavar="column=value,...", help="only runs with these values"
     )
     parser.add_argument("--columns", metavar="A,B,...", help="such as seed,optimizer.lr,accuracy")
     parser.add_argument(
         "--by",
         metavar="A,B,...",
-        help="one line a group: n, and mean and deviation of --columns (default: value)",
+        help="one line per group, with n, and mean and deviation of --columns (default: value)",
     )
     parser.add_argument("--sort", metavar="COLUMN", help="sort by a column")
     parser.add_argument("--descending", action="store_true", help="the largest first")

@@ -1,6 +1,6 @@
-"""Print a paper's table, our runs beside its numbers, or a table of our own, from the records.
+"""Print a paper's table, with our runs beside its numbers, or one of our own tables.
 
---write also writes it to results/tables; without a name, all tables and figures are written.
+--write also writes it to results/tables. Without a name, all tables and figures are written.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ HELP = "print a paper's table with our results"
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("table", nargs="?", metavar="PAPER/N", help="see `zdp-bench list tables`")
     parser.add_argument(
-        "--write", action="store_true", help="write it to results/tables; without TABLE, write all"
+        "--write", action="store_true", help="write to results/tables; without PAPER/N, write all"
     )
     add_format(parser)
     add_results(parser)

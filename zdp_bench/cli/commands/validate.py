@@ -1,6 +1,5 @@
-"""Work a recipe out without training it and without reading an example: parameters, layers and how
-they are clipped, replaced layers, sampling, z, claimed and tight ε of an example and of a patient,
-time and memory, data.
+"""Check a recipe without training it: data, parameters, how each layer is clipped, replaced layers,
+sampling, z, claimed and tight ε per example and per patient, time and memory.
 """
 
 from __future__ import annotations

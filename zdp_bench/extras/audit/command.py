@@ -1,8 +1,8 @@
-"""Attack a recipe's mechanism and run: a lower bound on its ε. Exits with 1 when one is flagged.
+"""Attack a recipe's mechanism and run, which gives a lower bound on ε. Exits with 1 if an attack
+refutes the claimed ε.
 
-With `my_script:function` instead of a recipe: attack a private training of your own, written with
-whatever library; docs/audit_own.md says what the function takes and returns. Exits with 1 when it
-is flagged.
+With `my_script:function` instead of a recipe, attack your own private training, written with any
+library; docs/audit_own.md describes what the function takes and returns.
 """
 
 from __future__ import annotations
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
 GROUP = "understand"
 HELP = "attack a recipe or a training for a lower bound on its ε"
 NOTES = (
-    "ε at least: what the attack shows, with the stated confidence. 'flagged': that is more than "
-    "is claimed, so the claim is false. 'passes': this attack did not refute it.",
+    "ε at least: the lower bound that the attack proves with the stated confidence. 'flagged': it is "
+    "above the claimed ε, so the claim is false. 'passes': this attack did not refute the claim.",
     "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
-    "numbers), at the δ where they see most; a Gaussian release claims an ε for every δ. One run: "
+    "numbers), at the most revealing δ; a Gaussian release claims an ε for every δ. One run: "
     "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",
 )
 
@@ -36,14 +36,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--confidence",
         type=number("0.5 or more, and below 1"),
         default=0.99,
-        help="of every bound (default 0.99)",
+        help="confidence of every bound (default 0.99)",
     )
     parser.add_argument(
         "--canaries",
         type=whole(10),
         default=1000,
         metavar="M",
-        help="in the attacks on a whole run (default 1000)",
+        help="canaries in the attacks on a whole run (default 1000)",
     )
     parser.add_argument(
         "--steps",
@@ -57,7 +57,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=whole(40),
         default=400,
         metavar="R",
-        help="of my_script:function, with the canary and without (default 400)",
+        help="runs of my_script:function, with and without the canary (default 400)",
     )
     add_format(parser)
 

@@ -1,4 +1,4 @@
-"""Measure, as ratios in one run."""
+"""Measure time and memory of private training relative to other implementations."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="zeta_dp_2021/6, zeta_dp_2021/7, deepee_2021/3, library (default: all)",
     )
     parser.add_argument(
-        "--quick", action="store_true", help="smaller, in under two minutes on two cores"
+        "--quick", action="store_true", help="smaller cases, in under two minutes on two cores"
     )
     parser.add_argument(
         "--threads",
         type=whole(1),
         default=2,
         metavar="N",
-        help="CPU threads of every side (default 2)",
+        help="CPU threads of each implementation (default 2)",
     )
     add_results(parser)
 

@@ -1,6 +1,5 @@
-"""Draw a paper's figure (PAPER/figN), a table of ours, `epsilon` or `reconstructions`; or with
---runs one of your own: a metric of your runs against any column of records.csv or key of the
-configuration.
+"""Draw a paper's figure (PAPER/figN), one of our own tables, `epsilon` or `reconstructions`. With
+--runs, draw a metric of your runs against any column of records.csv or key of the configuration.
 """
 
 from __future__ import annotations
@@ -25,19 +24,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="COLUMN=VALUE",
         help="draw the runs with these values; all runs if none is given",
     )
-    parser.add_argument("--x", metavar="KEY", help="of --runs, such as epsilon_tight, optimizer.lr")
-    parser.add_argument("--y", metavar="METRIC", help="of --runs, such as accuracy")
+    parser.add_argument("--x", metavar="KEY", help="with --runs, such as epsilon_tight")
+    parser.add_argument("--y", metavar="METRIC", help="with --runs, such as accuracy")
     parser.add_argument(
         "--by",
         metavar="KEY,KEY",
         default="algorithm",
-        help="of --runs: a colour for each value of these (default: algorithm)",
+        help="with --runs: one colour for each value of these (default: algorithm)",
     )
     parser.add_argument(
         "--out",
         type=Path,
         metavar="FILE",
-        help="of --runs: a .png, .svg or .pdf (default: all three, as own_KEY_METRIC in the "
+        help="with --runs: a .png, .svg or .pdf (default: all three, as own_KEY_METRIC in the "
         "results folder's figures)",
     )
     add_results(parser)

@@ -1,4 +1,4 @@
-"""Every run, table, ε and figure on one HTML page that needs no network. Open, mail or print it."""
+"""Write every run, table, ε and figure to one HTML page that needs no network."""
 
 from __future__ import annotations
 

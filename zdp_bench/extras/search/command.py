@@ -1,7 +1,7 @@
 """Search hyper-parameters within one ε: 'optimizer.lr=tag(log,interval(0.01,1))',
 algorithm.max_grad_norm=0.5,1,2, or any other value of Hydra's sweep grammar. Optuna proposes
-trials; each is a run with a record, chosen by validation examples. The ε of all trials together is
-stated, and --epsilon E keeps it. After a stop, the same command continues the search.
+trials. Each is a run with a record, and the best has the best metric on validation examples. The ε
+of all trials together is stated; --epsilon E limits it. The same command continues a stopped search.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from zdp_bench.cli.arguments import add_format, add_overrides, number, print_she
 from zdp_bench.errors import UserError
 
 GROUP = "run"
-HELP = "search hyper-parameters within one ε, and say what it cost"
+HELP = "search hyper-parameters within one ε"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -29,10 +29,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="give each trial the noise that keeps the whole search within E",
     )
     parser.add_argument(
-        "--metric", metavar="NAME", help="of the validation examples (default: the task's own)"
+        "--metric", metavar="NAME", help="metric on validation examples (default: the task's)"
     )
     add_format(parser)
-    add_overrides(parser, "recipe=NAME, and keys with a value or several")
+    add_overrides(parser, "recipe=NAME, and keys with one or several values")
 
 
 def run(options: argparse.Namespace) -> int:

@@ -1,5 +1,5 @@
-"""Write the trained model of a finished run as a folder to share: weights
-(safetensors), model card, record, recipe and ledger. `zdp_bench.load(FOLDER)` reads it.
+"""Write the trained model of a finished run to a folder: weights (safetensors), model card, record,
+recipe and ledger. `zdp_bench.load(FOLDER)` reads it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Run an exported model on the array of a .npy file, prepared as its training data was. A model
-that was trained with dataset=folder also takes a file as it was trained on, and prepares it itself.
+"""Run an exported model on the array of a .npy file, prepared like its training data. A model that
+was trained with dataset=folder also reads a picture, scan or recording and prepares it.
 """
 
 from __future__ import annotations

@@ -1,5 +1,5 @@
-"""Check an exported model: digests, weights, ledger, recipe and card, and every ε computed again
-from mechanism and ledger. Says what it could not check. Exits with 1 when something is wrong.
+"""Check an exported model: digests, weights, ledger, recipe and card. Every ε is computed again from
+mechanism and ledger. Lists what cannot be checked, and exits with 1 if something is wrong.
 """
 
 from __future__ import annotations
