@@ -45,8 +45,8 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
     )
     again = make(("a", "close", "inf", "1"), ("e", "close", "2.0", "5"))
     assert coverage.sentence([first, again]) == (
-        "5 numbers: 2 as published (1 close, 1 different, including 1 private with a tight ε of ∞), "
-        "1 reduced, 1 no data, 1 counted above."
+        "5 numbers: 2 as published (1 close, 1 different, including 1 private with a tight ε of "
+        "∞), 1 reduced, 1 no data, 1 counted above."
     )
     counts = coverage.count([first, again])
     assert counts[coverage.UNBOUNDED] == 1

@@ -13,17 +13,17 @@ from zdp_bench.report.sheet import Numbers, Sheet
 
 COLUMNS = ("data set", "digest", "noise", "runs", "ε together", "ε of a unit", "unit", "δ")
 HOW = (
-    "ε together: tight, of all runs of the line composed as one; the sum of their ε is larger. "
-    "Seeded noise protects from those who cannot compute it, secure noise from everybody."
+    "ε together: the tight ε of the line's runs, composed; it is less than the sum of their ε. "
+    "Seeded noise protects against those who cannot compute it, secure noise against everyone."
 )
 TOGETHER = (
-    "{names}: other options, or other data sets of common files, stand in one line. Of a run that "
-    "kept no list of its files, all runs on data of its name do."
+    "{names}: runs with other options, or on other data sets that share files, are in one line. "
+    "If a run has no list of its files, so are all runs on data of that name."
 )
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (
-    "No ε together is known of Poisson batches, which hide whether an example is there, and "
-    "fixed-size ones, which hide which one it is; nor of runs that hide different units."
+    "No joint ε is known for Poisson batches, which hide whether an example takes part, with "
+    "fixed-size batches, which hide which one does; nor for runs with different units of privacy."
 )
 ALL = "all"
 

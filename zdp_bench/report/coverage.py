@@ -54,7 +54,8 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
 def sum_up(counts: Mapping[str, int]) -> str:
     """Return '14 as published (1 reproduced, 13 different)'."""
     kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
-    kinds += [f"including {counts[UNBOUNDED]} private with a tight ε of ∞"] if counts[UNBOUNDED] else []
+    if unbounded := counts[UNBOUNDED]:
+        kinds.append(f"including {unbounded} private with a tight ε of ∞")
     published = sum(counts[status] for status in PUBLISHED)
     return f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")
 

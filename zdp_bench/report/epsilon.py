@@ -54,15 +54,15 @@ COLUMNS = (
 )
 
 READING = (
-    "ε reproduced: by the accountant named beside it, fed what the paper states. Reproduced: its "
-    "digits, rounded or truncated, are the printed ones. Calibrated: the paper states a target and "
-    "no σ, so σ is the one that accountant gives the target.",
-    "ε tight: the privacy loss distribution of the release as the paper describes it, a proven "
-    "upper bound. Factor: tight over printed. Batches of fixed size, drawn without replacement, "
-    "can only hide WHICH example is there: a neighbour is a replaced example and moves the sum by "
-    "2C. No exact law is known of them: the first number is what two data sets that exist are told "
-    "apart by, the second is the proven bound. 'If Poisson' is the same noise under Poisson "
-    "sampling, examples added or removed.",
+    "ε reproduced: from the accountant named beside it and the numbers in the paper. Reproduced: "
+    "rounded or truncated, it has the printed digits. Calibrated: the paper states a target but no "
+    "σ, so we use the σ for which that accountant gives the target.",
+    "ε tight: a proven upper bound from the privacy loss distribution of the release as the paper "
+    "describes it. Factor: tight over printed. Fixed-size batches, drawn without replacement, can "
+    "only hide WHICH example takes part: neighbours differ by a replaced example, which moves the "
+    "sum by 2C. No exact law is known for them: an attack on two existing data sets reaches the "
+    "first number, and the second is proven. 'If Poisson' is the same noise under Poisson "
+    "sampling, with an example added or removed.",
 )
 
 Agreement = Literal["reproduced", "not reproduced", "calibrated"]

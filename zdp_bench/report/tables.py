@@ -29,15 +29,14 @@ SPENT = (
     *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
 )
 READING = (
-    "± is over seeds, or over folds where it says so. In brackets: on other data than the paper's. "
-    "Reduced: less training, a smaller network or a part of the curve. ε claimed is by the "
-    "paper's own accountant and convention; ε tight is the privacy loss distribution of what was "
-    "run. Behind it stands that of a patient, or of another unit, that owns several examples. "
-    "No ε includes hyper-parameter search."
+    "± is over seeds, or over folds if stated. In brackets: on data other than the paper's. "
+    "Reduced: less training, a smaller network, or part of the curve. ε claimed follows the "
+    "paper's accountant and convention; ε tight is computed from what ran, and followed by the ε "
+    "per patient, or other owner, of several examples. No ε includes hyper-parameter search."
 )
 INTERVAL = (
-    "ε 'A to B': no exact privacy law is known for fixed-size batches. A is what an attack on two "
-    "data sets that exist reaches, B is proven; quote B."
+    "ε 'A to B': no exact privacy law is known for fixed-size batches. An attack on two existing "
+    "data sets reaches A, and B is proven. Quote B."
 )
 
 

@@ -89,7 +89,7 @@ def find_or_run(
 
 
 class _File(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:
+    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
         """Continue: a full disk stops the ledger, which says so."""
 
 

@@ -20,8 +20,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         choices=["show", "check", "fetch", "cache"],
         default="show",
-        help="list data sets (default), check their files, download missing files, or show the size "
-        "of the cache",
+        help="list data sets (default), check their files, download missing files, or show the "
+        "cache's size",
     )
     parser.add_argument(
         "dataset", nargs="?", help="a data set (required for fetch), or your own folder or CSV"

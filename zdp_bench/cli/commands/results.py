@@ -1,5 +1,5 @@
-"""Show your runs as a table. A column is a column of records.csv, a metric (`accuracy`), or a key of
-the configuration (`optimizer.lr`); `differs` shows the keys that differ between runs of a recipe.
+"""Show your runs as a table. A column is one of records.csv, a metric (`accuracy`), or a key of the
+configuration (`optimizer.lr`); `differs` shows the keys that differ between runs of a recipe.
 """
 
 from __future__ import annotations

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
 GROUP = "understand"
 HELP = "attack a recipe or a training for a lower bound on its ε"
 NOTES = (
-    "ε at least: the lower bound that the attack proves with the stated confidence. 'flagged': it is "
-    "above the claimed ε, so the claim is false. 'passes': this attack did not refute the claim.",
+    "ε at least: the lower bound that the attack shows with the stated confidence. 'flagged': it "
+    "exceeds the claimed ε, so the claim is false. 'passes': this attack did not refute the claim.",
     "One release: Clopper-Pearson bounds on three learned tests (a projection, distances, equal "
     "numbers), at the most revealing δ; a Gaussian release claims an ε for every δ. One run: "
     "Steinke, Nasr & Jagielski 2023, at the recipe's δ.",

@@ -47,10 +47,10 @@ COLUMNS = {
     "paper_ratio": "paper's ratio",
     "deviation": "agrees to",
 }
-ABOUT = """Times are the best of rounds taken by turns; the baseline of a case is its fastest
-non-private side or, where operations are compared, 'real': torch's default layout. Compare ratios
+ABOUT = """Times are the best of alternating rounds. The baseline of a case is its fastest
+non-private side or, if operations are compared, 'real' in torch's default layout. Compare ratios
 across machines, not times. 'Agrees to' is the deviation from the first side that computes the same.
-Peak memory is the most that a step holds at once, in a process of its own."""
+Peak memory is the most that a step holds at once, measured in its own process."""
 
 # ------------------------------------------------------------------------------------- comparisons
 

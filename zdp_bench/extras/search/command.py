@@ -1,7 +1,8 @@
 """Search hyper-parameters within one ε: 'optimizer.lr=tag(log,interval(0.01,1))',
 algorithm.max_grad_norm=0.5,1,2, or any other value of Hydra's sweep grammar. Optuna proposes
-trials. Each is a run with a record, and the best has the best metric on validation examples. The ε
-of all trials together is stated; --epsilon E limits it. The same command continues a stopped search.
+trials. Each is a run with a record; the best one has the best metric on validation examples. The
+total ε of all trials is stated, and --epsilon E limits it. The same command continues a stopped
+search.
 """
 
 from __future__ import annotations

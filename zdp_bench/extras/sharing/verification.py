@@ -50,10 +50,10 @@ OF_NODES = (
     *("answers", "unconfirmed"),
 )
 UNPROVABLE = (
-    "that the ledger lists every release, and that the weights come from its steps: a run written "
-    "anew as a whole looks like a true one",
+    "that the ledger lists every release, and that the weights come from its steps: someone may "
+    "have rewritten the whole run",
     "the training data, the test metrics, the most examples of one patient, versions and commit: "
-    "they are nowhere else",
+    "nothing else confirms them",
 )
 UNPROVABLE_OF_OWN = "the network's size, and that the owner's loop was private outside its steps"
 

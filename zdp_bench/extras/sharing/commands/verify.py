@@ -1,4 +1,4 @@
-"""Check an exported model: digests, weights, ledger, recipe and card. Every ε is computed again from
+"""Check an exported model: digests, weights, ledger, recipe and card. Every ε is recomputed from
 mechanism and ledger. Lists what cannot be checked, and exits with 1 if something is wrong.
 """
 
