@@ -147,12 +147,12 @@ def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings
     monkeypatch.setattr(logging.getLogger(), "handlers", [])  # pytest's
     config = configured(tmp_path)
     kill_after(monkeypatch, 13, tmp_path)
-    monkeypatch.setattr(run, "code_digest", lambda _: "other")  # its steps count again
+    monkeypatch.setattr(run, "execution_digest", lambda *_: "other")  # its steps count again
     home = run.run(config, Reporter(progress.Silent(), config)).path.parent
     said = capsys.readouterr().err
     assert "4 steps of a stopped process are repeated" in said
     lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]
-    start, epoch = "INFO quickstart seed 1: starts at step 10 of 20", "INFO epoch 2, step 20  acc"
+    start, epoch = "INFO quickstart seed 0: starts at step 10 of 20", "INFO epoch 2, step 20  "
     assert lines[0] == "INFO stopped: PowerCut"
     assert lines[1] == f"WARNING {said.strip()}"
     assert (lines[2], lines[3].startswith(epoch), lines[4]) == (start, True, "INFO finished")

@@ -106,7 +106,7 @@ def keep_log(path: Path) -> Iterator[None]:
     try:
         yield
     except BaseException as error:
-        log.info(f"stopped: {error or type(error).__name__}")
+        log.info(f"stopped: {str(error) or type(error).__name__}")
         raise
     finally:
         package.setLevel(before)
