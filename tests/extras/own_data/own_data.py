@@ -48,17 +48,9 @@ def write_wfdb(path: Path, level: int, samples: int = 40) -> Path:
 
     path.parent.mkdir(parents=True, exist_ok=True)
     signal = np.full((samples, 2), level / 100) * [1, -1]
-    wfdb.wrsamp(
-        path.stem,
-        fs=RATE,
-        units=["mV", "mV"],
-        sig_name=["I", "V5"],
-        p_signal=signal,
-        fmt=["16", "16"],
-        adc_gain=[1000, 1000],
-        baseline=[0, 0],
-        write_dir=str(path.parent),
-    )
+    form = {"fmt": ["16"] * 2, "adc_gain": [1000] * 2, "baseline": [0] * 2}
+    names, units = ["I", "V5"], ["mV"] * 2
+    wfdb.wrsamp(path.stem, RATE, units, names, signal, write_dir=str(path.parent), **form)
     return path
 
 

@@ -81,12 +81,8 @@ def test_references_stand_in_a_folder_of_the_same_names(tmp_path: Path) -> None:
     assert (inputs.shape, targets.shape) == ((1, 4, 1, 12, 12), (1, 4, 2, 12, 12))
     torch.testing.assert_close(targets[:, :, 1:], inputs)
     assert targets[0, 0, 0].max() == pytest.approx(9 / 20, abs=0.01)
-    assert folder(tmp_path / "pairs", depth=4, **options).info(tmp_path).target_shape == (
-        4,
-        2,
-        12,
-        12,
-    )
+    info = folder(tmp_path / "pairs", depth=4, **options).info(tmp_path)
+    assert info.target_shape == (4, 2, 12, 12)
     (tmp_path / "pairs/references").rename(tmp_path / "pairs/reference")
     refused = r"has images/, and neither masks/ nor references/ beside it"
     assert_refused(lambda: folder(tmp_path / "pairs").find(), "pairs", refused)
@@ -123,7 +119,7 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     write_nifti(tmp_path / "clean/03.nii.gz", 3)
     films.write_text(films.read_text().replace("clean/03.png", "clean/03.nii.gz"))
     assert_refused(lambda: folder(films).load(tmp_path), "03.nii.gz", "it is of kind volume")
-    films.write_text("path,reference,mask\n")
+    films.write_text("path,reference,mask\na.png,b.png,c.png\n")
     assert_refused(lambda: folder(films).load(tmp_path), "films.csv", "or path and reference")
     lines = [f"{write_wav(tmp_path / f'{n}.wav', 3).name},{n}.wav" for n in range(4)]
     films.write_text("\n".join(["path,reference", *lines]))

@@ -70,12 +70,8 @@ def test_several_runs_are_told_apart(tmp_path: Path) -> None:
 
 def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:
     numbers = torch.randn(3, 4, dtype=torch.complex128)
-    weights = {
-        "wide": numbers,
-        "narrow": numbers.to(torch.complex64).conj(),
-        "tied": numbers.real[::2],
-        "count": torch.tensor(7),
-    }
+    weights = {"wide": numbers, "narrow": numbers.to(torch.complex64).conj()}
+    weights |= {"tied": numbers.real[::2], "count": torch.tensor(7)}
     write_weights(tmp_path / "w.safetensors", weights)
     found = read_weights(tmp_path / "w.safetensors")
     assert all(torch.equal(found[name], weights[name]) for name in weights)

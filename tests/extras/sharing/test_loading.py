@@ -16,7 +16,7 @@ from tests.extras.sharing.conftest import edit_source
 from tests.library.small import network
 from tests.training.test_run import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.loading import config_of, predict_file
+from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.setup import ModelSetup
@@ -51,12 +51,6 @@ def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_p
     refuse("film.png", r"INPUTS .*film.png: must end with .npy")
     refuse("wide.npy", r"--out .*out.txt: must end with", out="out.txt")
     refuse("wide.npy", "whose code is not there", folder=of_loop)
-
-
-def test_the_configuration_is_the_run_s_own(finished: Outcome) -> None:
-    assert config_of(finished.record).resolved == configured(
-        finished.path.parents[3], "trainer.epochs=1"
-    ).resolved | {"paths": config_of(finished.record).resolved["paths"]}
 
 
 def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Path) -> None:

@@ -154,7 +154,7 @@ def test_what_an_older_ledger_does_not_say_is_not_checked(folder: Path, loop: Pa
         assert [c.state for c in said if c.what == f"privacy.{key}"] == ["not checked"]
 
 
-@pytest.mark.parametrize("key", ["model.activation", "optimizer.lr", "seed", "privacy.delta"])
+@pytest.mark.parametrize("key", ["model.activation", "seed"])
 def test_nothing_of_the_environment_is_looked_up_for_a_record(
     folder: Path, key: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
