@@ -33,9 +33,9 @@ SHARES = ("accuracy", "roc_auc", "dice", "ssim")  # between 0 and 1: a point is 
 LESS_IS_BETTER = ("nmse",)
 
 RULE = (
-    "Reproduced: our mean is within one point of the paper's number, or, with three seeds or more, "
-    "within two standard deviations. Close: within two points. Different: neither, to whichever "
-    "side. A point is 1 %, or 0.01 of a share; of NMSE and PSNR it is 2 % of the number."
+    "Reproduced: our mean is within one point of the paper's number or, with three or more seeds, "
+    "within two standard deviations. Close: within two points. Different: otherwise. A point is "
+    "1 %, or 0.01 for metrics between 0 and 1; for NMSE and PSNR, it is 2 % of the number."
 )
 
 

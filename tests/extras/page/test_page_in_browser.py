@@ -22,6 +22,10 @@ pytestmark = [
 ]
 
 
+CUT = """[...document.querySelectorAll(".tabulator-cell")]
+    .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"""
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
     with chromium() as browser:
@@ -53,6 +57,7 @@ def test_the_page_fits_says_nothing_and_asks_for_nothing(
 ) -> None:
     with see(browser, file, size, scheme) as seen:
         page = seen.page
+        assert page.evaluate(CUT) == [], "no name or number is cut"
         page.evaluate("document.querySelectorAll('details').forEach((d) => (d.open = true))")
         page.evaluate("dispatchEvent(new Event('beforeprint'))")
         page.evaluate("dispatchEvent(new Event('afterprint'))")
@@ -101,7 +106,7 @@ def test_a_run_opens_by_click_and_by_address(browser: Browser, file: Path) -> No
         page.locator(".tabulator-cell[tabulator-field=value]", has_text="70.00").click()
         page.wait_for_selector("#run[open]")
         shown = page.inner_text("#run-body")
-        for word in ("PhaseMNIST", "70.00 %", "optimizer.lr", "ε tight", "ledger"):
+        for word in ("phasemnist", "70.00 %", "optimizer.lr", "ε tight", "ledger"):
             assert word in shown, word
         address = page.url
         assert "#run-phasemnist2" in address

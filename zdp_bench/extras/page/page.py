@@ -32,8 +32,8 @@ from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.tables import Table
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
-COST = "The test metric without privacy and at three tight ε, and which part of it is kept."
-EPSILON = "Each ε that five papers print, what reproduces it, and the tight ε of its mechanism."
+COST = "The test metric without privacy and at three tight ε. In brackets: the share that is kept."
+EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."
 MEASURED = "Time and memory, and the numbers behind the figures, as last measured."
 PARTS = {

@@ -21,7 +21,7 @@ const COLUMNS = [
   ["value", "test", "value", 88, 0.5, true],
   ["epsilon_tight", "ε tight", "epsilon", 86, 0.5, true],
   ["epsilon_claimed", "ε claimed", "epsilon", 112, 0.5, false],
-  ["epsilon_of", "ε of", "text", 68, 0.5, false],
+  ["epsilon_of", "ε of", "text", 88, 0.5, false],
   ["provenance", "data", "mark", 84, 0.5, false],
   ["started_utc", "date", "date", 100, 0.5, false],
 ];
