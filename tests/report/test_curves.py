@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 from dataclasses import replace
 from pathlib import Path
@@ -116,24 +114,6 @@ def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> N
         assert point["epsilon_claimed"] == claimed_epsilon("dp_dfa_2020", claim)
 
 
-def test_what_was_not_run_has_a_line_with_its_command(results: Path) -> None:
-    sheet = build(results).sheet
-    row = next(row for row in sheet.rows if row[0] == f"{PANEL}: DP-DFA")
-    assert row[-2:] == ["not run", "`zdp-bench run recipe=dfa algorithm.convolutions=dfa`"]
-    assert sheet.origin.startswith("10 curves: ")
-
-
-def test_other_data_is_another_curve(results: Path) -> None:
-    moved = filling("hybrid", "hybrid_10.24", digest="m" * 64, on="mnist")
-    save(results, make_run("hybrid", 5, 0.4) | {"experiment": "m" * 64, "run": "m" * 64})
-    found = points(results, "DP-DFA hybrid", moved)
-    assert [one["ours"] for one in found if one["epoch"] == "1"] == [
-        "60.00 % (n = 1)",
-        "[50.00 % (n = 1)]",
-    ]
-    assert found[-1]["what differs"] == "on fashion mnist"
-
-
 def test_numbers_of_the_text_stand_beside_ours(
     results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -145,15 +125,6 @@ def test_numbers_of_the_text_stand_beside_ours(
     assert [one["paper"] for one in points(results, "DP-BP")] == ["", "41.5 %", ""]
     printed = [line["x"] for line in build(results).sheet.numbers if line["paper"] == "41.5"]
     assert printed == ["2", "9"]
-
-
-def test_the_csv_holds_every_point(results: Path) -> None:
-    paths = build(results).write(results)
-    assert [path.name for path in paths] == ["dp_dfa_2020_fig2.md", "dp_dfa_2020_fig2.csv"]
-    every = csv.DictReader(io.StringIO(paths[1].read_text()))
-    lines = [line for line in every if line["runs"]]
-    assert len(lines) == 3 * EPOCHS
-    assert next(line for line in lines if line["row"] == "bp_10.24")["values"] == "20 30"
 
 
 def test_every_figure_of_a_paper_has_axes_and_recipes() -> None:

@@ -244,7 +244,7 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
     ("words", "says"),
     [
         (DRAWN + "--sigma 1e-300", "--sigma=1e-300: must be 0, or lie in 0.0001 to 1000000"),
-        (DRAWN + "--sigma x", "--sigma=x: must be a number, 0 or more."),
+        (DRAWN + "--sigma x", "--sigma: invalid float value: 'x'"),
         (DRAWN + "--target-epsilon 0", "must be positive"),
         (DRAWN + "--target-epsilon 1e9", "nothing to calibrate"),
         (DRAWN + "--sigma 1 --target-epsilon 1", "not allowed with argument --sigma"),

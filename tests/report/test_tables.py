@@ -290,22 +290,6 @@ def test_a_number_that_a_paper_does_not_give_has_no_unit() -> None:
     assert spread.printed == "0.848 (0.814 to 0.881)"
 
 
-def test_a_second_epsilon_that_a_paper_prints_stands_beside_the_first(tmp_path: Path) -> None:
-    strict = Filling("chest", (), "strict", None, "c" * 64)
-    sheet = tables.build("deepee_2021/1", tmp_path, [strict]).sheet
-    assert "0.52 (0.62 by RDP)" in sheet.rows[-1]
-    last = sheet.numbers[-1]
-    assert (last["epsilon_printed"], last["epsilon_rdp"]) == ("0.52", "0.62")
-
-
-def test_a_papers_notes_are_below_its_tables(tmp_path: Path) -> None:
-    (note,) = papers.notes(TABLE)
-    assert "Poisson" in note
-    assert note in build(tmp_path).sheet.notes
-    assert papers.notes("dp_dfa_2020/fig2")[0].startswith("C is section 4.2")
-    assert papers.notes("zeta_dp_2024/1") == []
-
-
 # ----------------------------------------------------------------------------------- what is shown
 
 

@@ -5,16 +5,15 @@ from __future__ import annotations
 import argparse
 import os
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING
 
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
     from zdp_bench.report.sheet import Sheet
 
-Number = TypeVar("Number", int, float)
 RESULTS = Path("results")
 FORMS = ("md", "csv", "json")  # of `report/sheet.py`, which is not imported for --help
 
@@ -67,26 +66,6 @@ def print_sheet(sheet: Sheet, form: str) -> None:
         console().print(sheet)
     else:
         print(sheet.as_text(form))
-
-
-def whole(least: int) -> Callable[[str], int]:
-    """Return a reader of whole numbers for argparse; the command itself checks the range."""
-    return _reader(int, f"must be a whole number, {least} or more")
-
-
-def number(rule: str) -> Callable[[str], float]:
-    """Return a reader of numbers for argparse; the command itself checks the range."""
-    return _reader(float, f"must be a number{'' if rule.startswith('above') else ','} {rule}")
-
-
-def _reader(kind: Callable[[str], Number], rule: str) -> Callable[[str], Number]:
-    def read(word: str) -> Number:
-        try:
-            return kind(word)
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"={word}: {rule}.") from None
-
-    return read
 
 
 def data_root(options: argparse.Namespace) -> Path:

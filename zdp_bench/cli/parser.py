@@ -67,7 +67,7 @@ class Parser(argparse.ArgumentParser):
     """An argparse parser whose errors are one sentence."""
 
     def error(self, message: str) -> NoReturn:
-        said = message.removeprefix("argument ").replace(": =", "=", 1)
+        said = message.removeprefix("argument ")
         more = "" if said.endswith(".") else f"; see `{self.prog} --help`."
         print(f"zdp-bench: {said}{more}", file=sys.stderr)
         raise SystemExit(2)

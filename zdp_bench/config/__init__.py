@@ -23,12 +23,11 @@ from zdp_bench.config.schema import (
     MAY_BE_NONE,
     PLUGINS,
     SECTIONS,
-    Accountant,
     Federated,
     Run,
     Scalars,
 )
-from zdp_bench.config.types import check_section, check_types, hints_of
+from zdp_bench.config.types import REQUIRED, check_section, check_types, hints_of
 from zdp_bench.config.words import KEYS, parse_words, read_words, readable_errors
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.registry import lookup
@@ -74,7 +73,8 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
             raise UserError(
                 f"{kind}={plain[kind]}: name one with {kind}=NAME, or set one of its keys."
             )
-    accountant = check_section(Accountant, plain.get("accountant") or {}, "accountant").name
+    stated = {"name": (str, REQUIRED)}
+    accountant = check_types(stated, plain.get("accountant") or {}, "accountant")["name"]
     if accountant not in files("accountant"):  # whose code takes half a second to import
         lookup("accountant", accountant)
     resolved = {

@@ -99,13 +99,6 @@ class Claims:
 
 
 @dataclass(frozen=True)
-class Accountant:
-    """Which accountant gives the claimed ε."""
-
-    name: str
-
-
-@dataclass(frozen=True)
 class Paths:
     """Where data is read and results are written.
 

@@ -16,7 +16,6 @@ network trained on them may start a private run: `model.init_from`.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -27,16 +26,7 @@ from annotated_types import Interval
 from zdp_bench.data import DatasetInfo, Most, Splits, nifti
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
-from zdp_bench.data.files import (
-    card,
-    count_held_out,
-    digest,
-    holds_any,
-    resolve_folder,
-    sha256,
-    try_each,
-    write_whole,
-)
+from zdp_bench.data.files import card, digest, sha256, write_whole
 from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import require
 from zdp_bench.registry import register
@@ -70,16 +60,14 @@ def write_volumes(folder: Path, paths: list[Path], axis: int, testing: np.ndarra
 
 @register("dataset", "kspace_from_volumes")
 @dataclass(frozen=True, kw_only=True)
-class KSpaceFromVolumes(KSpaceSlices):
+class KSpaceFromVolumes(KSpaceSlices, nifti.OfVolumes):
     """k-space of the volumes in `folder` of the data root."""
 
+    name: ClassVar[str] = "kspace_from_volumes"
     owner: ClassVar[str] = "volume"
 
-    folder: str = nifti.HIPPOCAMPI
     axis: Annotated[int, Interval(ge=0, le=2)] = 2  # that slices are counted along
     slices: Most = 3
-    test_share: float = 0.2
-    split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
         paths = list(self.find(root))
@@ -92,26 +80,10 @@ class KSpaceFromVolumes(KSpaceSlices):
         notes = f"k-space of the volumes in {self.folder} with a smooth phase added, no noise"
         return self.read_splits(find_volumes(made), "derived", notes)
 
-    def released(self, root: Path) -> DatasetInfo | None:
-        """As many volumes as the default folder has."""
-        if holds_any(resolve_folder(root, self.folder)):
-            return None
-        held = int(self.hold_out(nifti.N_HIPPOCAMPI).sum())
-        return self.describe(nifti.N_HIPPOCAMPI - held, held)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every volume of the folder."""
-        return try_each(self.find(root), nifti.read)
-
-    def find(self, root: Path) -> dict[Path, nifti.Header]:
-        return nifti.find_volumes(resolve_folder(root, self.folder), "kspace_from_volumes")
-
     def hold_out(self, count: int) -> np.ndarray:
         """Return True for the volumes to test on."""
-        held = count_held_out(count, self.test_share, "volumes")
-        testing = np.zeros(count, dtype=bool)
-        random = np.random.default_rng(self.split_seed)
-        testing[random.choice(count, held, replace=False)] = True
+        testing, random = np.zeros(count, dtype=bool), np.random.default_rng(self.split_seed)
+        testing[random.choice(count, self.count_test(count), replace=False)] = True
         return testing
 
 

@@ -46,7 +46,7 @@ from annotated_types import Ge, Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import count_held_out, digest, holds_any, resolve_folder, sha256, try_each
+from zdp_bench.data.files import digest, holds_any, sha256, try_each
 from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -298,34 +298,15 @@ def simulate_contrasts(path: Path) -> np.ndarray:
 
 @register("dataset", "mri_sequences_from_volumes")
 @dataclass(frozen=True, kw_only=True)
-class MriSequencesFromVolumes(SequenceSlices):
+class MriSequencesFromVolumes(SequenceSlices, nifti.OfVolumes):
     """Simulated sequences of the volumes in `folder` of the data root."""
 
+    name: ClassVar[str] = "mri_sequences_from_volumes"
     unit: ClassVar[str] = "volume"
-
-    folder: str = nifti.HIPPOCAMPI
-    test_share: float = 0.2
-    split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
         notes = f"four contrasts simulated from the volumes in {self.folder}"
         found = self.choose_slices(self.find(root))
-        held = count_held_out(len(found), self.test_share, "volumes")
-        test, train = draw_patients(found, held, self.split_seed)
+        test, train = draw_patients(found, self.count_test(len(found)), self.split_seed)
         parts = {"train": train, "test": test}
         return self.load_parts(parts, "derived", notes, simulate_contrasts, SIMULATION)
-
-    def released(self, root: Path) -> DatasetInfo | None:
-        """As many volumes as the default folder has."""
-        if holds_any(resolve_folder(root, self.folder)):
-            return None
-        held = count_held_out(nifti.N_HIPPOCAMPI, self.test_share, "volumes")
-        return self.describe(nifti.N_HIPPOCAMPI - held, held)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every volume of the folder."""
-        return try_each(self.find(root), nifti.read)
-
-    def find(self, root: Path) -> dict[Path, nifti.Header]:
-        folder = resolve_folder(root, self.folder)
-        return nifti.find_volumes(folder, "mri_sequences_from_volumes")

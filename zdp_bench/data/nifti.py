@@ -10,16 +10,25 @@ from __future__ import annotations
 
 import gzip
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data.files import require_inside, visible_files
+from zdp_bench.data import Dataset, DatasetInfo
+from zdp_bench.data.files import (
+    count_held_out,
+    holds_any,
+    require_inside,
+    resolve_folder,
+    try_each,
+    visible_files,
+)
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 
@@ -85,6 +94,38 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
     if not found:
         raise UserError(f"{folder}: contains no .nii or .nii.gz file.")
     return found
+
+
+@dataclass(frozen=True, kw_only=True)
+class OfVolumes(Dataset):
+    """A data set that is made of the volumes in `folder` of the data root."""
+
+    name: ClassVar[str]
+
+    folder: str = HIPPOCAMPI
+    test_share: float = 0.2
+    split_seed: int = 0
+
+    def find(self, root: Path) -> dict[Path, Header]:
+        return find_volumes(resolve_folder(root, self.folder), self.name)
+
+    def count_test(self, volumes: int) -> int:
+        return count_held_out(volumes, self.test_share, "volumes")
+
+    def describe(self, train: int, test: int) -> DatasetInfo:
+        """Return counts and shapes of so many volumes."""
+        raise NotImplementedError
+
+    def released(self, root: Path) -> DatasetInfo | None:
+        """As many volumes as the default folder has."""
+        if holds_any(resolve_folder(root, self.folder)):
+            return None
+        held = self.count_test(N_HIPPOCAMPI)
+        return self.describe(N_HIPPOCAMPI - held, held)
+
+    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
+        """Read every volume of the folder."""
+        return try_each(self.find(root), read)
 
 
 def name_of(path: Path) -> str:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet, require_records
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
@@ -19,7 +19,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delta",
         metavar="δ",
-        type=number("above 0 and below 0.1"),
+        type=float,
         help="δ for which ε is stated (default: the smallest of the data set's runs)",
     )
     add_format(parser)

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_results, number, print_sheet, whole
+from zdp_bench.cli.arguments import add_format, add_results, print_sheet
 from zdp_bench.errors import UserError
 
 GROUP = "understand"
@@ -21,20 +21,20 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     per_step = "probability that a step draws an example, or batch size / examples"
     noise, drawn, long = (parser.add_mutually_exclusive_group() for _ in range(3))
     for of, option, metavar, kind, text in (
-        (noise, "sigma", "σ", number("0 or more"), "noise multiplier: its ε by every accountant"),
-        (noise, "target-epsilon", "E", number("above 0"), "the σ that gives this ε"),
-        (drawn, "sample-rate", "Q", number("above 0, and 1 at most"), per_step),
-        (drawn, "batch-size", "M", whole(1), "instead of the sample rate; needs --examples"),
-        (parser, "examples", "N", whole(1), "training examples"),
-        (long, "steps", "T", whole(1), "steps of training"),
-        (long, "epochs", "E", whole(1), "instead of steps"),
+        (noise, "sigma", "σ", float, "noise multiplier: its ε by every accountant"),
+        (noise, "target-epsilon", "E", float, "the σ that gives this ε"),
+        (drawn, "sample-rate", "Q", float, per_step),
+        (drawn, "batch-size", "M", int, "instead of the sample rate; needs --examples"),
+        (parser, "examples", "N", int, "training examples"),
+        (long, "steps", "T", int, "steps of training"),
+        (long, "epochs", "E", int, "instead of steps"),
         (
-            *(parser, "cycle", "B", whole(1)),
+            *(parser, "cycle", "B", int),
             "Poisson samples of B subsets in turn, as in algorithm=band_mf",
         ),
         (parser, "accountant", "NAME", str, "only this one; see `zdp-bench list accountants`"),
         (
-            *(parser, "examples-per-patient", "K", whole(1)),
+            *(parser, "examples-per-patient", "K", int),
             "also the ε of a patient or image with K examples",
         ),
     ):
@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--delta",
         metavar="δ",
-        type=number("above 0 and below 0.1"),
+        type=float,
         default=1e-5,
         help="default 1e-5",
     )

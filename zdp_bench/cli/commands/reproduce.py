@@ -11,7 +11,7 @@ import argparse
 import sys
 from pathlib import Path
 
-from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet, whole
+from zdp_bench.cli.arguments import RESULTS, add_overrides, print_sheet
 from zdp_bench.errors import UserError, unknown
 
 GROUP = "reproduce"
@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--profile", choices=PROFILES, help="all tables of all papers")
     parser.add_argument(
         "--seeds",
-        type=whole(1),
+        type=int,
         metavar="N",
         help="seeds 1 to N of every row (default: as many as the paper has)",
     )

@@ -11,7 +11,7 @@ import argparse
 import dataclasses
 from typing import TYPE_CHECKING
 
-from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
+from zdp_bench.cli.arguments import add_format, add_overrides, print_sheet
 from zdp_bench.errors import UserError
 
 if TYPE_CHECKING:
@@ -34,27 +34,27 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--confidence",
-        type=number("0.5 or more, and below 1"),
+        type=float,
         default=0.99,
         help="confidence of every bound (default 0.99)",
     )
     parser.add_argument(
         "--canaries",
-        type=whole(10),
+        type=int,
         default=1000,
         metavar="M",
         help="canaries in the attacks on a whole run (default 1000)",
     )
     parser.add_argument(
         "--steps",
-        type=whole(1),
+        type=int,
         default=1000,
         metavar="N",
         help="at most N steps of the run (default 1000)",
     )
     parser.add_argument(
         "--runs",
-        type=whole(40),
+        type=int,
         default=400,
         metavar="R",
         help="runs of my_script:function, with and without the canary (default 400)",

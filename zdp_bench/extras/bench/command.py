@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_results, print_sheet, whole
+from zdp_bench.cli.arguments import add_results, print_sheet
 from zdp_bench.errors import unknown
 
 GROUP = "understand"
@@ -23,7 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument(
         "--threads",
-        type=whole(1),
+        type=int,
         default=2,
         metavar="N",
         help="CPU threads of each implementation (default 2)",

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import argparse
 
-from zdp_bench.cli.arguments import add_format, add_overrides, number, print_sheet, whole
+from zdp_bench.cli.arguments import add_format, add_overrides, print_sheet
 from zdp_bench.errors import UserError
 
 GROUP = "run"
@@ -18,14 +18,14 @@ HELP = "search hyper-parameters within one ε"
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--trials", type=whole(1), metavar="N", help="how many runs (default: the whole grid)"
+        "--trials", type=int, metavar="N", help="how many runs (default: the whole grid)"
     )
     parser.add_argument(
         "--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default tpe"
     )
     parser.add_argument(
         "--epsilon",
-        type=number("above 0"),
+        type=float,
         metavar="E",
         help="give each trial the noise that keeps the whole search within E",
     )
