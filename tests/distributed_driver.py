@@ -25,7 +25,7 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.training import run as module
 from zdp_bench.training.distributed import Ranks, join
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.setup import Setup, load_data
 from zdp_bench.training.step import Training, private_step
 
@@ -91,7 +91,7 @@ def refused(ranks: Ranks, folder: Path) -> dict[str, list[str]]:
             changed = change(patch) if ranks.rank == 1 else []
             words = [*QUICK, f"paths.results={folder / 'own_runs'}", *changed]
             try:
-                module.run(parse(compose(words)), Silent())
+                module.run(parse(compose(words)), Watcher())
                 said = ""
             except UserError as error:
                 said = str(error)

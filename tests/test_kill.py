@@ -19,7 +19,7 @@ from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.training import checkpoint
 from zdp_bench.training import run as experiment
 from zdp_bench.training import step as engine
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 
 MOMENTS = (
     "in the ledger's line",
@@ -111,7 +111,7 @@ def attempt(config: Run, kill: list[Any] | None) -> int:
     def work() -> None:
         if kill:
             arrange(*kill)
-        experiment.run(config, Silent())
+        experiment.run(config, Watcher())
 
     return os.waitpid(fork(work), 0)[1]
 
@@ -149,7 +149,7 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
         if kills:
             statuses = [attempt(config, kill) for kill in [*kills, None]]
         else:  # in this process: its children find each ε worked out
-            experiment.run(config, Silent())
+            experiment.run(config, Watcher())
             statuses = [0]
         (home,) = (folder / name).glob("runs/*/*.lock")
         record = records.read(home.with_suffix("") / "record.json")

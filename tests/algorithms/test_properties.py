@@ -214,8 +214,7 @@ def test_the_sum_is_the_sum_of_the_contributions(case: Case) -> None:
 
 
 @pytest.mark.parametrize(
-    ("weight_scale", "input_scale"),
-    [(1.0, 0.0), (1.0, 1.0), (1.0, 1e5), (1e3, 1e3)],
+    ("weight_scale", "input_scale"), [(1.0, 0.0), (1.0, 1.0), (1.0, 1e5), (1e3, 1e3)]
 )
 def test_no_example_moves_the_sum_by_more_than_the_bound(
     case: Case, weight_scale: float, input_scale: float

@@ -5,13 +5,16 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
+from collections.abc import Callable
 from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 
 from tests.gradients.harness import OwnScale, loss
+from tests.modules import Made
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
 from zdp_bench.gradients.rules import NoRule, convolution
@@ -20,73 +23,38 @@ from zdp_bench.nn.convolution import ComplexConv2d
 INPUTS, TARGETS = torch.randn(4, 3, generator=torch.Generator().manual_seed(0)), torch.zeros(4)
 
 
-@pytest.fixture(autouse=True, params=[0, 2**30], ids=["as they come", "at once"])
+@pytest.fixture(params=[0, 2**30], ids=["as they come", "at once"])
 def output_gradients(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """Both ways in which the tape hands them on: as backward meets them, and all at its end."""
     monkeypatch.setattr(tape, "TOGETHER", request.param)
 
 
-class Elsewhere(nn.Module):
+def elsewhere() -> nn.Module:
     """Uses its layer's weight once more, outside of the layer."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return nn.functional.linear(self.layer(x), self.layer.weight)
+    return Made(lambda net, x: F.linear(net.layer(x), net.layer.weight), layer=nn.Linear(3, 3))
 
 
-class FoldsPositions(nn.Module):
+def folds_positions() -> nn.Module:
     """Its layer sees positions as if they were examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(1, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.layer(x.reshape(-1, 1)).reshape(len(x), -1)
+    return Made(lambda net, x: net.layer(x.reshape(-1, 1)).view(len(x), -1), layer=nn.Linear(1, 2))
 
 
-class ChangesAnInput(nn.Module):
+def changes_an_input() -> nn.Module:
     """Changes in place what its layer has read."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.second = nn.Linear(3, 3), nn.Linear(3, 3)
-
-    def forward(self, x: Tensor) -> Tensor:
-        between = self.first(x) * 1.0
-        y = self.second(between)
+    def function(net: Any, x: Tensor) -> Tensor:
+        between = net.first(x) * 1.0
+        y = net.second(between)
         between.mul_(2)
         return y
 
-
-class TimeFirst(nn.Module):
-    """Its layer's first dimension is time, unnoticed with as many steps as examples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.layer = nn.Linear(2, 2)
-
-    def forward(self, x: Tensor) -> Tensor:  # [B, T, 2]
-        return self.layer(x.transpose(0, 1)).transpose(0, 1)
+    return Made(function, first=nn.Linear(3, 3), second=nn.Linear(3, 3))
 
 
-class OfTwo(nn.Module):
-    """Its layer takes more than one tensor."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.both = nn.Bilinear(3, 3, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.both(x, x)
-
-
-@pytest.mark.parametrize("model", [Elsewhere, FoldsPositions], ids=lambda m: m.__name__)
+@pytest.mark.usefixtures("output_gradients")
+@pytest.mark.parametrize("model", [elsewhere, folds_positions], ids=lambda m: m.__name__)
 def test_what_fast_cannot_serve_goes_to_the_reference_and_is_logged_once(
-    model: type[nn.Module], caplog
+    model: Callable[[], nn.Module], caplog: pytest.LogCaptureFixture
 ) -> None:
     torch.manual_seed(0)
     module = model()
@@ -105,8 +73,10 @@ def test_what_fast_cannot_serve_goes_to_the_reference_and_is_logged_once(
 
 
 def test_time_first_with_as_many_steps_as_examples_is_noticed() -> None:
+    """Its first dimension is time, [B, T, 2]."""
     torch.manual_seed(0)
-    model, batch = TimeFirst(), (torch.randn(4, 4, 2), torch.zeros(4))
+    turned = lambda net, x: net.layer(x.transpose(0, 1)).transpose(0, 1)  # noqa: E731
+    model, batch = Made(turned, layer=nn.Linear(2, 2)), (torch.randn(4, 4, 2), torch.zeros(4))
     theirs = reference.clipped_sum(model, loss, batch, 0.1)
     unchecked = fast.clipped_sum(model, loss, batch, 0.1)
     assert not torch.allclose(unchecked.norms, theirs.norms, rtol=0.05)  # the trap is real
@@ -122,11 +92,12 @@ def test_a_model_with_dropout_is_served_and_its_random_numbers_are_left_alone() 
     assert torch.equal(checked.norms, fast_alone.norms)
 
 
+@pytest.mark.usefixtures("output_gradients")
 @pytest.mark.parametrize(
     ("model", "reason"),
     [
-        (OfTwo(), "not called on one tensor"),
-        (ChangesAnInput(), "changed in place"),
+        (Made(lambda net, x: net.both(x, x), both=nn.Bilinear(3, 3, 2)), "not called on one"),
+        (changes_an_input(), "changed in place"),
         (nn.Sequential(nn.Linear(3, 3), nn.BatchNorm1d(3)), "batch norm"),
     ],
 )
@@ -160,6 +131,7 @@ def test_gradients_formed_for_their_norm_only_give_the_same(
         torch.testing.assert_close(formed.sums[name], value, rtol=1e-5, atol=1e-8)
 
 
+@pytest.mark.usefixtures("output_gradients")
 @pytest.mark.parametrize("features", [3, 4], ids=["in its second layer", "in its third"])
 def test_a_model_that_fails_is_left_as_it_was(features: int) -> None:
     model = nn.Sequential(nn.Linear(3, features), nn.Linear(4, 4), nn.Linear(3, 3))
@@ -169,6 +141,7 @@ def test_a_model_that_fails_is_left_as_it_was(features: int) -> None:
     assert not any("forward" in vars(layer) for layer in model)
 
 
+@pytest.mark.usefixtures("output_gradients")
 @pytest.mark.parametrize("broken", [False, True])
 def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
     """The garbage collector finds no cycle of autograd's graph and hooks: none may be left."""
@@ -180,7 +153,7 @@ def test_a_step_leaves_nothing_in_memory(broken: bool) -> None:
         return losses
 
     model = (
-        ChangesAnInput() if broken else nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
+        changes_an_input() if broken else nn.Sequential(nn.Linear(3, 4), nn.ReLU(), nn.Linear(4, 2))
     )
     if broken:
         with pytest.raises(NoRule):
@@ -269,17 +242,11 @@ def test_examples_added_one_by_one_are_the_sum_of_them_all(
 def test_a_parameter_that_does_not_move_the_loss_has_a_plain_zero(engine: Engine) -> None:
     """Plain, so that other sums can be added in place."""
 
-    class Idle(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.used, self.idle = nn.Linear(3, 2), nn.Linear(3, 2)
-
-        def forward(self, x: Tensor) -> Tensor:
-            return self.used(x) + 0 * self.idle(x.detach()).detach()
-
+    idles = lambda net, x: net.used(x) + 0 * net.idle(x.detach()).detach()  # noqa: E731
+    model = Made(idles, used=nn.Linear(3, 2), idle=nn.Linear(3, 2))
     for count in (4, 1, 0):
         batch = INPUTS[:count], TARGETS[:count]
-        sums = clipped_sum(Idle(), loss, batch, 1.0, engine=engine).sums
+        sums = clipped_sum(model, loss, batch, 1.0, engine=engine).sums
         assert not any(value.requires_grad for value in sums.values())
         assert not sums["idle.weight"].any()
         assert not sums["idle.bias"].any()

@@ -78,7 +78,7 @@ def one_number(dtype: torch.dtype) -> nn.Module:
 
 
 SHARING: list[Callable[[torch.dtype], nn.Module]] = [
-    *(TwiceInAList, TiedHead, OwnLayerTied, one_number),
+    *(TwiceInAList, TiedHead, OwnLayerTied, one_number)
 ]
 every_model = pytest.mark.parametrize("build", SHARING, ids=lambda build: build.__name__)
 real_and_complex = pytest.mark.parametrize(

@@ -9,6 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.modules import Made
+
 CLASSES = 5
 
 
@@ -75,37 +77,20 @@ def bert() -> tuple[nn.Module, Any]:
     return Logits(transformers.BertForSequenceClassification(config)), inputs
 
 
-class Reader(nn.Module):
-    """An LSTM over tokens."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding = nn.Embedding(30, 8)
-        self.lstm = nn.LSTM(8, 12, num_layers=2, batch_first=True)
-        self.head = nn.Linear(12, CLASSES)
-
-    def forward(self, tokens: Tensor) -> Tensor:
-        return self.head(self.lstm(self.embedding(tokens))[0][:, -1])
-
-
 def lstm() -> tuple[nn.Module, Any]:
-    return Reader(), torch.randint(0, 30, (4, 6))
-
-
-class Siamese(nn.Module):
-    """One network on two inputs: `model(a, b)`."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
-        self.head = nn.Linear(4 * 36, CLASSES)
-
-    def forward(self, a: Tensor, b: Tensor) -> Tensor:
-        return self.head((self.features(a) - self.features(b)).abs())
+    """Over tokens."""
+    held = nn.Embedding(30, 8), nn.LSTM(8, 12, 2, batch_first=True), nn.Linear(12, CLASSES)
+    last = lambda net, tokens: net.head(net.lstm(net.embedding(tokens))[0][:, -1])  # noqa: E731
+    model = Made(last, **dict(zip(("embedding", "lstm", "head"), held, strict=True)))
+    return model, torch.randint(0, 30, (4, 6))
 
 
 def siamese() -> tuple[nn.Module, Any]:
-    return Siamese(), (torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8))
+    """One network on two inputs: `model(a, b)`."""
+    features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+    apart = lambda net, a, b: net.head((net.features(a) - net.features(b)).abs())  # noqa: E731
+    model = Made(apart, features=features, head=nn.Linear(4 * 36, CLASSES))
+    return model, (torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8))
 
 
 def images() -> Tensor:

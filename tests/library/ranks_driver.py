@@ -33,7 +33,7 @@ STEPS = 4
 
 
 def weights_of(private: Private) -> dict[str, Tensor]:
-    return {name: p.detach().clone() for name, p in private.setting.model.named_parameters()}
+    return {name: p.detach().clone() for name, p in private.model.named_parameters()}
 
 
 def make(folder: Path, name: str, model: nn.Module | None = None, **changed: Any) -> Private:
@@ -66,20 +66,20 @@ def shares_of_secure_batches(folder: Path) -> list[list[list[int]]]:
         for one in private.batches():
             seen.append([])
             private.step(one)
-    return private.setting.ranks.gather(seen)
+    return private.ranks.gather(seen)
 
 
 def uneven_steps(folder: Path) -> list[str]:
     """What the processes say where one of them leaves out a step of the other's."""
     private = make(folder, "uneven")
     train(private, most=2)
-    private.done += private.setting.ranks.rank
+    private.done += private.ranks.rank
     try:
         train(private, most=1)
         said = ""
     except UserError as error:
         said = str(error)
-    return private.setting.ranks.gather(said)
+    return private.ranks.gather(said)
 
 
 def resumed(folder: Path) -> tuple[int, int]:
@@ -89,7 +89,7 @@ def resumed(folder: Path) -> tuple[int, int]:
     private.save()
     train(private, most=1)
     private.close()
-    private.setting.ranks.broadcast(None)  # until rank 0 has let go of the ledger
+    private.ranks.broadcast(None)  # until rank 0 has let go of the ledger
     again = make(folder, "resumed")
     assert again.resume()
     train(again, most=1)

@@ -49,7 +49,7 @@ def train(private: Private, most: int | None = None) -> list[Tensor]:
     seen = []
     for batch in private.batches():
         private.step(batch)
-        seen.append(private.setting.model[0].weight.detach().clone())  # type: ignore[index]
+        seen.append(private.model[0].weight.detach().clone())  # type: ignore[index]
         if len(seen) == most:
             break
     return seen

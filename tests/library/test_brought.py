@@ -19,6 +19,7 @@ from torch.utils.checkpoint import checkpoint
 import zdp_bench
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
+from tests.modules import Made
 from zdp_bench.errors import UserError
 
 NOT_SERVED = {"LBFGS", "SparseAdam", "Optimizer", "lr_scheduler", "swa_utils"}
@@ -196,44 +197,25 @@ def test_several_optimisers_are_saved_and_go_on(make: Make) -> None:
 # ------------------------------------------------------------ inputs that no random numbers can be
 
 
-class Characters(nn.Module):
+def characters() -> nn.Module:
     """[B, T] -> [B, T, 5], with fewer characters than places."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embedding, self.last = nn.Embedding(5, 8), nn.Linear(8, 5)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(torch.tanh(self.embedding(x)))
+    return nn.Sequential(nn.Embedding(5, 8), nn.Tanh(), nn.Linear(8, 5))
 
 
-class Recognised(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.last = nn.Linear(4, 6)
+def packed() -> nn.Module:
+    def function(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
+        of = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
+        return net.last(net.rnn(of)[1][-1])
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(x).log_softmax(-1)
-
-
-class Packed(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.rnn, self.last = nn.GRU(4, 6, batch_first=True), nn.Linear(6, CLASSES)
-
-    def forward(self, x: Tensor, lengths: Tensor) -> Tensor:
-        packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
-        return self.last(self.rnn(packed)[1][-1])
+    return Made(function, rnn=nn.GRU(4, 6, batch_first=True), last=nn.Linear(6, CLASSES))
 
 
-class NotNegative(nn.Module):
-    def __init__(self, least: float) -> None:
-        super().__init__()
-        self.first, self.least = nn.Linear(4, CLASSES), least
+def not_negative(least: float) -> nn.Module:
+    def function(net: Any, x: Tensor) -> Tensor:
+        assert bool((x >= least).all()), "too small"
+        return net.first(x.sqrt())
 
-    def forward(self, x: Tensor) -> Tensor:
-        assert bool((x >= self.least).all()), "too small"
-        return self.first(x.sqrt())
+    return Made(function, first=nn.Linear(4, CLASSES))
 
 
 def ctc(outputs: Tensor, targets: tuple[Tensor, ...]) -> Tensor:
@@ -253,10 +235,10 @@ def brought() -> dict[str, tuple[nn.Module, list[Any], Any]]:
     series = [((torch.randn(7, 4), 1 + i % 7), i % CLASSES) for i in many]
     counts = [(5 + torch.rand(4), i % CLASSES) for i in many]
     return {
-        "characters": (Characters(), texts, transposed),
-        "ctc": (Recognised(), films, ctc),
-        "packed": (Packed(), series, loss),
-        "five or more": (NotNegative(5.0), counts, loss),
+        "characters": (characters(), texts, transposed),
+        "ctc": (nn.Sequential(nn.Linear(4, 6), nn.LogSoftmax(-1)), films, ctc),
+        "packed": (packed(), series, loss),
+        "five or more": (not_negative(5.0), counts, loss),
     }
 
 
@@ -272,7 +254,7 @@ def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
         given["probe"] = torch.utils.data.default_collate(dataset[:3])
     before = weights_of(model)
     private = make(model, **given | WHOLE | {"expected_batch": 20, "max_grad_norm": 0.1})
-    examples = private.setting.examples
+    examples = private.examples
     alone, by_hand = torch.zeros_like(before), brought()[name][0]
     for index in range(20):
         inputs, targets = torch.utils.data.default_collate([dataset[index]])
@@ -291,8 +273,8 @@ def test_what_looks_at_numbers_is_told_and_run_alone(
 ) -> None:
     """`sum of those of each example alone`: see `test_examples_of_any_domain_are_served`."""
     dataset = brought()["five or more"][1]
-    make(NotNegative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
-    said = r"NotNegative\) looks at numbers \(\w+\): examples are processed one at a time"
+    make(not_negative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
+    said = r"Made\) looks at numbers \(\w+\): examples are processed one at a time"
     assert re.search(said, caplog.text)
 
 
@@ -304,45 +286,32 @@ def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     return loss(near @ near.T / 0.1, torch.arange(len(near)))
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, inside: nn.Module) -> None:
-        super().__init__()
-        self.inside = inside
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.inside, x, use_reentrant=True)
+def checkpointed() -> nn.Module:
+    function = lambda net, x: checkpoint(net.inside, x, use_reentrant=True)  # noqa: E731
+    return Made(function, inside=network())
 
 
-class Keeps(nn.Module):
+def keeps() -> nn.Module:
     """A variational autoencoder's usual way: the loss reads `model.kl`."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(4, 4), nn.Linear(2, CLASSES)
+    def function(net: Any, x: Tensor) -> Tensor:
+        mean, spread = net.first(x).chunk(2, dim=1)
+        net.kl = (mean.square() + spread.exp() - spread).sum(dim=1)
+        return net.last(mean + torch.randn_like(mean) * spread.exp())
 
-    def forward(self, x: Tensor) -> Tensor:
-        mean, spread = self.first(x).chunk(2, dim=1)
-        self.kl = (mean.square() + spread.exp() - spread).sum(dim=1)
-        return self.last(mean + torch.randn_like(mean) * spread.exp())
+    return Made(function, first=nn.Linear(4, 4), last=nn.Linear(2, CLASSES))
 
 
-class Pair(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first = network()
-
-    def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        return self.first(x), x
+def pair() -> nn.Module:
+    return Made(lambda net, x: (net.first(x), x), first=network())
 
 
-class Autocast(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.inside = network()
-
-    def forward(self, x: Tensor) -> Tensor:
+def autocast() -> nn.Module:
+    def function(net: Any, x: Tensor) -> Tensor:
         with torch.autocast("cpu", torch.bfloat16):
-            return self.inside(x)
+            return net.inside(x)
+
+    return Made(function, inside=network())
 
 
 def sparse() -> nn.Module:
@@ -364,12 +333,12 @@ def linear() -> nn.Module:
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": "cross_entropy"}, "give a function of"),
         (
-            {"model": lambda: Checkpointed(network())},
-            r"Checkpointed\): torch\.utils\.checkpoint is called",
+            {"model": checkpointed},
+            r"Made\): torch\.utils\.checkpoint is called",
         ),
         ({"model": lambda: between(weight_norm(linear()))}, r"layer '1' .*weight_norm writes"),
         (
-            {"model": lambda: Autocast()},
+            {"model": autocast},
             r"'inside' .* runs under torch\.autocast.*precision=\"bf16\"",
         ),
         (
@@ -384,8 +353,8 @@ def linear() -> nn.Module:
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
             "moves its estimate of the norm",
         ),
-        ({"model": Keeps}, r"stores training examples in 'kl'"),
-        ({"model": Pair}, r"with tuple: put it into a module that returns one tensor"),
+        ({"model": keeps}, r"stores training examples in 'kl'"),
+        ({"model": pair}, r"with tuple: put it into a module that returns one tensor"),
         ({"model": lambda: network().bfloat16()}, "keep parameters in float32"),
         ({"dataset": [(torch.zeros(4), "cat")] * 20}, "holds 'cat'.*give each class"),
     ],
@@ -662,7 +631,7 @@ def test_without_a_ledger_one_is_named_after_the_training_and_said(
     with started(network()) as private:
         train(private)
         private.save()
-        assert (private.setting.delta, private.setting.algorithm.max_grad_norm) == (1e-5, 1.0)
+        assert (private.delta, private.algorithm.max_grad_norm) == (1e-5, 1.0)
     (file,) = (tmp_path / "ledgers").glob("*.jsonl")
     assert file.name.startswith("Sequential-")
     assert f"ledgers/{file.name}" in caplog.text

@@ -45,12 +45,12 @@ def test_a_fork_takes_no_step(
     private = make(**randomness)
     if before:
         train(private, most=before)
-    weights = private.setting.model[0].weight.clone()  # type: ignore[index]
+    weights = private.model[0].weight.clone()  # type: ignore[index]
     written = (tmp_path / "ledger.jsonl").read_bytes()
 
     def act() -> str:
         said = refusal(lambda: train(private, most=1))
-        same = torch.equal(private.setting.model[0].weight, weights)  # type: ignore[index]
+        same = torch.equal(private.model[0].weight, weights)  # type: ignore[index]
         return f"{said} {'unmoved' if same else 'moved'}"
 
     said = in_a_fork(act)
@@ -81,7 +81,7 @@ def test_without_a_seed_no_two_keys_follow_from_the_same_memory(make: Make, tmp_
     """A copy of the whole machine has all that the process knows, and its ledger too."""
     for name, randomness in (("once", {}), ("always", {"secure": True})):
         private = make(ledger=tmp_path / f"{name}.jsonl", **randomness)
-        keys, model = private.setting.keys, private.setting.model
+        keys, model = private.keys, private.model
         assert len({keys.of_step(model, private.ledger) for _ in range(3)}) == 3
 
 

@@ -77,7 +77,7 @@ def test_a_step_without_noise_is_the_mean_over_owners_clipped(
 def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:
     rate = 24 / 120
     private = make(**MANY | {"epochs": 3})
-    assert private.setting.plan.sampling.records == 120
+    assert private.plan.sampling.records == 120
     train(private)
     assert private.steps == round(3 / rate)
     assert private.epsilon == pld(1.2, rate, private.steps, 1e-3)
@@ -98,14 +98,14 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(
     for most in (8, 2):
         private = make(unit=OWNERS, sample_rate=0.4, max_examples=most, count_earlier=True)
         seen: list[list[int]] = []
-        read = type(private.setting.examples).batch
+        read = type(private.examples).batch
 
         def batch(self: Any, indices: Any, read: Any = read, seen: Any = seen) -> Any:
             seen.append([int(index) for index in indices])
             return read(self, indices)
 
         with monkeypatch.context() as patch:
-            patch.setattr(type(private.setting.examples), "batch", batch)
+            patch.setattr(type(private.examples), "batch", batch)
             train(private, most=4)
         assert seen
         for drawn in seen:
@@ -117,7 +117,7 @@ def test_a_drawn_owner_brings_all_examples_or_so_many(
 def test_a_seed_covers_who_owns_what(make: Make, tmp_path: Path) -> None:
     def key(name: str, **given: Any) -> str:
         private = make(ledger=tmp_path / f"{name}.jsonl", seed=3, **{"max_examples": 8} | given)
-        return private.setting.keys.of_step(private.setting.model, private.ledger)
+        return private.keys.of_step(private.model, private.ledger)
 
     swapped = [OWNERS[1], OWNERS[0], *OWNERS[2:]]
     keys = [

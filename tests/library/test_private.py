@@ -79,7 +79,7 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
 
 def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog: Any) -> None:
     private = make(target_epsilon=2.0, per_layer=True)
-    assert private.setting.algorithm.per_layer  # type: ignore[attr-defined]
+    assert private.algorithm.per_layer  # type: ignore[attr-defined]
     train(private, most=4)
     private.save()
     train(private, most=3)  # lost: the process ends here
@@ -312,7 +312,7 @@ def test_a_seeded_training_shares_noise_with_its_own_repetition_alone(
 
     def first_key(**given: Any) -> str:
         private = make(ledger=tmp_path / f"{next(ledgers)}.jsonl", **{"seed": 3} | given)
-        return private.setting.keys.of_step(private.setting.model, private.ledger)
+        return private.keys.of_step(private.model, private.ledger)
 
     own = first_key()
     assert first_key() == own
@@ -337,7 +337,7 @@ def test_a_seed_repeats_a_training_until_the_loop_moves_the_weights_apart(
     def weights(name: str, rate: float) -> list[Tensor]:
         private = make(ledger=tmp_path / f"{name}.jsonl", seed=3)
         seen = train(private, most=1)
-        private.setting.optimizer.param_groups[0]["lr"] = rate
+        private.optimizer.param_groups[0]["lr"] = rate
         return seen + train(private, most=2)
 
     one, same, other = weights("one", 0.5), weights("same", 0.5), weights("other", 1.0)
@@ -354,12 +354,12 @@ def test_an_attempt_that_failed_counts_and_its_noise_is_not_used_again(
 ) -> None:
     private = make()
     batch = next(private.batches())
-    key = private.setting.keys.of_step(private.setting.model, private.ledger)
+    key = private.keys.of_step(private.model, private.ledger)
     with monkeypatch.context() as patch:
-        patch.setattr(private.setting.optimizer, "step", lambda: 1 / 0)
+        patch.setattr(private.optimizer, "step", lambda: 1 / 0)
         with pytest.raises(ZeroDivisionError):
             private.step(batch)
-    assert private.setting.keys.of_step(private.setting.model, private.ledger) != key
+    assert private.keys.of_step(private.model, private.ledger) != key
     private.step(batch)
     assert (private.done, private.ledger.releases) == (1, 2)
 
@@ -376,9 +376,7 @@ def test_each_batch_is_trained_on_once(make: Make) -> None:
         next(batches)
 
 
-def test_evaluation_in_between_changes_nothing_and_nothing_is_left_on_the_model(
-    make: Make,
-) -> None:
+def test_evaluation_in_between_changes_nothing_and_nothing_is_left_on_the_model(make: Make) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), nn.Dropout(0.5), nn.Linear(6, CLASSES))
     private = make(model)
@@ -680,12 +678,11 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
     report = json.loads((folder / f"{many}" / "model" / "report.json").read_text())
     weights = report.pop("measured")["weights"]["digest"]
     card = (folder / f"{many}" / "model" / "README.md").read_text()
-    setting = private.setting
     facts = {
-        "mechanism": setting.algorithm.mechanism(),
-        "plan": setting.plan,
-        "divisor": setting.plan.draw("key", 0, False, setting.units)[1],
-        "run": setting.run,
+        "mechanism": private.algorithm.mechanism(),
+        "plan": private.plan,
+        "divisor": private.plan.draw("key", 0, False, private.units)[1],
+        "run": private.run,
         "steps": private.steps,
         "epsilon": private.epsilon,
         "report": report,

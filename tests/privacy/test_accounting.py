@@ -298,7 +298,7 @@ def test_patients_of_many_examples() -> None:
 
 @pytest.mark.parametrize("count", [0, -1, 10_001])
 def test_a_patient_owns_some_of_the_examples(count: int) -> None:
-    with pytest.raises(ValueError, match="examples_per_patient"):
+    with pytest.raises(ValueError, match="a patient has 1 to"):
         patient_epsilon(mechanism(1.0, 0.1), count, 1, DELTA)
 
 

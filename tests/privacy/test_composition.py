@@ -8,12 +8,7 @@ import dp_accounting
 import pytest
 from dp_accounting.pld import PLDAccountant
 
-from zdp_bench.privacy.accounting import (
-    gdp_epsilon,
-    patient_epsilon,
-    pld,
-    pld_uniform,
-)
+from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 

@@ -143,10 +143,7 @@ def test_real_batches_never_leak_more_than_the_uniform_law(
                 assert twice <= law_delta(squared, at) + 1e-5
 
 
-@pytest.mark.parametrize(
-    ("z", "q", "steps"),
-    [(1.1, 0.01, 1000), (1.0, 0.1, 1), (10.0, 0.9, 100)],
-)
+@pytest.mark.parametrize(("z", "q", "steps"), [(1.1, 0.01, 1000), (1.0, 0.1, 1), (10.0, 0.9, 100)])
 def test_the_poisson_law_agrees_with_dp_accounting(z: float, q: float, steps: int) -> None:
     theirs = peer.from_gaussian_mechanism(z, sampling_prob=q)
     theirs = theirs.self_compose(steps) if steps > 1 else theirs

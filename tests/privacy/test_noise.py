@@ -411,9 +411,7 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
     release = round_to_grid(
-        add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0),
-        SECURE,
-        SecureNoise(),
+        add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0), SECURE, SecureNoise()
     )
     assert set(off_the_grid(release).values()) == {0.0}
     assert {name: str(value.dtype) for name, value in release.items()} == {

@@ -11,13 +11,7 @@ import torch
 from cryptography.hazmat.primitives.ciphers import Cipher
 from cryptography.hazmat.primitives.ciphers.algorithms import ChaCha20
 
-from zdp_bench.privacy.normal_stream import (
-    PAIRS,
-    Request,
-    _box_muller,
-    add_normals,
-    hash_key,
-)
+from zdp_bench.privacy.normal_stream import PAIRS, Request, _box_muller, add_normals, hash_key
 
 KEY = hash_key((7, "noise", 3, "w"))
 DTYPES = [torch.float32, torch.float64]

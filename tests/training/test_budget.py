@@ -274,8 +274,7 @@ def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(tmp_path
 
 
 @pytest.mark.parametrize(
-    ("option", "listed"),
-    [("pairing_seed=3", True), ("validation_share=0.01", False)],
+    ("option", "listed"), [("pairing_seed=3", True), ("validation_share=0.01", False)]
 )
 def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     tmp_path: Path, option: str, listed: bool

@@ -44,10 +44,8 @@ def plain(training: Training, batch: Batch, count: int) -> dict[str, Tensor]:
 
 
 def by_program(training: Training, batch: Batch, count: int, rows: int) -> dict[str, Tensor] | None:
-    mechanism = training.mechanism()
-    return training.programs.sum(
-        training.algorithm, mechanism, training.model, pieces(batch, count), rows
-    )
+    mechanism, cut = training.mechanism(), pieces(batch, count, rows)
+    return training.programs.sum(training.algorithm, mechanism, training.model, cut)
 
 
 @pytest.mark.parametrize("model", ["complex_mlp", "real_cnn", "lenet5", "complex_dfa_cnn"])

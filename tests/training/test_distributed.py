@@ -18,7 +18,7 @@ from tests.ports import free_port
 from zdp_bench import cli
 from zdp_bench.config import compose, parse
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, join, leave, rank
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
 
@@ -111,7 +111,7 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
     assert [done.returncode for done in two] == [0, 0], two[0].stderr + two[1].stderr
     assert "tight ε" in two[0].stdout
     assert two[1].stdout == ""
-    run(parse(compose([*words, f"paths.results={tmp_path / 'one'}"])), Silent())
+    run(parse(compose([*words, f"paths.results={tmp_path / 'one'}"])), Watcher())
     homes = [
         next((tmp_path / name / "runs" / "quickstart").glob("*/record.json")).parent
         for name in ("one", "two")

@@ -1,12 +1,10 @@
-"""Where and in which arithmetic: policies are set and taken back, refused where they would lie, and
-each job gets a GPU."""
+"""Where and in which arithmetic: policies are set, taken back, and refused where they would lie."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 
 import pytest
 import torch
@@ -15,7 +13,7 @@ from torch import nn
 from tests.training.test_run import carry_out, repeatable
 from zdp_bench.errors import UserError
 from zdp_bench.training.batches import read_ahead
-from zdp_bench.training.machine import arithmetic, pick_device, reserve_gpu
+from zdp_bench.training.machine import arithmetic, pick_device
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = (
@@ -154,74 +152,12 @@ def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
         next(values)
 
 
-@pytest.fixture
-def two_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
-    """This machine has two, as far as torch tells."""
+def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
-    monkeypatch.delenv("CUDA_VISIBLE_DEVICES", raising=False)
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_each_job_of_a_sweep_gets_a_gpu_of_its_own(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with (
-        reserve_gpu("auto", tmp_path) as first,
-        reserve_gpu("auto", tmp_path) as second,
-        reserve_gpu("auto", tmp_path) as third,
-    ):
-        assert (first, second, third) == ("cuda:0", "cuda:1", "auto")
-    with reserve_gpu("auto", tmp_path) as again, reserve_gpu("cuda:0", tmp_path) as named:
-        assert (again, named) == ("cuda:0", "cuda:0")
-    monkeypatch.setenv(
-        "CUDA_VISIBLE_DEVICES", "3,0"
-    )  # as Slurm shows them: here cuda:1 is the machine's first
-    with reserve_gpu("auto", tmp_path) as three, reserve_gpu("auto", tmp_path) as zero:
-        assert (three, zero) == ("cuda:0", "cuda:1")
-        assert {path.name for path in tmp_path.iterdir()} == {
-            "gpu-0.lock",
-            "gpu-1.lock",
-            "gpu-3.lock",
-        }
-
-
-def link(folder: Path) -> None:
-    (folder.parent / "elsewhere").mkdir()
-    folder.symlink_to(folder.parent / "elsewhere")
-
-
-def open_to_all(folder: Path) -> None:
-    folder.mkdir()
-    folder.chmod(0o777)
-
-
-@pytest.mark.usefixtures("two_gpus")
-@pytest.mark.parametrize("plant", [link, open_to_all, "another user's"])
-def test_a_folder_of_locks_that_somebody_planted_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, plant: Any
-) -> None:
-    folder = tmp_path / "locks"
-    if plant == "another user's":
-        folder.mkdir(mode=0o700)
-        mine = os.getuid()
-        monkeypatch.setattr(os, "getuid", lambda: mine + 1)
-    else:
-        plant(folder)
-    with (
-        pytest.raises(UserError, match="locks: is not a folder that only you can write to"),
-        reserve_gpu("auto", folder),
-    ):
-        pass
-
-
-@pytest.mark.usefixtures("two_gpus")
-def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     assert pick_device("cpu") == CPU
     monkeypatch.setenv("LOCAL_RANK", "1")
     assert pick_device("auto") == torch.device("cuda", 1)
-    with reserve_gpu("auto") as name:
-        assert name == "auto"
 
 
 @pytest.mark.gpu

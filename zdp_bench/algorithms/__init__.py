@@ -15,8 +15,9 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Loss, per_example
-from zdp_bench.gradients.spectra import Spectrum
+from zdp_bench.gradients import Batch, Engine, Loss, add_up, per_example
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.spectra import FourierDomain
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
 from zdp_bench.registry import lookup
 
@@ -25,20 +26,15 @@ from zdp_bench.registry import lookup
 class Problem:
     """What an algorithm trains: a model, a loss per example, and how examples are sampled.
 
-    Attributes:
-        loss: given any loss, it becomes one that sees an example at a time (`PerExample`).
-        seed: the run's seed, for what an algorithm draws before it sees an example (feedback
-            matrices).
-        like: inputs [n, ...] of the shape and dtype to come; n may be 0, and no value is read.
-        steps: how many are planned.
+    Any loss becomes one that sees an example at a time (`PerExample`).
     """
 
     model: nn.Module
     loss: Loss
     sampling: Sampling
-    seed: int = 0
-    like: Tensor | None = None
-    steps: int = 1
+    seed: int = 0  # for what an algorithm draws before it sees an example (feedback matrices)
+    like: Tensor | None = None  # inputs [n, ...] of the shape and dtype to come; n may be 0
+    steps: int = 1  # how many are planned
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "loss", per_example(self.loss))
@@ -116,12 +112,36 @@ class Algorithm(ABC):
         return {}
 
 
-def algorithm_type(name: str) -> type[Algorithm]:
-    """Return the algorithm of a name.
+class InSpectra(Algorithm):
+    """Clips layers at C/√L and adds noise in a `FourierDomain`, where a weight has a spectrum."""
 
-    Raises:
-        UserError: there is none, or it is not derived from `Algorithm`.
-    """
+    domain: FourierDomain
+    max_grad_norm: float
+    spectral_noise: tuple[NoiseKind, float]  # on spectra: its kind and std
+    engine: Engine = "auto"
+
+    def mechanism(self) -> Mechanism:
+        bound, (kind, std) = self.max_grad_norm, self.spectral_noise
+        blocks = []
+        for name, p in trainable(self.problem.model).items():
+            if spectrum := self.domain.spectra.get(name):
+                dtype = str(p.dtype.to_complex()).removeprefix("torch.")
+                dims = spectrum.dims if kind == "hermitian" else ()
+                blocks.append(Block(name, spectrum.shape, dtype, bound, std, kind, fft_dims=dims))
+            else:
+                white = self.noise_multiplier * bound
+                blocks.append(parameter_block(name, p, bound, white, "real"))
+        return Mechanism(tuple(blocks), self.problem.sampling)
+
+    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+        add_up(total, self.domain.clipped_sum(batch, self.max_grad_norm, self.engine))
+
+    def contributions(self, batch: Batch) -> dict[str, Tensor]:
+        return self.domain.contributions(batch, self.max_grad_norm)
+
+
+def algorithm_type(name: str) -> type[Algorithm]:
+    """Return the algorithm of a name."""
     found = lookup("algorithm", name)
     if not isinstance(found, type) or not issubclass(found, Algorithm):
         raise UserError(
@@ -150,17 +170,3 @@ def parameter_block(
     """Return the block that releases one parameter's gradient sum."""
     dtype = str(parameter.dtype).removeprefix("torch.")
     return Block(name, tuple(parameter.shape), dtype, bound, std, noise)
-
-
-def spectrum_block(
-    name: str,
-    parameter: nn.Parameter,
-    spectrum: Spectrum,
-    bound: float,
-    noise: NoiseKind,
-    std: float,
-) -> Block:
-    """Return the block that releases the spectrum of one parameter's gradient sum."""
-    dtype = str(parameter.dtype.to_complex()).removeprefix("torch.")
-    fft_dims = spectrum.dims if noise == "hermitian" else ()
-    return Block(name, spectrum.shape, dtype, bound, std, noise, fft_dims=fft_dims)

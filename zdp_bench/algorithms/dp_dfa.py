@@ -200,14 +200,11 @@ class DPDFA(Algorithm):
     def _connected_sums(
         self, seen: Seen, losses: Tensor
     ) -> tuple[dict[str, Tensor], Weighed, Weighed]:
-        """Sum the shares of the fully connected layers.
+        """Sum the shares of the fully connected layers; also δ of the first of them [B, n] and the
+        error [B, K], each with its clip factors [B].
 
         An example's δ is linear in its error, so all are computed unclipped, measured together and
         scaled in the sum.
-
-        Returns:
-            the sums by parameter name; δ of the first of these layers [B, n] and the error [B, K],
-            each with its clip factors [B].
         """
         names = list(self.connected)
         (error,) = torch.autograd.grad(losses, seen.outputs[names[-1]], torch.ones_like(losses))
@@ -321,14 +318,11 @@ def _seed(seed: int, layer: str) -> int:
 
 @dataclass
 class Seen:
-    """One forward pass, cut in front of every layer that learns by feedback.
+    """One forward pass, cut in front of every layer that learns by feedback."""
 
-    Attributes:
-        arrived: layer -> its input, with the graph that leads back to the layer before.
-        outputs: fully connected layer -> its output z, a leaf [B, n].
-    """
-
+    # layer -> its input, with the graph that leads back to the layer before
     arrived: dict[str, Tensor] = field(default_factory=dict)
+    # fully connected layer -> its output z, a leaf [B, n]
     outputs: dict[str, Tensor] = field(default_factory=dict)
 
     def clear(self) -> None:
@@ -363,12 +357,7 @@ def cut_output(
 
 
 def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
-    """Return the names of the layers in front of the fully connected ones, and these by name.
-
-    Raises:
-        UserError: there is no fully connected layer, or another layer with parameters behind the
-            first.
-    """
+    """Return the names of the layers in front of the fully connected ones, and these by name."""
     owners = [names[0].rpartition(".")[0] for names in layers(model)]
     kinds = {name: model.get_submodule(name) for name in owners}
     first = next(

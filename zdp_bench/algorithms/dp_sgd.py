@@ -137,7 +137,8 @@ class DPSGD(Algorithm):
     def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
         if self.sets_weights:
             each = self.sums.of(batch, shares) * (self.bound * SAFETY)
-            none = {n: p.new_zeros(len(each), *p.shape) for n, p in self._trainable().items()}
+            trained = trainable(self.problem.model)
+            none = {name: p.new_zeros(len(each), *p.shape) for name, p in trained.items()}
             return none | {self.sums.weight: each.to(none[self.sums.weight])}
         gradients = reference.share_gradients(
             self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
@@ -171,13 +172,11 @@ class DPSGD(Algorithm):
         return mean(noisy, expected_batch_size / bound)
 
     def _start(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
-        weight, before = self.sums.weight, self._trainable()[self.sums.weight].detach().double()
+        weight = self.sums.weight
+        before = trainable(self.problem.model)[weight].detach().double()
         summed = noisy[weight].double() + before * (self.carried["length"] / SCALE)
         self.carried = {"started": self.carried["started"] + 1, "length": float(summed.norm())}
         return weights_along(self.problem.model, weight, {weight: summed}, SCALE)
-
-    def _trainable(self) -> dict[str, nn.Parameter]:
-        return trainable(self.problem.model)
 
     def report(self, releases: int, delta: float) -> dict[str, Any]:
         if self.start_steps:

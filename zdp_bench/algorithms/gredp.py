@@ -29,11 +29,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block, spectrum_block
-from zdp_bench.gradients import Batch, Engine, add_up
-from zdp_bench.gradients.clipping import trainable
+from zdp_bench.algorithms import InSpectra, Problem, mean
+from zdp_bench.gradients import Engine
 from zdp_bench.gradients.spectra import kernel_domain, padded_domain
-from zdp_bench.privacy.mechanism import Mechanism, NoiseKind
+from zdp_bench.privacy.mechanism import NoiseKind
 from zdp_bench.registry import register
 
 _NOISE: dict[str, tuple[NoiseKind, float]] = {  # kind, and its std over σC
@@ -45,7 +44,7 @@ _NOISE: dict[str, tuple[NoiseKind, float]] = {  # kind, and its std over σC
 
 
 @register("algorithm", "gredp")
-class GReDP(Algorithm):
+class GReDP(InSpectra):
     """DP-SGD in the Fourier domain, with the real part kept.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
@@ -69,32 +68,15 @@ class GReDP(Algorithm):
     ) -> None:
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
-        self.noise = noise
-        self.engine: Engine = gradients
+        kind, share = _NOISE[noise]
+        self.spectral_noise = kind, noise_multiplier * max_grad_norm * share
+        self.engine = gradients
         model, loss = problem.model, problem.loss
         self.domain = (
             kernel_domain(model, loss)
             if spectrum == "kernel"
             else padded_domain(model, loss, problem.like)
         )
-
-    def mechanism(self) -> Mechanism:
-        bound = self.max_grad_norm
-        std = self.noise_multiplier * bound
-        kind, share = _NOISE[self.noise]
-        blocks = [
-            spectrum_block(name, p, self.domain.spectra[name], bound, kind, std * share)
-            if name in self.domain.spectra
-            else parameter_block(name, p, bound, std, "real")
-            for name, p in trainable(self.problem.model).items()
-        ]
-        return Mechanism(tuple(blocks), self.problem.sampling)
-
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        add_up(total, self.domain.clipped_sum(batch, self.max_grad_norm, self.engine))
-
-    def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        return self.domain.contributions(batch, self.max_grad_norm)
 
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float

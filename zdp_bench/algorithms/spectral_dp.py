@@ -25,17 +25,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block, spectrum_block
+from zdp_bench.algorithms import InSpectra, Problem, mean
 from zdp_bench.errors import require
-from zdp_bench.gradients import Batch, add_up
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.spectra import padded_domain
-from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register
 
 
 @register("algorithm", "spectral_dp")
-class SpectralDP(Algorithm):
+class SpectralDP(InSpectra):
     """DP-SGD in the padded Fourier domain, with a low-pass filter behind it.
 
     Formal guarantees: an example's share is at most `max_grad_norm`, over all layers; z =
@@ -58,7 +55,11 @@ class SpectralDP(Algorithm):
         require(0 <= filter_ratio < 1, "algorithm.filter_ratio", filter_ratio, "must lie in [0, 1)")
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
-        self.noise = noise
+        std = noise_multiplier * max_grad_norm
+        if noise == "sound":
+            self.spectral_noise = "hermitian", std
+        else:
+            self.spectral_noise = "circular", std / math.sqrt(2)
         self.domain = padded_domain(problem.model, problem.loss, problem.like)
         keep = low_pass if noise == "sound" else one_sided
         device = next(problem.model.parameters()).device
@@ -66,26 +67,6 @@ class SpectralDP(Algorithm):
             name: keep(spectrum.sizes, filter_ratio).to(device)
             for name, spectrum in self.domain.spectra.items()
         }
-
-    def mechanism(self) -> Mechanism:
-        bound = self.max_grad_norm
-        std = self.noise_multiplier * bound
-        of_spectra = (
-            ("hermitian", std) if self.noise == "sound" else ("circular", std / math.sqrt(2))
-        )
-        blocks = [
-            spectrum_block(name, p, self.domain.spectra[name], bound, *of_spectra)  # type: ignore[arg-type]
-            if name in self.domain.spectra
-            else parameter_block(name, p, bound, std, "real")
-            for name, p in trainable(self.problem.model).items()
-        ]
-        return Mechanism(tuple(blocks), self.problem.sampling)
-
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        add_up(total, self.domain.clipped_sum(batch, self.max_grad_norm))
-
-    def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        return self.domain.contributions(batch, self.max_grad_norm)
 
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float

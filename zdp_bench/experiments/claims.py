@@ -42,35 +42,19 @@ class ClaimedJob:
 
 
 def fillings(table: str, results: Path) -> list[Filling]:
-    """Return the possible lines of a table: its recipes' jobs, also on other data.
-
-    Raises:
-        UserError: no such table, or a recipe claims a row that the table lacks.
-    """
+    """Return the possible lines of a table: its recipes' jobs, also on other data."""
     claims = claims_of(table, times=read_times(records.read_all(results)))
     return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
 
 
 def build_table(name: str, results: Path) -> tables.Table:
-    """Return a paper's table or figure, or one of our own, as the records of a folder give it.
-
-    Raises:
-        UserError: no such table; or it has no recipes or, one of ours, no runs.
-    """
+    """Return a paper's table or figure, or one of our own, as the records of a folder give it."""
     build = grids.build if name in papers.ours() else tables.build
     return build(name, results, fillings(name, results))
 
 
 def claims_of(table: str, most: int | None = None, times: Times | None = None) -> list[ClaimedJob]:
-    """Return the jobs of a table's recipes as the recipes are now.
-
-    Args:
-        most: so many of a recipe's sweep; all by default.
-        times: what says how long they take.
-
-    Raises:
-        UserError: no such table, or a recipe claims a row that the table lacks.
-    """
+    """Return the jobs of a table's recipes as they are now, at most so many of each sweep."""
     rows = set(rows_of(table))
     claims = []
     for recipe in recipes_of(table):
@@ -139,10 +123,7 @@ def _merge(into: dict[str, Any], node: Mapping[str, Any]) -> None:
 
 
 def jobs_of(recipe: str) -> list[tuple[str, ...]]:
-    """Return the overrides of each job of a recipe's sweep (`hydra.sweeper.params`) but the seed.
-
-    A recipe without a sweep has one job without overrides.
-    """
+    """Return the overrides of each job of a recipe's sweep but the seed; one without a sweep."""
     hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
     params = (hydra.get("sweeper") or {}).get("params") or {}
     axes = parse_words([f"{key}={value}" for key, value in params.items() if key != "seed"])
@@ -201,15 +182,8 @@ def _options_of(kind: str, name: str) -> dict[str, Any]:
 
 
 def require_unchanged(overrides: list[str]) -> None:
-    """Reject overrides that change what a recipe computes, or where its record goes.
-
-    Raises:
-        UserError: names the first; such a run would fill no table.
-    """
-    instead = {
-        "seed": "say --seeds N",
-        "recipe": "a table has its own recipes",
-    }
+    """Reject overrides that change what a recipe computes, or where its record goes."""
+    instead = {"seed": "say --seeds N", "recipe": "a table has its own recipes"}
     for key in sorted({str(override.key_or_group) for override in read_words(overrides)}):
         if key in instead:
             raise UserError(f"{key}: not in `zdp-bench reproduce`; {instead[key]}.")

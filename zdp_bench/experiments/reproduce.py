@@ -23,7 +23,7 @@ from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.schema import Run
 from zdp_bench.data import files
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.claims import ClaimedJob, claims_of
+from zdp_bench.experiments.claims import claims_of
 from zdp_bench.experiments.sweep import launch
 from zdp_bench.experiments.times import read_times
 from zdp_bench.models.resnet import UNTRAINED, missing_weights
@@ -39,16 +39,12 @@ SMOKE_HIDDEN = 256  # the widest fully connected layers of a smoke run
 
 @dataclass(frozen=True)
 class Planned:
-    """The missing runs of a row.
-
-    Attributes:
-        words: overrides of each run but its seed.
-    """
+    """The missing runs of a row."""
 
     table: str
     filling: Filling
     seeds: tuple[int, ...]
-    words: tuple[str, ...]
+    words: tuple[str, ...]  # overrides of each run but its seed
 
     @property
     def seconds(self) -> float | None:
@@ -59,14 +55,10 @@ class Planned:
 
 @dataclass(frozen=True)
 class Plan:
-    """The runs to start, the shortest first.
-
-    Attributes:
-        left_out: why rows cannot be filled -> how many.
-    """
+    """The runs to start, the shortest first."""
 
     rows: list[Planned]
-    left_out: Counter[str]
+    left_out: Counter[str]  # why rows cannot be filled -> how many
 
     @property
     def runs(self) -> list[list[str]]:
@@ -102,12 +94,7 @@ def make_plan(
     extra: list[str],
     as_published: bool = False,
 ) -> Plan:
-    """Return the runs that the tables want and that have no record, each once.
-
-    Args:
-        seeds: of every row; None for as many as the paper has, of smoke one.
-        as_published: leave variants of ours out.
-    """
+    """Return the runs that the tables want and that have no record, each once."""
     smoke, here = profile == "smoke", configured(["recipe=quickstart", *extra])
     every = records.read_all(folder)
     done = {(run["experiment"], run["seed"]) for run in every}
@@ -126,7 +113,11 @@ def make_plan(
             wanted = [n for n in range(1, most + 1) if smoke or (filling.digest, n) not in done]
             key = filling.recipe, json.dumps(claim.config.resolved["dataset"], sort_keys=True)
             if wanted and key not in lacking:
-                lacking[key] = "" if smoke else find_refusal(claim, here, profile == "here")
+                config = dataclasses.replace(claim.config, paths=here.paths)
+                try:
+                    lacking[key] = "" if smoke else missing_data(config, profile == "here")
+                except UserError as error:
+                    lacking[key] = str(error)
             if wanted and (why := lacking[key]):
                 left_out[why] += 1
             elif wanted:
@@ -141,14 +132,7 @@ def make_plan(
 def carry_out(
     plan: Plan, launcher: str = "local", settings: list[str] | None = None
 ) -> list[tuple[str, str]]:
-    """Start the runs with one of Hydra's launchers; return those that failed, and why.
-
-    Args:
-        settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
-
-    Raises:
-        UserError: the launcher cannot work here, or lost its processes.
-    """
+    """Start the runs with one of Hydra's launchers; return those that failed, and why."""
     if not plan.runs:
         return []
     with hydra_session() as driver:
@@ -156,26 +140,8 @@ def carry_out(
     return [(" ".join(words), reason) for words, reason in failed]
 
 
-def find_refusal(claim: ClaimedJob, here: Run, only_here: bool) -> str:
-    """Return why a run would be rejected, by its options and files; '' if it would not.
-
-    Args:
-        here: a run with the paths that count.
-        only_here: data and weights that are not there, and might be fetched, are a reason too.
-    """
-    try:
-        config = dataclasses.replace(claim.config, paths=here.paths)
-        return missing_data(config, only_here)
-    except UserError as error:
-        return str(error)
-
-
 def missing_data(config: Run, only_here: bool = True) -> str:
-    """Return what is missing, in words: weights, or files of the data set; '' if nothing is.
-
-    Raises:
-        UserError: the files are there, and no run can use them.
-    """
+    """Return what is missing, in words: weights, or files of the data set; '' if nothing is."""
     card = files.card(config.dataset.name)
     source = files.card(card.uses) if card.uses else card
     there = not files.missing(config.data_root, source)

@@ -60,17 +60,12 @@ class SweepJob:
     """What Hydra calls with a composed configuration, in this process or a launcher's.
 
     It returns errors instead of raising them, so that one bad job does not end a sweep.
-
-    Args:
-        sweep: a bug of ours is returned as well, after its traceback was printed.
-        wait: wait for another process that runs the same job; otherwise return `Busy`.
-        show: of each run on standard output: its progress, and all: also its summary at its end.
     """
 
     def __init__(self, sweep: bool = False, wait: bool = True, show: Shown = "all") -> None:
-        self.sweep = sweep
-        self.wait = wait
-        self.show = show
+        self.sweep = sweep  # a bug of ours is returned as well, after its traceback was printed
+        self.wait = wait  # for another process at the same job; otherwise return `Busy`
+        self.show = show  # of each run: its progress, and all: also its summary at its end
         self._starter = os.getpid()
 
     def __call__(self, config: DictConfig) -> UserError | Made:
@@ -103,18 +98,10 @@ def sweep(driver: Any, overrides: list[str]) -> list[Job]:
 
     Several processes may share a sweep: each takes the jobs that no other runs, and at the end
     waits for those of the others, so that what a killed process left is done as well.
-
-    Args:
-        driver: Hydra's, from `hydra_session`.
-
-    Raises:
-        UserError: there is no job, or no Slurm.
     """
     _require_slurm(overrides)
     batches = driver.multirun(
-        config_name="config",
-        task_function=SweepJob(sweep=True, wait=False),
-        overrides=overrides,
+        config_name="config", task_function=SweepJob(sweep=True, wait=False), overrides=overrides
     )
     if not (jobs := [job for batch in batches for job in batch]):
         raise UserError("this sweep has no jobs: give each of its keys at least one value.")
@@ -129,23 +116,9 @@ def _require_slurm(words: Sequence[str]) -> None:
 
 
 def launch(
-    driver: Any,
-    jobs: list[list[str]],
-    launcher: str,
-    settings: list[str],
-    show: Shown = "all",
+    driver: Any, jobs: list[list[str]], launcher: str, settings: list[str], show: Shown = "all"
 ) -> list[tuple[list[str], str]]:
-    """Start jobs that no sweep can list with a launcher; return the failed (overrides, reason).
-
-    Args:
-        driver: Hydra's, from `hydra_session`.
-        jobs: the overrides of each.
-        settings: the launcher's own overrides, `hydra.launcher.KEY=VALUE`.
-        show: of every run, as in `SweepJob`.
-
-    Raises:
-        UserError: as for `sweep`.
-    """
+    """Start jobs that no sweep can list with a launcher; return the failed (overrides, reason)."""
     from hydra._internal.callbacks import Callbacks
     from hydra.core.plugins import Plugins
     from hydra.core.utils import setup_globals
@@ -200,11 +173,7 @@ def _brief(error: Exception) -> str:
 
 
 def run_one(overrides: list[str], runner: Runner | None = None) -> None:
-    """Compose and carry out one run, here or by `runner`.
-
-    Raises:
-        UserError: an override is wrong or the run cannot be made.
-    """
+    """Compose and carry out one run, here or by `runner`."""
     carry_out(compose(overrides), overrides, runner=runner)
 
 
@@ -219,7 +188,7 @@ def carry_out(
     """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training import distributed
-    from zdp_bench.training.progress import Live, Reporter, Silent, console
+    from zdp_bench.training.progress import Live, Reporter, Watcher, console
     from zdp_bench.training.run import run
 
     checked = parse(config, overrides)
@@ -227,8 +196,8 @@ def carry_out(
     if checked.federated.nodes and runner is None:
         runner = lookup("runner", "federated")
     if distributed.rank():  # of several ranks, only the first prints
-        return run(checked, Silent(), runner=runner)
-    watch = nullcontext(Silent()) if show == "nothing" else Live(console(), name)
+        return run(checked, Watcher(), runner=runner)
+    watch = nullcontext(Watcher()) if show == "nothing" else Live(console(), name)
     with watch as live:
         outcome = run(checked, Reporter(live, checked), wait, runner)
     records.renew_csv(checked.results)

@@ -19,9 +19,6 @@ def read_times(every: Iterable[Record], device: str = "cpu") -> Times:
     """Return the least seconds that an epoch took in the records of a kind of device.
 
     An epoch in batches of another size holds as many examples, and takes about as long.
-
-    Args:
-        device: 'cpu' or 'cuda'.
     """
     found: Times = {}
     for run in every:
@@ -36,11 +33,7 @@ def read_times(every: Iterable[Record], device: str = "cpu") -> Times:
 
 
 def seconds_of(resolved: Mapping[str, Any], times: Times) -> float | None:
-    """Return how long a run takes; None if no record states it.
-
-    Args:
-        resolved: its configuration (`Run.resolved`).
-    """
+    """Return how long a run takes; None if no record states it."""
     epochs = resolved["trainer"]["epochs"]
     known = (times[kind] * epochs for kind in _kinds(resolved) if kind in times)
     return next(known, None)

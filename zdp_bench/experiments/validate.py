@@ -38,16 +38,11 @@ MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd":
 
 @dataclass(frozen=True)
 class Cost:
-    """The cost of all steps of a run, without its evaluations.
-
-    Attributes:
-        bytes: the peak.
-        measured_on: the device, and what was timed on it.
-    """
+    """The cost of all steps of a run, without its evaluations."""
 
     seconds: float
-    bytes: int
-    measured_on: str
+    bytes: int  # the peak
+    measured_on: str  # the device, and what was timed on it
 
 
 @dataclass(frozen=True)
@@ -75,16 +70,7 @@ class Report:
 
 
 def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
-    """Set a run up without its data, and report on it.
-
-    Args:
-        trial: True to time steps on random numbers for the cost.
-        as_run: True to refuse also what a run refuses just before its first step: a model that
-            mixes examples, public weights that are not there.
-
-    Raises:
-        UserError: the recipe would not run.
-    """
+    """Set a run up without its data, and report on it."""
     check_claims(config.claims.table, config.claims.row)
     data = describe_data(config)
     nodes = config.federated.nodes or 1
@@ -188,9 +174,9 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
 
-    The seconds follow from a step on a batch of random examples, made once before it is timed: what
-    a first pass builds, later ones reuse. Noise is counted, not drawn. The bytes are those of
-    weights, gradients, moments and the activations of one micro-batch.
+    The seconds follow from a second step on random examples: what a first pass builds, later ones
+    reuse. Noise is counted, not drawn. The bytes are those of weights, gradients, moments and the
+    activations of one micro-batch.
     """
     config, model, algorithm = setup.config, setup.model, setup.algorithm
     if config.threads:

@@ -77,11 +77,7 @@ def trust(model: nn.Module) -> None:
 
 
 def run_alone(model: nn.Module, reason: str) -> None:
-    """Run each example of a model in its own pass.
-
-    Args:
-        reason: what in the model a batch could make depend on other examples.
-    """
+    """Run each example of a model in its own pass."""
     log.warning("%s: examples are processed one at a time, which is slower", reason)
     _alone[model] = reason
     PROGRAMS.pop(model, None)
@@ -214,8 +210,7 @@ def _name_layers(model: nn.Module) -> None:
     """Log once which layers have no rule."""
     if model not in _named and (names := fast.without_rule(model)):
         log.info(
-            "no per-sample rule for %s: using torch.func",
-            ", ".join(f"'{name}'" for name in names),
+            "no per-sample rule for %s: using torch.func", ", ".join(f"'{name}'" for name in names)
         )
     _named.add(model)
 

@@ -33,9 +33,6 @@ def agrees(model: nn.Module, loss: Loss, batch: Batch) -> bool:
     """True if fast's norms and clipped sum of the first two examples are those of each alone.
 
     Dropout draws the same masks for an example in all passes (`same_draws`).
-
-    Raises:
-        NoRule: fast cannot serve the model.
     """
     two = batch[0][:2], batch[1][:2]
     full = torch.autocast(two[0].device.type, enabled=False)

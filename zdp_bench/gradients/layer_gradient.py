@@ -21,15 +21,10 @@ OPERATIONS_PER_BYTE = 8
 
 
 class Summands(NamedTuple):
-    """What each example's gradient is added up from.
+    """What each example's gradient is added up from."""
 
-    Attributes:
-        mass: an upper bound on the sum of their norms, [B] in float64.
-        number: how many they are.
-    """
-
-    mass: Tensor
-    number: int
+    mass: Tensor  # an upper bound on the sum of their norms, [B] in float64
+    number: int  # how many they are
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,12 +38,10 @@ class LayerGradient:
     Attributes:
         per_sample: (start, stop) -> gradients of these examples, [stop - start, *shape].
         weighted_sum: real factors c [B] -> Σᵢ cᵢ gᵢ, [*shape].
-        squared_norms: () -> ‖gᵢ‖² [B] in float64, if it needs no gradient (a ghost norm) or if
-            gradients exist already.
+        squared_norms: () -> ‖gᵢ‖² [B] in float64, if gradients exist or none is needed (ghost).
         per_sample_and_norms: as `per_sample`, with ‖gᵢ‖² [stop - start] in float64.
-        summands: () -> what `weighted_sum` adds up; needed unless that is the very numbers that
-            `squared_norms` measures. Summands that cancel in a norm leave rounding errors in a sum
-            (`clipping.guarded`).
+        summands: () -> what `weighted_sum` adds up, unless `squared_norms` measures these very
+            numbers: where they cancel in a norm they leave errors in a sum (`clipping.guarded`).
     """
 
     per_sample: Callable[[int, int], Tensor]
@@ -92,13 +85,12 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
 
 
 def transform(
-    call: LayerGradient, linear: Callable[[Tensor], Tensor], most: float, summed: int
+    call: LayerGradient,
+    linear: Callable[[Tensor], Tensor],
+    most: float,  # it makes no gradient longer than this many times
+    summed: int,
 ) -> LayerGradient:
-    """Return the gradients `linear(gᵢ)`, for a map of [*, *shape] that adds `summed` numbers up.
-
-    Args:
-        most: it makes no gradient longer than this many times.
-    """
+    """Return the gradients `linear(gᵢ)`, for a map of [*, *shape] that adds `summed` numbers up."""
 
     def summands() -> Summands:
         mass, number = summands_of(call)
@@ -122,11 +114,7 @@ def summands_of(call: LayerGradient) -> Summands:
 def bound_summands(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Summands:
     """Bound the summands of Σ_t g_t x_tᴴ, g and x [B, ...]: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses.
 
-    That is the inequality of Cauchy and Schwarz.
-
-    Args:
-        positions: number of positions t.
-        uses: at how many positions one entry of x is used at most (the size of a kernel).
+    That is Cauchy and Schwarz, with one entry of x at `uses` positions at most (a kernel's size).
     """
     return Summands((squared_norms(g) * squared_norms(x) * uses).sqrt(), positions)
 
@@ -154,8 +142,7 @@ def weigh(g: Tensor, factors: Tensor) -> Tensor:
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
     """Return Σₙ gₙ xₙᴴ for g [N, O] and x [N, D], maybe lazily conjugated.
 
-    BLAS conjugates only what it transposes: so x is conjugated before, or (gᴴx)‾ after, whichever
-    is smaller.
+    BLAS conjugates only what it transposes: so x is, or (gᴴx)‾ after, whichever is smaller.
     """
     if x.is_complex() and len(x) < g.shape[1]:
         return g.mT @ x.conj()
@@ -176,8 +163,8 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
 def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -> bool:
     """True if one example's two T×T Gram matrices cost less than forming its gradient [O, D].
 
-    Both ways end in one product of 2·T·O·D operations (the weighted sum here, the gradient there).
-    What counts is the rest: Gram matrices in float64, or writing the gradient and reading it twice.
+    Both ways end in one product of 2·T·O·D operations. What counts is the rest: Gram matrices in
+    float64, or writing the gradient and reading it twice.
     """
     gram = 4 * positions**2 * (outputs + inputs)
     return gram < 3 * itemsize * outputs * inputs * OPERATIONS_PER_BYTE
@@ -221,12 +208,8 @@ class ParameterGradient:
         norms must cover (`clipping.guarded`).
 
         Args:
-            examples: B.
             freed: bytes of the activations that go where gradients are kept instead.
-            budget: bytes that kept gradients may take otherwise.
-
-        Returns:
-            Bytes of the budget that are spent.
+            budget: bytes that kept gradients may take otherwise; those spent are returned.
         """
         gradient = add_calls(self.calls)
         needed = self.parameter.nbytes * examples * len(self.calls)

@@ -16,14 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from itertools import count
-from types import (
-    CodeType,
-    FunctionType,
-    GeneratorType,
-    MethodType,
-    ModuleType,
-    SimpleNamespace,
-)
+from types import CodeType, FunctionType, GeneratorType, MethodType, ModuleType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -297,20 +290,12 @@ class PerExample:
             self.weights = None
 
     def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per example, [B], times its weight.
-
-        Raises: see `each`.
-        """
+        """Return one loss per example, [B], times its weight."""
         losses = self.each(outputs, targets)
         return losses if self.weights is None else losses * self.weights
 
     def each(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return one loss per example, [B].
-
-        Raises:
-            UserError: the loss cannot take one example alone, answers with something other than one
-                real number, or keeps something of what it saw.
-        """
+        """Return one loss per example, [B]."""
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
@@ -407,11 +392,7 @@ def per_example(loss: Loss) -> PerExample:
 def require_outputs_alone(
     model: nn.Module, loss: PerExample, outputs: Tensor, targets: Tensor
 ) -> Tensor:
-    """Return the losses; reject those that depend on parameters other than by the outputs.
-
-    Raises:
-        UserError: fixed outputs leave a gradient, which no clipping sees.
-    """
+    """Return the losses; reject those that depend on parameters other than by the outputs."""
     with torch.enable_grad():
         losses = loss(outputs.detach(), targets)
     if not losses.requires_grad:

@@ -105,9 +105,6 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
 
     Formal guarantee: no pass changes what the model holds or finds beside it, and the first
     example's gradient, computed again after all others with the same random numbers, is unchanged.
-
-    Raises:
-        UserError: one of these is not so, so the model carries state from pass to pass.
     """
     device = next(model.parameters()).device
     devices = [device] if device.type == "cuda" else []
@@ -163,8 +160,8 @@ def _pass_each(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
 def places_of(model: nn.Module) -> dict[str, Tensor]:
     """Return every parameter and buffer, one name per place, as `functional_call` needs them.
 
-    Given a place under two names (a module registered twice), `functional_call` would save under
-    the second name what it put there itself, and restore that: the model would lose its tensor.
+    Of two names (a module registered twice) it would save under the second what it put there
+    itself, and restore that: the model would lose its tensor.
     """
     return {
         f"{module_name}.{own}" if module_name else own: held
@@ -207,12 +204,7 @@ def share_gradients(
     complex_scale: float = 1.0,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
-    """Return the mean gradient of each share: parameter name -> [S, *shape].
-
-    Args:
-        shares: None: one example is a share.
-        chunk: at most so many examples' gradients exist at once.
-    """
+    """Return the mean gradient of each share: parameter name -> [S, *shape]."""
     if shares is None:
         return per_sample_gradients(model, loss, batch, complex_scale=complex_scale)
     means = {name: p.new_zeros(len(shares), *p.shape) for name, p in trainable(model).items()}

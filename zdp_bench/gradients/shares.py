@@ -41,12 +41,8 @@ def average_shares(
     """Return each parameter's gradients of shares, [S, *shape], from a layer's rule for examples.
 
     A share's gradient is one contraction over its examples and their positions, so that no
-    example's is formed. Small ones that need no contraction, of biases and norms, are added up.
-
-    Args:
-        rule: the gradients of the examples in a slice of the batch. No output gradient may be too
-            small to be held in full (`clipping.flushed`): the contraction drops such numbers, and
-            norms would miss them.
+    example's is formed. Small ones that need no contraction, of biases and norms, are added up. No
+    output gradient may be too small to be held in full (`clipping.flushed`): norms would miss it.
     """
     cuts = cut(shares)
     parts = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer

@@ -36,17 +36,11 @@ from zdp_bench.nn.circulant import CirculantLinear
 
 @dataclass(frozen=True)
 class Spectrum:
-    """The domain of one weight's gradient: unitary FFTs over the last `len(sizes)` dimensions.
+    """The domain of one weight's gradient: unitary FFTs over the last `len(sizes)` dimensions."""
 
-    Attributes:
-        channels: sizes of the dimensions that are not transformed.
-        sizes: lengths of the transforms.
-        lags: for each dimension, which entries of the signal are the weight's.
-    """
-
-    channels: tuple[int, ...]
+    channels: tuple[int, ...]  # sizes of the dimensions that are not transformed
     sizes: tuple[int, ...]
-    lags: tuple[slice, ...]
+    lags: tuple[slice, ...]  # of each dimension, the signal's entries that are the weight's
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -69,16 +63,12 @@ class Spectrum:
 
 @dataclass(frozen=True)
 class FourierDomain:
-    """A model's gradients, as spectra where they have one.
-
-    Attributes:
-        spectra: parameter name -> the domain of its gradient.
-        rules: for layers whose spectrum is not that of their gradient; empty in the kernel domain.
-    """
+    """A model's gradients, as spectra where they have one."""
 
     model: nn.Module
     loss: Loss
-    spectra: dict[str, Spectrum]
+    spectra: dict[str, Spectrum]  # by the parameter's name
+    # for layers whose spectrum is not that of their gradient; empty in the kernel domain
     rules: Mapping[nn.Module, Rule] = field(default_factory=lambda: MappingProxyType({}))
 
     def clipped_sum(self, batch: Batch, bound: float, engine: Engine = "auto") -> dict[str, Tensor]:
@@ -138,11 +128,7 @@ Convolution = nn.modules.conv._ConvNd
 
 
 def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
-    """Return spectra over the kernels of convolutions and the blocks of circulant layers.
-
-    Raises:
-        UserError: a parameter is complex.
-    """
+    """Return spectra over the kernels of convolutions and the blocks of circulant layers."""
     return FourierDomain(
         model, loss, {name: _kernel(weight, layer) for name, weight, layer in _layers(model)}
     )
@@ -152,13 +138,6 @@ def padded_domain(model: nn.Module, loss: Loss, like: Tensor | None) -> FourierD
     """Return spectra at the linear length.
 
     It depends on the input of each convolution: the model runs once, on one example of zeros.
-
-    Args:
-        like: inputs [n, ...] of the shape and dtype to come; no value is read.
-
-    Raises:
-        UserError: a parameter is complex, or a convolution is grouped, transposed, or given maps of
-            different sizes.
     """
     if like is None:
         raise ValueError("a padded spectrum's size depends on the inputs' shape: say Problem.like")
@@ -285,13 +264,11 @@ def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGr
 
 
 def _transformed(
-    of: Correlation, spectrum: Spectrum, outputs: tuple[int, ...] = ()
+    of: Correlation,
+    spectrum: Spectrum,
+    outputs: tuple[int, ...] = (),  # of the spread output, if `of` is longer, which is faster
 ) -> LayerGradient:
-    """Return the unitary spectra of a correlation, at the spectrum's own length.
-
-    Args:
-        outputs: sizes of the spread output, if `of` is computed at a longer, faster length.
-    """
+    """Return the unitary spectra of a correlation, at the spectrum's own length."""
 
     def transform(signal: Tensor) -> Tensor:
         lengths = zip(spectrum.sizes, outputs, strict=False)

@@ -89,11 +89,7 @@ class Tape:
     def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
         """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
 
-        Afterwards the tape is empty: the graph, whose hooks hold it, and the tape would keep each
-        other alive for ever.
-
-        Raises:
-            NoRule: a parameter is used outside of its layer.
+        Afterwards the tape is empty: the graph, whose hooks hold it, would keep it alive for ever.
         """
         assert self.losses is not None
         losses, self.losses = self.losses, None
@@ -124,12 +120,7 @@ class Tape:
 
 
 def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
-    """Run model and loss on the batch; return the calls of `layers` on a tape.
-
-    Raises:
-        NoRule: a layer is called with anything but one tensor [B, ...], or returns anything else.
-        Departs: the model does something else than in a pass that was checked.
-    """
+    """Run model and loss on the batch; return the calls of `layers` on a tape."""
     inputs, targets = batch
     tape = Tape()
     replaced = [vars(layer.module).get("forward") for layer in layers]

@@ -83,11 +83,7 @@ class Program:
 
     @staticmethod
     def of(one: Pass, other: Pass) -> Program:
-        """Return the program of two passes, of different numbers of examples.
-
-        Raises:
-            Departs: they are not the same.
-        """
+        """Return the program of two passes, of different numbers of examples."""
         sizes, calls = (one.examples, other.examples), []
         for a, b in zip_longest(one.calls, other.calls, fillvalue=()):
             sized = _name(a or b) in SIZED
@@ -130,14 +126,7 @@ def _name(call: Call) -> str:
 
 
 class Pass(TorchFunctionMode):
-    """One forward pass, as its calls of torch and of the model's parts that are ours.
-
-    Attributes:
-        calls: each is the function, or the part's name, then what it was given and the sizes of
-            what it gave; tensors by how many were made before, or by their place in the model.
-        expected: the calls of a checked pass; None while one is being checked.
-        departs: what was called otherwise, first.
-    """
+    """One forward pass, as its calls of torch and of the model's parts that are ours."""
 
     def __init__(
         self,
@@ -148,20 +137,17 @@ class Pass(TorchFunctionMode):
     ) -> None:
         super().__init__()
         self.model, self.inputs, self.parts, self.examples = model, inputs, parts, len(inputs)
+        # the function, or the part's name, what it was given, and the sizes of what it gave
         self.calls: list[Call] = []
         self.expected = None if program is None else program.of_size(self.examples)
-        self.departs = ""
+        self.departs = ""  # what was called otherwise, first
         self.names: dict[int, str] = {}  # of tensors, by identity
         self.made = 0
         self.inside = False  # a part that is ours
         self._give_names(leaves_of(inputs), [])
 
     def run(self) -> Tensor:
-        """Return the model's output.
-
-        Raises:
-            Departs: it is not made as in a checked pass.
-        """
+        """Return the model's output."""
         parts = [(name, self.model.get_submodule(name), ours) for name, ours in self.parts.items()]
         before = [vars(part).get("forward") for _, part, _ in parts]
         for name, part, ours in parts:

@@ -43,8 +43,9 @@ from zdp_bench.library.optimizers import (
     Several,
     require_held,
 )
-from zdp_bench.library.private import Private, PrivateSetup
+from zdp_bench.library.private import Private
 from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import MOST, Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.training import checkpoint
@@ -154,7 +155,11 @@ def make_private(
     check_arguments(arguments)
     seed = None if seed is None else int(seed)  # of numpy's too
     optimizer = check_optimizer(model, optimizer)
-    check_loss(loss)
+    if not callable(loss):
+        raise UserError(
+            f"loss={loss!r}: give a function of (outputs, targets), one loss per example, such as "
+            'torch.nn.CrossEntropyLoss(reduction="none").'
+        )
     check_options(algorithm, options, inspect.signature(make_private).parameters)
     device = next(model.parameters()).device
     ranks = join(device.type)
@@ -198,7 +203,10 @@ def make_private(
             "mechanism": mechanism,
             "plan": plan,
         }
-        check_ranks(ranks, seed, facts)
+        ranks.require_same(facts)
+        # rank 0 draws the noise, which covers rank 0's sum alone: one safeguard short with a seed
+        alone = f"is for one process, and {ranks.size} train together; leave it out"
+        require(seed is None, "seed", seed, alone)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
     size = Size(micro_batch or MICRO_BATCH).examples
     own = None if probe is None else (pack(probe[0]), pack(probe[1]))
@@ -210,7 +218,10 @@ def make_private(
         f"{sorted(asked.items())}:{of_owners}:{max_examples}"
     )
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, checked.batch, made)
-    setting = PrivateSetup(
+    keys, guard = ranks.broadcast(keys), guard.settle()
+    ledger = Path(ledger).absolute()  # the loop may change its folder
+    opened, saved, resources = _open(ledger, run, private, whose, kind_of(keys.source()), ranks)
+    return Private(
         model=model,
         optimizer=optimizer,
         algorithm=private,
@@ -220,21 +231,24 @@ def make_private(
         delta=delta,
         target_epsilon=target_epsilon,
         precision=precision,
-        keys=ranks.broadcast(keys),
+        keys=keys,
         fixed_state=checked.fixed_state,
-        guard=guard.settle(),
+        guard=guard,
         checked_loss=partial(_loss_of, model, of_one, checked.batch),
         regulariser=regulariser,
         run=run,
-        ledger_file=Path(ledger).absolute(),  # the loop may change its folder
+        ledger=opened,
+        ledger_file=ledger,
         count_earlier=count_earlier,
         owners=owners,
         units=units,
         most_owned=most,
         whose=whose,
         ranks=ranks,
+        saved=saved,
+        size=Size(size),
+        resources=resources,
     )
-    return _open(setting, Size(size))
 
 
 def _build_algorithm(
@@ -284,32 +298,34 @@ def _loss_of(model: nn.Module, loss: Loss, batch: Batch) -> float:
     return float(loss(forward(model, batch[0]), batch[1]).mean())
 
 
-def _open(setting: PrivateSetup, size: Size) -> Private:
+def _open(
+    path: Path, run: str, algorithm: Algorithm, whose: str, randomness: str, ranks: Ranks
+) -> tuple[Ledger, checkpoint.Checkpoint | None, ExitStack]:
     """Open or continue the ledger, one training at a time; rank 0 does so for all."""
-    ranks, path, saved = setting.ranks, setting.ledger_file, None
+    saved = None
     with ExitStack() as held, _writable(path):
         if ranks.is_first:
             busy = f"{path}: another training uses this ledger; close() it, or choose another file."
             held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
             advice = "Move it and the ledger beside it away to start again."
-            saved = checkpoint.load(path.with_suffix(".pt"), setting.run, advice)
+            saved = checkpoint.load(path.with_suffix(".pt"), run, advice)
         saved = ranks.broadcast(saved)
         opened = open_ledger(
             path,
-            setting.algorithm.mechanism(),
+            algorithm.mechanism(),
             repeatable=False,
             at_least=saved.ledger if saved else None,
             start=None,
             ranks=ranks,
-            whose=setting.whose,
-            facts={"randomness": kind_of(setting.keys.source())},
+            whose=whose,
+            facts={"randomness": randomness},
             advice="choose another file to start again",
         )
         held.callback(opened.close)
         resources = held.pop_all()
     if opened.releases:
         log.info("%s: %d earlier steps count in every ε", path, opened.releases)
-    return Private(setting, opened, saved, size, resources)
+    return opened, saved, resources
 
 
 @contextmanager
@@ -378,14 +394,7 @@ def plan_of(
     epochs: int,
     units: int,
 ) -> Plan:
-    """Return the plan of a training: with `sample_rate` from what was given alone, not from n.
-
-    Args:
-        units: n, how many examples or owners there are.
-
-    Raises:
-        UserError: `batch_size` is above n, or n is too small to be public.
-    """
+    """Return the plan of a training: with `sample_rate` from what was given alone, not from n."""
     if sample_rate is not None:
         sampling = Sampling("poisson", float(sample_rate), float(expected_batch), 0)
         return Plan(sampling, epochs, max(1, round(epochs / sample_rate)))
@@ -407,15 +416,6 @@ def check_options(algorithm: str, options: Iterable[str], arguments: Iterable[st
     for name in options:
         if name not in own:
             raise unknown("make_private: argument", name, {*own, *arguments} - {"options"})
-
-
-def check_loss(loss: object) -> None:
-    """Reject a value that is not callable."""
-    if not callable(loss):
-        raise UserError(
-            f"loss={loss!r}: give a function of (outputs, targets), one loss per example, such as "
-            'torch.nn.CrossEntropyLoss(reduction="none").'
-        )
 
 
 WRAPPERS = {"lightning", "pytorch_lightning", "accelerate"}  # around an optimizer of the caller's
@@ -440,14 +440,3 @@ def check_optimizer(model: nn.Module, given: Any) -> Any:
     optimizer = Several(tuple(bare)) if several else bare[0]
     require_held(dict(model.named_parameters()), optimizer)
     return optimizer
-
-
-def check_ranks(ranks: Ranks, seed: int | None, facts: Mapping[str, object]) -> None:
-    """Reject processes that would train differently, and a seed for several of them.
-
-    Rank 0 draws the noise, which covers rank 0's sum alone (`HedgedNoise`), so that a seed would be
-    one safeguard short.
-    """
-    ranks.require_same(facts)
-    alone = f"is for one process, and {ranks.size} train together; leave it out"
-    require(seed is None or ranks.size == 1, "seed", seed, alone)

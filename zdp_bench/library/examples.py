@@ -25,14 +25,9 @@ ASKED_TWICE = 100  # examples, whose owner by a function that may be random
 
 @dataclass(frozen=True)
 class Items:
-    """The examples of a map-style dataset.
+    """The examples of a map-style dataset, with items (input, target) by index.
 
-    Attributes:
-        dataset: has a length, and items (input, target) by index; either may be a tensor, a number,
-            an array, or a tuple or dictionary of them.
-
-    Raises:
-        UserError: it has no length or no example, or an item is no such pair.
+    Either may be a tensor, a number, an array, or a tuple or dictionary of them.
     """
 
     dataset: Any
@@ -99,11 +94,7 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
 
     Args:
         unit: each example's owner: a column, [n], or a function of the example's index. Owners are
-            strings, numbers, or tuples of them: what compares by identity would never be the same
-            owner twice.
-
-    Raises:
-        UserError: it is neither, has another length, or an owner is missing or cannot be compared.
+            strings, numbers, or tuples of them, which do not compare by identity.
     """
     if unit is None:
         rule = "applies to unit= only; add that, or remove it"

@@ -34,13 +34,7 @@ from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.privacy.ledger import Ledger
-from zdp_bench.privacy.noise import (
-    HedgedNoise,
-    NoiseSource,
-    SecureNoise,
-    SeededNoise,
-    run_key,
-)
+from zdp_bench.privacy.noise import HedgedNoise, NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.machine import foreign_code
@@ -61,15 +55,10 @@ def kind_of(source: str) -> str:
 
 @dataclass(frozen=True)
 class Keys:
-    """Where the keys of a training's steps come from.
+    """Where the keys of a training's steps come from."""
 
-    Attributes:
-        first: with a seed, what every step's key follows from; else empty.
-        seed: None if each key is drawn from the operating system.
-    """
-
-    first: str
-    seed: int | None
+    first: str  # with a seed, what every step's key follows from
+    seed: int | None  # None: each key is drawn from the operating system
     secure: bool
 
     def of_step(self, model: nn.Module, ledger: Ledger) -> str:
@@ -100,15 +89,10 @@ def make_keys(
     model: nn.Module,
     optimizer: Any,
     examples: Items,
-    batch: Batch,
-    made: str,
+    batch: Batch,  # that the check of the model looked at
+    made: str,  # whatever else decides a step's bits; see `machine.execution_digest`
 ) -> Keys:
-    """Return the keys of a training; with a seed, every example is read once.
-
-    Args:
-        batch: examples that the check of the model looked at.
-        made: whatever else decides a step's bits; see `machine.execution_digest`.
-    """
+    """Return the keys of a training; with a seed, every example is read once."""
     if seed is None or secure:
         return Keys("", None, secure)
     with takes_parts(model):

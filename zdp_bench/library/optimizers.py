@@ -88,13 +88,9 @@ def in_private_step() -> Iterator[None]:
 
 @dataclass(eq=False)
 class Watch:
-    """A hook before every step of an optimiser, since the first private training it was given to.
+    """A hook before every step of an optimiser, since its first private training."""
 
-    Attributes:
-        is_private: False if the optimiser's state is of other steps too.
-    """
-
-    is_private: bool = False
+    is_private: bool = False  # False if the optimiser's state is of other steps too
 
     def __call__(self, *_: object) -> None:
         self.is_private &= _IN_STEP.get()
@@ -142,9 +138,6 @@ def adds_gradient(
     """Add the regulariser's gradient, at the current weights, in the optimiser's next step.
 
     It is taken before the examples are read: random numbers that it draws tell nothing of them.
-
-    Raises:
-        UserError: it gives something other than one real number that depends on the weights.
     """
     if regulariser is None:
         yield

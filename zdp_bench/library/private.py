@@ -7,7 +7,7 @@ import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
 from typing import Any, NoReturn
@@ -38,7 +38,7 @@ from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.training import checkpoint
-from zdp_bench.training.batches import Size, draw_all, read_in_pieces
+from zdp_bench.training.batches import Size, draw_batch, read_in_pieces
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
@@ -50,50 +50,6 @@ from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
-
-
-@dataclass(frozen=True)
-class PrivateSetup:
-    """What stays the same from step to step.
-
-    Attributes:
-        run: the digest of mechanism, plan and `whose`; a checkpoint of another training is refused.
-        named: the algorithm's name.
-        ledger_file: rank 0 writes it.
-        count_earlier: steps of the ledger that the model has not taken may count in ε.
-        owners: whose the examples are, if owners are drawn; None: an example is its own unit.
-        units: how many examples, or owners, a step draws from.
-        most_owned: the most examples that one of them brings to a step.
-        whose: what the ledger says of the owners; empty without.
-        ranks: the processes that train together.
-        fixed_state: what `check_model` returned.
-        guard: finds what else than the trained weights has changed on the model since.
-        checked_loss: gives the model's loss on what it was checked on, random or public examples.
-        regulariser: its gradient is added to each step's.
-    """
-
-    model: nn.Module
-    optimizer: Any
-    algorithm: Algorithm
-    named: str
-    examples: Items
-    plan: Plan
-    delta: float
-    target_epsilon: float | None
-    precision: str | None
-    keys: Keys
-    fixed_state: list[str]
-    guard: Guard
-    checked_loss: Callable[[], float]
-    regulariser: Regulariser | None
-    run: str
-    ledger_file: Path
-    count_earlier: bool
-    owners: Patients | None
-    units: int
-    most_owned: int
-    whose: str
-    ranks: Ranks
 
 
 @dataclass(frozen=True, eq=False)
@@ -109,7 +65,7 @@ class Batch:
     number: int
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class Private:
     """A private training. Make it with `make_private`.
 
@@ -129,50 +85,67 @@ class Private:
         done: steps that the model has taken.
     """
 
-    setting: PrivateSetup = field(repr=False)
-    ledger: Ledger = field(repr=False)
-    saved: checkpoint.Checkpoint | None = field(repr=False)
-    size: Size = field(repr=False)
-    resources: ExitStack = field(repr=False)
+    model: nn.Module
+    optimizer: Any
+    algorithm: Algorithm
+    named: str  # the algorithm's name
+    examples: Items
+    plan: Plan
+    delta: float
+    target_epsilon: float | None
+    precision: str | None
+    keys: Keys
+    fixed_state: list[str]
+    guard: Guard
+    checked_loss: Callable[[], float]  # on what the model was checked on
+    regulariser: Regulariser | None
+    run: str  # digest of mechanism, plan and `whose`; a checkpoint of another training is refused
+    ledger: Ledger
+    ledger_file: Path  # rank 0 writes it
+    count_earlier: bool  # steps of the ledger that the model has not taken may count in ε
+    owners: Patients | None
+    units: int  # how many examples, or owners, a step draws from
+    most_owned: int  # the most examples that one of them brings to a step
+    whose: str  # what the ledger says of the owners
+    ranks: Ranks
+    saved: checkpoint.Checkpoint | None
+    size: Size
+    resources: ExitStack
     done: int = 0
 
     def __post_init__(self) -> None:
-        model = self.setting.model
         finalize(self, _let_go, self.resources)  # a notebook's user closes nothing
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
-        self._not_taken = 0 if self.setting.count_earlier else self.ledger.releases
-        self._trained = _what_trains(dict(model.named_parameters()))
+        self._not_taken = 0 if self.count_earlier else self.ledger.releases
+        self._trained = _what_trains(dict(self.model.named_parameters()))
         self._left: Marks | None = {}  # the weights after the last step; None once a change is said
         self._trail: Trail | None = None
         self._written: WrittenError | None = None
-        self._modes = {module: module.training for module in model.modules()}
-        self._start = self.setting.checked_loss()
+        self._modes = {module: module.training for module in self.model.modules()}
+        self._start = self.checked_loss()
         self._limit: int | None = None
-        if self.setting.target_epsilon is not None:
-            most = self.ledger.releases + self.steps
-            self._limit = affordable_steps(
-                self.setting.algorithm.mechanism(),
-                self.setting.delta,
-                self.setting.target_epsilon,
-                most,
-            )
+        if self.target_epsilon is not None:
+            most, mechanism = self.ledger.releases + self.steps, self.algorithm.mechanism()
+            self._limit = affordable_steps(mechanism, self.delta, self.target_epsilon, most)
         self.ledger.reserve(self.steps, self._limit)
-        setting = self.setting
         self._training = Training(
-            setting.algorithm,
-            model,
-            setting.optimizer,
+            self.algorithm,
+            self.model,
+            self.optimizer,
             SecureNoise(),  # each step brings its own
             self.ledger,
             self._limit,
-            setting.ranks,
+            self.ranks,
         )
-        watch_steps(model, setting.optimizer, self.resources)
+        watch_steps(self.model, self.optimizer, self.resources)
+
+    def __repr__(self) -> str:
+        return f"Private(done={self.done})"
 
     @property
     def steps(self) -> int:
-        return self.setting.plan.steps
+        return self.plan.steps
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batch of every step that is left; call `step` on each.
@@ -210,7 +183,7 @@ class Private:
             else "call private.resume() to continue from the saved state"
         )
         raise UserError(
-            f"{self.setting.ledger_file}: holds {self._not_taken:,} steps that this model has not "
+            f"{self.ledger_file}: holds {self._not_taken:,} steps that this model has not "
             f"taken: {first}. To train another model, use another ledger, or pass "
             "count_earlier=True so that every ε includes them."
         )
@@ -230,7 +203,7 @@ class Private:
                 one that was checked, or another process began the training.
         """
         self.ledger.require_own_process()
-        unwritten = explain_write_errors(self.setting.ledger_file, "call it again")
+        unwritten = explain_write_errors(self.ledger_file, "call it again")
         with _STEP, says_python(), unwritten, stop_signals() as asked:
             self._step(batch)
         if number := asked():
@@ -245,33 +218,30 @@ class Private:
         if self._taken % WATCHED == 0:
             self._require_sound()
         self._taken += 1
-        setting, model = self.setting, self.setting.model
+        model = self.model
         trained = [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
         if self._trail is None:
-            self._trail = trails.begin(setting.ledger_file, model, trained)
-        keys, ranks = setting.keys, setting.ranks
+            self._trail = trails.begin(self.ledger_file, model, trained)
+        keys, ranks = self.keys, self.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
                 module.training = mode
-        adding = adds_gradient(model, setting.optimizer, setting.regulariser, ranks)
+        adding = adds_gradient(model, self.optimizer, self.regulariser, ranks)
         told = batch.number, self.ledger.releases
         ranks.require_same({"step": told})
         key = ranks.broadcast(keys.of_step(model, self.ledger))
         device = next(iter(parameters.values())).device
         training = replace(self._training, noise=keys.noise(key))
-        exact = arithmetic(setting.precision, False, model, setting.algorithm, device)
+        exact = arithmetic(self.precision, False, model, self.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with adding, seeds, takes_parts(model), exact:
-            drawn = setting.plan, key, batch.number, keys.secure, ranks, setting.units
-            everyone, divisor = draw_all(*drawn)
-            indices, shares = ranks.take_share(everyone), None
-            if setting.owners is not None:
-                indices, shares = setting.owners.take(indices, key, batch.number)
+            drawn = self.plan, key, batch.number, keys.secure, ranks, self.owners, self.units
+            indices, shares, divisor = draw_batch(*drawn)
             first: dict[str, Any] = {}
 
             def read(cut: slice) -> Any:
-                return first.pop(str(cut), None) or setting.examples.batch(indices[cut])
+                return first.pop(str(cut), None) or self.examples.batch(indices[cut])
 
             pieces = read_in_pieces(read, len(indices), self.size, device, shares=shares)
             for cut, _ in pieces.cuts()[:1]:  # items that make no batch raise before a step counts
@@ -296,15 +266,14 @@ class Private:
 
         Of the examples nothing is looked at but the noisy weights.
         """
-        setting = self.setting
-        setting.guard.require_unchanged()
+        self.guard.require_unchanged()
         advice = "Lower the learning rate, the noise or max_grad_norm."
-        if not all(bool(p.isfinite().all()) for p in setting.model.parameters()):
+        if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(
                 f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice} The steps "
                 "remain in the ledger."
             )
-        loss = setting.checked_loss()
+        loss = self.checked_loss()
         if math.isfinite(self._start) and not loss <= GROWTH * max(self._start, 1e-6):
             log.warning(
                 "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
@@ -313,18 +282,14 @@ class Private:
             self._start = math.inf  # said
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters; warn once of weights that are not those the last step left.
-
-        Raises:
-            WrittenError: examples reached them without noise.
-        """
+        """Return the parameters; warn once of weights that are not those the last step left."""
         if self._written is not None:
             raise self._written
-        parameters = dict(self.setting.model.named_parameters())
+        parameters = dict(self.model.named_parameters())
         if self._left and self._left != mark_weights(parameters):
             self._left = None
             if self._trail:  # as of another training
-                self._trail.origins |= trails.through(self.setting.model, self.setting.ledger_file)
+                self._trail.origins |= trails.through(self.model, self.ledger_file)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them (an average, a clamp?) saw no private data"
@@ -338,13 +303,13 @@ class Private:
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
                 "checked the model: call make_private again, with another ledger."
             )
-        require_held(parameters, self.setting.optimizer)
+        require_held(parameters, self.optimizer)
 
     @property
     def epsilon(self) -> float:
         """The tight ε of all releases so far."""
-        mechanism = self.setting.algorithm.mechanism()
-        return tight_epsilon(mechanism, self.ledger.releases, self.setting.delta)
+        mechanism = self.algorithm.mechanism()
+        return tight_epsilon(mechanism, self.ledger.releases, self.delta)
 
     def epsilon_with(self, *others: Private) -> float:
         """Return the tight ε of these trainings together, each with its own noise, bound and rate.
@@ -356,21 +321,20 @@ class Private:
             UserError: another training has another δ, or hides other units.
         """
         spent: list[Spent] = []
-        asked = self.setting.delta, owners_digest(self.setting.owners)
+        asked = self.delta, owners_digest(self.owners)
         trainings = (self, *others)
         if not all(isinstance(one, Private) for one in trainings):
             raise UserError("private.epsilon_with takes trainings that make_private made: (a, b).")
-        if len({one.setting.ledger_file.resolve() for one in trainings}) < len(trainings):
+        if len({one.ledger_file.resolve() for one in trainings}) < len(trainings):
             raise UserError("private.epsilon_with: pass each ledger's training once.")
         for one in trainings:
-            setting = one.setting
             # `whose` names no owners where their number is private
-            if (setting.delta, owners_digest(setting.owners)) != asked:
+            if (one.delta, owners_digest(one.owners)) != asked:
                 raise UserError("private.epsilon_with: all trainings need the same delta and unit.")
-            mechanism = setting.algorithm.mechanism()
+            mechanism = one.algorithm.mechanism()
             sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
             spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
-        return together(spent, self.setting.delta)
+        return together(spent, self.delta)
 
     def report(self) -> dict[str, Any]:
         """Return what a record's `privacy` holds, but for a paper's claim.
@@ -381,25 +345,25 @@ class Private:
         depends on and no ε covers. `steps_taken` are those that led to these weights; `steps`,
         which ε counts, are all of the ledger.
         """
-        setting, releases = self.setting, self.ledger.releases
-        mechanism, secure = setting.algorithm.mechanism(), setting.keys.secure
-        report = released_report(mechanism, self.ledger, releases, setting.delta, secure)
+        releases = self.ledger.releases
+        mechanism, secure = self.algorithm.mechanism(), self.keys.secure
+        report = released_report(mechanism, self.ledger, releases, self.delta, secure)
         whose: dict[str, Any] = {"epsilon_of": "example"}
-        if setting.owners is not None:
+        if self.owners is not None:
             whose = {
                 "epsilon_of": "owner",
-                "epsilon_part": part_epsilon(mechanism, releases, setting.delta),
-                "examples_per_owner": setting.most_owned,
+                "epsilon_part": part_epsilon(mechanism, releases, self.delta),
+                "examples_per_owner": self.most_owned,
             }
         return (
             whose
             | report
-            | setting.algorithm.report(releases, setting.delta)
+            | self.algorithm.report(releases, self.delta)
             | {
                 "steps_taken": self.done,
-                "noise_multiplier": setting.algorithm.noise_multiplier,
-                "randomness_from": setting.keys.source(),
-                "fixed_state": setting.fixed_state,
+                "noise_multiplier": self.algorithm.noise_multiplier,
+                "randomness_from": self.keys.source(),
+                "fixed_state": self.fixed_state,
             }
         )
 
@@ -428,29 +392,28 @@ class Private:
         """
         from zdp_bench.extras.sharing.export import write_own
 
-        setting = self.setting
-        for other in trails.through(setting.model, setting.ledger_file):
+        for other in trails.through(self.model, self.ledger_file):
             raise UserError(
                 f"private.export: these weights were also trained under {other.name}, which the "
                 "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
             )
         self._require_sound()
         self._check_weights()
-        if not setting.ranks.is_first:  # all have the same
+        if not self.ranks.is_first:  # all have the same
             return
         self.ledger.settle()  # its file is copied
-        train = len(setting.examples) if setting.plan.sampling.records else None  # None: private
+        train = len(self.examples) if self.plan.sampling.records else None  # None: private
         about = {
-            "name": _join_lines(name or type(setting.model).__name__),
-            "algorithm": setting.named,
-            "inputs": setting.examples.describe(),
+            "name": _join_lines(name or type(self.model).__name__),
+            "algorithm": self.named,
+            "inputs": self.examples.describe(),
             "data": {"name": _join_lines(data), "provenance": "own", "train": train},
-            "owners": setting.whose,
+            "owners": self.whose,
         }
         named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
         try:
-            ledger = setting.ledger_file
-            write_own(Path(folder), setting.model, ledger, about, self.report(), named)
+            ledger = self.ledger_file
+            write_own(Path(folder), self.model, ledger, about, self.report(), named)
         except OSError as error:
             raise UserError(
                 f"folder={folder}: cannot be written ({error.strerror or error}); choose another "
@@ -460,24 +423,23 @@ class Private:
     @property
     def checkpoint(self) -> Path:
         """Where `save` writes: beside the ledger."""
-        return self.setting.ledger_file.with_suffix(".pt")
+        return self.ledger_file.with_suffix(".pt")
 
     def save(self, scheduler: LRScheduler | None = None) -> None:
         """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
-        setting = self.setting
         self._check_weights()
-        if not setting.ranks.is_first:  # all have the same
+        if not self.ranks.is_first:  # all have the same
             return
         self.ledger.require_intact()
         state = checkpoint.Checkpoint(
-            setting.run,
+            self.run,
             self.done,
-            setting.model.state_dict(),
-            setting.optimizer.state_dict(),
+            self.model.state_dict(),
+            self.optimizer.state_dict(),
             self.ledger.position,
             [],
             scheduler.state_dict() if scheduler else {},
-            carried=dict(setting.algorithm.carried),
+            carried=dict(self.algorithm.carried),
             built=self._describe_built(scheduler),
         )
         with explain_write_errors(self.checkpoint, "call it again"):
@@ -490,8 +452,8 @@ class Private:
             inner = getattr(schedule, "_schedulers", ())
             return [type(schedule).__name__, *map(kinds, inner)]
 
-        optimizer = self.setting.optimizer
-        names = {id(p): name for name, p in self.setting.model.named_parameters()}
+        optimizer = self.optimizer
+        names = {id(p): name for name, p in self.model.named_parameters()}
         return {
             "class of the optimizer": [type(one).__name__ for one in each_of(optimizer)],
             "order of the optimizer's parameters": [
@@ -509,7 +471,6 @@ class Private:
         Raises:
             UserError: steps were taken already, or another model or optimiser was saved.
         """
-        setting = self.setting
         if self.done:
             raise UserError("private.resume() comes before the first step.")
         if self.saved is None:
@@ -519,21 +480,19 @@ class Private:
             for what, saved in self.saved.built.items():
                 if saved != built[what]:
                     raise checkpoint.Misfit(f"the {what} was another")
-            self.saved.restore(
-                setting.model, setting.optimizer, scheduler, setting.algorithm.carried
-            )
+            self.saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
         except (checkpoint.Misfit, KeyError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
-        self._left = mark_weights(dict(setting.model.named_parameters()))
+        self._left = mark_weights(dict(self.model.named_parameters()))
         return True
 
     def close(self) -> None:
         """Close the ledger and release its lock; the end of the process does so too."""
-        with explain_write_errors(self.setting.ledger_file, "the training can be resumed"):
+        with explain_write_errors(self.ledger_file, "the training can be resumed"):
             self.resources.close()
 
     def __reduce__(self) -> NoReturn:

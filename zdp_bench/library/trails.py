@@ -23,21 +23,14 @@ class Trail:
     """What the weights of a training were after each of its steps, by a few numbers of each.
 
     Weights that are nearer to one of these than to the start have gone through the training: in a
-    copy of the model, scaled, rounded or moved a little. Weights that others moved in
-    nearly the same way count too.
-
-    Attributes:
-        sizes: how many numbers each parameter that trains has.
-        start: the numbers of each before the first step, [parameters, NUMBERS].
-        rows: those after each step, [steps or more, parameters, NUMBERS].
-        origins: the ledgers of other trainings whose weights it started from.
+    copy of the model, scaled, rounded or moved a little, be it by chance.
     """
 
-    sizes: list[int]
-    start: Tensor
-    rows: Tensor
+    sizes: list[int]  # how many numbers each parameter that trains has
+    start: Tensor  # before the first step, [parameters, NUMBERS]
+    rows: Tensor  # after each step, [steps or more, parameters, NUMBERS]
     count: int = 0
-    origins: set[Path] = field(default_factory=set)
+    origins: set[Path] = field(default_factory=set)  # ledgers of trainings that it started from
 
     def add(self, parameters: Iterable[nn.Parameter]) -> None:
         """Note the weights after a step."""

@@ -26,27 +26,16 @@ from zdp_bench.registry import lookup, register
 
 @dataclass(frozen=True)
 class Claim:
-    """The numbers a paper gives to its accountant: the NOMINAL σ, whatever the mechanism gives.
+    """The numbers a paper gives to its accountant: the NOMINAL σ, whatever the mechanism gives."""
 
-    Attributes:
-        noise_multiplier: σ as the paper states it.
-        sample_rate: probability that an example is drawn, or batch / examples.
-        steps: how many were taken.
-        delta: the δ of the claim.
-        records: training examples.
-        epochs: passes over them.
-        batch_size: stated batch; None: sample_rate × examples.
-        sensitivity: where σ is the noise on the MEAN of a batch (DP-DFA), how far one example moves
-            the batch's SUM; else None.
-    """
-
-    noise_multiplier: float
-    sample_rate: float
+    noise_multiplier: float  # σ as the paper states it
+    sample_rate: float  # probability that an example is drawn, or batch / examples
     steps: int
     delta: float
-    records: int
+    records: int  # training examples
     epochs: int
-    batch_size: int | None = None
+    batch_size: int | None = None  # as stated; None: sample_rate × examples
+    # where σ is the noise on the MEAN of a batch (DP-DFA), how far an example moves the SUM
     sensitivity: float | None = None
 
     @property
@@ -60,26 +49,16 @@ Bound = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
 
 @dataclass(frozen=True)
 class ForMechanisms:
-    """One accountant's ε for a mechanism that was run.
+    """One accountant's ε for a mechanism that was run."""
 
-    Attributes:
-        kind: tight (exact or nearly so), bound (looser), or approximation (can fall below the
-            truth).
-        epsilon: its ε.
-        at_least: a lower bound on the true ε, where it knows one.
-    """
-
+    # exact or nearly so; looser; or one that can fall below the truth
     kind: Literal["tight", "bound", "approximation"]
     epsilon: Bound
-    at_least: Bound | None = None
+    at_least: Bound | None = None  # a lower bound on the true ε, where it knows one
 
 
 def claimed_epsilon(accountant: str, claim: Claim) -> float:
-    """The ε that an accountant claims.
-
-    Raises:
-        UserError: there is no accountant of this name.
-    """
+    """The ε that an accountant claims."""
     return float(lookup("accountant", accountant)(claim))
 
 
@@ -94,14 +73,12 @@ def _gdp_clt_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     )
 
 
-def _tight_at_least(mechanism: Mechanism, steps: int, delta: float) -> float:
-    return accounting.tight_interval(mechanism, steps, delta)[0]
-
-
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
     """Return each accountant's ε for a mechanism that was run, the tight one first."""
     return {
-        "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
+        "pld": ForMechanisms(
+            "tight", accounting.tight_epsilon, lambda *of: accounting.tight_interval(*of)[0]
+        ),
         "rdp": ForMechanisms("bound", accounting.rdp_epsilon),
         "gdp_clt": ForMechanisms("approximation", _gdp_clt_epsilon),
     }

@@ -175,9 +175,9 @@ def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: fl
 
 
 def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
-    """Return ε by RDP without replacement: Theorem 27 of Wang et al.
+    """Return ε by RDP without replacement: orders 2 to 64, with the classic conversion.
 
-    2019, orders 2 to 64, classic conversion.
+    Wang, Balle & Kasiviswanathan 2019, Theorem 27.
     """
     if trivial := _trivial(z, sample_rate, steps, delta):
         return trivial[0]
@@ -246,10 +246,8 @@ def gdp_clt(
 def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     """Return the ε that is reported first: PLD of what was run, in its own adjacency.
 
-    Below `SMALL_DELTA` it is the smaller of that and the Rényi bound.
-
-    No amplification theorem is used for shuffled batches, so their ε is ∞ unless nothing was
-    released.
+    Below `SMALL_DELTA` it is the smaller of that and the Rényi bound. No amplification theorem is
+    used for shuffled batches: their ε is ∞.
     """
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     own = mechanism.sampling.of_one(steps)[1]
@@ -279,8 +277,7 @@ def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[floa
 def part_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
     """Return the tight ε of ONE of the examples of an owner who is the unit of privacy.
 
-    Without it the owner still has a share, another one: it may move the sum by 2C, where all of the
-    owner's examples together move it by C.
+    Without it the owner has another share, which may move the sum by 2C.
     """
     scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
     if scheme in ("shuffled", "uniform"):  # whose owners are replaced already
@@ -305,22 +302,15 @@ def patient_epsilon(
 ) -> float:
     """Return the tight ε for a PATIENT with at most so many examples, who move together.
 
-    The examples are clipped one by one, so j drawn examples move the sum by at most j bounds. How
-    many are drawn is binomial under Poisson sampling and hypergeometric under uniform batches; the
-    laws and proofs are in `loss_distribution.py`. With one example per patient this is
-    `tight_epsilon`. With Poisson sampling it is never above the generic group-privacy bound, with
-    fixed-size batches by a few per cent. With cyclic sampling it is ∞: steps of different
-    subsets do not move the sums in orthogonal directions.
-
-    Raises:
-        ValueError: fewer than 1 example per patient, or more than there are.
+    The examples are clipped one by one, so j drawn examples move the sum by at most j bounds; the
+    laws of j, and proofs, are in `loss_distribution.py`. With one example this is `tight_epsilon`.
+    With Poisson sampling it is never above the generic group-privacy bound, with fixed-size batches
+    by a few per cent. With cyclic sampling it is ∞: steps of different subsets do not move the sums
+    in orthogonal directions.
     """
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if not 1 <= count <= sampling.records:
-        raise ValueError(
-            f"examples_per_patient must lie between 1 and the {sampling.records} examples, not "
-            f"{count}"
-        )
+        raise ValueError(f"a patient has 1 to {sampling.records} examples, not {count}")
     if count == 1 or sampling.scheme == "shuffled":
         return tight_epsilon(mechanism, steps, delta)
     if sampling.cycle > 1:
@@ -341,11 +331,7 @@ def patient_epsilon(
 def patient_interval(
     mechanism: Mechanism, examples_per_patient: int, steps: int, delta: float
 ) -> tuple[float, float]:
-    """Return a lower and an upper bound on a patient's ε; see `tight_interval`.
-
-    Raises:
-        ValueError: as `patient_epsilon`.
-    """
+    """Return a lower and an upper bound on a patient's ε; see `tight_interval`."""
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if count == 1:
         return tight_interval(mechanism, steps, delta)

@@ -63,9 +63,6 @@ def solve(target: float, epsilon_of: Callable[..., float], *of: Any) -> float:
         epsilon_of: falls with σ.
 
     Formal guarantees: epsilon_of(result, *of) ≤ target. A target of ∞ asks for no noise: σ is 0.
-
-    Raises:
-        ValueError: see `calibrate`.
     """
     if target == math.inf:
         return 0.0

@@ -13,12 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from zdp_bench.privacy.accounting import (
-    HOPELESS,
-    patient_epsilon,
-    patients_draws,
-    patients_share,
-)
+from zdp_bench.privacy.accounting import HOPELESS, patient_epsilon, patients_draws, patients_share
 from zdp_bench.privacy.loss_distribution import (
     Mixture,
     epsilon_together,
@@ -35,48 +30,31 @@ DRAWN_EVERY_STEP = Mixture((-math.inf, 0.0))
 
 @dataclass(frozen=True)
 class Spent:
-    """Steps of one mechanism that were taken on a data set.
+    """Steps of one mechanism that were taken on a data set."""
 
-    Attributes:
-        z: the effective noise multiplier; 0: without noise.
-        examples: how many examples come or go together: 1, or a patient's.
-    """
-
-    z: float
+    z: float  # the effective noise multiplier; 0: without noise
     sampling: Sampling
     steps: int
-    examples: int = 1
+    examples: int = 1  # how many come or go together: 1, or a patient's
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What one run has spent.
+    """What one run has spent."""
 
-    Attributes:
-        home: its folder.
-        data: the digest of its data set.
-        spent: for one example.
-        examples: how many shares of a unit (a patient, a speaker) a step may hold.
-        delta: at which the run states its ε.
-        secure: its noise is cryptographic; else whoever knows seed and data can compute it.
-        finished: false for a run that was stopped or is under way; all its steps are counted.
-        by_unit: the unit is what its steps draw and clip, so that `spent` is the unit's.
-        sources: the files that its data were made of; None if that is not known.
-    """
-
-    home: Path
+    home: Path  # its folder
     recipe: str
     dataset: str
     provenance: str
-    data: str
-    spent: Spent
-    examples: int
+    data: str  # the digest of its data set
+    spent: Spent  # for one example
+    examples: int  # how many shares of a unit (a patient, a speaker) a step may hold
     unit: str
-    delta: float
-    secure: bool
-    finished: bool
-    by_unit: bool = False
-    sources: frozenset[str] | None = None
+    delta: float  # at which the run states its ε
+    secure: bool  # cryptographic noise; else whoever knows seed and data can compute it
+    finished: bool  # False if it was stopped or is under way; all its steps are counted
+    by_unit: bool = False  # steps draw and clip units, so that `spent` is a unit's
+    sources: frozenset[str] | None = None  # the files that its data were made of, if known
 
     def may_share(self, other: Spending) -> bool:
         """True if some examples may be in both runs' data: they read a common file.
@@ -99,8 +77,8 @@ def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
     """Return what each run spent of one example, or of one unit with all its examples.
 
     Raises:
-        ValueError: they are not known of the same: some runs hide other units, or a unit where the
-            others hide an example. (A unit's ε does not bound that of a part of it.)
+        ValueError: some hide other units, or a unit where others hide an example, whose ε a unit's
+            does not bound.
     """
     hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
     if len(hidden) > 1:

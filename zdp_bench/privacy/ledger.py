@@ -86,11 +86,7 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def parse(line: bytes) -> Any:
-    """Return what a line holds.
-
-    Raises:
-        ValueError: it is not JSON, or not UTF-8.
-    """
+    """Return what a line holds."""
     text = line.decode()
     try:
         body, end = _decode(text)
@@ -315,9 +311,6 @@ class Ledger:
         Args:
             of: the digest of the weights that the step starts from, if they may differ when it is
                 drawn again.
-
-        Raises:
-            UserError: see `require_own_process`.
         """
         self.require_own_process()
         self._cut_back()
@@ -619,7 +612,7 @@ def has_steps(path: Path) -> bool:
 def may_repeat(path: Path) -> int:
     """Return how many releases at most a process that starts now must make anew.
 
-    They are those since the last noted state but one: the last may have been noted and not saved.
+    They are those since the last noted state but one: the last may not have been saved.
     """
     count, before, last = 0, 0, 0
     with open_regular(path) as file:
@@ -640,9 +633,6 @@ def spread(path: Path) -> str:
     """Rewrite a ledger to share with one line for each step; return the digest at its end.
 
     How many a line reserved tells the time that they took, and so of how many examples there are.
-
-    Raises:
-        UserError: the file is damaged.
     """
     try:
         lines, digest = _one_by_one(path)

@@ -71,11 +71,7 @@ def one_example(sample_rate: float) -> Mixture:
 
 
 def several_examples(log_weights: np.ndarray) -> Mixture:
-    """Return the law of several examples; a tail of less than 1e-30 counts as disclosure.
-
-    Args:
-        log_weights: log P(j drawn), j = 0 … k.
-    """
+    """Return the law of several examples; a tail of less than 1e-30 counts as disclosure."""
     left = np.exp(np.logaddexp.accumulate(log_weights[::-1])[::-1])  # P(j or more)
     kept = max(2, int(np.searchsorted(-left, -1e-30)))
     return Mixture(tuple(map(float, log_weights[:kept])), float(left[kept:].max(initial=0.0)))
@@ -173,12 +169,7 @@ def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
 
 
 def epsilon_together(parts: Sequence[tuple[tuple[Law, ...], int]], delta: float) -> float:
-    """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`.
-
-    Args:
-        parts: the laws of one step of a kind, and how many steps; all on grids of one width
-            (`shared_width`), and all of one kind of neighbours.
-    """
+    """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`."""
     ways = zip(*(laws for laws, _ in parts), strict=True)
     return max(
         _epsilon([(law, n) for law, (_, n) in zip(way, parts, strict=True)], delta) for way in ways

@@ -69,48 +69,40 @@ class Block:
     fft_dims: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        if self.dtype not in ("float32", "float64", "complex64", "complex128"):
-            raise ValueError(
-                f"block '{self.name}': a sum in {self.dtype} is rounded past its bound; keep "
-                "parameters in float32"
-            )
-        complex_kind = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
-        if self.noise != "none" and complex_kind != self.dtype.startswith("complex"):
-            raise ValueError(
-                f"block '{self.name}': noise '{self.noise}' does not fit dtype {self.dtype}"
-            )
-        if not self.bound > 0:
-            raise ValueError(f"block '{self.name}': bound must be positive, not {self.bound}")
-        if not 0 <= self.std < math.inf:
-            raise ValueError(
-                f"block '{self.name}': std must be finite and not negative, not {self.std}"
-            )
-        if not -1 <= self.rho <= 1:
-            raise ValueError(f"block '{self.name}': rho must lie in [-1, 1], not {self.rho}")
-        if self.rho and self.noise != "correlated":
-            raise ValueError(
-                f"block '{self.name}': rho belongs to noise 'correlated', not to '{self.noise}'"
-            )
-        if (self.noise == "hermitian") != bool(self.fft_dims):
-            raise ValueError(
-                f"block '{self.name}': noise 'hermitian', and it alone, names the transformed "
-                "dimensions fft_dims"
-            )
+        is_complex = self.noise in ("circular", "correlated", "hermitian", "real_on_complex")
         rank = len(self.shape)
-        if len({dim % rank for dim in self.fft_dims if -rank <= dim < rank}) != len(self.fft_dims):
-            raise ValueError(
-                f"block '{self.name}': fft_dims {self.fft_dims} do not name dimensions of shape "
-                f"{self.shape}, once each"
-            )
+        named = {dim % rank for dim in self.fft_dims if -rank <= dim < rank}
+        rules = {
+            f"a sum in {self.dtype} is rounded past its bound; keep parameters in float32": (
+                self.dtype in ("float32", "float64", "complex64", "complex128")
+            ),
+            f"noise '{self.noise}' does not fit dtype {self.dtype}": (
+                self.noise == "none" or is_complex == self.dtype.startswith("complex")
+            ),
+            f"bound must be positive, not {self.bound}": self.bound > 0,
+            f"std must be finite and not negative, not {self.std}": 0 <= self.std < math.inf,
+            f"rho must lie in [-1, 1], not {self.rho}": -1 <= self.rho <= 1,
+            f"rho belongs to noise 'correlated', not to '{self.noise}'": (
+                not self.rho or self.noise == "correlated"
+            ),
+            "noise 'hermitian', and it alone, names the transformed dimensions fft_dims": (
+                (self.noise == "hermitian") == bool(self.fft_dims)
+            ),
+            f"fft_dims {self.fft_dims} do not name dimensions of shape {self.shape}, once each": (
+                len(named) == len(self.fft_dims)
+            ),
+        }
+        for rule, holds in rules.items():
+            if not holds:
+                raise ValueError(f"block '{self.name}': {rule}")
 
     @property
     def weakest_std(self) -> float:
         """Noise standard deviation along the direction that gets least; 0 if one gets none.
 
         correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The
-            adversary
-        picks the smaller, so 1/z² = Δ²/(std²(1−|ρ|)): Theorem 1 of Riess et al. 2024 at its worst
-        split Δ_re = Δ_im = Δ/√2.
+        adversary picks the smaller, so 1/z² = Δ²/(std²(1−|ρ|)): Theorem 1 of Riess et al. 2024 at
+        its worst split Δ_re = Δ_im = Δ/√2.
         """
         if self.noise in ("none", "real_on_complex"):
             return 0.0
@@ -226,11 +218,7 @@ class Mechanism:
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> Mechanism:
-        """Return the mechanism that `as_dict` described.
-
-        Raises:
-            ValueError: it describes none.
-        """
+        """Return the mechanism that `as_dict` described."""
         try:
             blocks = [
                 block

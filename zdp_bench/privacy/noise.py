@@ -37,8 +37,7 @@ def run_key(run: str, mechanism: Mechanism, code: str) -> str:
 
     Args:
         run: the digest of configuration, seed and data.
-        mechanism: the mechanism with its true noise, which another library version may calibrate
-            differently.
+        mechanism: with its true noise, which another version of a library may calibrate otherwise.
         code: the code that no other digest covers (`training.machine.foreign_code`).
     """
     return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
@@ -47,9 +46,7 @@ def run_key(run: str, mechanism: Mechanism, code: str) -> str:
 def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
     """Return the seed of a stream of one purpose: `stream(key, "noise", step, block)`.
 
-    Args:
-        key: a run's key (`run_key`), or a plain seed for what runs may share (a model's first
-            weights).
+    The key is a run's (`run_key`), or a plain seed for what runs may share (first weights).
     """
     first = key if isinstance(key, int) else int.from_bytes(hashlib.sha256(key.encode()).digest())
     return np.random.SeedSequence([first, *map(_word, purpose)])
@@ -62,16 +59,11 @@ def _word(part: int | str) -> int:
 
 
 class White(NamedTuple):
-    """A request: `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
+    """A request: `out` = (`out` + std·N(0, 1)) · times, independently in every real number."""
 
-    Attributes:
-        out: contiguous, of any shape; a complex entry is two real numbers.
-        key: names the stream of the numbers.
-    """
-
-    out: Tensor
+    out: Tensor  # contiguous, of any shape
     std: float
-    key: tuple[int | str, ...]
+    key: tuple[int | str, ...]  # names the stream of the numbers
     times: float = 1.0
 
     def reals(self) -> Tensor:
@@ -80,34 +72,25 @@ class White(NamedTuple):
 
 
 class NoiseSource(Protocol):
-    """A source of standard normal numbers.
+    """A source of standard normal numbers."""
 
-    Attributes:
-        repeatable: a step that is drawn again has the same noise, so it is the same release.
-    """
-
-    repeatable: bool
+    repeatable: bool  # a step drawn again has the same noise: it is the same release
 
     def add_white(self, *requests: White) -> None:
-        """Add the noise of all requests, each independent of the others.
-
-        Asking for many at once is faster.
-        """
+        """Add the noise of all requests, each independent of the others; many at once is faster."""
 
 
 @dataclass(frozen=True)
 class SeededNoise:
     """Reproducible noise for experiments, not for a release to an adversary.
 
-    Anyone who knows the key can subtract the noise, and the key follows from the seed, the
-    configuration and the data: whoever knows all of the data but one example can try candidates for
-    that one.
+    Whoever knows the seed, the configuration and all of the data but one example can try candidates
+    for that one, and subtract the noise.
 
     On a CPU, noise is ChaCha20's bits made normal by Box and Muller (`normal_stream`): the same
     bits for any number of threads. None is beyond 6.7 standard deviations, where one of 10¹⁰ should
-    be. On a GPU it is torch's Philox generator, which
-    keeps 63 bits of the key: two of the n (step, block) pairs of a run share a stream with
-    probability n²/2⁶⁴, 5e-6 for ten million.
+    be. On a GPU it is torch's Philox generator, which keeps 63 bits of the key: two of the n (step,
+    block) pairs of a run share a stream with probability n²/2⁶⁴, 5e-6 for ten million.
     """
 
     key: int | str  # a run's (`run_key`)
@@ -125,10 +108,7 @@ class SeededNoise:
             add_normals(streams, dtype)
 
     def _add_at_once(self, requests: list[White]) -> None:
-        """Draw the noise of all requests from one stream, which all their keys name.
-
-        A kernel for each block would take longer to launch than to run.
-        """
+        """Draw all from one stream, which their keys name: a kernel for each would take longer."""
         outs = [white.reals() for white in requests]
         seeds = stream(self.key, "noise", *(part for white in requests for part in white.key))
         generator = torch.Generator(device=outs[0].device)

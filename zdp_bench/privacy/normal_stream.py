@@ -30,14 +30,10 @@ def hash_key(key: tuple[int | str, ...]) -> bytes:
 
 
 class Request(NamedTuple):
-    """`out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream.
-
-    Attributes:
-        out: real numbers [n], float32 or float64, on any device.
-    """
+    """`out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream."""
 
     key: bytes
-    out: Tensor
+    out: Tensor  # real numbers [n], float32 or float64, on any device
     std: float
     times: float
 
@@ -126,8 +122,8 @@ def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor
 def _box_muller(radii: Tensor, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
     """Turn pairs of uniform signed integers [n] into Box and Muller's radii, cosines and sines.
 
-    With w bits, |integer|/2ʷ⁻¹ is uniform on [0, 1], and its square's logarithm is twice its own.
-    The added square of half a step keeps 0 from the logarithm.
+    With w bits, |integer|/2ʷ⁻¹ is uniform on [0, 1]. The square of half a step is added, so that
+    there is no logarithm of 0.
     """
     bits = 8 * dtype.itemsize
     uniform = radii.to(dtype)

@@ -31,8 +31,8 @@ def subsets(indices: np.ndarray, cycle: int) -> np.ndarray:
     """Return which of `cycle` subsets each example is in, by a hash of its own index.
 
     It is public, and the same in every run. No other example has a part in it, so one more or less
-    moves no other one to another subset, and shows in the steps of its own subset alone. Subsets
-    differ in size as a multinomial draw does; the divisor of a step's sum does not.
+    shows in the steps of its own subset alone. Subsets differ in size as a multinomial draw does;
+    the divisor of a step's sum does not.
     """
     drawn = uniforms_of(indices, 1, b"cyclic sampling.")[:, 0]
     return (drawn * cycle).astype(np.int64)

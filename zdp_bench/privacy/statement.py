@@ -15,11 +15,7 @@ log = logging.getLogger(__name__)
 
 
 def require_delta(key: str, delta: float) -> None:
-    """Reject a δ outside (0, 0.1).
-
-    Raises:
-        UserError: names the key.
-    """
+    """Reject a δ outside (0, 0.1)."""
     rule = (
         f"must lie above 0 and below {MOST_DELTA:g}: it is the probability that the guarantee "
         "fails; choose one well below 1 / the number of examples"
@@ -48,9 +44,6 @@ def show_epsilon(value: float | None, at_least: bool = False) -> str:
     """Format ε to three digits, rounded up: 1.3039 -> '1.31'; whole above 1000.
 
     ∞ where nothing protects, empty where none is. Beyond nine digits is rounding of the machine's.
-
-    Args:
-        at_least: it is a lower bound, rounded down.
     """
     if value is None or math.isnan(value):
         return ""

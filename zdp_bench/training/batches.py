@@ -28,7 +28,7 @@ from zdp_bench.gradients import Batch, Loss, Shares
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
-from zdp_bench.training.distributed import ALONE, Ranks
+from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Patients, Plan
 
 log = logging.getLogger(__name__)
@@ -51,23 +51,14 @@ def micro_batches(
     augment: Augment | None = None,
     augment_targets: Augment | None = None,
     size: Size | None = None,
-    ranks: Ranks = ALONE,
-    patients: Patients | None = None,
+    shares: Shares | None = None,
 ) -> MicroBatches:
-    """Return this rank's share of the drawn examples, in pieces, on the device.
-
-    Args:
-        key, step: seed what makes or augments examples, so that a resumed step sees the same.
-        size: how large the pieces are; by default `trainer.micro_batch`.
-        patients: if given, `indices` are patients; each brings its examples as one share.
+    """Return a step's examples in pieces, on the device, made or augmented by (key, step).
 
     With `trainer.augmentations`, an example comes so many times in a row, each time changed in
     another way, as one share.
     """
     views = config.trainer.augmentations or 1
-    indices, shares = ranks.take_share(indices), None
-    if patients is not None:
-        indices, shares = patients.take(indices, key, step)
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
         own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
@@ -91,22 +82,28 @@ def micro_batches(
     return read_in_pieces(read, len(indices), size, device, config.execution.prefetch, shares)
 
 
-def draw_all(
-    plan: Plan, key: int | str, step: int, secure: bool, ranks: Ranks, units: int = 0
-) -> tuple[np.ndarray, float]:
-    """Draw a step's batch for all ranks, the same on each, and seed what its layers draw.
-
-    Args:
-        units: how many there are to draw from, where the plan does not say.
+def draw_batch(
+    plan: Plan,
+    key: int | str,
+    step: int,
+    secure: bool,
+    ranks: Ranks,
+    owners: Patients | None,
+    units: int = 0,  # how many there are to draw from, where the plan does not say
+) -> tuple[np.ndarray, Shares | None, float]:
+    """Draw a step's batch, the same on all ranks, and seed what its layers draw.
 
     Returns:
-        The indices of examples, or of owners, and the divisor of their sum.
+        This rank's examples, how many each share has, and the divisor of the sum over all ranks.
     """
     indices, divisor = plan.draw(key, step, secure, units)
     if secure:  # no rank can draw the same: rank 0's batch is the batch
         indices = ranks.broadcast(indices)
     seed_layers(key, step, ranks.rank, secure)
-    return indices, divisor
+    indices = ranks.take_share(indices)
+    if owners is None:
+        return indices, None, divisor
+    return *owners.take(indices, key, step), divisor
 
 
 def read_in_pieces(
@@ -122,7 +119,6 @@ def read_in_pieces(
     Args:
         read: returns the examples of a slice of them, on any device.
         prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
-        shares: how many examples each share has, in order; None: an example is a share.
     """
     on_gpu = device.type == "cuda"
 
@@ -157,9 +153,8 @@ def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
 def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:
     """Make random numbers drawn inside layers (dropout) a function of (key, step, rank).
 
-    The generators of torch (on every device), numpy and Python start anew, so a checkpoint needs no
-    generator's state. With `secure` they start from the operating system's randomness: what a layer
-    draws for an example depends on the examples before it, so a public seed must not decide it.
+    With `secure` they follow from the operating system's randomness: what a layer draws for an
+    example depends on the examples before it, so a public seed must not decide it.
     """
     own = stream(key, "layers", step, rank)
     number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
@@ -193,17 +188,14 @@ class Size:
 class MicroBatches:
     """The `count` examples of one step, in pieces of `size`; each iteration starts from the first.
 
-    Attributes:
-        placed: reads the pieces ahead and moves them to the device.
-        shares: how many examples each share has, in order; pieces hold whole shares, so one of
-            more than `size` examples is a piece by itself. None: an example is a share.
+    Pieces hold whole shares, so a share of more than `size` examples is a piece by itself.
     """
 
     count: int
     piece: Callable[[slice], Batch]
     size: Size
-    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
-    shares: Shares | None = None
+    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter  # reads ahead, onto the device
+    shares: Shares | None = None  # None: an example is a share
 
     def __iter__(self) -> Iterator[Batch]:
         return self.placed(self.piece(cut) for cut, _ in self.cuts())
@@ -253,10 +245,6 @@ def initial_size(
 
     On a GPU that is the whole batch, halved later until it fits. On a CPU it is estimated, because
     a process without memory is killed there, without an error.
-
-    Args:
-        like: a batch of the shapes to come: public examples, or none for zeros.
-        expected_batch_size: of a whole step; batches are rarely twice as large.
     """
     whole = 1
     while whole < 2 * expected_batch_size:

@@ -46,19 +46,13 @@ UNFIT = (
 
 
 def build_model(config: Run, data: Splits | DatasetInfo) -> nn.Module:
-    """Return the model, initialised from the seed's own random stream.
-
-    Raises:
-        UserError: it cannot be built for examples of this shape, or memory does not hold it.
-    """
+    """Return the model, initialised from the seed's own random stream."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(int(stream(config.seed, "model").generate_state(1, np.uint64)[0]))
         try:
             shape, mapped = data.input_shape, config.complex_as
             model: nn.Module = lookup("model", config.model.name)(
-                real_shape(shape, mapped) if mapped else shape,
-                data.outputs,
-                **config.model.options,
+                real_shape(shape, mapped) if mapped else shape, data.outputs, **config.model.options
             )
             if mapped:
                 model = nn.Sequential(RealInput(mapped), model)
@@ -84,11 +78,7 @@ def _white_noise(data: Splits | DatasetInfo) -> Tensor:
 
 
 def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits | DatasetInfo:
-    """Return the data with as many outputs as the task has: one logit for two classes.
-
-    Raises:
-        UserError: there are more classes than that.
-    """
+    """Return the data with as many outputs as the task has: one logit for two classes."""
     outputs = getattr(task, "outputs", data.outputs)
     if outputs == 1 and data.outputs > 2:
         raise UserError(
@@ -99,11 +89,7 @@ def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits |
 
 
 def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
-    """Run model and loss on one test example, which is public, or on zeros of its shape.
-
-    Raises:
-        UserError: the model does not take the examples, or the loss not its outputs.
-    """
+    """Run model and loss on one test example, which is public, or on zeros of its shape."""
     seen, warned_always = "", torch.is_warn_always_enabled()
     try:
         with torch.no_grad(), warnings.catch_warnings():
@@ -161,11 +147,7 @@ def _unfit(
 def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
     """Return the algorithm, and the configuration with the noise multiplier it was given.
 
-    A noise multiplier calibrated to an ε takes the place of the configured one. z is proportional
-    to it, so one search for a tight ε serves all algorithms that share a plan.
-
-    Raises:
-        UserError: no noise multiplier reaches the ε, or the budget does not pay for one step.
+    z is proportional to it, so one search for a tight ε serves all algorithms that share a plan.
     """
     make = algorithm_type(config.algorithm.name)
     options, privacy = config.algorithm.options, config.privacy
@@ -228,11 +210,7 @@ def _check_budget(config: Run, mechanism: Mechanism) -> None:
 
 
 def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
-    """Return torch's optimiser over the trainable parameters.
-
-    Raises:
-        UserError: it refuses one of its values, or would refuse the model at the first step.
-    """
+    """Return torch's optimiser over the trainable parameters."""
     parameters, options = list(trainable(model).values()), dict(config.optimizer.options)
     is_complex = any(parameter.is_complex() for parameter in parameters)
     if options.get("fused") and is_complex:
@@ -256,8 +234,7 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 def require_step(optimizer: torch.optim.Optimizer) -> None:
     """Reject an optimiser that cannot step from gradients alone; a copy of it tries.
 
-    Raises:
-        ValueError: such as of one that calls the loss again (LBFGS): each call would be a release.
+    One that calls the loss again (LBFGS) would make a release with each call: ValueError.
     """
     twin = object.__new__(type(optimizer))
     try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
@@ -282,11 +259,7 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
 def build_scheduler(
     config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo, steps: int
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
-    """Return the schedule of the learning rate over so many steps, if there is one.
-
-    Raises:
-        UserError: it refuses one of its values, or needs a validation set that the data lacks.
-    """
+    """Return the schedule of the learning rate over so many steps, if there is one."""
     if config.scheduler is None:
         return None
     if config.scheduler.name == "reduce_on_plateau" and not data.validation:

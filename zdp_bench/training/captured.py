@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,7 +26,7 @@ from zdp_bench.errors import first_line
 from zdp_bench.gradients import Batch, PerExample, per_example, runs_alone
 from zdp_bench.gradients.clipping import defer_finite
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.batches import MICRO_BATCH, MicroBatches
 from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
@@ -49,10 +49,6 @@ def rows_of(sampling: Sampling, most: int, ranks: int = 1) -> int:
     """Return how many rows a program has, from what is public of the sampling alone.
 
     A Poisson batch is rarely three deviations larger than expected; one that is takes two passes.
-
-    Args:
-        most: as many as memory holds.
-        ranks: processes that share a batch.
     """
     rows = sampling.expected_batch_size / ranks
     if sampling.scheme == "poisson" and sampling.sample_rate < 1:
@@ -62,24 +58,16 @@ def rows_of(sampling: Sampling, most: int, ranks: int = 1) -> int:
 
 @dataclass
 class Program:
-    """The sum over one piece, as static tensors and what turns the ones into the others.
-
-    Attributes:
-        total: S so far, by block; it stays the same tensors from step to step.
-        inputs, targets: [rows, ...]; rows beyond a piece's examples keep earlier ones.
-        weights: [rows], 1 for an example of the piece and 0 beyond.
-        finite: whether all norms since `start` were.
-        graph: None runs the operations one by one, on any device.
-    """
+    """The sum over one piece, as static tensors and what turns the ones into the others."""
 
     algorithm: Algorithm
     loss: PerExample
-    total: dict[str, Tensor]
-    inputs: Tensor
+    total: dict[str, Tensor]  # S so far, by block; the same tensors from step to step
+    inputs: Tensor  # [rows, ...]; rows beyond a piece's examples keep earlier ones
     targets: Tensor
-    weights: Tensor
-    finite: Tensor
-    graph: torch.cuda.CUDAGraph | None = None
+    weights: Tensor  # [rows], 1 for an example of the piece and 0 beyond
+    finite: Tensor  # whether all norms since `start` were
+    graph: torch.cuda.CUDAGraph | None = None  # None runs the operations one by one
 
     @staticmethod
     def of(
@@ -102,11 +90,7 @@ class Program:
             self.algorithm.accumulate(self.total, (self.inputs, self.targets))
 
     def capture(self) -> None:
-        """Record `run` as a CUDA graph.
-
-        Raises:
-            RuntimeError: an operation cannot be recorded, such as one that waits for a number.
-        """
+        """Record `run` as a CUDA graph."""
         aside = torch.cuda.Stream()
         aside.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(aside):  # libraries allocate their workspaces in a first run
@@ -140,17 +124,11 @@ class Program:
 
 @dataclass
 class Programs:
-    """The programs of one training, made as pieces of new shapes arrive.
+    """The programs of one training, made as pieces of new shapes arrive."""
 
-    Attributes:
-        capture: record them as CUDA graphs; otherwise they run one operation after the other.
-        warm: a step was summed without a program, in which models are checked and caches filled.
-        refused: why no program serves this training; "" while one may.
-    """
-
-    capture: bool = True
-    warm: bool = False
-    refused: str = ""
+    capture: bool = True  # record them as CUDA graphs; else they run one operation at a time
+    warm: bool = False  # a step was summed without one: models are checked and caches filled
+    refused: str = ""  # why no program serves this training
     made: dict[Shape, Program] = field(default_factory=dict)
 
     def sum(
@@ -159,21 +137,33 @@ class Programs:
         mechanism: Mechanism,
         model: nn.Module,
         pieces: Iterable[Batch],
-        rows: int,
+        ranks: int = 1,
     ) -> dict[str, Tensor] | None:
         """Return S over all pieces; None where the caller has to sum by itself.
 
         The tensors are the programs' own and hold S until the next call.
-
-        Raises:
-            RuntimeError: memory ran out.
         """
-        if self.refused:
+        most, shares = 2**31, None
+        if isinstance(pieces, MicroBatches):
+            most, shares = pieces.size.examples, pieces.shares
+        suits = next(model.parameters()).is_cuda or not self.capture
+        if self.refused or not suits or isinstance(pieces, Iterator) or shares is not None:
             return None
         if not self.warm:
             self.warm = True
             self.refused = why_not(algorithm, model)
             return None
+        try:
+            rows = rows_of(mechanism.sampling, most, ranks)
+            return self._sum(algorithm, mechanism, pieces, rows)
+        except torch.OutOfMemoryError:
+            self.refused = "memory ran out"
+            self.made.clear()
+            return None
+
+    def _sum(
+        self, algorithm: Algorithm, mechanism: Mechanism, pieces: Iterable[Batch], rows: int
+    ) -> dict[str, Tensor] | None:
         found: Program | None = None
         for batch in pieces:
             shape = shape_of(batch, mechanism)

@@ -34,30 +34,19 @@ _SHAPE: Shape = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to continue. Sampling and noise are functions of (key, step): no state.
+    """What a run needs to continue. Sampling and noise are functions of (key, step): no state."""
 
-    Attributes:
-        run: the run's digest; a checkpoint of another run is refused.
-        step: steps that are done.
-        model: what the run has to show: with `trainer.ema` the average.
-        last: with `trainer.ema`, the weights that the next step starts from; else empty.
-        scheduler: empty without a schedule.
-        nodes: what a federation's server knows of each node.
-        carried: what the algorithm hands from step to step.
-        built: of a loop of one's own: how optimiser and schedule were built.
-    """
-
-    run: str
+    run: str  # its digest; a checkpoint of another run is refused
     step: int
-    model: dict[str, Any]
+    model: dict[str, Any]  # what the run has to show: with `trainer.ema` the average
     optimizer: dict[str, Any]
     ledger: Position
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
-    last: dict[str, Any] = field(default_factory=dict)
-    carried: dict[str, float] = field(default_factory=dict)
-    built: dict[str, Any] = field(default_factory=dict)
+    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)  # what a server knows of each
+    last: dict[str, Any] = field(default_factory=dict)  # with `trainer.ema`, the next step's start
+    carried: dict[str, float] = field(default_factory=dict)  # see `Algorithm.carried`
+    built: dict[str, Any] = field(default_factory=dict)  # of one's own loop: optimiser, schedule
 
     def restore(
         self,
@@ -67,11 +56,7 @@ class Checkpoint:
         carried: dict[str, float],
         average: nn.Module | None = None,
     ) -> None:
-        """Set model, optimiser, scheduler and what the algorithm carries to the saved state.
-
-        Raises:
-            Misfit: the state is of other parts than these.
-        """
+        """Set model, optimiser, scheduler and what the algorithm carries to the saved state."""
         try:
             _require_alike(carried, self.carried, "the numbers that the algorithm carries")
             _require_alike(optimizer.state_dict(), self.optimizer, "the optimizer's options")
@@ -147,19 +132,8 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     disk.write_bytes(path, whole.getbuffer())
 
 
-def load(
-    path: Path,
-    run: str,
-    advice: str = ADVICE,
-) -> Checkpoint | None:
-    """Return the checkpoint at `path`, or None if there is none.
-
-    Args:
-        advice: what to do about one that cannot be used.
-
-    Raises:
-        UserError: it is damaged or belongs to another run.
-    """
+def load(path: Path, run: str, advice: str = ADVICE) -> Checkpoint | None:
+    """Return the checkpoint at `path`, or None if there is none."""
     try:
         # Warnings are of odd pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):

@@ -53,10 +53,7 @@ class Ranks:
         return of[self.rank :: self.size] if self.size > 1 else of
 
     def all_reduce(self, total: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sum each block over the ranks, in place; one message for each dtype.
-
-        Every rank gets the same bits.
-        """
+        """Sum each block over the ranks, in place; every rank gets the same bits."""
         if self.size == 1:
             return total
         for name, value in total.items():
@@ -95,11 +92,7 @@ class Ranks:
         return told
 
     def require_same(self, facts: Mapping[str, object]) -> None:
-        """Reject, on every rank alike, ranks that differ in what they are about to do.
-
-        Args:
-            facts: by the name that a sentence may give it; those that decide others come first.
-        """
+        """Reject, on every rank alike, ranks that differ in what they are about to do."""
         told = self.gather({name: repr(value) for name, value in facts.items()})
         for name in facts:
             for other, of in enumerate(told):

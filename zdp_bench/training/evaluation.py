@@ -48,15 +48,9 @@ def evaluate(
     return task.metrics(outputs, targets, test.groups)
 
 
-def refuse_divergence(
-    metrics: dict[str, float], epoch: int | None, step: int, rate: object
-) -> None:
-    """End a run whose model outputs NaN or ∞, from which no step recovers.
-
-    Raises:
-        UserError: the loss is not finite.
-    """
-    if not math.isfinite(metrics.get("loss", 0.0)):
+def refuse_divergence(finite: bool, epoch: int | None, step: int, rate: object) -> None:
+    """End a run whose model outputs NaN or ∞, from which no step recovers."""
+    if not finite:
         at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
             f"{DIVERGED} {at}: the model's outputs or loss are not finite. Lower "
@@ -69,8 +63,7 @@ def refuse_divergence(
 def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> bool:
     """True if the model's outputs for one example of a public set are finite.
 
-    That takes a forward pass, and on a GPU a wait, so it is not done at every step. The loss of a
-    step would be cheaper, but it comes from training examples, and no ε covers looking at it.
+    The loss of a step would be cheaper, but it comes from training examples: no ε covers that.
     """
     model.eval()
     output = model(test.batch(torch.arange(1))[0].to(device))
@@ -106,8 +99,7 @@ def predict(
 ) -> Batch:
     """Return outputs [n, ...] and targets over a whole set, `size` examples at a time.
 
-    A `Condensing` task reduces its outputs batch by batch and needs no targets afterwards, so that
-    whole maps do not pile up in memory.
+    A `Condensing` task reduces its outputs at once, so that whole maps do not pile up in memory.
     """
     model.eval()
     at_once = _at_once(test.batch(torch.arange(min(1, len(test))))[0], size)
@@ -128,8 +120,7 @@ def evaluate_trained(
 ) -> tuple[dict[str, float], float | None]:
     """Return the trained model's test metrics, and what its headline is with targets shuffled.
 
-    That is what knowing nothing gives; None where the task keeps no targets. Scores, or an example,
-    go into the folder.
+    None where the task keeps no targets. Scores, or an example, go into the folder.
     """
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
@@ -151,15 +142,9 @@ def doubt(
     rate: object,
     start: float,
 ) -> str:
-    """Return why a run seems to have learnt nothing, in a sentence; '' if it learnt something.
-
-    Args:
-        metrics: of the trained model on the test set.
-        chance: the headline with shuffled targets, from `evaluate_trained`.
-        count: of test examples: by chance the two differ by about 1/√count.
-        start: the loss before the first step, from `starting_loss`.
-    """
+    """Return why a run seems to have learnt nothing, in a sentence; '' if it learnt something."""
     found, value, loss = "", metrics[headline], metrics.get("loss", 0.0)
+    # by chance the two differ by about 1/√count
     if chance is not None and value - chance <= count**-0.5:  # or below
         found = f"test {headline} is {value:.4f}, and {chance:.4f} with shuffled labels"
     if loss > GROWTH * start > 0:

@@ -33,10 +33,7 @@ NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 class Stopped(BaseException):
-    """A signal asked the process to stop, and its state is saved.
-
-    This is not an `Exception`, so that a sweep stops too.
-    """
+    """A signal asked the process to stop; not an `Exception`, so that a sweep stops too."""
 
     def __init__(self, by: int) -> None:
         super().__init__(by)
@@ -51,10 +48,7 @@ class Stopped(BaseException):
 
 
 def find_stop(error: BaseException) -> Stopped | None:
-    """Return the `Stopped` that led to an error, if one did.
-
-    A signal may interrupt a library (OmegaConf, for one) so that it raises an error of its own.
-    """
+    """Return the `Stopped` behind an error; a library may raise its own when interrupted."""
     under: BaseException | None = error
     while under is not None and not isinstance(under, Stopped):
         under = under.__context__
@@ -63,10 +57,9 @@ def find_stop(error: BaseException) -> Stopped | None:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], int]]:
-    """Let SIGTERM and the first Ctrl-C only set a flag.
+    """Let SIGTERM and the first Ctrl-C only set a flag; yield a function that returns it, or 0.
 
-    Yields a function that returns the signal's number, or 0. Outside the main thread, where Python
-    receives no signals, it is always 0.
+    Outside the main thread, where Python receives no signals, it is always 0.
     """
     asked = 0
 
@@ -107,10 +100,7 @@ def stop_on_sigterm() -> Iterator[None]:
 
 @cache
 def end_with_parent(parent: int) -> None:
-    """End this process when `parent`, which started it, ends, even if it is killed.
-
-    A run is saved first.
-    """
+    """End this process, its run saved, when `parent`, which started it, ends or is killed."""
 
     def watch() -> None:
         while os.getppid() == parent:
@@ -126,11 +116,7 @@ def end_with_parent(parent: int) -> None:
 def explain_write_errors(
     home: Path, then: str = "the same command continues from the last checkpoint"
 ) -> Iterator[None]:
-    """Turn a failed write into a run's folder into one sentence that states what is kept.
-
-    Raises:
-        UserError: the disk is full, over its quota, or cannot be written to.
-    """
+    """Turn a failed write into a run's folder into one sentence that states what is kept."""
     try:
         yield
     except OSError as error:
@@ -172,11 +158,7 @@ def explain_memory_error(error: Exception) -> UserError | None:
 
 
 def require_writable(folder: Path) -> None:
-    """Check before the work that `folder` can be written to or made; leave nothing behind.
-
-    Raises:
-        UserError: it cannot.
-    """
+    """Check before the work that `folder` can be written to or made; leave nothing behind."""
     there = next(path for path in (folder, *folder.absolute().parents) if path.exists())
     try:
         tempfile.TemporaryFile(dir=there).close()

@@ -16,12 +16,10 @@ import hashlib
 import os
 import platform
 import resource
-import stat
 import subprocess
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import contextmanager
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -32,8 +30,7 @@ from torch import nn
 
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
-from zdp_bench.disk import hold_lock
-from zdp_bench.errors import Busy, UserError, unknown
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.nn.precision import float32_products
 
 PRECISIONS = ("tf32", "bf16")
@@ -42,11 +39,7 @@ Plugins = Sequence[tuple[str, str]]  # (kind, name) of those a run is made of
 
 
 def pick_device(name: str) -> torch.device:
-    """Return the device. `auto` is CUDA if there is one, and of several ranks' GPUs this rank's.
-
-    Raises:
-        UserError: there is no such CUDA device.
-    """
+    """Return the device. `auto` is CUDA if there is one, and of several ranks' GPUs this rank's."""
     if name == "auto":
         if not torch.cuda.is_available():
             return torch.device("cpu")
@@ -63,58 +56,6 @@ def pick_device(name: str) -> torch.device:
 
 
 @contextmanager
-def reserve_gpu(name: str, folder: Path | None = None) -> Iterator[str]:
-    """Hold a GPU that no other job of this user holds, for `device=auto` in a sweep.
-
-    Yields the device's name, or `name` itself if every GPU is held or there is at most one: then
-    the jobs share them.
-
-    Raises:
-        UserError: the locks' folder is not this user's own.
-    """
-    several = (
-        name == "auto"
-        and "LOCAL_RANK" not in os.environ
-        and torch.cuda.is_available()
-        and torch.cuda.device_count() > 1
-    )
-    if not several:
-        yield name
-        return
-    folder = folder or Path(tempfile.gettempdir()) / f"zdp-bench-{os.getuid()}"
-    _make_own(folder)
-    # Slurm numbers the GPUs of each job anew: locks go by the GPU behind a number.
-    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
-    with ExitStack() as held:
-        for number in range(torch.cuda.device_count()):
-            behind = visible[number] if len(visible) == torch.cuda.device_count() else str(number)
-            path = folder / f"gpu-{behind.replace('/', '-')}.lock"
-            try:
-                held.enter_context(hold_lock(path, wait=False))
-            except Busy:
-                continue
-            yield f"cuda:{number}"
-            return
-        yield name
-
-
-def _make_own(folder: Path) -> None:
-    """Make a folder that only this user can write to; reject one that another user left in /tmp.
-
-    Raises:
-        UserError: it is a link, another user's, or open to others.
-    """
-    folder.mkdir(mode=0o700, exist_ok=True)
-    found = folder.lstat()
-    mine = stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid()
-    if not mine or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise UserError(
-            f"{folder}: is not a folder that only you can write to, so it cannot be used to "
-            "reserve a GPU. Delete it, set TMPDIR, or choose the GPU: device=cuda:0."
-        )
-
-
-@contextmanager
 def arithmetic(
     precision: str | None,
     deterministic: bool,
@@ -122,11 +63,7 @@ def arithmetic(
     algorithm: Any,
     device: torch.device,
 ) -> Iterator[None]:
-    """Set torch's precision inside the block; the module explains each.
-
-    Raises:
-        UserError: the precision does not suit the model or the algorithm.
-    """
+    """Set torch's precision inside the block; the module explains each."""
     check_precision(precision, model, algorithm)
     hooks = _autocast(model, device) if precision == "bf16" else []
     if deterministic:
@@ -145,11 +82,7 @@ def arithmetic(
 
 
 def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
-    """Reject a precision that does not suit the model or the algorithm.
-
-    Raises:
-        UserError: says why.
-    """
+    """Reject a precision that does not suit the model or the algorithm."""
     if precision is None:
         return
     if precision not in PRECISIONS:
@@ -232,17 +165,13 @@ def git_commit() -> str | None:
 def foreign_code(used: Plugins) -> str:
     """Return this package's version and a digest of the files of plug-ins from other packages.
 
-    This package's own files are left out: a run repeats bit for bit from one commit to the next, as
-    long as no number changes.
+    Not of its own files: a run repeats from one commit to the next, as long as no number changes.
     """
     return f"{__version__}:{_digest_of(registry.foreign_packages(used))}"
 
 
 def plugin_digests(used: Plugins) -> dict[str, str]:
-    """Return a digest of the files of each other package that has a plug-in in use.
-
-    It is part of what names a run: another code is another run.
-    """
+    """Return a digest of the files of each other package that has a plug-in in use."""
     packages = {registry.package_of(*one) for one in used} - {"zdp_bench"}
     return {package: _digest_of((package,)) for package in sorted(packages)}
 

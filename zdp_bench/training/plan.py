@@ -29,11 +29,7 @@ class Plan:
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
-        """Return the plan for `size` training examples, or patients where they are drawn.
-
-        Raises:
-            UserError: a batch is larger than the training set.
-        """
+        """Return the plan for `size` training examples, or patients where they are drawn."""
         trainer = config.trainer
         least = trainer.batch_size or 1
         drawn = "patients" if config.privacy.by_patient else "examples"
@@ -66,10 +62,6 @@ class Plan:
         """Return the indices of a step's examples or patients, and the divisor of its sum.
 
         Both are a function of (key, step) alone; of `secure` draws only the divisor is.
-
-        Args:
-            key: the run's (`noise.run_key`), the same as for its noise.
-            records: how many there are, where the plan does not say.
         """
         size = self.sampling.records or records
         batch, cycle = int(self.sampling.expected_batch_size), self.sampling.cycle
@@ -103,9 +95,6 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     """Return the federation's plan, whose `steps` are rounds.
 
     An epoch is as many rounds as draw, in expectation, every record of all nodes once.
-
-    Args:
-        sizes: how many records, or patients where they are drawn, each node has.
     """
     own = [Plan.of(config, size).sampling for size in sizes]
     expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
@@ -115,10 +104,7 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
 
 
 def evenly(config: Run, records: int) -> Plan:
-    """Return a node's plan as if all nodes had equally many of `records` examples.
-
-    `validate` uses it before the patients are split.
-    """
+    """Return a node's plan as if all nodes had equally many, before the patients are split."""
     assert config.federated.nodes is not None
     size = records // config.federated.nodes
     return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)
@@ -131,17 +117,11 @@ def steps_of(config: Run, size: int, rounds: int) -> Plan:
 
 @dataclass(frozen=True)
 class Patients:
-    """The examples of each patient.
+    """The examples of each patient."""
 
-    Attributes:
-        examples: training examples, patient after patient, [n].
-        starts: where each patient's begin in `examples`, and the end, [patients + 1].
-        most: at most so many of a patient's examples make a share. None: all.
-    """
-
-    examples: np.ndarray
-    starts: np.ndarray
-    most: int | None
+    examples: np.ndarray  # training examples, patient after patient, [n]
+    starts: np.ndarray  # where each patient's begin, and the end, [patients + 1]
+    most: int | None  # examples of a patient that make a share; None: all
 
     @staticmethod
     def of(owners: np.ndarray, most: int | None) -> Patients:
@@ -164,9 +144,8 @@ class Patients:
     def take(self, drawn: np.ndarray, key: int | str, step: int) -> tuple[np.ndarray, Shares]:
         """Return the examples of the drawn patients, share by share, and how many each has.
 
-        Which of a patient's examples are taken, where they are more than `most`, is drawn anew at
-        each step. It depends on (key, step) and on these examples alone: another patient changes
-        nothing.
+        Of more than `most`, which are taken depends on (key, step) and on these examples alone:
+        another patient changes nothing.
         """
         own = stream(key, "records", step).generate_state(2, np.uint64).tobytes()
         taken = []

@@ -34,7 +34,6 @@ from zdp_bench.registry import lookup
 
 if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
     from zdp_bench.config.schema import Run
-    from zdp_bench.training.run import Watcher
 
 log = logging.getLogger(__name__)
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
@@ -67,8 +66,8 @@ def console() -> Console:
     return PlainText(width=None if told else 10_000, markup=False)
 
 
-class Silent:
-    """A `run.Watcher` that prints nothing."""
+class Watcher:
+    """Follows a run; this one says nothing. None of what it gets costs privacy."""
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
@@ -77,14 +76,8 @@ class Silent:
     ) -> None: ...
 
 
-class Live:
-    """A `run.Watcher` that shows one run; a context manager.
-
-    Time that is left is told from the second epoch on: the first one compiles.
-
-    Args:
-        name: of a job of a sweep.
-    """
+class Live(Watcher):
+    """Shows one run, from its second epoch on with the time that is left; a context manager."""
 
     def __init__(self, console: Console, name: str = "") -> None:
         self._console = console
@@ -162,12 +155,8 @@ def _cut(ratio: int, least: int) -> Column:
     return Column(no_wrap=True, overflow="ellipsis", ratio=ratio, min_width=least)
 
 
-class Reporter:
-    """A `run.Watcher` that logs, calls callbacks and passes everything on.
-
-    Raises:
-        UserError: there is no such callback.
-    """
+class Reporter(Watcher):
+    """Logs, calls the configured callbacks, and passes everything on."""
 
     def __init__(self, beside: Watcher, config: Run) -> None:
         self._beside = beside

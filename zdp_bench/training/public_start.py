@@ -26,36 +26,22 @@ from zdp_bench.training.spending import read_sources
 
 @dataclass(frozen=True)
 class PublicStart:
-    """The weights of a finished run, and where they come from.
+    """The weights of a finished run, and where they come from."""
 
-    Attributes:
-        asked: the value of `model.init_from`, for messages.
-        digest: SHA-256 of the weights.
-        sources: the files that it was trained on (`Splits.sources`); None if they are not known.
-    """
-
-    asked: str
+    asked: str  # the value of `model.init_from`
     record: Record
     weights: dict[str, Any]
-    digest: str
-    sources: frozenset[str] | None
+    digest: str  # of the weights
+    sources: frozenset[str] | None  # the files it was trained on (`Splits.sources`), if known
 
     def require_apart(self, data: Splits) -> None:
-        """Reject data that the weights were trained on, under whatever name.
-
-        Raises:
-            UserError: both read a common file.
-        """
+        """Reject data that the weights were trained on, under whatever name."""
         generated = self.record["data"]["provenance"] == "synthetic"
         if self.sources and not generated and self.sources & data.sources:
             raise _refuse_own(self.asked, self.record["data"]["name"])
 
     def load_into(self, model: nn.Module) -> None:
-        """Give the model these weights.
-
-        Raises:
-            UserError: it has other parameters.
-        """
+        """Give the model these weights."""
         try:
             model.load_state_dict(self.weights)
         except RuntimeError as error:
@@ -86,11 +72,7 @@ class PublicStart:
 
 
 def find_start(config: Run) -> PublicStart | None:
-    """Return the weights that `model.init_from` names; None if the run starts from none.
-
-    Raises:
-        UserError: no such run, or several, or one that the new run may not start from.
-    """
+    """Return the weights that `model.init_from` names; None if the run starts from none."""
     if config.init_from is None:
         return None
     if config.federated.nodes:

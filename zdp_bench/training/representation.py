@@ -19,12 +19,7 @@ from zdp_bench.training.machine import pick_device
 
 
 def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype) -> Representation:
-    """Return the configured representation for examples of this shape and dtype.
-
-    Raises:
-        UserError: it does not take such examples, its weights are not there, they were trained on
-            the data set that is to stay private, or examples are to be augmented.
-    """
+    """Return the configured representation for examples of this shape and dtype."""
     chosen = config.representation
     assert chosen is not None
     if config.dataset.options.get("augment"):
@@ -65,11 +60,7 @@ def _plain(name: str) -> str:
 
 
 def represent_data(config: Run, data: Splits) -> Splits:
-    """Return the data set with each example's representation in its place, if one is configured.
-
-    Raises:
-        UserError: see `build_representation` and `represent_splits`.
-    """
+    """Return the data set with each example's representation in its place, if one is configured."""
     if config.representation is None:
         return data
     inputs = data.test.batch(torch.arange(1))[0]

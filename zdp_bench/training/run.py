@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -23,12 +23,7 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accounting import (
-    part_epsilon,
-    patient_interval,
-    rdp_epsilon,
-    tight_interval,
-)
+from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_epsilon, tight_interval
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
@@ -55,10 +50,10 @@ from zdp_bench.training.machine import (
     foreign_code,
     peak_memory,
     pick_device,
-    reserve_gpu,
 )
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
@@ -69,16 +64,6 @@ log = logging.getLogger(__name__)
 
 # Keys that may differ between a run and its resumption.
 NOT_RECORDED = set(OPERATIONAL) - {"claims"}
-
-
-class Watcher(Protocol):
-    """Follows a run. Nothing it gets costs privacy, or was computed from training examples."""
-
-    def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
-    def stepped(self, step: int) -> None: ...
-    def evaluated(
-        self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
-    ) -> None: ...
 
 
 # Carries a run out on a device; the last argument says whether to wait for another process at it.
@@ -106,8 +91,7 @@ def run(config: Run, watcher: Watcher, wait: bool = True, runner: Runner | None 
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    with reserve_gpu(config.device) as name:
-        return (runner or run_central)(config, watcher, pick_device(name), wait)
+    return (runner or run_central)(config, watcher, pick_device(config.device), wait)
 
 
 def run_central(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
@@ -135,7 +119,7 @@ def _train(
     ranks: Ranks,
 ) -> Record:
     """Train and evaluate; return the record on rank 0, and nothing on the others."""
-    watch = Stopwatch()
+    began = time.time()
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
@@ -199,7 +183,7 @@ def _train(
             loop.trained, setup.task, data.validation, device, size.examples
         )
     privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
-    record = run_record(loop, watch, checked.fixed_state, privacy, stopped_by, *ended)
+    record = run_record(loop, began, checked.fixed_state, privacy, stopped_by, *ended)
     return record | ({"validation": held_out} if held_out else {})
 
 
@@ -208,33 +192,23 @@ class Loop:
     """A training between two of its steps: evaluations after every epoch, checkpoints, signals.
 
     A central run and the server of a federation share it; a step of the server's plan is a round.
-
-    Attributes:
-        run: the run's digest; a checkpoint of another run is refused.
-        size: examples at once, in steps and in evaluations.
-        checkpoint_steps: save after so many steps, beside the ends of epochs.
-        round_steps: private steps in one step of the plan.
-        step: steps of the plan that are done.
-        epochs: the evaluations so far, as the record lists them.
-        average: the averaged weights, with `trainer.ema`.
-        guard: finds what changed beside the weights, at the end of every epoch.
     """
 
     setup: ModelSetup
     plan: Plan
     scheduler: LRScheduler | None
-    run: str
+    run: str  # its digest; a checkpoint of another run is refused
     home: Path
     watcher: Watcher
-    size: Size
-    checkpoint_steps: int | None
+    size: Size  # examples at once, in steps and in evaluations
+    checkpoint_steps: int | None  # save after so many, beside the ends of epochs
     ranks: Ranks = ALONE
-    round_steps: int = 1
-    step: int = 0
-    epochs: list[dict[str, Any]] = field(default_factory=list)
+    round_steps: int = 1  # private steps in one step of the plan
+    step: int = 0  # steps of the plan that are done
+    epochs: list[dict[str, Any]] = field(default_factory=list)  # as the record lists them
     resumed_at: int | None = None
-    average: AveragedModel | None = None
-    guard: Guard | None = None
+    average: AveragedModel | None = None  # of the weights, with `trainer.ema`
+    guard: Guard | None = None  # finds what changed beside the weights
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -307,21 +281,12 @@ class Loop:
 
     def take_steps(
         self,
-        take_step: Callable[[int], bool],
-        epsilon: Callable[[int], float],
+        take_step: Callable[[int], bool],  # False if it stopped waiting instead
+        epsilon: Callable[[int], float],  # of so many steps of the plan
         save: Callable[[], None],
-        signal: Callable[[], int],
+        signal: Callable[[], int],  # that asks to stop, or 0
     ) -> str:
-        """Take the steps that are left.
-
-        Args:
-            take_step: takes the step of this number, from 0; False if it stopped waiting instead.
-            epsilon: the tight ε of so many steps of the plan.
-            save: saves the loop.
-            signal: the number of a signal that asks to stop, or 0.
-
-        Returns:
-            "epochs" after the last step, "budget" if the next one would exceed the budget.
+        """Take the steps that are left; return "epochs", or "budget" if the next would exceed it.
 
         Raises:
             UserError: the model diverged, or has changed beside its weights.
@@ -382,7 +347,8 @@ class Loop:
                 self.trained, setup.task, setup.data.test, setup.device, self.size.examples
             )
         metrics, spent = self.ranks.broadcast((metrics, spent))
-        refuse_divergence(metrics, epoch, step, setup.config.optimizer.options.get("lr"))
+        finite = math.isfinite(metrics.get("loss", 0.0))
+        refuse_divergence(finite, epoch, step, setup.config.optimizer.options.get("lr"))
         self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": spent, **metrics})
         self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, spent)
 
@@ -392,7 +358,7 @@ class Loop:
             self.ranks.is_first and outputs_are_finite(setup.model, setup.data.test, setup.device)
         )
         epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
-        refuse_divergence({"loss": 0.0 if finite else math.nan}, epoch, self.steps_done, rate)
+        refuse_divergence(finite, epoch, self.steps_done, rate)
 
 
 def average_weights(model: nn.Module, decay: float) -> AveragedModel:
@@ -409,32 +375,16 @@ def average_weights(model: nn.Module, decay: float) -> AveragedModel:
     return AveragedModel(model, avg_fn=move)
 
 
-class Stopwatch:
-    """Measures a run's seconds from its creation."""
-
-    def __init__(self) -> None:
-        self.started, self._clock = datetime.now(UTC), time.perf_counter()
-
-    def seconds(self) -> float:
-        return time.perf_counter() - self._clock
-
-
 def run_record(
     loop: Loop,
-    watch: Stopwatch,
+    began: float,
     fixed_state: list[str],
     privacy: dict[str, Any],
     stopped_by: str,
     metrics: dict[str, float],
     chance: float | None,
 ) -> Record:
-    """Return the record of a run that has ended.
-
-    Args:
-        fixed_state: what `Setup.check_model` returned.
-        privacy: the section that `privacy_report` returned.
-        metrics: of the trained model on the test set, and chance: see `evaluate_trained`.
-    """
+    """Return the record of a run that has ended."""
     setup = loop.setup
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
@@ -475,8 +425,8 @@ def run_record(
         "environment": environment(setup.device, config.plugins)
         | {"ranks": loop.ranks.size, "execution": vars(config.execution)},
         "measured": {
-            "started_utc": watch.started.isoformat(timespec="seconds"),
-            "train_seconds": round(watch.seconds(), 2),
+            "started_utc": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+            "train_seconds": round(time.time() - began, 2),
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,
@@ -490,10 +440,7 @@ def run_record(
 
 
 def _example(setup: ModelSetup) -> dict[str, Any]:
-    """Return shapes and dtypes of an example's input and target.
-
-    `zdp-bench export` builds the model from them where no data is.
-    """
+    """Return shapes and dtypes of an example, from which `export` builds the model without data."""
     inputs, targets = setup.empty_batch()
     return {
         "input_shape": list(inputs.shape[1:]),

@@ -45,14 +45,6 @@ def find_or_run(
     """Return the record of a run; carry the run out first if there is none.
 
     One process at a time is at a run, and rank 0 alone writes. A finished run is only read.
-
-    Args:
-        wait: for another process at this run.
-        train: carries the run out in its folder, on every rank.
-
-    Raises:
-        Busy: another process is at this run, and `wait` is false.
-        UserError: the record has its last epoch only, and each is asked for.
     """
     home = records.folder(config.results, config.recipe, digest)
     path = home / "record.json"
@@ -143,11 +135,7 @@ def _start_anew(home: Path) -> None:
 
 @contextmanager
 def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the run's lock. A second process waits, and then finds the run done.
-
-    Raises:
-        Busy: another process holds it, and `wait` is false.
-    """
+    """Hold the run's lock. A second process waits, and then finds the run done."""
     make_folder(home)
     with hold_lock(
         home.with_suffix(".lock"), f"{home}: another process is working on this run.", wait
@@ -169,12 +157,6 @@ def open_ledger(
     """Return a training's ledger, begun at `start` (`Ledger.begin`).
 
     Rank 0's writes the file; the other ranks' is a copy that counts along.
-
-    Args:
-        advice: what to do about one that is not to be trusted.
-
-    Raises:
-        UserError: the file is not to be trusted.
     """
     if not ranks.is_first:
         return ranks.broadcast(Copy((), Position(0, ""), repeatable))
@@ -190,20 +172,11 @@ def open_ledger(
 
 def find_weights(
     results: Path,
-    asked: str,
-    key: str = "",
-    tell: Callable[[list[Record]], list[str]] | None = None,
+    asked: str,  # a word as `is_named` takes it, or the path of a run's folder or record
+    key: str = "",  # what the user gave it to, such as "model.init_from="
+    tell: Callable[[list[Record]], list[str]] | None = None,  # what differs between several runs
 ) -> Path:
-    """Return the folder of the one finished run that still has its weights.
-
-    Args:
-        asked: a word as `is_named` takes it, or the path of a run's folder or record.
-        key: what the user gave it to, such as "model.init_from=", for messages.
-        tell: says of each of several runs what differs.
-
-    Raises:
-        UserError: no such run, several, or one whose record alone is there; says how to get it.
-    """
+    """Return the folder of the one finished run that still has its weights."""
     recipe, here = asked.partition("/")[0], results / "runs"
     finished = [path.parent for path in sorted(here.glob("*/*/record.json"))]
     word = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", asked)  # as its folder is called

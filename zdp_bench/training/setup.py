@@ -34,7 +34,7 @@ from zdp_bench.training.batches import (
     MICRO_BATCH,
     MicroBatches,
     Size,
-    draw_all,
+    draw_batch,
     initial_size,
     micro_batches,
 )
@@ -55,11 +55,7 @@ from zdp_bench.training.representation import build_representation, represent_da
 
 
 def load_data(config: Run) -> Splits:
-    """Return the configured data set, read from the data root.
-
-    Raises:
-        UserError: the data is missing or not as published.
-    """
+    """Return the configured data set, read from the data root."""
     with collect_sources() as sources:
         data = build_dataset(config).load(config.data_root)
     data = replace(data, sources=frozenset(sources or {data.digest[:16]}))
@@ -67,11 +63,7 @@ def load_data(config: Run) -> Splits:
 
 
 def build_dataset(config: Run) -> Dataset:
-    """Return the configured data set with its options; nothing is read yet.
-
-    Raises:
-        UserError: an option means nothing.
-    """
+    """Return the configured data set with its options; nothing is read yet."""
     dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
     return dataset
 
@@ -90,57 +82,29 @@ def loss_of(task: Task) -> PerExample:
 
 
 def count_units(config: Run, data: Splits | DatasetInfo) -> int:
-    """Return how many examples, or patients if they are the unit, a step draws from.
-
-    Raises:
-        UserError: the data set does not say whose examples are whose.
-    """
+    """Return how many examples, or patients if they are the unit, a step draws from."""
     if config.privacy.by_patient:
         return count_owners(data, UNIT)
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
 
 
-def _require_augmentation(config: Run, data: Splits) -> None:
-    """Reject several augmentations if nothing augments examples: all would be the same."""
-    if data.augment is None and not data.train.is_stochastic:
-        raise UserError(
-            f"trainer.augmentations={config.trainer.augmentations}: "
-            f"dataset={config.dataset.name} does not augment examples. Set dataset.augment, or "
-            "remove the key."
-        )
-
-
 @dataclass(frozen=True)
 class ModelSetup:
-    """Data, task, model and optimiser of a run, before its steps are planned.
-
-    Attributes:
-        data: a `DatasetInfo` has shapes and counts only: nothing can be drawn.
-        model: on the device, with weights that follow from the seed, or those of `start`.
-        start: the public weights it starts from; None without, and where data is not read.
-    """
+    """Data, task, model and optimiser of a run, before its steps are planned."""
 
     config: Run
-    data: Splits
+    data: Splits  # or a `DatasetInfo`, of which nothing can be drawn
     device: torch.device
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    start: PublicStart | None
+    start: PublicStart | None  # the weights it starts from, if data is read
 
     @staticmethod
     def of(
         config: Run, data: Splits | DatasetInfo | None = None, device: torch.device | None = None
     ) -> ModelSetup:
-        """Build task, model and optimiser, and check that they fit the data.
-
-        Args:
-            data: read from the data root if it is not given.
-            device: the configured one if it is not given.
-
-        Raises:
-            UserError: the data or the device is not usable, or model and task do not fit the data.
-        """
+        """Build task, model and optimiser, and check that they fit the data."""
         device = device or pick_device(config.device)
         task: Task = lookup("task", config.task.name)(**config.task.options)
         data = fit_outputs(config, task, data or load_data(config))
@@ -155,14 +119,7 @@ class ModelSetup:
         return ModelSetup(config, cast(Splits, data), device, task, model, optimizer, start)
 
     def with_plan(self, plan: Plan | None = None) -> Setup:
-        """Return the setup for a plan, with the algorithm and the noise calibrated to it.
-
-        Args:
-            plan: by default that of the configuration, for all training examples.
-
-        Raises:
-            UserError: see `Plan.of` and `build_algorithm`.
-        """
+        """Return the setup for a plan, with the algorithm and the noise calibrated to it."""
         plan = plan or Plan.of(self.config, count_units(self.config, self.data))
         inputs = self.empty_batch()[0]
         problem = Problem(
@@ -171,8 +128,13 @@ class ModelSetup:
         config, algorithm = build_algorithm(self.config, problem, plan)
         if algorithm.mechanism().is_private:
             warn_of(config.privacy.delta, plan.sampling.records)
-        if config.trainer.augmentations and isinstance(self.data, Splits):
-            _require_augmentation(config, self.data)
+        data, views = self.data, config.trainer.augmentations
+        plain = isinstance(data, Splits) and data.augment is None and not data.train.is_stochastic
+        if views and plain:  # all would be the same
+            raise UserError(
+                f"trainer.augmentations={views}: dataset={config.dataset.name} does not augment "
+                "examples. Set dataset.augment, or remove the key."
+            )
         patients = None
         if config.privacy.by_patient and isinstance(self.data, Splits):
             patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_examples)
@@ -189,16 +151,11 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class Setup(ModelSetup):
-    """A run that is ready for its first step.
-
-    Attributes:
-        config: with the noise multiplier that was calibrated, if an ε was asked for.
-        patients: whose the examples are, if patients are drawn and the data was read.
-    """
+    """A run that is ready for its first step."""
 
     plan: Plan
     algorithm: Algorithm
-    patients: Patients | None
+    patients: Patients | None  # if they are drawn and the data was read
 
     @staticmethod
     def of(
@@ -254,10 +211,7 @@ class Setup(ModelSetup):
         )
 
     def check_model(self) -> model_checks.Checked:
-        """Reject a model that must not be trained privately as it is; see `model_checks.check`.
-
-        It is tried on random numbers; not at all if the algorithm is not private.
-        """
+        """Reject a model that must not be trained privately as it is (`model_checks.check`)."""
         like = self.empty_batch()
         if not self.mechanism.is_private:
             return model_checks.Checked([], None, like)
@@ -277,13 +231,9 @@ class Setup(ModelSetup):
     def draw(
         self, key: int | str, step: int, size: Size | None = None, ranks: Ranks = ALONE
     ) -> tuple[MicroBatches, float]:
-        """Draw a step's batch, and seed what its layers draw.
-
-        Returns:
-            This rank's micro-batches, and the divisor of the sum over all ranks.
-        """
-        data = self.data
-        indices, divisor = draw_all(self.plan, key, step, self.config.privacy.secure, ranks)
+        """Draw a step's batch; return this rank's micro-batches, and the divisor over all ranks."""
+        data, secure = self.data, self.config.privacy.secure
+        indices, shares, divisor = draw_batch(self.plan, key, step, secure, ranks, self.patients)
         batches = micro_batches(
             data.train,
             indices,
@@ -294,7 +244,6 @@ class Setup(ModelSetup):
             data.augment,
             data.augment_targets,
             size,
-            ranks,
-            self.patients,
+            shares,
         )
         return batches, divisor

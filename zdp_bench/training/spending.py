@@ -43,16 +43,9 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
 
     One process at a time does this in a results folder, so two runs cannot both take what is left.
 
-    Args:
-        steps: all that the run may take, with those it has taken.
-        home: the run's folder.
-
     Formal guarantees: no run with a total budget starts unless the tight ε of all runs in the
     results folder that may share examples with it (`Spending.may_share`), it among them, stays
     within; `composition.together` is the bound.
-
-    Raises:
-        UserError: the run would pass its total budget, or what another run spent is not known.
     """
     from zdp_bench.training.run_folder import only_one_process
 
@@ -117,9 +110,6 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
     Returns:
         Also the folders with a ledger that nothing explains: steps of an older version's run, or
         of a federation, that did not end.
-
-    Raises:
-        UserError: a record or a plan is damaged.
     """
     unknown = []
     homes = {
@@ -133,11 +123,7 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
 
 
 def read_spending(home: Path) -> Spending:
-    """Return what the run of a folder has spent, or may still spend.
-
-    Raises:
-        UserError: its record or its plan is damaged.
-    """
+    """Return what the run of a folder has spent, or may still spend."""
     record = records.read(home / "record.json")
     plan = record or _read_plan(home / FILE)
     found = _read_spending(plan, home, bool(record), read_sources(home))
@@ -149,11 +135,7 @@ def read_spending(home: Path) -> Spending:
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
-    """Return the files that a run reads (`Splits.sources`); None if its folder does not state them.
-
-    Raises:
-        UserError: its plan is damaged.
-    """
+    """Return the files that a run reads (`Splits.sources`); None if its folder does not say."""
     plan = _read_plan(home / FILE) if (home / FILE).is_file() else {}
     return _parse_sources(plan.get("sources") or "")
 

@@ -20,7 +20,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
-from zdp_bench.training.captured import Programs, rows_of
+from zdp_bench.training.captured import Programs
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
 from zdp_bench.training.total import Total
@@ -28,21 +28,15 @@ from zdp_bench.training.total import Total
 
 @dataclass(frozen=True)
 class Training:
-    """What stays the same from step to step.
-
-    Attributes:
-        max_releases: the budget in steps; None without a `max_epsilon`.
-        ranks: the processes that take the step together, each with its share of the examples.
-        programs: those that sum the pieces on a GPU.
-    """
+    """What stays the same from step to step."""
 
     algorithm: Algorithm
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     noise: NoiseSource
     ledger: Ledger
-    max_releases: int | None = None
-    ranks: Ranks = ALONE
+    max_releases: int | None = None  # the budget in steps
+    ranks: Ranks = ALONE  # the processes that take the step together
     programs: Programs = field(default_factory=Programs, repr=False)
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
@@ -102,7 +96,7 @@ def private_step(
     pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
     marks = mark_weights(training.parameters)
     try:
-        own = _sum_by_program(training, mechanism, micro_batches, device)
+        own = training.programs.sum(algorithm, mechanism, training.model, micro_batches, ranks.size)
         if own is None:
             own = sum_contributions(algorithm, mechanism, micro_batches, device)
     except Exception:  # not ctrl-C, which may come while torch holds other weights in their place
@@ -144,41 +138,12 @@ def private_step(
         descend(training.parameters, training.optimizer, found)
 
 
-def _sum_by_program(
-    training: Training,
-    mechanism: Mechanism,
-    micro_batches: Iterable[Batch],
-    device: torch.device,
-) -> dict[str, Tensor] | None:
-    """Return S as `sum_contributions` does, on a GPU and if one program covers all pieces."""
-    programs, most = training.programs, 2**31
-    if (device.type != "cuda" and programs.capture) or isinstance(micro_batches, Iterator):
-        return None
-    if isinstance(micro_batches, MicroBatches):
-        if micro_batches.shares is not None:
-            return None
-        most = micro_batches.size.examples
-    rows = rows_of(mechanism.sampling, most, training.ranks.size)
-    try:
-        return programs.sum(training.algorithm, mechanism, training.model, micro_batches, rows)
-    except torch.OutOfMemoryError:
-        programs.refused = "memory ran out"
-        programs.made.clear()
-        return None
-
-
 def sum_contributions(
-    algorithm: Algorithm,
-    mechanism: Mechanism,
-    micro_batches: Iterable[Batch],
-    device: torch.device,
+    algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device
 ) -> dict[str, Tensor]:
     """Return S, the sum of every example's share, over all micro-batches.
 
     When memory runs out the sum starts again from zero, in smaller pieces: no example counts twice.
-
-    Raises:
-        UserError: memory does not hold one example at a time.
     """
     while True:
         total, count = Total(mechanism, device), 0  # S, one tensor a block

@@ -13,12 +13,8 @@ class Total(dict[str, Tensor]):
     """S while examples are added to it; a block is made when it is first used.
 
     What is added first may become the block itself (`gradients.add_up`), which saves a large model
-    two passes over its memory.
-
-    Attributes:
-        is_wide: new blocks are in float64. In float32 the sum of n examples is rounded by up to
-            n/2²⁴ of the largest, which one example more or less may shift: too much beyond
-            `batches.MICRO_BATCH`.
+    two passes over its memory. In float32 the sum of n examples is rounded by up to n/2²⁴ of the
+    largest, which one example more or less may shift: beyond `batches.MICRO_BATCH` it is wide.
     """
 
     def __init__(self, mechanism: Mechanism, device: torch.device, is_wide: bool = False) -> None:

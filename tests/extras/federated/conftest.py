@@ -16,7 +16,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.node import client_app
 from zdp_bench.records import Record
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
 TINY = [
@@ -85,5 +85,5 @@ def repeatable(record: Record) -> Record:
 
 def carried_out(config: Run) -> Record:
     return run(
-        config, Silent(), runner=simulation.run_simulated if config.federated.nodes else None
+        config, Watcher(), runner=simulation.run_simulated if config.federated.nodes else None
     ).record

@@ -29,9 +29,7 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 def check(
-    model: nn.Module,
-    inputs: Tensor = VECTORS,
-    loss: Callable[..., Tensor] = cross_entropy,
+    model: nn.Module, inputs: Tensor = VECTORS, loss: Callable[..., Tensor] = cross_entropy
 ) -> list[str]:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
     algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)

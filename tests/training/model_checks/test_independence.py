@@ -394,7 +394,7 @@ def moved(
         try:
             private = make(model, **whole | given | {"dataset": dataset})
             prepare(model)
-            private.setting.guard.require_unchanged()
+            private.guard.require_unchanged()
             before = torch.cat([p.detach().flatten() for p in model.parameters()])
             for batch in private.batches():
                 private.step(batch)

@@ -15,6 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from tests.gradients.harness import Case, loss
 from tests.gradients.zoo import MODELS
+from tests.modules import Made
 from tests.training.model_checks.models import (
     CLASSES,
     IMAGES,
@@ -36,7 +37,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
 from zdp_bench.training.model_checks.influence import check_apart
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
 # ------------------------------------------------------------------------------------- what passes
@@ -122,22 +123,9 @@ def test_running_statistics_are_found() -> None:
 # ------------------------------------------------------------------- fixed state, parameters, loss
 
 
-class Scales(nn.Module):
-    scale: Tensor
-    unused: Tensor
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.register_buffer("scale", torch.ones(8))
-        self.register_buffer("unused", torch.ones(8))
-        self.register_buffer("whole", torch.arange(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        return x * self.scale
-
-
 def test_fixed_state_that_is_used_is_reported() -> None:
-    model = mlp(Scales(), nn.Linear(8, 8))
+    held = {"scale": torch.ones(8), "unused": torch.ones(8), "whole": torch.arange(8)}
+    model = mlp(Made(lambda net, x: x * net.scale, **held), nn.Linear(8, 8))
     for parameter in model[2].parameters():
         parameter.requires_grad_(False)
     assert check(model) == ["1.scale", "2.bias", "2.weight"]
@@ -154,27 +142,15 @@ def test_a_parameter_without_influence_is_named() -> None:
     assert check(model) == []
 
 
-class Checkpointed(nn.Module):
-    def __init__(self, use_reentrant: bool) -> None:
-        super().__init__()
-        self.first, self.middle, self.use_reentrant = (
-            nn.Linear(8, 8),
-            nn.Linear(8, 8),
-            use_reentrant,
-        )
-
-    def forward(self, x: Tensor) -> Tensor:
-        return checkpoint(self.middle, torch.tanh(self.first(x)), use_reentrant=self.use_reentrant)
-
-
 @pytest.mark.filterwarnings("ignore:None of the inputs have requires_grad")
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
     sentence = (
         r"^layer '1(\.middle)?' \(\w+\): torch\.utils\.checkpoint .*micro_batch to save memory\.$"
     )
+    function = lambda net, x: checkpoint(net.middle, x.tanh(), use_reentrant=use_reentrant)  # noqa: E731
     with pytest.raises(UserError, match=sentence):
-        check(mlp(Checkpointed(use_reentrant)))
+        check(mlp(Made(function, middle=nn.Linear(8, 8))))
 
 
 def test_a_rule_that_does_not_fit_is_found() -> None:
@@ -220,10 +196,7 @@ def test_a_mean_loss_is_refused() -> None:
 
 
 def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: Any) -> None:
-    check(
-        mlp(),
-        loss=lambda outputs, targets: cross_entropy(outputs, targets) / len(targets),
-    )
+    check(mlp(), loss=lambda outputs, targets: cross_entropy(outputs, targets) / len(targets))
     assert "computed for each example separately" in caplog.text
     caplog.clear()
     check(mlp())
@@ -272,7 +245,7 @@ def probe(results: Path, *overrides: str) -> Any:
         "~model.init",
         "accountant=gdp_clt",
     ]
-    return run(parse(compose([*tiny, *mine, *overrides])), Silent())
+    return run(parse(compose([*tiny, *mine, *overrides])), Watcher())
 
 
 @pytest.mark.usefixtures("probed")

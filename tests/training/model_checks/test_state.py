@@ -16,12 +16,13 @@ from torch import Tensor, nn
 
 from tests.library.conftest import Make, make  # noqa: F401 - a fixture
 from tests.library.small import CLASSES, network, train
+from tests.modules import Made
 from tests.training.model_checks.models import VECTORS, Layer, check, mlp
 from zdp_bench import UserError, registry
 from zdp_bench.config import compose, parse
 from zdp_bench.registry import names
 from zdp_bench.training.model_checks.state import fingerprint, watch
-from zdp_bench.training.progress import Silent
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
 # -------------------------------------------------------------------------- what the check leaves
@@ -63,15 +64,10 @@ def by_environment(x: Tensor) -> Tensor:
     return x + held
 
 
-class Carries(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.gru, self.state = nn.GRU(8, 8, batch_first=True), None
-
-    def forward(self, x: Tensor) -> Tensor:
-        outputs, state = self.gru(x.unsqueeze(1), self.state)
-        self.state = state.detach()
-        return outputs[:, -1]
+def carries(net: Any, x: Tensor) -> Tensor:
+    outputs, state = net.gru(x.unsqueeze(1), net.state)
+    net.state = state.detach()
+    return outputs[:, -1]
 
 
 @pytest.mark.parametrize(
@@ -79,7 +75,10 @@ class Carries(nn.Module):
     [
         (Layer(by_thread), "answers otherwise after other examples went through it"),
         (Layer(by_environment), "stores training examples in 'function.environ"),
-        (Carries(), r"layer '1' \(Carries\) stores training examples in 'state'"),
+        (
+            Made(carries, gru=nn.GRU(8, 8, batch_first=True), state=None),
+            r"layer '1' \(Made\) stores training examples in 'state'",
+        ),
     ],
     ids=["thread", "environment", "state"],
 )
@@ -128,37 +127,25 @@ def test_a_layer_that_shortens_its_rows_is_refused_however_long_they_are(
 # ------------------------------------------------------------------------- what is found at once
 
 
-class Average(nn.Module):
-    """Of all that it has seen: in a buffer, or in a plain tensor."""
-
-    average: Tensor
-
-    def __init__(self, plain: bool) -> None:
-        super().__init__()
-        if plain:
-            self.average = torch.zeros(8)
-        else:
-            self.register_buffer("average", torch.zeros(8))
-
-    def forward(self, x: Tensor) -> Tensor:
-        self.average = 0.9 * self.average + 0.1 * x.detach().mean(dim=0)
-        return x
+def averages(net: Any, x: Tensor) -> Tensor:
+    net.average = 0.9 * net.average + 0.1 * x.detach().mean(dim=0)
+    return x
 
 
-class Size(nn.Module):
-    def forward(self, x: Tensor) -> Tensor:
-        self.examples = len(x)
-        return x
+def in_a_tensor() -> nn.Module:
+    layer = Made(averages)
+    layer.average = torch.zeros(8)  # not in a buffer
+    return layer
 
 
-class Cache(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.seen: dict[str, Any] = {"last": [None]}
+def counts(net: Any, x: Tensor) -> Tensor:
+    net.examples = len(x)
+    return x
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen["last"][0] = x.detach()
-        return x
+
+def caches(net: Any, x: Tensor) -> Tensor:
+    net.seen["last"][0] = x.detach()
+    return x
 
 
 def hooked(kind: str) -> nn.Module:
@@ -174,10 +161,10 @@ def hooked(kind: str) -> nn.Module:
 @pytest.mark.parametrize(
     ("make_model", "sentence"),
     [
-        (lambda: mlp(Average(plain=True)), r"layer '1' \(Average\) stores.*'average'"),
-        (lambda: mlp(Average(plain=False)), r"layer '1' \(Average\) stores.*'average'"),
-        (lambda: mlp(Size()), r"layer '1' \(Size\) stores.*'examples'"),
-        (lambda: mlp(Cache()), r"layer '1' \(Cache\) stores.*'seen\['last'\]\[0\]'"),
+        (lambda: mlp(in_a_tensor()), r"layer '1' \(Made\) stores.*'average'"),
+        (lambda: mlp(Made(averages, average=torch.zeros(8))), r"\(Made\) stores.*'average'"),
+        (lambda: mlp(Made(counts)), r"layer '1' \(Made\) stores.*'examples'"),
+        (lambda: mlp(Made(caches, seen={"last": [None]})), r"stores.*'seen\['last'\]\[0\]'"),
         (lambda: hooked("forward"), r"layer '1' \(ReLU\) stores.*'_forward_hooks.*kept"),
         (lambda: hooked("pre"), r"layer '1' \(ReLU\) stores.*'_forward_pre_hooks.*kept"),
     ],
@@ -347,7 +334,7 @@ def test_a_buffer_that_is_written_late_ends_a_run(
     words += ["~model.init", "accountant=gdp_clt", f"paths.results={tmp_path}"]
     config = parse(compose(words))
     with pytest.raises(UserError, match="'average' changed in a pass"):
-        run(config, Silent())
+        run(config, Watcher())
     assert not list(tmp_path.rglob("record.json"))
 
 

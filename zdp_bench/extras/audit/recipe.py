@@ -387,8 +387,11 @@ def attack_with_gradients(
     audited = WithCanaries(subject.algorithm, coordinates, indices, values)
 
     def batches(drawn: np.ndarray) -> Iterator[Any]:
-        own = (subject.data.train, drawn[number[drawn] < 0], subject.config, subject.device)
-        yield from arguments_of(micro_batches(*own, subject.key, patients=subject.patients))
+        others, shares = drawn[number[drawn] < 0], None
+        if subject.patients is not None:
+            others, shares = subject.patients.take(others, subject.key, 0)
+        own = (subject.data.train, others, subject.config, subject.device)
+        yield from arguments_of(micro_batches(*own, subject.key, shares=shares))
         here = number[drawn][number[drawn] >= 0]
         amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
         audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+import time
 from collections.abc import Callable, Mapping
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -52,7 +53,8 @@ from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped, stop_signals
 from zdp_bench.training.machine import plugin_digests
 from zdp_bench.training.plan import rounds_of, steps_of
-from zdp_bench.training.run import Loop, Stopwatch, Watcher, privacy_report, run_record
+from zdp_bench.training.progress import Watcher
+from zdp_bench.training.run import Loop, privacy_report, run_record
 from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import descend
@@ -110,7 +112,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
             usable.
         Stopped: a signal asked for it; the run is saved.
     """
-    watch = Stopwatch()
+    began = time.time()
     config, data, home, device = given.config, given.data, given.home, given.device
     federated = config.federated
     nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
@@ -218,7 +220,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         roster.report(patience)
 
     privacy = accounted(roster, made, repeatable, data.unit)
-    record = run_record(loop, watch, fixed, privacy, stopped_by, *final)
+    record = run_record(loop, began, fixed, privacy, stopped_by, *final)
     record["federation"] = {"rounds": loop.step, "asked": roster.asked}
     return record
 

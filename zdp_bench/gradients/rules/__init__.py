@@ -57,11 +57,7 @@ MAX_BYTES = 512 * 2**20
 
 
 def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
-    """Differentiate a deterministic layer that maps [B, ...] to [B, ...] example by example.
-
-    Raises:
-        NoRule: the layer is another one.
-    """
+    """Differentiate a deterministic layer that maps [B, ...] to [B, ...] example by example."""
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes examples")
     # A parameter under two names in the layer has a gradient under each. Layers inside this one

@@ -79,17 +79,11 @@ CHANNELS = 128
 
 @dataclass(frozen=True)
 class Correlation:
-    """The circular correlation g ⋆ x of every example.
+    """The circular correlation g ⋆ x of every example."""
 
-    Attributes:
-        x: [B, I, *s], real.
-        g: [B, O, *t], real.
-        sizes: lengths N of the transforms; from s + t − 1 on the correlation is the linear one.
-    """
-
-    x: Tensor
-    g: Tensor
-    sizes: tuple[int, ...]
+    x: Tensor  # [B, I, *s], real
+    g: Tensor  # [B, O, *t], real
+    sizes: tuple[int, ...]  # of the transforms; from s + t − 1 on it is the linear correlation
 
     def squared_norms(self) -> Tensor:
         """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""

@@ -289,10 +289,9 @@ def one_by_one(
 
 
 def _channels_first(x: Tensor) -> Tensor:
-    """Return [B, C, *] contiguous, each example copied as a matrix.
+    """Return [B, C, *] contiguous, each example copied as a matrix, which torch does in blocks.
 
-    torch copies matrices in blocks but maps line by line, which is four times as slow where lines
-    are powers of two apart.
+    It copies maps line by line, four times as slow where lines are powers of two apart.
     """
     if x.is_contiguous():
         return x

@@ -52,11 +52,7 @@ def recurrent(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
 
 
 def replay(layer: nn.RNNBase, examples: int, enter: Enter, x: Any, hx: Any = None) -> Any:
-    """Return what `layer(x, hx)` does, with its gates entered on a tape.
-
-    Raises:
-        NoRule: it is called on something other than a batch of so many examples.
-    """
+    """Return what `layer(x, hx)` does, with its gates entered on a tape."""
     packed = x if isinstance(x, PackedSequence) else None
     mask = lengths = None
     if packed is not None:

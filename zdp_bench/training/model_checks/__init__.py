@@ -55,19 +55,13 @@ OWNED = (2, 1)  # examples of two shares
 
 
 class Checked(NamedTuple):
-    """What a check leaves.
+    """What a check leaves."""
 
-    Attributes:
-        fixed_state: the names of buffers and frozen parameters that the output depends on. They are
-            released with the model, outside of any ε, so they must not come from the training
-            examples.
-        guard: finds what has changed beside the weights since; None if nothing is private.
-        batch: the examples it looked at.
-    """
-
+    # Buffers and frozen parameters that the output depends on. They are released with the model,
+    # outside of any ε, so they must not come from the training examples.
     fixed_state: list[str]
-    guard: Guard | None
-    batch: Batch
+    guard: Guard | None  # finds what has changed beside the weights since
+    batch: Batch  # the examples it looked at
 
 
 def check(
@@ -213,11 +207,7 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
 
 
 def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:
-    """Reject a loss that needs more than one example's outputs; log if others change it.
-
-    Args:
-        original: the model that the loss may hold; `model` is its copy.
-    """
+    """Reject a loss that needs more than one example's outputs; log if others change it."""
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
         output = forward(model, batch[0])

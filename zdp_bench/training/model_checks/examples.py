@@ -16,17 +16,11 @@ from zdp_bench.training.model_checks.state import copy_apart
 
 @dataclass(frozen=True)
 class Source:
-    """Where the examples of a check come from.
+    """Where the examples of a check come from."""
 
-    Attributes:
-        inputs, targets: [n, ...]. With n = 0 they say shapes and dtypes, and random numbers are
-            drawn; else they are public examples, which are taken in turn.
-        classes: whole numbers in targets are drawn below it; None: as in inputs.
-    """
-
-    inputs: Tensor
+    inputs: Tensor  # [n, ...], public examples; with n = 0 random numbers of the shape are drawn
     targets: Tensor
-    classes: int | None
+    classes: int | None  # whole numbers in targets are drawn below it; None: as in inputs
 
     @property
     def is_public(self) -> bool:
@@ -38,15 +32,7 @@ class Source:
 
 
 def find_source(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None) -> Source:
-    """Return the source of a check: the probe or, without one, random numbers.
-
-    Args:
-        model: takes `Parts` if the inputs are (`takes_parts`).
-        like: of the shapes and dtypes to come; no value is read.
-
-    Raises:
-        UserError: the probe is not of these shapes and dtypes.
-    """
+    """Return the source of a check: the probe or, without one, random numbers."""
     device = next(model.parameters()).device
     inputs, targets = (map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like)
     if probe is not None:

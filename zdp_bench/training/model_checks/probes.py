@@ -52,14 +52,10 @@ def probe(output: Tensor) -> Tensor:
 
 @dataclass
 class Innermost:
-    """While active, follows which module is running, to name it when an error comes.
-
-    Attributes:
-        note: is told what enters and what leaves each module: (its name, True if it leaves, what).
-    """
+    """While active, follows which module is running, to name it when an error comes."""
 
     model: nn.Module
-    note: Callable[[str, bool, Any], None] = lambda *_: None
+    note: Callable[[str, bool, Any], None] = lambda *_: None  # (module's name, if it leaves, what)
     stack: list[str] = field(default_factory=list)
     handles: list = field(default_factory=list)
     name: str = "the model"

@@ -80,11 +80,7 @@ def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
 
 
 def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> None:
-    """Reject weights that were changed after they were marked, while gradients were computed.
-
-    Raises:
-        WrittenError: names the parameter.
-    """
+    """Reject weights that were changed after they were marked, while gradients were computed."""
     now = mark_weights(parameters)
     for name, mark in marks.items():
         if now.get(name) != mark:
@@ -123,18 +119,12 @@ def copy_apart(model: nn.Module, algorithm: Algorithm | None = None) -> tuple[nn
 
 @dataclass(frozen=True)
 class Guard:
-    """What a model held when it was checked.
-
-    Attributes:
-        state: its state, by place.
-        moved: the state after a pass, which differs by what is made at a first call (a mask).
-        inputs: what it was checked on, [n, ...]: random numbers, or public examples.
-    """
+    """What a model held when it was checked."""
 
     model: nn.Module
     state: State
-    moved: State
-    inputs: Tensor
+    moved: State  # after a pass, which differs by what is made at a first call (a mask)
+    inputs: Tensor  # what it was checked on: random numbers, or public examples
 
     def settle(self) -> Guard:
         """Return a guard of the model as it is now, after its first call, with our own hooks.
@@ -148,11 +138,7 @@ class Guard:
         return Guard(self.model, state, state, self.inputs)
 
     def require_unchanged(self) -> None:
-        """Reject a model that changed since its check, other than in its trainable parameters.
-
-        Raises:
-            UserError: names what changed.
-        """
+        """Reject a model that changed since its check, other than in its trainable parameters."""
         for place in differing(self.state, fingerprint(self.model)):
             layer, key = describe(self.model, place)
             what = f"'{key}' of {layer}" if key else layer
@@ -164,14 +150,7 @@ class Guard:
 
 
 def watch(model: nn.Module, inputs: Tensor, public: bool = False) -> Guard:
-    """Return a guard of the model's state, and refuse one that keeps something of its passes.
-
-    Args:
-        inputs: random numbers [n, ...], two examples at least; or `public` ones.
-
-    Raises:
-        UserError: names the layer, and what it keeps.
-    """
+    """Return a guard of the model's state, and refuse one that keeps something of its passes."""
     state, ends, answers = fingerprint(model), [], []
     counts: list[Place] = []  # what every pass changes, of whatever examples
     other = map_leaves(partial(_change, public=public), inputs)
