@@ -61,9 +61,7 @@ ALLOWED: dict[str, set[str]] = {
 
 
 # What the core, or an extra, imports of an extra where it is used, and does without elsewhere.
-OF_EXTRAS = {
-    "library": {"extras.sharing"},
-}
+OF_EXTRAS = {"library": {"extras.sharing"}}
 
 
 def package_of(module: str) -> str:

@@ -124,9 +124,8 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
     save(tmp_path, record("b", 2), record("b", 1), record("a", 3))
     frame = pd.read_csv(records.rebuild_csv(tmp_path))
     assert list(frame.columns) == list(records.COLUMNS)
-    assert set(frame["privacy_unit"]) == {
-        "patient"
-    }  # what a record means that does not name its unit
+    # what a record means that does not name its unit
+    assert set(frame["privacy_unit"]) == {"patient"}
     assert frame[["recipe", "seed"]].to_numpy().tolist() == [["a", 3], ["b", 1], ["b", 2]]
     assert math.isinf(frame["epsilon_tight"][0])
     assert frame["epsilon_tight_at_least"].isna().all()  # records of before there was one

@@ -50,10 +50,7 @@ MISTAKES = [
     ("trainer.sample_rate=1e-300", "must be greater than or equal to 0.000000001"),
     ("algorithm.noise_multiplier=1e-300", "noise_multiplier=1e-300: must be 0, or lie in"),
     ("execution.prefetch=100000000", "must be less than or equal to 1024"),
-    (
-        "model=lenet5 model.hidden=[3]",
-        "key 'model.hidden' is not known...model.kernels",
-    ),
+    ("model=lenet5 model.hidden=[3]", "key 'model.hidden' is not known...model.kernels"),
     ("optimizer=adam optimizer.amsgrad=true", "write +optimizer.amsgrad=... to add"),
     ("privacy.secure=maybe", "privacy.secure=maybe: must be a valid boolean"),
     ("trainer.=3", "'trainer.=3' is not an override: write key=value"),

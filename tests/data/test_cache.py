@@ -75,10 +75,7 @@ def test_an_array_that_is_larger_than_memory_is_mapped(
 
 @pytest.mark.parametrize("why", [errno.ENOSPC, errno.EDQUOT, errno.EROFS])
 def test_a_full_disk_is_one_sentence_before_any_page_is_written(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    caplog: pytest.LogCaptureFixture,
-    why: int,
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, why: int
 ) -> None:
     def refuse(descriptor: int, start: int, count: int) -> None:
         assert count >= ROWS.nbytes

@@ -8,12 +8,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zdp_bench.data.chest_xray import (
-    ChestXray,
-    Film,
-    patient_of,
-    read_film,
-)
+from zdp_bench.data.chest_xray import ChestXray, Film, patient_of, read_film
 
 
 def film(name: str, part: str = "train") -> Film:

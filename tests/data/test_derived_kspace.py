@@ -11,12 +11,7 @@ import torch
 
 from zdp_bench.data import cifar10
 from zdp_bench.data.cifar10 import RECORD
-from zdp_bench.data.derived_kspace import (
-    KSpaceFromVolumes,
-    PublicKSpace,
-    draw_phase,
-    draw_scan,
-)
+from zdp_bench.data.derived_kspace import KSpaceFromVolumes, PublicKSpace, draw_phase, draw_scan
 from zdp_bench.data.fastmri import KSpaceExamples
 from zdp_bench.data.files import card
 from zdp_bench.data.kspace import centre_crop, to_image

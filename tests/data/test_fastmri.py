@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from zdp_bench.data import N_UNIFORMS
-from zdp_bench.data.fastmri import (
-    FOLDERS,
-    FastMri,
-    KSpaceExamples,
-    find_volumes,
-)
+from zdp_bench.data.fastmri import FOLDERS, FastMri, KSpaceExamples, find_volumes
 from zdp_bench.data.kspace import (
     Undersampling,
     centre_crop,

@@ -15,11 +15,7 @@ UNITS = {
     **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits"), "image"),
     **dict.fromkeys(("cifar10", "public_kspace", "synthetic_images"), "image"),
     **dict.fromkeys(
-        (
-            *("msd", "msd_volumes"),
-            *("kspace_from_volumes", "mri_sequences_from_volumes"),
-        ),
-        "volume",
+        (*("msd", "msd_volumes"), *("kspace_from_volumes", "mri_sequences_from_volumes")), "volume"
     ),
     "roahd": "person",
     **dict.fromkeys(("chest_xray", "fastmri", "mri_sequences"), "patient"),

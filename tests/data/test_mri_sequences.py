@@ -9,14 +9,8 @@ import numpy as np
 import torch
 
 from zdp_bench.data.kspace import to_kspace
-from zdp_bench.data.mri_sequences import (
-    MriSequences,
-    transform_slices,
-    whiten,
-)
-from zdp_bench.extras.standins.scans import (
-    draw_head,
-)
+from zdp_bench.data.mri_sequences import MriSequences, transform_slices, whiten
+from zdp_bench.extras.standins.scans import draw_head
 
 OPTIONS: dict[str, Any] = {"size": 16, "slices": 3, "validation_patients": 1}
 
@@ -43,9 +37,8 @@ def test_an_example_depends_on_no_other_and_is_whitened_by_itself() -> None:
         parts = np.stack([example.real.ravel(), example.imag.ravel()])
         np.testing.assert_allclose(np.cov(parts, bias=True), np.eye(2), atol=1e-9)
         assert abs(example.mean()) < 1e-9
-    np.testing.assert_allclose(
-        whiten(to_kspace(1e3 * images)), made, atol=1e-9
-    )  # units do not matter
+    # units do not matter
+    np.testing.assert_allclose(whiten(to_kspace(1e3 * images)), made, atol=1e-9)
 
 
 def test_a_slice_without_anything_on_it_stays_finite() -> None:

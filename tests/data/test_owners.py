@@ -10,12 +10,7 @@ import pytest
 import torch
 
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
-from zdp_bench.data.owners import (
-    count_owners,
-    owners_of,
-    pick_test_owners,
-    require_named,
-)
+from zdp_bench.data.owners import count_owners, owners_of, pick_test_owners, require_named
 from zdp_bench.errors import UserError
 from zdp_bench.library.examples import find_owners
 

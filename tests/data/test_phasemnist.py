@@ -64,17 +64,15 @@ def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -
 @given(counts=st.lists(st.integers(1, 9), min_size=10, max_size=10), seed=st.integers(0, 1000))
 def test_examples_hold_the_images_they_say(counts: list[int], seed: int) -> None:
     labels = np.random.default_rng(seed).permutation(np.repeat(np.arange(10), counts))
-    pixels = torch.arange(len(labels), dtype=torch.float32).view(
-        -1, 1, 1
-    )  # an image's only pixel is its index
+    # an image's only pixel is its index
+    pixels = torch.arange(len(labels), dtype=torch.float32).view(-1, 1, 1)
     train, test, made = pair((pixels, labels), (pixels, labels), seed)
     for examples in (train, test):
         real, partner = examples.inputs.real.flatten().long(), examples.inputs.imag.flatten().long()
         assert (labels[real] == examples.targets.numpy()).all()
         assert (labels[partner] == 9 - examples.targets.numpy()).all()
-    assert test.inputs.real.flatten().tolist() == list(
-        range(len(labels))
-    )  # no test image is left out
+    # no test image is left out
+    assert test.inputs.real.flatten().tolist() == list(range(len(labels)))
     assert made.left_out == len(labels) - len(train)
     used = Counter(train.inputs.real.flatten().tolist() + train.inputs.imag.flatten().tolist())
     assert set(used.values()) == {2}
@@ -111,9 +109,8 @@ def test_test_partners_are_uniform_with_replacement() -> None:
     labels = np.repeat(np.arange(10), 100)
     drawn = np.stack([draw_partners(labels, seed) for seed in range(200)])
     assert (labels[drawn] == 9 - labels).all()
-    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[
-        labels == 6
-    ]  # each partner expected 200 times
+    # each partner expected 200 times
+    counts = np.bincount(drawn[:, labels == 3].ravel(), minlength=1000)[labels == 6]
     assert abs(counts.mean() - 200) < 1e-9
     assert (np.abs(counts - 200) < 6 * np.sqrt(200)).all()
     with pytest.raises(UserError, match="no test image of label 9"):

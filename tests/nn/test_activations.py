@@ -68,9 +68,8 @@ def test_the_formula(name: str) -> None:
     z = torch.tensor(POINTS, dtype=torch.complex128).view(1, -1)
     layer = activation(name, len(POINTS)).to(torch.float64)
     expected = torch.tensor([FORMULAS[name](point) for point in POINTS], dtype=torch.complex128)
-    torch.testing.assert_close(
-        layer(z)[0], expected, rtol=1e-7, atol=1e-12
-    )  # a trained −0.1 starts in float32
+    # a trained −0.1 starts in float32
+    torch.testing.assert_close(layer(z)[0], expected, rtol=1e-7, atol=1e-12)
 
 
 @pytest.mark.parametrize("name", COMPLEX)

@@ -103,9 +103,8 @@ def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
     torch.testing.assert_close(both, torch.stack([model(x), other(x)]))
 
 
-@pytest.mark.filterwarnings(
-    "ignore:.*should not be instantiated:DeprecationWarning"
-)  # torch's compiler does so itself
+# torch's compiler does so itself
+@pytest.mark.filterwarnings("ignore:.*should not be instantiated:DeprecationWarning")
 @pytest.mark.parametrize(
     "layer",
     [ComplexConv2d(16, 16, 3, padding=1), ComplexConvTranspose2d(4, 4, 2, stride=2)],

@@ -29,7 +29,7 @@ def test_batchnorm_is_replaced_in_place_with_its_weights(how: surgery.Replacemen
     assert torch.equal(new.bias, -torch.arange(8.0))
     kind = {"group": "GroupNorm", "instance": "InstanceNorm2d", "frozen": "FrozenBatchNorm"}[how]
     assert surgery.surgery(model) == [
-        {"layer": "1.1", "was": "BatchNorm2d", "is": kind, "why": "batch statistics mix samples"},
+        {"layer": "1.1", "was": "BatchNorm2d", "is": kind, "why": "batch statistics mix samples"}
     ]
     assert check(model, IMAGES) == (["1.1.mean", "1.1.variance"] if how == "frozen" else [])
 

@@ -254,10 +254,7 @@ DRAWN = "--sample-rate 0.01 --steps 10 "
         (DRAWN + "--sigma 1 --accountant deepee_2021", "needs --examples"),
         (DRAWN + "--sigma 1 --sampling posson", "Did you mean 'poisson'?"),
         (DRAWN + "--sigma 1 --examples-per-patient 3", "needs --examples"),
-        (
-            DRAWN + "--sigma 1 --examples 10 --examples-per-patient 30",
-            "between 1 and 10",
-        ),
+        (DRAWN + "--sigma 1 --examples 10 --examples-per-patient 30", "between 1 and 10"),
         ("--sigma 1 --steps 3", "are needed"),
         ("--sigma 1 --sample-rate 2 --steps 3", "must lie in (0, 1]"),
         ("--sigma 1 --sample-rate 0.1", "are needed"),

@@ -57,8 +57,7 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
 
 
 @pytest.mark.parametrize(
-    "wrong",
-    [{"filters": ["recip=a"]}, {"columns": "recip"}, {"sort": "recip"}, {"by": "recip"}],
+    "wrong", [{"filters": ["recip=a"]}, {"columns": "recip"}, {"sort": "recip"}, {"by": "recip"}]
 )
 def test_the_nearest_column_is_suggested(tmp_path: Path, wrong: dict[str, Any]) -> None:
     save(tmp_path, record())

@@ -259,12 +259,12 @@ def pairs(*inputs: Tensor) -> list[tuple[Tensor, int]]:
         (None, "must be map-style"),
         ([], "must be map-style and hold examples"),
         ([torch.ones(9, 9)] * 3, "must be pairs"),
-        ([("cat", 1)], "inputs must be"),
+        ([("cat", 1)], "must be pairs"),
         (pairs(torch.ones(9, 9), torch.ones(9, 8)), "of one shape"),
         (pairs(torch.ones(9, 9), *[torch.ones(9, 9)] * 199, torch.ones(9, 8)), "of one shape"),
-        (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "make them float32"),
+        (pairs(torch.ones(9, 9, dtype=torch.bfloat16)), "float32 inputs"),
         (pairs(torch.full((9, 9), torch.nan)), "not finite"),
-        ([(torch.ones(9, 9), "cat")], "targets must be"),
+        ([(torch.ones(9, 9), "cat")], "must be pairs"),
     ],
 )
 def test_a_dataset_that_cannot_be_represented_is_refused(dataset: object, sentence: str) -> None:

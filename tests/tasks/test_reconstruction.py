@@ -72,9 +72,8 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
     bright, dim = 1000 * volume(0), volume(1, slices=2)
     outputs, targets, groups = as_examples(bright, dim)
     found = TASK.metrics(outputs, targets, groups)
-    assert found["nmse"] == pytest.approx(
-        0.01 / 2, rel=1e-4
-    )  # the mean over two volumes, of which one is right
+    # the mean over two volumes, of which one is right
+    assert found["nmse"] == pytest.approx(0.01 / 2, rel=1e-4)
     expected = volume_metrics(dim, 0.9 * dim)["ssim"]
     assert found["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
     baseline = [volume_metrics(v, 0.7 * v + 0.1 * v[..., ::-1]) for v in (bright, dim)]

@@ -71,13 +71,8 @@ TORCH_TYPES: dict[str, Any] = {
 # Parameters of torch's that are no choice: a step is not captured, not differentiated, and not
 # begun in the middle. `steps` we know.
 NOT_OURS = {"params", "optimizer", "steps", "capturable", "differentiable", "last_epoch", "verbose"}
-MODEL_KEYS = (
-    "replace_batchnorm",
-    "weight_standardisation",
-    "start",
-    "init_from",
-    "complex_as",
-)  # of every model, beside its own
+# of every model, beside its own
+MODEL_KEYS = ("replace_batchnorm", "weight_standardisation", "start", "init_from", "complex_as")
 
 
 # Options that mean the same wherever a plug-in has them.

@@ -34,14 +34,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
-from zdp_bench.data.files import (
-    digest,
-    holds_any,
-    require_inside,
-    sha256,
-    try_each,
-    visible_files,
-)
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
     Undersampling,

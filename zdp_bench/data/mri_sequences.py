@@ -155,9 +155,8 @@ def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
         complex64 [4·n, 1, size, size]
     """
     turned = np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
-    resized = F.interpolate(
-        torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True
-    )  # [4, n, size, size]
+    # [4, n, size, size]
+    resized = F.interpolate(torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True)
     kspace = to_kspace(resized.double().numpy())
     return whiten(kspace).astype(np.complex64).reshape(-1, 1, size, size)
 

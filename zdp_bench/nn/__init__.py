@@ -24,11 +24,7 @@ from zdp_bench.nn.convolution import (
     ComplexConvTranspose2d,
 )
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
-from zdp_bench.nn.pooling import (
-    AdaptiveMagnitudeMaxPool2d,
-    ComplexAvgPool2d,
-    MagnitudeMaxPool2d,
-)
+from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, ComplexAvgPool2d, MagnitudeMaxPool2d
 from zdp_bench.nn.surgery import FrozenBatchNorm, replace_batchnorm
 
 __all__ = [

@@ -52,13 +52,9 @@ class CirculantLinear(nn.Module):
     def dense(self) -> Tensor:
         """The matrix [out_features, in_features] this layer is."""
         d = self.block
-        lag = (
-            torch.arange(d).unsqueeze(0) - torch.arange(d).unsqueeze(1)
-        ) % d  # [r, s] -> (s − r) mod d
-        blocks = self.weight[:, :, lag]  # [p, q, d, d]
-        return (
-            blocks.transpose(1, 2).flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
-        )
+        lag = (torch.arange(d) - torch.arange(d).unsqueeze(1)) % d  # [r, s] -> (s − r) mod d
+        blocks = self.weight[:, :, lag].transpose(1, 2)  # [p, d, q, d]
+        return blocks.flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.out_features}, block={self.block}"

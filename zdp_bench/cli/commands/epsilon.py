@@ -39,13 +39,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         ),
     ):
         of.add_argument(f"--{option}", metavar=metavar, type=kind, help=text)
-    parser.add_argument(
-        "--delta",
-        metavar="δ",
-        type=float,
-        default=1e-5,
-        help="default 1e-5",
-    )
+    parser.add_argument("--delta", metavar="δ", type=float, default=1e-5, help="default 1e-5")
     parser.add_argument(
         "--sampling",
         choices=["poisson", "uniform", "full"],
