@@ -99,7 +99,6 @@ def test_the_path_of_the_file_names_it_too(
     ("words", "sentence"),
     [
         (["recipe=quickstart", "--confidence", "1.5"], "--confidence=1.5: must lie in"),
-        (["recipe=quickstart", "--canaries", "2"], "--canaries=2: must be at least 10"),
         (["recipe=quickstart", "--steps", "0"], "--steps=0: must be at least 1"),
         (["recipe=quickstart", "algorithm.noise_multiplier=0"], "its ε is ∞"),
         (["no_such_script:right"], "module 'no_such_script' not found"),

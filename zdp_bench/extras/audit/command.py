@@ -39,13 +39,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="confidence of every bound (default 0.99)",
     )
     parser.add_argument(
-        "--canaries",
-        type=int,
-        default=1000,
-        metavar="M",
-        help="canaries in the attacks on a whole run (default 1000)",
-    )
-    parser.add_argument(
         "--steps",
         type=int,
         default=1000,
@@ -78,7 +71,7 @@ def run(options: argparse.Namespace) -> int:
         from zdp_bench.extras.audit.recipe import audit
 
         config = configured(options.overrides)
-        findings = [*audit(config, options.confidence, options.canaries, options.steps)]
+        findings = [*audit(config, options.confidence, options.steps)]
     return _show(findings, f"Audit of recipe {config.recipe}, seed {config.seed}", options)
 
 

@@ -36,6 +36,8 @@ from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import Training, arguments_of, private_step
 from zdp_bench.training.total import Total
 
+CANARIES = 1000  # of the attack on a whole run; fewer if the model or the data is too small
+
 
 @dataclass(frozen=True)
 class Subject(Setup):
@@ -477,18 +479,12 @@ def _train(
         return ledger.releases
 
 
-def audit(
-    config: Run, confidence: float = 0.99, canaries: int = 1000, steps: int = 1000
-) -> Iterator[Finding]:
+def audit(config: Run, confidence: float = 0.99, steps: int = 1000) -> Iterator[Finding]:
     """Yield what attacks on a recipe find; the same for the same seed.
 
-    Args:
-        canaries: of the attacks on a whole run; fewer if the model or the data is too small for so
-            many.
-        steps: the run is cut to so many steps, and the attack is compared with their ε.
+    `steps`: the run is cut to so many, and the attack is compared with their ε.
     """
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
-    require(canaries >= 10, "--canaries", canaries, "must be at least 10")
     require(steps >= 1, "--steps", steps, "must be at least 1")
     yield from attack_recipe_release(Subject.prepare(config), confidence)
-    yield attack_with_gradients(Subject.prepare(config), confidence, canaries, steps)
+    yield attack_with_gradients(Subject.prepare(config), confidence, CANARIES, steps)

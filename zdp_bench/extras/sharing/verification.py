@@ -73,18 +73,22 @@ def verify(folder: Path) -> list[Check]:
     Raises:
         UserError: the folder is no exported model, or its configuration is not known here.
     """
-    source, unprovable = files.read(folder), list(UNPROVABLE)
-    if files.is_report(source):
-        files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
-        about = [*_check_loop(folder, source)]
-        unprovable.append(UNPROVABLE_OF_OWN)
-    else:
-        setup = sketch_of(folder, source)
-        about = [_check_names(source, setup)]
-        if source["privacy"].get("nodes"):
-            about += _check_federation(source, setup)
+    source, unprovable, about = files.read(folder), list(UNPROVABLE), list[Check]()
+    try:
+        if files.is_report(source):
+            unprovable.append(UNPROVABLE_OF_OWN)
+            files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
+            about += _check_loop(folder, source)
         else:
-            about += _check_run(folder, source, setup)
+            setup = sketch_of(folder, source)
+            about.append(_check_names(source, setup))
+            federated = source["privacy"].get("nodes")
+            about += (
+                _check_federation(source, setup) if federated else _check_run(folder, source, setup)
+            )
+    except LedgerError as error:
+        about.append(Check(files.LEDGER, "wrong", str(error)))
+        about.append(Check("privacy", "not checked", "it follows from the ledger"))
     return [
         *_check_sums(folder),
         _check_weights(folder, source),
@@ -135,11 +139,7 @@ def _check_run(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Chec
     with torch.device("meta"):
         whole = setup.with_plan()
     facts = {"epsilon_of": epsilon_of(config, privacy["unit"])}
-    try:
-        ledger = _read_ledger(folder, whole.mechanism, not config.privacy.secure, facts)
-    except LedgerError as error:
-        yield from _distrust(error)
-        return
+    ledger = _read_ledger(folder, whole.mechanism, not config.privacy.secure, facts)
     again = privacy_report(whole, ledger, privacy["examples_per_patient"], privacy["unit"])
     unsaid = {*GIVEN} | facts.keys() - ledger.facts.keys()
     yield from _compare_each(again, privacy, "privacy", unsaid)
@@ -152,10 +152,9 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     facts = {"randomness": kind}
     try:
         mechanism = Mechanism.from_dict(privacy["mechanism"])
-        ledger = _read_ledger(folder, mechanism, False, facts, owners)
-    except (LedgerError, ValueError) as error:
-        yield from _distrust(error)
-        return
+    except ValueError as error:
+        raise LedgerError(str(error)) from None
+    ledger = _read_ledger(folder, mechanism, False, facts, owners)
     steps = ledger.releases
     again = {
         **released_report(mechanism, ledger, steps, delta, kind == "cryptographic"),
@@ -164,12 +163,6 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
     }
     unsaid = {*UNSAID} | facts.keys() - ledger.facts.keys()
     yield from _compare_each(again, privacy, "privacy", unsaid)
-
-
-def _distrust(error: Exception) -> Iterator[Check]:
-    """Yield what is wrong with a ledger, and that nothing is known without one."""
-    yield Check(files.LEDGER, "wrong", str(error))
-    yield Check("privacy", "not checked", "it follows from the ledger")
 
 
 def _read_ledger(
@@ -201,11 +194,9 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
         ledger = Copy((), Position(node["steps"], ""), True)
         again = privacy_report(own, ledger, 1, privacy["unit"])
         yield from _compare_each(again, node, f"node {node['node']}", OF_NODES)
-    worst = {
-        key: max(node[key] for node in nodes)
-        for key in privacy
-        if key.startswith("epsilon_") and all(isinstance(node.get(key), float) for node in nodes)
-    }
+    keys = [key for key in privacy if key.startswith("epsilon_")]
+    keys = [key for key in keys if all(isinstance(node.get(key), float) for node in nodes)]
+    worst = {key: max(node[key] for node in nodes) for key in keys}
     yield from _compare_each(worst, {key: privacy[key] for key in worst}, "privacy")
     yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
 
