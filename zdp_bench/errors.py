@@ -7,6 +7,7 @@ line prints its sentence and exits with 2. Any other exception is a bug and show
 from __future__ import annotations
 
 import difflib
+import logging
 import re
 from collections.abc import Iterable
 
@@ -44,6 +45,15 @@ class UserError(Exception):
 def printable(text: str) -> str:
     """Return a text for a terminal: a question mark in the place of each control character."""
     return CONTROL.sub("?", text)
+
+
+def show_warnings() -> None:
+    """Print warnings of any package as plain lines on standard error, unless logging is set up."""
+    plain = logging.StreamHandler()
+    plain.setLevel(logging.WARNING)
+    logging.basicConfig(format="%(message)s", handlers=[plain])
+    # "No CUDA runtime is found", where there is CUDA's toolkit and no GPU
+    logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault

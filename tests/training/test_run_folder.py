@@ -22,6 +22,7 @@ from tests.test_cli import run as command
 from tests.training.test_run import (
     TINY,
     PowerCut,
+    Silent,
     carry_out,
     configured,
     kill_after,
@@ -35,7 +36,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
-from zdp_bench.training import progress, run
+from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
@@ -148,7 +149,7 @@ def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings
     config = configured(tmp_path)
     kill_after(monkeypatch, 13, tmp_path)
     monkeypatch.setattr(run, "execution_digest", lambda *_: "other")  # its steps count again
-    home = run.run(config, Reporter(progress.Silent(), config)).path.parent
+    home = run.run(config, Reporter(Silent(), config)).path.parent
     said = capsys.readouterr().err
     assert "4 steps of a stopped process are repeated" in said
     lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]

@@ -20,7 +20,7 @@ from typing import NoReturn
 from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import complete, parse_arguments
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, show_warnings
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
 CONTINUES = ("run", "search", "reproduce")  # verbs that save what they have done
@@ -57,6 +57,7 @@ def _carry_out(words: list[str]) -> int:
         print("\n".join(complete(words[1:])))
         return 0
     options = parse_arguments(words)
+    show_warnings()
     continues = options.verb in CONTINUES and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
     if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load

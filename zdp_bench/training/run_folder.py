@@ -18,7 +18,7 @@ from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
-from zdp_bench.errors import UserError, suggestion
+from zdp_bench.errors import UserError, show_warnings, suggestion
 from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, is_named
@@ -91,10 +91,9 @@ def keep_log(path: Path) -> Iterator[None]:
     package = logging.getLogger("zdp_bench")
     file, before = _File(path, encoding="utf-8"), package.level
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
-    shown = None if package.hasHandlers() else logging.lastResort  # Python's, without another
+    show_warnings()
     package.setLevel(logging.INFO)
-    for handler in filter(None, (file, shown)):
-        package.addHandler(handler)
+    package.addHandler(file)
     try:
         yield
     except BaseException as error:
@@ -102,8 +101,7 @@ def keep_log(path: Path) -> Iterator[None]:
         raise
     finally:
         package.setLevel(before)
-        for handler in filter(None, (file, shown)):
-            package.removeHandler(handler)
+        package.removeHandler(file)
         file.close()
 
 
