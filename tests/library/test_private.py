@@ -214,7 +214,36 @@ class Around(nn.Module):
         return self.last(self.inner(x))
 
 
+class Merged(nn.Module):
+    """A network in other parameters: two in one, or its units in another order, or in a buffer."""
+
+    def __init__(self, model: nn.Module, how: str) -> None:
+        super().__init__()
+        first, last = model[0], model[2]  # type: ignore[index]
+        order = torch.arange(6).flip(0)
+        self.first = nn.Linear(4, 6)
+        self.last = nn.Linear(7, CLASSES, bias=False)
+        with torch.no_grad():
+            self.first.weight.copy_(first.weight[order])
+            self.first.bias.copy_(first.bias[order])
+            self.last.weight.copy_(torch.cat([last.weight[:, order], last.bias[:, None]], dim=1))
+        if how == "buffer":
+            self.register_buffer("held", self.first.weight.detach().clone())
+            nn.init.normal_(self.first.weight)
+            nn.init.normal_(self.last.weight)
+
+    def __getitem__(self, place: int) -> nn.Module:
+        return self.first
+
+    def forward(self, x: Tensor) -> Tensor:
+        held = getattr(self, "held", None)
+        hidden = self.first(x) if held is None else F.linear(x, held) + self.first(x)
+        return self.last(F.pad(hidden.tanh(), (0, 1), value=1.0))
+
+
 HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "merged": lambda model: Merged(model, "merged"),
+    "in a buffer": lambda model: Merged(model, "buffer"),
     "itself": lambda model: model,
     "wrapped": lambda model: nn.Sequential(*model.children()),
     "copied": copy.deepcopy,
@@ -248,10 +277,12 @@ def test_export_counts_the_trainings_of_the_weights_whatever_holds_them(
         first.export(tmp_path / "model")
 
 
+@pytest.mark.parametrize("bias", [True, False])
 def test_weights_of_an_exported_model_are_known_in_another_process(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias: bool
 ) -> None:
-    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    model = nn.Sequential(nn.Linear(4, 6, bias), nn.Tanh(), nn.Linear(6, CLASSES, bias))
+    first = make(model, ledger=tmp_path / "first.jsonl")
     train(first, most=3)
     first.export(tmp_path / "model")
     monkeypatch.setattr(trails, "_TRAILS", {})
@@ -259,16 +290,34 @@ def test_weights_of_an_exported_model_are_known_in_another_process(
         zdp_bench.load(tmp_path / "model", model=model).train(), ledger=tmp_path / "b.jsonl"
     )
     train(second, most=2)
-    with pytest.raises(UserError, match=r"also trained under ledger\.jsonl"):
-        second.export(tmp_path / "again")
+    second.save()
+    monkeypatch.setattr(trails, "_TRAILS", {})  # and in a third
+    third = make(model, ledger=tmp_path / "b.jsonl")
+    third.resume()
+    for _ in range(2):
+        with pytest.raises(UserError, match=r"also trained under ledger\.jsonl"):
+            third.export(tmp_path / "again")
+        train(third, most=1)
 
 
+@pytest.mark.parametrize("way", ["seeded", "averaged", "resumed, averaged"])
 def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
-    make: Make, tmp_path: Path
+    make: Make, tmp_path: Path, way: str
 ) -> None:
+    """With little noise all go the same way."""
     for number in range(2):
-        private = make(ledger=tmp_path / f"{number}.jsonl", seed=3)
-        train(private, most=2)
+        given: dict[str, Any] = {"ledger": tmp_path / f"{number}.jsonl"}
+        given |= {"seed": 3} if way == "seeded" else {"noise_multiplier": 0.1, "epochs": 40}
+        given |= {} if way == "seeded" else {"sample_rate": 1.0, "expected_batch": 20}
+        private = make(model := network(), **given)
+        passed = [model[0].weight.detach().clone(), *train(private, most=20)]  # type: ignore[index]
+        private.save()
+        if "resumed" in way:
+            private = make(model := network(), **given)
+            private.resume()
+        if "averaged" in way:
+            with torch.no_grad():
+                model[0].weight.copy_(torch.stack(passed[-6:]).mean(0))  # type: ignore[index]
         private.export(tmp_path / f"model{number}")
 
 

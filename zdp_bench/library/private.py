@@ -49,6 +49,7 @@ from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
+ORIGINS = "ledgers of earlier trainings"  # a key of what `save` writes
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
 
 
@@ -218,8 +219,7 @@ class Private:
         if self._taken % WATCHED == 0:
             self._require_sound()
         self._taken += 1
-        model = self.model
-        trained = [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
+        model, trained = self.model, _numbers_of(parameters)
         if self._trail is None:
             self._trail = trails.begin(self.ledger_file, model, trained)
         keys, ranks = self.keys, self.ranks
@@ -440,7 +440,8 @@ class Private:
             [],
             scheduler.state_dict() if scheduler else {},
             carried=dict(self.algorithm.carried),
-            built=self._describe_built(scheduler),
+            built=self._describe_built(scheduler)
+            | {ORIGINS: sorted(map(str, self._trail.origins if self._trail else ()))},
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
@@ -477,17 +478,21 @@ class Private:
             return False
         built = self._describe_built(scheduler)
         try:
+            origins = set(map(Path, self.saved.built.get(ORIGINS, ())))
             for what, saved in self.saved.built.items():
-                if saved != built[what]:
+                if what != ORIGINS and saved != built[what]:
                     raise checkpoint.Misfit(f"the {what} was another")
             self.saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
-        except (checkpoint.Misfit, KeyError) as error:
+        except (checkpoint.Misfit, KeyError, TypeError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
-        self._left = mark_weights(dict(self.model.named_parameters()))
+        parameters = dict(self.model.named_parameters())
+        self._left = mark_weights(parameters)
+        trained = _numbers_of(parameters)
+        self._trail = trails.begin(self.ledger_file, self.model, trained, origins)
         return True
 
     def close(self) -> None:
@@ -517,6 +522,10 @@ def _let_go(resources: ExitStack) -> None:
 def _join_lines(text: str) -> str:
     """Return a text as a line of a model card, where a line break would begin another."""
     return printable(" ".join(text.split()))
+
+
+def _numbers_of(parameters: dict[str, nn.Parameter]) -> list[nn.Parameter]:
+    return [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
 
 
 def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:

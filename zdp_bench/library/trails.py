@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -39,57 +40,98 @@ class Trail:
         self.rows[self.count] = _sample(parameters)
         self.count += 1
 
-    def is_at(self, parameters: list[nn.Parameter]) -> bool:
-        """True if these weights are those of the last step."""
-        own, last = _sample(parameters), self.rows[self.count - 1]
+    def is_at(self, own: Tensor) -> bool:
+        """True if these numbers are those of the last step."""
+        last = self.rows[self.count - 1]
         return self.count > 0 and own.shape == last.shape and torch.equal(own.to(last), last)
+
+    def distance(self, own: Tensor) -> float:
+        """Return how far numbers of all its parameters are from those of the nearest step."""
+        rows = self.rows[: self.count].flatten(1)
+        return float(_apart(rows, own.flatten()).min()) if self.count else math.inf
 
     def holds(self, parameter: nn.Parameter, own: Tensor) -> bool:
         """True if a step left numbers like these in a parameter of this size."""
         alike = [n for n, size in enumerate(self.sizes) if size == parameter.numel()]
         is_large = parameter.numel() >= NUMBERS  # few numbers are like others by chance
-        own = own.double()
+        near = _apart(self.rows[: self.count, alike], own, is_large)
+        most = (NEAR if is_large else 1e-6) * own.double().norm()
+        return bool(((near < most) & (near < _apart(self.start[alike], own, is_large) / 2)).any())
 
-        def apart(held: Tensor) -> Tensor:
-            held = held.to(own)
-            scale = (held * own).sum(-1, keepdim=True) / held.square().sum(-1, keepdim=True)
-            return (own - held * (scale if is_large else 1.0)).norm(dim=-1)
+    def is_in(self, tensors: Iterable[Tensor]) -> bool:
+        """True if tensors have more of a step's numbers, in any order, than they have by chance."""
+        rows, start = self.rows[: self.count].flatten(1), self.start.flatten()
+        rows = rows.where(rows != start, math.nan)
+        both = torch.stack([rows, rows * (1 + 2**-18)]).float()  # the same ones if they are coarse
+        values, at = both.unique(return_inverse=True)
+        found = torch.zeros_like(values, dtype=torch.bool)
+        likely = torch.zeros(1 << 20, dtype=torch.bool, device=values.device)
+        likely[_low_bits(values)] = True
+        for tensor in tensors:
+            reals = _reals(tensor).to(values)
+            reals = reals[likely[_low_bits(reals)]]
+            places = torch.searchsorted(values, reals).clamp(max=len(values) - 1)
+            found[places[values[places] == reals]] = True
+        hits, others = found[at].sum(dim=-1).double()
+        chance = others.mean()
+        return bool((hits > 7 + chance + 6 * chance.sqrt()).any())
 
-        near = apart(self.rows[: self.count, alike])
-        most = (NEAR if is_large else 1e-6) * own.norm()
-        return bool(((near < most) & (near < apart(self.start[alike]) / 2)).any())
+
+def _apart(held: Tensor, own: Tensor, scaled: bool = True) -> Tensor:
+    """Return the distance of numbers from each row of those held, scaled to fit."""
+    held, own = held.to(own).double(), own.double()
+    squares = held.square().sum(-1, keepdim=True).clamp(min=1e-300)
+    return (own - held * ((held * own).sum(-1, keepdim=True) / squares if scaled else 1)).norm(
+        dim=-1
+    )
 
 
-def begin(ledger: Path, model: nn.Module, parameters: list[nn.Parameter]) -> Trail:
-    """Return the trail of a training before its first step in this process."""
+def begin(
+    ledger: Path,
+    model: nn.Module,
+    parameters: list[nn.Parameter],
+    resumed: Iterable[Path] | None = None,
+) -> Trail:
+    """Return the trail of a training before its first step in this process.
+
+    Args:
+        resumed: the origins of the state that it continues from.
+    """
     start = _sample(parameters)
     sizes = [parameter.numel() for parameter in parameters]
-    origins = through(model, ledger)
-    _TRAILS[ledger] = Trail(sizes, start, torch.empty(64, *start.shape).to(start), 0, origins)
-    return _TRAILS[ledger]
+    origins = through(model, ledger) if resumed is None else set(resumed)
+    rows = torch.empty(64, *start.shape).to(start)
+    trail = _TRAILS[ledger] = Trail(sizes, start, rows, 0, origins)
+    if resumed is not None:  # its steps led here, from another start
+        trail.start = torch.zeros_like(start)
+        trail.add(parameters)
+    return trail
 
 
 def note_loaded(ledger: Path, model: nn.Module) -> None:
     """Note that a model's weights come from the training of an exported ledger."""
-    parameters = [parameter for parameter in model.parameters() if parameter.numel() > 1]
-    rows = _sample(parameters)
-    sizes = [parameter.numel() for parameter in parameters]
-    _TRAILS[ledger] = Trail(sizes, torch.zeros_like(rows), rows.unsqueeze(0).clone(), 1)
+    begin(ledger, model, [p for p in model.parameters() if p.numel() > 1], ())
 
 
 def through(model: nn.Module, own: Path) -> set[Path]:
     """Return the ledgers, but for its `own`, of the trainings that a model's weights went through.
 
-    Frozen weights count: noise of another training may be on them.
+    Frozen weights and buffers count: noise of another training may be on them.
     """
     parameters = [parameter for parameter in model.parameters() if parameter.numel() > 1]
     pairs = list(zip(parameters, _sample(parameters), strict=True))
     mine = _TRAILS.get(own)
     found = set(mine.origins) if mine else set()
-    if mine and mine.is_at([p for p in parameters if p.requires_grad]):
+    trained = _sample(p for p in parameters if p.requires_grad)
+    if mine and mine.is_at(trained):
         return found  # a training that a seed repeats leaves the same weights
+    tensors = [*model.parameters(), *model.buffers()]
     for ledger, trail in _TRAILS.items():
-        if ledger != own and any(trail.holds(*pair) for pair in pairs):
+        others = any(trail.holds(*pair) for pair in pairs)
+        if others and mine and trail.sizes == mine.sizes and len(trained) == len(mine.sizes):
+            # trainings from one start may go the same way
+            others = trail.distance(trained) < mine.distance(trained)
+        if ledger != own and (others or trail.is_in(tensors)):
             found |= {ledger} | trail.origins
     return found - {own}
 
@@ -99,11 +141,18 @@ def _sample(parameters: Iterable[nn.Parameter]) -> Tensor:
     """Return some real numbers of each, evenly spread; zeros behind those of a small one."""
     each = []
     for parameter in parameters:
-        reals = torch.view_as_real(parameter) if parameter.is_complex() else parameter.detach()
-        reals = reals.reshape(-1)
+        reals = _reals(parameter)
         missing = NUMBERS - len(reals)
         if missing > 0:
             each.append(pad(reals, (0, missing)))
         else:
             each.append(reals.as_strided((NUMBERS,), ((len(reals) - 1) // (NUMBERS - 1),)))
     return torch.cat(each).view(-1, NUMBERS) if each else torch.empty(0, NUMBERS)
+
+
+def _reals(tensor: Tensor) -> Tensor:
+    return (torch.view_as_real(tensor) if tensor.is_complex() else tensor).detach().reshape(-1)
+
+
+def _low_bits(values: Tensor) -> Tensor:
+    return (values.view(torch.int32) & 0xFFFFF).long()
