@@ -201,19 +201,6 @@ def test_training_masks_are_decided_by_a_examples_uniforms_alone(root: Path) -> 
     assert torch.equal(everything(test, seed=1)[0], everything(test)[0])
 
 
-def test_a_volume_can_be_the_example(root: Path) -> None:
-    splits = FastMri(**SMALL, unit="volume", slices=3).load(root)
-    assert (len(splits.train), len(splits.test)) == (3, 2)
-    assert splits.input_shape == (3, 1, 16, 12)
-    assert splits.examples_per_patient == 2
-    inputs, targets = everything(as_examples(splits.test))
-    assert inputs.shape == (2, 3, 1, 16, 12)
-    assert targets.shape == (2, 3, 2, 16, 12)
-    by_slice = everything(as_examples(FastMri(**SMALL, slices=3).load(root).test))
-    assert torch.equal(inputs.flatten(0, 1), by_slice[0])
-    assert torch.equal(targets.flatten(0, 1), by_slice[1])
-
-
 def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -> None:
     splits = FastMri(**SMALL).load(root)
     everything(as_examples(splits.test))
@@ -225,9 +212,10 @@ def test_no_file_stays_open_and_nothing_is_read_before_it_is_drawn(root: Path) -
 
 
 def test_volumes_that_are_too_small_are_left_out_and_counted(root: Path) -> None:
-    write(root / "fastMRI" / FOLDERS[0] / "short.h5", 8, **arrays(8, slices=2))
-    notes = FastMri(**SMALL, unit="volume", slices=3).load(root).notes
-    assert "1 volumes smaller than 16 by 12 with 3 slices left out" in notes
+    narrow = arrays(8)["reconstruction_esc"][:, :, :11]
+    write(root / "fastMRI" / FOLDERS[0] / "narrow.h5", 8, reconstruction_esc=narrow)
+    notes = FastMri(**SMALL).load(root).notes
+    assert "1 volumes smaller than 16 by 12 left out" in notes
 
 
 def coils_of(number: int) -> dict[str, np.ndarray]:

@@ -1,5 +1,4 @@
-"""Reconstruction from end to end on the phantom: by slice and by volume, with an example to look
-at."""
+"""Reconstruction from end to end on the phantom, with an example to look at."""
 
 from __future__ import annotations
 
@@ -16,7 +15,6 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.records import Record, read
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import run
-from zdp_bench.training.setup import Setup
 
 PHANTOM = [
     "dataset=kspace_phantom",
@@ -39,7 +37,7 @@ def carried_out(tmp_path: Path, recipe: str) -> tuple[Record, dict[str, np.ndarr
         return read(outcome.path) or {}, dict(arrays)
 
 
-def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
+def test_a_private_run_by_slice(tmp_path: Path) -> None:
     by_slice, example = carried_out(tmp_path, "mri_recon_small")
     assert by_slice["privacy"]["sampling"] == {
         "scheme": "poisson",
@@ -52,10 +50,6 @@ def test_a_private_run_by_slice_and_by_volume(tmp_path: Path) -> None:
     assert {image.shape for image in example.values()} == {(32, 40)}
     assert set(example) == {"reference", "zero_filled", "reconstruction"}
     assert by_slice["headline"]["name"] == "ssim"
-
-    by_volume = Setup.of(configured(tmp_path, "mri_recon_small", "dataset.unit=volume"))
-    assert by_volume.plan.sampling.records == 3
-    assert by_volume.data.examples_per_patient == 1
 
 
 def test_poissons_rate_follows_the_expected_batch() -> None:

@@ -133,7 +133,6 @@ class PublicKSpace(KSpaceSlices):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.unit == "slice", "dataset.unit", self.unit, "a picture is a slice here")
         require(self.slices is None, "dataset.slices", self.slices, "must be null: all pictures")
         sides = (("rows", self.rows, self.height), ("columns", self.columns, self.width))
         for (key, side, crop), most in zip(sides, LARGEST, strict=True):

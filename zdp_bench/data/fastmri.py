@@ -15,9 +15,8 @@ So a set need not fit memory. The folders are the release's own split. A trainin
 random mask each time it is drawn; a test slice always the one that fastMRI seeds by its file's
 name.
 
-The sampling unit, and so what ε protects, is a key. `slice`, as the paper has it: each slice is an
-example, and a patient owns `examples_per_patient` of them. `volume`: an example is the middle
-`slices` slices of a volume, its loss their mean.
+Each slice is an example, as in the paper, and a patient owns `examples_per_patient` of them;
+`privacy.unit=patient` protects who owns them.
 """
 
 from __future__ import annotations
@@ -157,21 +156,21 @@ def _require_own_bytes(file: Any, name: str) -> None:
     expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
 
 
-def read_slices(volume: KSpaceVolume, first: int, count: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read some slices of a volume.
+def read_slice(volume: KSpaceVolume, number: int) -> tuple[np.ndarray, np.ndarray]:
+    """Read a slice of a volume.
 
     Returns:
-        k-space, complex64 [count, rows, columns], or [count, coils, rows, columns]; reconstruction,
-        float32 [count, height, width].
+        k-space, complex64 [rows, columns], or [coils, rows, columns]; reconstruction, float32
+        [height, width].
     """
     import h5py
 
-    target, rows = "reconstruction_rss" if volume.coils else "reconstruction_esc", first + count
+    target = "reconstruction_rss" if volume.coils else "reconstruction_esc"
     with reading(volume.path), h5py.File(volume.path, "r") as file:
-        kspace = np.asarray(file["kspace"][first:rows], dtype=np.complex64)
-        reference = np.asarray(file[target][first:rows], dtype=np.float32)
+        kspace = np.asarray(file["kspace"][number], dtype=np.complex64)
+        reference = np.asarray(file[target][number], dtype=np.float32)
         finite = bool(np.isfinite(kspace).all() and np.isfinite(reference).all())
-        expect(finite, f"contains samples that are not finite, in slice {first}")
+        expect(finite, f"contains samples that are not finite, in slice {number}")
     return kspace, reference
 
 
@@ -207,8 +206,6 @@ class KSpaceExamples:
 
     Attributes:
         starts: the volume and first slice of each example [n, 2].
-        slices: how many slices an example has; None where it is a single slice, without an axis
-            for them.
         is_stochastic: True if masks are drawn anew each time (training), False if they are fixed by
             the files' names.
         groups: the volume of each example [n], for metrics; in training its patient, who may have
@@ -218,7 +215,6 @@ class KSpaceExamples:
     volumes: tuple[KSpaceVolume, ...]
     starts: Tensor
     how: Undersampling
-    slices: int | None
     is_stochastic: bool
     groups: Tensor
 
@@ -234,28 +230,25 @@ class KSpaceExamples:
         Returns:
             inputs complex64 [B, 1, H, W], zero-filled and in units of the slice's own standard
             deviation; targets float32 [B, 2, H, W], the reference and the zero-filled magnitude in
-            the scanner's units. With `slices`, [B, slices, ...].
+            the scanner's units.
         """
-        count = self.slices or 1
         size = self.how.height, self.how.width
-        inputs = torch.zeros(len(indices), count, 1, *size, dtype=torch.complex64)
-        targets = torch.zeros(len(indices), count, 2, *size)
+        inputs = torch.zeros(len(indices), 1, *size, dtype=torch.complex64)
+        targets = torch.zeros(len(indices), 2, *size)
         for row, (which, first) in enumerate(self.starts[indices].tolist()):
             volume = self.volumes[which]
             columns = volume.shape[2]
-            kspace, reference = read_slices(volume, first, count)
+            kspace, reference = read_slice(volume, first)
             if self.is_stochastic and uniforms is not None:
                 seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = draw_mask(columns, self.how, np.random.default_rng(seed))
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
-            for number in range(count):
-                image, zero_filled = undersample(kspace[number], mask, self.how)
-                inputs[row, number, 0] = torch.from_numpy(image)
-                crop = centre_crop(reference[number], *size).copy()
-                targets[row, number, 0] = torch.from_numpy(crop)
-                targets[row, number, 1] = torch.from_numpy(zero_filled)
-        return (inputs, targets) if self.slices else (inputs[:, 0], targets[:, 0])
+            image, zero_filled = undersample(kspace, mask, self.how)
+            inputs[row, 0] = torch.from_numpy(image)
+            targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
+            targets[row, 1] = torch.from_numpy(zero_filled)
+        return inputs, targets
 
 
 Side = Annotated[int, Ge(SSIM_WINDOW)]  # of an image
@@ -272,26 +265,17 @@ class KSpaceSlices(Dataset):
     height: Side = 32
     width: Side = 40
     slices: Most = None
-    unit: Literal["slice", "volume"] = "slice"
+    unit: Literal["slice"] = "slice"  # what an example is
 
     def __post_init__(self) -> None:
         self.how()
-        rule = "unit=volume needs a number, one for all examples"
-        require(
-            self.unit == "slice" or self.slices is not None, "dataset.slices", self.slices, rule
-        )
 
     def how(self) -> Undersampling:
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
-    @property
-    def together(self) -> int | None:
-        """How many slices are one example; None where a slice is."""
-        return self.slices if self.unit == "volume" else None
-
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
         """Take the volumes that are large enough; the notes count those that are not."""
-        how, together = self.how(), self.together
+        how = self.how()
         both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
         if both and provenance != "official":
             raise UserError(
@@ -300,7 +284,7 @@ class KSpaceSlices(Dataset):
             )
         train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
         left_out = sum(map(len, sides)) - len(train) - len(test)
-        asked = f"{how.height} by {how.width}" + (f" with {together} slices" if together else "")
+        asked = f"{how.height} by {how.width}"
         rule = f"no volume to train on, or none to test on, is as large as {asked}"
         require(bool(train and test), "dataset.height", how.height, rule)
         files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
@@ -318,7 +302,7 @@ class KSpaceSlices(Dataset):
         return Splits(
             training,
             self._examples(test, len(training)),
-            input_shape=(*self.lead, 1, how.height, how.width),
+            input_shape=(1, how.height, how.width),
             outputs=1,
             provenance=provenance,
             digest=digest(repr((f"{files!r}", how, self.unit, self.slices))),
@@ -326,20 +310,16 @@ class KSpaceSlices(Dataset):
             unit=self.owner,
         )
 
-    @property
-    def lead(self) -> list[int]:
-        return [self.together] if self.together else []
-
     def describe(self, train: int, test: int) -> DatasetInfo:
         """Return counts and shapes of so many volumes of the size that is asked for."""
-        each = 1 if self.together else self.slices or 36
+        each = self.slices or 36
         return DatasetInfo(
             train=train * each,
             test=test * each,
-            input_shape=(*self.lead, 1, self.height, self.width),
+            input_shape=(1, self.height, self.width),
             outputs=1,
             dtype=torch.complex64,
-            target_shape=(*self.lead, 2, self.height, self.width),
+            target_shape=(2, self.height, self.width),
             target_dtype=torch.float32,
             examples_per_patient=each,
             unit=self.owner,
@@ -347,11 +327,11 @@ class KSpaceSlices(Dataset):
         )
 
     def _fits(self, volume: KSpaceVolume) -> bool:
-        (height, width), slices = volume.image, volume.shape[0]
-        return slices >= (self.together or 1) and height >= self.height and width >= self.width
+        height, width = volume.image
+        return height >= self.height and width >= self.width
 
     def _examples(self, found: list[KSpaceVolume], behind: int = 0) -> KSpaceExamples:
-        """Take the middle slices of some volumes, an example each or one example a volume.
+        """Take the middle slices of some volumes, an example each.
 
         Args:
             behind: of volumes to test on, how many examples train; their groups count up from it.
@@ -360,8 +340,7 @@ class KSpaceSlices(Dataset):
         for which, volume in enumerate(found):
             used = min(self.slices or LARGEST, volume.shape[0])
             first = (volume.shape[0] - used) // 2
-            examples = 1 if self.together else used
-            starts += [(which, first + number) for number in range(examples)]
+            starts += [(which, first + number) for number in range(used)]
         names = dict.fromkeys(volume.patient for volume in found)
         patients = {patient: number for number, patient in enumerate(names)}
         if behind:
@@ -374,7 +353,6 @@ class KSpaceSlices(Dataset):
             tuple(found),
             torch.tensor(starts),
             self.how(),
-            self.together,
             is_stochastic=not behind,
             groups=torch.tensor(groups),
         )
@@ -400,7 +378,7 @@ class FastMri(KSpaceSlices):
         if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
             return None
         known = self.describe(*VOLUMES)
-        if self.unit == "volume" or self.slices:
+        if self.slices:
             return known
         return replace(known, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
 

@@ -1,8 +1,7 @@
 """The accountants that make a claim: from the numbers a paper states to the ε it would print.
 
 An accountant is a function of a `Claim`, registered under the name that `accountant: {name: ...}`
-and `zdp-bench epsilon --accountant` use. Its YAML in `conf/accountant/` says in its first line what
-it is.
+uses. Its YAML in `conf/accountant/` says in its first line what it is.
 
     @register("accountant", "my_paper_2027")
     def my_paper_2027(claim: Claim) -> float: ...

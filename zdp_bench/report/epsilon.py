@@ -17,7 +17,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from itertools import product
-from typing import Any, Literal, NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
+
+from pydantic import TypeAdapter
 
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require
@@ -42,7 +44,6 @@ from zdp_bench.privacy.mechanism import (
 )
 from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import question, require_delta
-from zdp_bench.registry import lookup
 from zdp_bench.report import papers
 from zdp_bench.report.number_format import epsilon as shown
 from zdp_bench.report.number_format import interval, rounded
@@ -123,18 +124,9 @@ class Reproduction:
 def quoted() -> list[Quoted]:
     """Read the quoted ε, in the papers' order."""
     text = (assets.PAPERS / "epsilon.csv").read_text(encoding="utf-8")
-    numbers: dict[str, Callable[[str], Any]] = {
-        **dict.fromkeys(("sigma", "sensitivity", "sample_rate", "delta"), float),
-        **dict.fromkeys(("batch_size", "epochs", "records", "examples_per_patient"), int),
-    }
-
-    def typed(field: str, value: str) -> Any:
-        return numbers.get(field, str)(value) if value else None
-
-    return [
-        Quoted(**{field: typed(field, value) for field, value in line.items()})
-        for line in csv.DictReader(io.StringIO(text))
-    ]
+    lines = csv.DictReader(io.StringIO(text))
+    typed = TypeAdapter(list[Quoted])
+    return typed.validate_python([{k: v or None for k, v in line.items()} for line in lines])
 
 
 def reproduce(q: Quoted) -> Reproduction:
@@ -269,8 +261,7 @@ def _numbers(row: Reproduction) -> dict[str, object]:
 
 # ----------------------------------------------------------------------------- numbers of your own
 
-# Stands in where no number of records is given: only the papers' conventions and a patient's ε
-# depend on it, and those ask for it.
+# Stands in where no number of records is given: only a patient's ε depends on it, and asks for it.
 UNKNOWN_RECORDS = 10**9
 NEEDS_RECORDS = "needs --examples N, the number of training examples."
 CONVENTIONS = {
@@ -292,7 +283,6 @@ class OwnNumbers:
 
     sampling: Sampling
     steps: int
-    epochs: int
     delta: float
     examples_per_patient: int | None
 
@@ -306,7 +296,6 @@ def read_own(
     steps: int | None,
     epochs: int | None,
     delta: float,
-    cycle: int | None = None,
     examples_per_patient: int | None = None,
 ) -> OwnNumbers:
     """Return a user's numbers, or refuse one that is missing, out of range, or contradicted."""
@@ -336,13 +325,9 @@ def read_own(
         whole = examples // batch_size if batch_size and examples and sampling == "uniform" else 0
         steps = epochs * whole or round(epochs / sample_rate)
     assert steps is not None
-    number, cycle = examples or UNKNOWN_RECORDS, cycle or 1
-    fits = cycle == 1 or (sampling == "poisson" and sample_rate * cycle <= 1)
-    rule = "needs Poisson sampling, and at most 1 / sample rate subsets"
-    require(fits, "--cycle", cycle, rule)
-    drawn = Sampling(sampling, sample_rate * cycle, sample_rate * number, number, cycle)
-    epochs = epochs or max(1, round(steps * sample_rate))
-    return OwnNumbers(drawn, steps, epochs, delta, examples_per_patient)
+    number = examples or UNKNOWN_RECORDS
+    drawn = Sampling(sampling, sample_rate, sample_rate * number, number)
+    return OwnNumbers(drawn, steps, delta, examples_per_patient)
 
 
 class Answer(NamedTuple):
@@ -366,57 +351,32 @@ class Bound(NamedTuple):
     at_least: Callable[[Mechanism, int, float], float] | None = None
 
 
-def answer(
-    given: OwnNumbers, sigma: float | None, target: float | None, accountant: str | None
-) -> Sheet:
-    """Return ε at σ by every accountant, or by one; or the σ of a target ε by one (default pld).
+def answer(given: OwnNumbers, sigma: float | None, target: float | None) -> Sheet:
+    """Return ε at σ by every accountant, or the σ of a target ε by pld.
 
-    Bounds have a line for each convention of noise, a paper's accountant has one: what it would
-    claim. With `examples_per_patient`, pld meets the target for a patient.
+    There is a line for each convention of noise. With `examples_per_patient`, the target is met for
+    a patient.
     """
+    bounds = _bounds(given)
     if target is None:
         allowed = sigma == 0 or LEAST_NOISE <= (sigma or 0.0) <= MOST_NOISE
         require(allowed, "--sigma", sigma, "must be 0, or lie in 0.0001 to 1000000")
     else:
         require(0 < target < math.inf, "--target-epsilon", target, "must be positive and finite")
-        accountant = accountant or "pld"
-
-    def noise_for(epsilon_at: Callable[[float], float]) -> float:
-        if target is None:
-            return sigma or 0.0
-        try:
-            return solve(target, epsilon_at)
-        except ValueError as error:
-            raise UserError(f"--target-epsilon={target:g}: {error}.") from None
-
-    if accountant is not None and accountant not in answer_for_mechanisms():
-        claimed = partial(_claim, given, accountant)
-        found = noise_for(claimed)
-        remark = "what this convention would claim"
-        claim = Answer("as claimed", found, found, accountant, claimed(found), remark)
-        return _show_answers(given, [claim])
-    bounds = [one for one in _bounds(given) if accountant in (None, one.accountant)]
-    if target is not None:
-        bounds = [one for one in bounds if one.remark != OF_PART][-1:]  # a patient's is last
+        # a patient's is last
+        bounds = [one for one in bounds if one.accountant == "pld" and one.remark != OF_PART][-1:]
     answers = []
     for noise, bound in product(CONVENTIONS, bounds):
         bounded = partial(_bound, given, noise, bound.epsilon)
-        found = noise_for(bounded)
+        try:
+            found = sigma or 0.0 if target is None else solve(target, bounded)
+        except ValueError as error:
+            raise UserError(f"--target-epsilon={target:g}: {error}.") from None
         z = mechanism_of(noise, 1.0, found, given.sampling).z
         low = _bound(given, noise, bound.at_least, found) if bound.at_least else None
         line = Answer(noise, found, z, bound.accountant, bounded(found), bound.remark, low)
         answers.append(line)
     return _show_answers(given, answers)
-
-
-def _claim(given: OwnNumbers, accountant: str, sigma: float) -> float:
-    """Return the ε that a paper's accountant would claim at σ."""
-    lookup("accountant", accountant)
-    if given.sampling.records == UNKNOWN_RECORDS:
-        raise UserError(f"--accountant={accountant}: {NEEDS_RECORDS}")
-    s, steps = given.sampling.of_one(given.steps)
-    claim = Claim(sigma, s.sample_rate, steps, given.delta, s.records, given.epochs)
-    return claimed_epsilon(accountant, claim)
 
 
 def _bound(
@@ -449,9 +409,8 @@ def _bounds(given: OwnNumbers) -> list[Bound]:
 def _show_answers(given: OwnNumbers, answers: list[Answer]) -> Sheet:
     """Return the answers ready to show; the numbers, six digits each, have their setting beside."""
     s = given.sampling
-    turns = f" in one step of {s.cycle}" if s.cycle > 1 else ""
     title = (
-        f"{s.scheme} sampling, q {s.sample_rate:g}{turns}, {given.steps:,} steps, "
+        f"{s.scheme} sampling, q {s.sample_rate:g}, {given.steps:,} steps, "
         f"δ {given.delta:g}; neighbours: {s.adjacency.replace('_', ' ')}"
     )
     rows = [

@@ -12,7 +12,7 @@ from zdp_bench.errors import UserError
 GROUP = "understand"
 HELP = "compute ε from a few numbers, or list every ε of the papers"
 SETTING = (
-    *("sample_rate", "batch_size", "examples", "steps", "epochs", "cycle"),
+    *("sample_rate", "batch_size", "examples", "steps", "epochs"),
     "examples_per_patient",
 )
 
@@ -28,11 +28,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         (parser, "examples", "N", int, "training examples"),
         (long, "steps", "T", int, "steps of training"),
         (long, "epochs", "E", int, "instead of steps"),
-        (
-            *(parser, "cycle", "B", int),
-            "Poisson samples of B subsets in turn, as in algorithm=band_mf",
-        ),
-        (parser, "accountant", "NAME", str, "only this one; see `zdp-bench list accountants`"),
         (
             *(parser, "examples-per-patient", "K", int),
             "also the ε of a patient or image with K examples",
@@ -57,7 +52,7 @@ def run(options: argparse.Namespace) -> int:
 
     names = (*SETTING, "delta", "sampling")
     given = epsilon.read_own(**{name: getattr(options, name) for name in names})
-    sheet = epsilon.answer(given, options.sigma, options.target_epsilon, options.accountant)
+    sheet = epsilon.answer(given, options.sigma, options.target_epsilon)
     print_sheet(sheet, options.format)
     return 0
 
@@ -68,7 +63,7 @@ def _print_papers(options: argparse.Namespace) -> int:
     from zdp_bench.training.interrupts import require_writable
 
     require_writable(options.results)
-    for name in (*SETTING, "accountant"):
+    for name in SETTING:
         if getattr(options, name) is not None:
             raise UserError(
                 f"--{name.replace('_', '-')} alone is not enough: add --sigma or --target-epsilon."
