@@ -82,7 +82,7 @@ def test_the_report_agrees_with_the_run(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(
     ("recipe", "shown"),
-    [("phasemnist", "7.27 of an image with 2 examples"), ("mnist", "1 example")],
+    [("phasemnist", "7.27, for an image with 2 examples"), ("mnist", "1 example")],
 )
 def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
     report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)

@@ -11,9 +11,9 @@ from zdp_bench.privacy.memory import remember
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
 
-COLUMNS = ("data set", "digest", "noise", "runs", "ε together", "ε of a unit", "unit", "δ")
+COLUMNS = ("data set", "digest", "noise", "runs", "total ε", "ε per unit", "unit", "δ")
 HOW = (
-    "ε together: the tight ε of the line's runs, composed; it is less than the sum of their ε. "
+    "total ε: the tight ε of the line's runs, composed; it is less than the sum of their ε. "
     "Seeded noise protects against those who cannot compute it, secure noise against everyone."
 )
 TOGETHER = (
@@ -72,7 +72,7 @@ def say_together(spendings: Sequence[Spending]) -> list[str]:
         if len(group) > 1:
             found = _shown(line["epsilon"]) or "not known"
             of_unit = _shown(line["epsilon_unit"])
-            owner = f", of one {line['unit']} {of_unit}" if of_unit else ""
+            owner = f", per {line['unit']} {of_unit}" if of_unit else ""
             said.append(
                 f"Tight ε of these {len(group)} runs on {line['dataset']} together: {found}{owner} "
                 f"(δ {line['delta']:g}); `zdp-bench budget` counts earlier ones too."

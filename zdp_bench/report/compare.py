@@ -66,7 +66,7 @@ FACTS: dict[str, Callable[[Record], str]] = {
     "data": lambda run: f"{run['data']['name']}, {run['data']['provenance']}",
     "tight ε": lambda run: epsilon(run["privacy"]["epsilon_tight"]),
     "claimed ε": lambda run: epsilon(run["privacy"]["epsilon_claimed"]),
-    "ε of a unit": lambda run: epsilon(run["privacy"].get("epsilon_patient")),
+    "ε per unit": lambda run: epsilon(run["privacy"].get("epsilon_patient")),
     "δ": lambda run: f"{run['privacy']['delta']:g}",
     "z": lambda run: f"{run['privacy']['z']:.4g}",
     "steps": lambda run: f"{run['privacy']['steps']:,}",

@@ -48,18 +48,17 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
         "noise": f"σ = {privacy['noise_multiplier']:.4g}, z = {privacy['z']:.4g} "
         "(in the weakest direction)",
         "claimed ε": f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
-        "tight ε": f"{epsilon(privacy['epsilon_tight'])} of {name_one(of)} "
-        f"at δ = {privacy['delta']:g}",
-        f"{unit} ε": f"{epsilon(privacy['epsilon_patient'])} of {owner}",
+        "tight ε": f"{epsilon(privacy['epsilon_tight'])} per {of} at δ = {privacy['delta']:g}",
+        f"ε per {unit}": f"{epsilon(privacy['epsilon_patient'])}, for {owner}",
     }
     if (part := privacy["epsilon_part"]) is not None:
-        facts["example ε"] = f"{epsilon(part)} of one of {name_one(unit)}'s examples"
+        facts["ε per example"] = f"{epsilon(part)}, for one of {name_one(unit)}'s examples"
     if privacy["max_epsilon"]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
     if cost:
         facts["cost"] = (
             f"{duration(cost['seconds'])} and {size(cost['bytes'])} "
-            f"({cost['measured_on']}), evaluation apart"
+            f"({cost['measured_on']}), without evaluation"
         )
     return [list(fact) for fact in facts.items()]
 
@@ -71,7 +70,7 @@ def _sampling(of: dict[str, Any], unit: str) -> str:
         "poisson": f"Poisson, each {unit} with probability {of['sample_rate']:.4g}{cycle}, "
         f"{batch:.4g} expected",
         "uniform": f"{batch:.0f} of {of['records']:,} {unit}s, without replacement",
-        "shuffled": f"shuffled, {batch:.0f} at a time; has no ε",
+        "shuffled": f"shuffled, {batch:.0f} at a time; not private",
         "full": f"every {unit} at every step",
     }[of["scheme"]]
     neighbours = of["adjacency"].replace("_", " ")

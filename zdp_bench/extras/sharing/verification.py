@@ -223,7 +223,7 @@ def _compare_each(
     """Compare stated values with those computed again, where there are any."""
     for key, value in stated.items():
         if key in unsaid:
-            yield Check(f"{where}.{key}", "not checked", "it is nowhere else")
+            yield Check(f"{where}.{key}", "not checked", "nothing else confirms it")
         else:
             yield _compare(f"{where}.{key}", again.get(key), value)
 
