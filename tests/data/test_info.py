@@ -44,7 +44,7 @@ RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
     ("roahd", {}, (90, 10, 1)),
     ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
     ("fastmri", {}, (34_742, 7_135, 50)),
-    ("msd", {"test_per_patient": 64}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
+    ("msd", {}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
     (
         "msd",
         {"task": "brain", "validation_share": 0.0, "max_per_patient": 5},

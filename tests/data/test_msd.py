@@ -70,7 +70,7 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
     channels = np.zeros((*GRID, 2), np.int16)
     for path in nifti.paths_of(root / FOLDER / "imagesTr"):
         nifti.write(path, channels, SPACING)
-    second = Msd(size=32, channel=1, window=[0, 1], max_per_patient=2, **SHARES)
+    second = Msd(size=32, channel=1, max_per_patient=2, **SHARES)
     assert len(second.load(root).train) == 4
     with pytest.raises(UserError, match="msd_synthetic"):
         Msd(task="spleen").load(root)

@@ -31,7 +31,6 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("mri_sequences", {"validation_patients": 3}, "patients=3: leaves 0 patients to test"),
     ("mri_sequences_from_volumes", {"test_share": 0.0}, "dataset.test_share=0.0: leaves 5 volumes"),
     ("msd", {"task": "livr"}, "Did you mean 'liver'"),
-    ("msd", {"window": [3.0]}, "at least 2 items"),
     ("msd", {"test_share": 0.0}, "none of 5 volumes to test"),
     ("msd", {"test_share": 1.0, "validation_share": 0.0}, "none of 5 volumes to train"),
     ("msd", {"channel": 3}, "dataset.channel=3: .*liver_0.* has 1 channels"),

@@ -36,7 +36,6 @@ from zdp_bench.data import (
     Pixels,
     PublicShare,
     Splits,
-    Window,
     nifti,
 )
 from zdp_bench.data.augmentation import Affine
@@ -138,17 +137,11 @@ def _read_headers(image: Path, label: Path) -> nifti.Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Decathlon(Dataset):
-    """A task of the decathlon under the data root, split by volume.
-
-    Attributes:
-        window: (low, high) in the file's units, to 0 and 255; None: the card's.
-        channel: which of a file's channels.
-    """
+    """A task of the decathlon under the data root, split by volume; of one of a file's channels."""
 
     array: ClassVar[str]  # the folder in the cache
 
     task: str
-    window: Window | None = None
     channel: Annotated[int, Ge(0)] = 0
     validation_share: PublicShare
     test_share: float
@@ -157,8 +150,6 @@ class Decathlon(Dataset):
     def __post_init__(self) -> None:
         if self.task not in TASKS:
             raise unknown("dataset.task", self.task, TASKS)
-        rising = self.limits is None or self.limits[0] < self.limits[1]
-        require(rising, "dataset.window", self.window, "must be [low, high] with low < high")
 
     @property
     def sides(self) -> tuple[int, ...]:
@@ -179,8 +170,8 @@ class Decathlon(Dataset):
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The window that is given, or the card's; a task without units has none."""
-        window = self.window or card("msd").windows.get(self.task)
+        """The intensities that become 0 and 255, by the card; a task without units has none."""
+        window = card("msd").windows.get(self.task)
         return (float(window[0]), float(window[1])) if window else None
 
     def split(self, volumes: int) -> dict[str, list[int]]:
@@ -261,8 +252,7 @@ class Msd(Decathlon):
     fit: resize (a slice is stretched to the square) or pad (it keeps its pixels, made square as the
         finer side is, and is put in the middle).
     max_per_patient: at most so many slices of a volume are trained on, spread evenly: bounds what a
-        patient contributes.
-    test_per_patient: the same for testing. null: all slices, so that Dice is that of whole volumes.
+        patient contributes. All are tested on, so that Dice is that of whole volumes.
     """
 
     array: ClassVar[str] = "slices"
@@ -271,7 +261,6 @@ class Msd(Decathlon):
     size: Pixels = 256
     fit: Literal["resize", "pad"] = "resize"
     max_per_patient: Most = SLICES
-    test_per_patient: Most = None
     validation_share: PublicShare = 0.076
     test_share: float = 0.305
     augment: bool = True
@@ -284,7 +273,7 @@ class Msd(Decathlon):
     def most(self) -> dict[str, int | None]:
         """The most slices of one volume that each part uses."""
         bound = self.max_per_patient
-        return {"train": bound, "validation": bound, "test": self.test_per_patient}
+        return {"train": bound, "validation": bound, "test": None}
 
     def count(self, thickness: int, part: str) -> int:
         return min(self.most[part] or thickness, thickness)
