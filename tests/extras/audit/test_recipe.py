@@ -152,7 +152,7 @@ def test_a_recipe_with_broken_noise_is_caught(
     monkeypatch: pytest.MonkeyPatch, spoil: Callable[[Tensor], Tensor], runs_too: bool
 ) -> None:
     weakened(monkeypatch, spoil)
-    assert attack_recipe_release(subject(), 0.99, 800)[0].verdict == "flagged"
+    assert attack_recipe_release(subject(), 0.99, 1200)[0].verdict == "flagged"
     if runs_too:
         finding = attack_with_gradients(subject(), 0.99, 400, 1000)
         assert finding.verdict == "flagged", finding
@@ -195,7 +195,7 @@ def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 800)
+    worst, hostile = attack_recipe_release(subject("algorithm.gradients=reference"), 0.99, 1200)
     # noise and mechanism agree; it is the contributions that are too large
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged"
@@ -212,7 +212,7 @@ def test_clipping_of_records_that_is_sold_as_clipping_of_patients_is_caught(
     with pytest.raises(UserError, match="does not fit the way"):
         subject(*PATIENTS)
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])
-    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 800)
+    worst, hostile = attack_recipe_release(subject(*PATIENTS), 0.99, 1200)
     assert worst.verdict == "passes"
     assert hostile.verdict == "flagged", hostile
     assert "hostile patients" in hostile.case

@@ -298,16 +298,11 @@ class Features:
 
 @dataclass(frozen=True)
 class StatedClaim:
-    """A claim to attack.
-
-    Attributes:
-        epsilon: δ -> the ε that is claimed for it.
-        deltas: for which δ the claim holds.
-    """
+    """A claim to attack."""
 
     text: str
-    epsilon: Callable[[float], float]
-    deltas: tuple[float, ...]
+    epsilon: Callable[[float], float]  # δ -> the ε that is claimed for it
+    deltas: tuple[float, ...]  # for which the claim holds
 
     @staticmethod
     def read(claimed: Mapping[str, float], replaced: bool = False) -> StatedClaim:

@@ -102,26 +102,26 @@ class Coordinates:
 
     def of(self, sums: dict[str, Tensor]) -> Tensor:
         """Return the vector of the blocks' tensors, [size]."""
-        return torch.cat([self._of_block(block, sums[block.name]) for block in self.blocks])
-
-    def _of_block(self, block: Block, value: Tensor) -> Tensor:
-        if block.noise == "hermitian":
-            return torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real.flatten()
-        return (torch.view_as_real(value.resolve_conj()) if value.is_complex() else value).flatten()
+        parts = []
+        for block in self.blocks:
+            value = sums[block.name]
+            if block.noise == "hermitian":
+                value = torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real
+            value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            parts.append(value.flatten())
+        return torch.cat(parts)
 
     def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
         """Add a vector, [size], to the blocks' tensors."""
         for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
             # A copy: torch may crash on a complex view of memory that is not aligned for it.
             part = vector[start : start + size].to(to[block.name].real.dtype, copy=True)
+            if self._two_parts(block):
+                part = torch.view_as_complex(part.view(*block.shape, 2))
+            part = part.view(block.shape)
             if block.noise == "hermitian":
-                to[block.name] += torch.fft.fftn(
-                    part.view(block.shape), dim=block.fft_dims, norm="ortho"
-                )
-            elif self._two_parts(block):
-                to[block.name] += torch.view_as_complex(part.view(*block.shape, 2))
-            else:
-                to[block.name] += part.view(block.shape)
+                part = torch.fft.fftn(part, dim=block.fft_dims, norm="ortho")
+            to[block.name] += part
 
     def kinds(self) -> np.ndarray:
         """Number the coordinates by block and part, [size]: one number should get one noise."""

@@ -151,9 +151,7 @@ def attack_release(
 ) -> tuple[float, str]:
     """Return a lower bound on ε, and its counts, from `trials` releases of each neighbour.
 
-    Args:
-        shift: the difference of the neighbours' sums, if the adversary knows it; else it is
-            learned.
+    `shift` is the difference of the neighbours' sums if the adversary knows it; else it is learned.
     """
     without, with_it = (release(present, trials).double().numpy() for present in (False, True))
     learned = max(2, round(LEARNED * trials))
@@ -223,9 +221,7 @@ def score(
 ) -> tuple[Scores, Scores]:
     """Return scores of the first `learned` releases, which teach the direction, and the others.
 
-    Args:
-        without, with_it: [releases, features].
-        shift: as in `attack_release`.
+    `without` and `with_it` are [releases, features], `shift` is as in `attack_release`.
     """
     direction = _least_noisy_direction(without[:learned], with_it[:learned], shift)
     one, other = without @ direction, with_it @ direction
@@ -253,9 +249,6 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
 
     That is where P[hit] − e^ε P[false alarm] − δ is most standard errors above 0. A bound on ε
     would be 0 for most δ while scores are few, and so could not choose.
-
-    Args:
-        claimed: δ -> the ε claimed for it.
     """
     n = len(scores.without)
 

@@ -150,10 +150,7 @@ def opacus(
     """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's.
 
     Real networks only: its complex gradients are wrong (a missing conjugate; ghost norms too
-    small).
-
-    Args:
-        whole: batches are those of its own loader, else always the same.
+    small). `whole`: batches are those of its own loader, else always the same.
     """
     # from Opacus's own hooks on a first layer
     warnings.filterwarnings("ignore", message="Full backward hook is firing")

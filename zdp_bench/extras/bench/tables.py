@@ -64,9 +64,7 @@ def compare(
 ) -> Iterator[Row]:
     """Compare sides, which are dropped from `steps` once they are timed.
 
-    Args:
-        paper: the paper's own ratio of private to non-private, or of complex to real.
-        peak: measures the peak memory of a side.
+    `paper` is the paper's own ratio of private to non-private, or of complex to real.
     """
     deviations = require_agreement(steps)
     base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
@@ -224,12 +222,7 @@ TABLES: dict[str, Callable[[bool], Iterator[Row]]] = {
 
 
 def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[Row]]:
-    """Measure one of `TABLES`; yield the rows of each case once they are written.
-
-    Args:
-        quick: smaller models, batches and fewer rounds: all tables in under two minutes on two
-            cores.
-    """
+    """Measure one of `TABLES`; yield the rows of each case once they are written."""
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
     for _, rows in groupby(TABLES[table](quick), key=itemgetter("case")):

@@ -21,16 +21,10 @@ BOUND, RATE = 1.0, 1e-3
 
 @dataclass(frozen=True)
 class Step:
-    """One side of a comparison, ready to run.
+    """One side of a comparison, ready to run."""
 
-    Attributes:
-        run: takes the step that is timed.
-        answer: returns what the step computes before noise; sides that compute the same must agree
-            in it.
-    """
-
-    run: Callable[[], object]
-    answer: Callable[[], Tensor]
+    run: Callable[[], object]  # takes the step that is timed
+    answer: Callable[[], Tensor]  # what it computes before noise, in which sides must agree
 
 
 @dataclass(frozen=True)

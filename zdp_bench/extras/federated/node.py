@@ -55,14 +55,13 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     patients, patient_of = np.unique(owners, return_inverse=True)
     rule = f"the training set has only {len(patients):,} patients"
     require(nodes <= len(patients), "federated.nodes", nodes, rule)
-    node_of = np.empty(len(patients), dtype=np.int64)
-    node_of[np.random.default_rng(stream(seed, "partition")).permutation(len(patients))] = (
-        np.arange(len(patients)) % nodes
+    node_of, rng = (
+        np.empty(len(patients), np.int64),
+        np.random.default_rng(stream(seed, "partition")),
     )
-    return [
-        Part(data.train, torch.from_numpy(np.flatnonzero(node_of[patient_of] == node)))
-        for node in range(nodes)
-    ]
+    node_of[rng.permutation(len(patients))] = np.arange(len(patients)) % nodes
+    rows = [np.flatnonzero(node_of[patient_of] == node) for node in range(nodes)]
+    return [Part(data.train, torch.from_numpy(own)) for own in rows]
 
 
 # ----------------------------------------------------------------------------------------- one node
@@ -177,12 +176,7 @@ class Node:
         }
 
     def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
-        """Make the mechanism and open the ledger.
-
-        Args:
-            run: the digest that names the run's folder.
-            at_least: how far this node's ledger had come when the server last saw it.
-        """
+        """Make the mechanism and open the ledger, which had come `at_least` so far."""
         site = self.site
         own = replace(site.setup, data=replace(site.data, train=self.records))
         self.setup = own.with_plan(steps_of(site.config, self.units, rounds))

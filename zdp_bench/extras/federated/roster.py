@@ -92,12 +92,11 @@ class Roster:
         sizes: Sequence[int] | None,
         known: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """Start with the nodes known from a checkpoint.
+        """Start with the nodes that `saved` left in a checkpoint.
 
         Args:
             expected: what every node must say when it joins, such as its experiment's digest.
             sizes: how many records each node must have; None: as many as it says.
-            known: from a checkpoint, what `saved` gave.
         """
         self.grid, self.nodes = grid, config.federated.nodes or 1
         self.steps_a_round = config.federated.local_steps
@@ -146,12 +145,9 @@ class Roster:
             time.sleep(PAUSE)
 
     def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
-        """Ask every node, also later ones, to make its mechanism and open its ledger.
+        """Ask every node, also later ones, to make its mechanism, of this digest, and its ledger.
 
         No node is present until it has answered.
-
-        Args:
-            mechanisms: the digest of the mechanism that each node must come to.
         """
         self._told, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
         self._most = MOST_RUNS * rounds * self.steps_a_round

@@ -33,13 +33,8 @@ from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.messages import (
-    Malformed,
-    checked_values,
-    content,
-    digest,
-    tensors_of,
-)
+from zdp_bench.extras.federated import messages
+from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
@@ -64,14 +59,10 @@ SQUARED = 1e18  # a norm whose square is a float32
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a server works on.
-
-    Attributes:
-        data: the test set; with `patients=split` also the training set that is split.
-    """
+    """What a server works on."""
 
     config: Run
-    data: Splits
+    data: Splits  # the test set; with `patients=split` also the training set that is split
     run: str
     home: Path
     device: torch.device
@@ -188,7 +179,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     def take_round(round_: int) -> bool:
         """Ask the nodes for a round and take its step; return False if a signal came instead."""
         weights = {name: parameter.detach() for name, parameter in parameters.items()}
-        of = digest(weights)
+        of = messages.digest(weights)
         if not affordable(asked.releases + (not asked.holds(round_, of))):
             raise BudgetExceeded  # no node has to spend on a round that would not count
         if not roster.wait_for(least, patience, given.asked_to_stop):
@@ -198,7 +189,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
             return False
         asked.append(round_, of)  # before any node is asked
         roster.asked = asked.releases
-        answers = roster.round(content({"round": round_}, weights), round_, patience)
+        answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
         releases, reasons = valid_releases(roster, answers, round_, weights, limits)
         if len(releases) < least:
             save()
@@ -238,10 +229,10 @@ def valid_releases(
         try:
             if answer.has_error():
                 raise Malformed(reason_of(answer))
-            values = checked_values(answer, SPENT | {"round": int})
+            values = messages.checked_values(answer, SPENT | {"round": int})
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
-            release = tensors_of(answer, like)
+            release = messages.tensors_of(answer, like)
             real = (torch.view_as_real(t) if t.is_complex() else t for t in release.values())
             norms = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in real)
             norm = math.hypot(*map(float, norms))

@@ -71,8 +71,7 @@ def draw_panels(
     Args:
         points: columns panel, curve, x, values (a list) and y (the label of the axis), and perhaps
             `printed`, numbers to show as stars.
-        share: whether all panels have one y axis.
-        log: whether x is logarithmic.
+        share: all panels have one y axis; `log`: x is logarithmic.
     """
     titles, curves = ([*dict.fromkeys(points[of])] for of in ("panel", "curve"))
     columns = min(columns, len(titles))

@@ -12,14 +12,7 @@ from matplotlib.figure import Figure
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.extras.figures.drawing import (
-    COLOURS,
-    MARKERS,
-    STYLE,
-    WIDTH,
-    curve_style,
-    draw_panels,
-)
+from zdp_bench.extras.figures import drawing
 from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
 
@@ -36,7 +29,7 @@ def draw(name: str, folder: Path) -> Figure:
     }
     if name not in drawings:
         raise unknown("figure", name, drawings)
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawing.STYLE):
         return drawings[name](name, folder)
 
 
@@ -76,7 +69,9 @@ def draw_paper(name: str, folder: Path) -> Figure:
         points[[panel.endswith(part) for part in points["panel"]]].assign(panel=panel)
         for panel in panels_of([*points["panel"]])
     ]
-    return draw_panels(pd.concat(shown), of.label, columns=of.columns or 4, share=True, log=of.log)
+    return drawing.draw_panels(
+        pd.concat(shown), of.label, columns=of.columns or 4, share=True, log=of.log
+    )
 
 
 def panels_of(parts: Sequence[str]) -> list[str]:
@@ -94,20 +89,20 @@ def draw_ours(name: str, folder: Path) -> Figure:
     metrics = zip(points["metric"], points["values"], strict=True)
     points["values"] = [[names.scale(metric) * x for x in values] for metric, values in metrics]
     named = {"curve": points["variant"].map(names.algorithm), "y": points["metric"].map(names.axis)}
-    return draw_panels(points.assign(panel=points["row"], **named), "tight ε", log=True)
+    return drawing.draw_panels(points.assign(panel=points["row"], **named), "tight ε", log=True)
 
 
 def draw_kept(points: pd.DataFrame) -> Figure:
     """Draw a line for each row of a table, with a mark at what is kept at each ε."""
     rows = [*dict.fromkeys(points["row"])]
-    figure = Figure(figsize=(WIDTH, 1 + 0.28 * len(rows)))
+    figure = Figure(figsize=(drawing.WIDTH, 1 + 0.28 * len(rows)))
     axes = figure.subplots()
     axes.axvline(100, color="0.4", linewidth=1, linestyle="-", label="non-private")
     kept = points.assign(kept=100 * points["kept"].astype(float), at=points["row"].map(rows.index))
     least = kept.groupby("at")["kept"].min()
     axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
     for place, (x, of) in enumerate(kept.groupby("x")):
-        style = curve_style(place) | {"linestyle": "none"}
+        style = drawing.curve_style(place) | {"linestyle": "none"}
         axes.plot(of["kept"], of["at"], label=f"ε = {x:g}", **style)
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
@@ -123,9 +118,9 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
     finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
-    figure = Figure(figsize=(WIDTH, 0.75 * WIDTH))
+    figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
-    for marker, (paper, points) in zip(MARKERS, finite.groupby("paper"), strict=False):
+    for marker, (paper, points) in zip(drawing.MARKERS, finite.groupby("paper"), strict=False):
         label = papers.titles().get(str(paper), str(paper))
         axes.plot(points["printed"], points["tight"], marker, label=label, linestyle="none")
     both = finite[["printed", "tight"]].to_numpy()
@@ -161,14 +156,14 @@ def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequenc
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))
     curve = frame[by].map(str).agg(", ".join, axis=1)
     drawn = pd.DataFrame({"x": numbers, "y": y * names.scale(metric), "curve": curve}).dropna()
-    if (many := drawn["curve"].nunique()) > len(COLOURS):
+    if (many := drawn["curve"].nunique()) > len(drawing.COLOURS):
         raise UserError(
-            f"--by {','.join(by)}: has {many} values, and a figure shows {len(COLOURS)}. Choose "
-            "another column, or draw fewer runs: --runs COLUMN=VALUE."
+            f"--by {','.join(by)}: has {many} values, and a figure shows {len(drawing.COLOURS)}. "
+            "Choose another column, or draw fewer runs: --runs COLUMN=VALUE."
         )
     points = drawn.groupby(["curve", "x"])["y"].agg(list).rename("values").reset_index()
     finite = points.loc[points["x"] < math.inf, "x"]
     log = bool(finite.min() > 0 and finite.max() >= SPREAD * finite.min())
-    with mpl.rc_context(STYLE):
+    with mpl.rc_context(drawing.STYLE):
         points = points.assign(panel="", y=names.axis(metric))
-        return draw_panels(points, x.replace("_", " "), log=log)
+        return drawing.draw_panels(points, x.replace("_", " "), log=log)

@@ -123,11 +123,8 @@ class Folder(Form, Dataset):
         owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in found.items)
         pairs = ":reference" if found.target == "reference" else ""
         classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
-        what = {
-            "label": f"classes {classes}",
-            "mask": "one mask: all non-zero values",
-            "reference": "a reference for each image",
-        }[found.target]
+        what = {"mask": "one mask: all non-zero values", "reference": "a reference for each image"}
+        said = what.get(found.target, f"classes {classes}")
         return Splits(
             take("train"),
             take("test"),
@@ -135,7 +132,7 @@ class Folder(Form, Dataset):
             outputs=len(found.classes) or 1,
             provenance="own",
             digest=files.digest(f"{content}:{owners}:{self.pixels}:{self.augment}{pairs}"),
-            notes="; ".join(filter(None, [what, files.note_skipped(found.skipped)])),
+            notes="; ".join(filter(None, [said, files.note_skipped(found.skipped)])),
             augment=augmentation(self.augment, (0 - mean) / deviation),
             augment_targets=None if found.classes else augmentation(self.augment, 0),
             validation=validation if len(validation) else None,
@@ -155,19 +152,13 @@ class Folder(Form, Dataset):
         """Read every file that is listed, with its mask or reference."""
         if self.path is None:
             return
-        told = False  # of files that no option is given for, once
+        picture, told = readers.PICTURE, False  # of files that no option is given for, once
         for item in listing.find_items(Path(self.path), self.patient, self.columns, self.values):
-            for path, problem in files.try_each(
-                [p for p in (item.path, item.partner) if p], readers.check
-            ):
-                if (
-                    path == item.path
-                    and not (problem or told)
-                    and readers.fits(path, readers.PICTURE)
-                ):
-                    ((_, problem),) = files.try_each(
-                        [path], lambda p: readers.PICTURE.inspect(p, self)
-                    )
+            paths = [path for path in (item.path, item.partner) if path]
+            for path, problem in files.try_each(paths, readers.check):
+                is_sound = path == item.path and not problem
+                if is_sound and not told and readers.fits(path, picture):
+                    ((_, problem),) = files.try_each([path], lambda p: picture.inspect(p, self))
                     told = bool(problem)
                 yield path, problem
 
@@ -290,8 +281,7 @@ class Folder(Form, Dataset):
     ) -> Tensor:
         """Return the examples of `paths`, one a file, in one array [n, *shape].
 
-        Args:
-            name: of the cache, in which `content`, their digest, is the key.
+        It is cached as `name`, by `content`, their digest.
         """
         shape = (sum(map(len, found.used)), *kind.shape(self))
 

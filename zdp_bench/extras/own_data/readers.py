@@ -27,19 +27,7 @@ HEADER = ".hea"  # of WFDB, whose text has no mark of its own
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """What a file becomes: sizes and public constants. None is computed from the data.
-
-    Attributes:
-        size, fit: pixels along a side, and how an image becomes a square.
-        channels: of an image, a volume or a recording.
-        window: (low, high) in the file's units, shown as black and white; None: as a picture says,
-            and of a scan each plane's own 1st and 99th percentile.
-        depth: planes of a volume that are one example together; None: each plane is an example.
-        length: samples of a recording, which is cut or padded with zeros.
-        rate: samples a second that every recording must have.
-        leads: names of a WFDB record's signals; None: its first.
-        spectrum: samples of a short-time Fourier window; None: the samples themselves.
-    """
+    """What a file becomes: the options that `datasets/folder.yaml` explains, public constants."""
 
     size: Annotated[int, Interval(ge=1, le=4096)] = 64
     fit: Fit = "resize"
@@ -80,17 +68,11 @@ class Form:
 
 @dataclass(frozen=True)
 class Facts:
-    """The facts in a file's header.
+    """The facts in a file's header."""
 
-    Attributes:
-        extent: rows and columns (and planes) of an image or its mask.
-        examples: how many the file makes.
-        files: everything that its content is in; none: the file alone.
-    """
-
-    extent: tuple[int, ...] = ()
-    examples: int = 1
-    files: tuple[Path, ...] = ()
+    extent: tuple[int, ...] = ()  # rows and columns (and planes) of an image or its mask
+    examples: int = 1  # that the file makes
+    files: tuple[Path, ...] = ()  # everything that its content is in; none: the file alone
 
 
 # --------------------------------------------------------------------------------------- NIfTI
@@ -224,7 +206,6 @@ class Kind:
         channels: how many an image may have; None: any number.
         mask: the kind of a mask's file; None: it has no masks.
         is_image: whether its examples are bytes of pixels.
-        is_mask: whether they are masks.
         version: counts up when the same file is read as other numbers.
     """
 

@@ -151,12 +151,9 @@ def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Recor
             return {"state": "failed"}
         raise UserError(f"trial {number + 1}: {error}") from None
     score = record["validation"].get(metric, math.nan)
-    return {
-        "state": "done",
-        "score": score if math.isfinite(score) else None,
-        "test": record["metrics"].get(metric),
-        "epsilon_tight": record["privacy"]["epsilon_tight"],
-    }
+    score, spent = score if math.isfinite(score) else None, record["privacy"]["epsilon_tight"]
+    test = record["metrics"].get(metric)
+    return {"state": "done", "score": score, "test": test, "epsilon_tight": spent}
 
 
 def spend(config: Run, data: Splits) -> Spent:

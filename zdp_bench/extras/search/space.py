@@ -38,9 +38,7 @@ class Search:
     """What is asked of a search.
 
     Attributes:
-        fixed: the words that every trial shares.
-        searched: the key of each other word and its values.
-        trials: how many.
+        fixed: the words that every trial shares; `searched` has the keys and values of the others.
         epsilon: the whole search stays within it, by the noise it gives each trial; None: each
             trial has the noise of its configuration.
         metric: by which the best is chosen; None: the task's headline.

@@ -6,11 +6,10 @@
 from __future__ import annotations
 
 import math
-from functools import cache
 from typing import Any
 
 import yaml
-from jinja2 import Environment, PackageLoader, Template
+from jinja2 import Environment, PackageLoader
 
 from zdp_bench.data.files import card as data_card
 from zdp_bench.errors import UserError
@@ -46,12 +45,12 @@ STATED = (
 )
 
 
-@cache
-def _template() -> Template:
-    loader = PackageLoader("zdp_bench.extras.sharing")
-    return Environment(
-        loader=loader, trim_blocks=True, lstrip_blocks=True, keep_trailing_newline=True
-    ).get_template("card.md")
+_TEMPLATES = Environment(
+    loader=PackageLoader("zdp_bench.extras.sharing"),
+    trim_blocks=True,
+    lstrip_blocks=True,
+    keep_trailing_newline=True,
+)
 
 
 def card(source: Source) -> str:
@@ -60,20 +59,8 @@ def card(source: Source) -> str:
     about = _of_loop(source) if own else _of_run(source)
     verdict = NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else VERDICTS[about["kind"]]
     head = yaml.safe_dump(to_json(_head(source, about)), sort_keys=False, allow_unicode=True)
-    return _template().render(
-        **about,
-        own=own,
-        head=head,
-        verdict=verdict,
-        source=source,
-        privacy=privacy,
-        sampling=privacy["sampling"],
-        data=source["data"],
-        start=source.get("start"),
-        behind=source.get("representation"),
-        epsilon=epsilon,
-        interval=interval,
-    )
+    given = {"source": source, "own": own, "head": head, "verdict": verdict, **about}
+    return _TEMPLATES.get_template("card.md").render(given, epsilon=epsilon, interval=interval)
 
 
 def _of_loop(report: Source) -> dict[str, Any]:
@@ -117,13 +104,10 @@ def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
     """Return the head, without results that have no number: hubs reject those."""
     privacy, metrics, data = source["privacy"], source["metrics"], source["data"]
     task, pipeline, made = about["task"], about["pipeline"], source["environment"]
-    measured = [
-        {"type": name, "name": f"test {name}", "value": value} for name, value in metrics.items()
-    ]
     result = {
         "task": {"type": pipeline or task, "name": task.replace("_", " ")},
         "dataset": {"type": data["name"], "name": data["name"]},
-        "metrics": measured,
+        "metrics": [{"type": k, "name": f"test {k}", "value": v} for k, v in metrics.items()],
     }
     return {
         "library_name": "zdp-bench",

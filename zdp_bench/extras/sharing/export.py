@@ -31,12 +31,9 @@ from zdp_bench.training.run_folder import command_of, find_weights
 
 
 def export(results: Path, asked: str, to: Path) -> Record:
-    """Write the model of a finished run into an empty or new folder; return the run's record.
+    """Write the model of a finished run (see `find_weights`) into an empty or new folder.
 
-    A folder that holds this very export is left as it is.
-
-    Args:
-        asked: the run, see `find_weights`.
+    A folder that holds this very export is left as it is. Returns the run's record.
     """
     home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read(home / files.RECORD)
@@ -78,10 +75,7 @@ def write_own(
     """Write weights, ledger, report and card into an empty or new folder.
 
     A folder that holds this very export is left as it is, so that a script can run twice.
-
-    Args:
-        about: name, algorithm, inputs, data and owners, as `Private.export` gives them.
-        privacy: what `Private.report` returned.
+    `about` is name, algorithm, inputs, data and owners, `privacy` what `Private.report` returned.
     """
     weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
     report = {

@@ -80,8 +80,7 @@ def find_representation(
 ) -> Representation | None:
     """Return the representation that a record's model was trained behind; None without one.
 
-    Args:
-        weights: the user's file of them, in the place of the path that the record names.
+    The user's file of `weights` takes the place of the path that the record names.
     """
     chosen = config.representation
     if chosen is None:
@@ -183,11 +182,7 @@ def info_of(record: Record) -> DatasetInfo:
 def predict_file(
     folder: Path, inputs: Path, out: Path, weights: Path | None = None
 ) -> tuple[int, ...]:
-    """Write the model's outputs [n, ...] for the inputs of a file; return their shape.
-
-    Args:
-        weights: see `load`.
-    """
+    """Write the model's outputs [n, ...] for the inputs of a file; return their shape."""
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)

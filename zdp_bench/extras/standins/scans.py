@@ -59,12 +59,7 @@ def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generat
 def scan(
     slices: int, height: int, width: int, random: np.random.Generator
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Scan one patient.
-
-    Returns:
-        k-space [slices, 2·height, width + 4]; the reconstruction's magnitude [slices, height,
-        width].
-    """
+    """Return k-space [slices, 2·height, width + 4] and magnitude [slices, height, width]."""
     rows, columns = 2 * height, width + 4
     image = np.zeros((slices, rows, columns))
     image[:, height // 2 : height // 2 + height, 2 : 2 + width] = draw_phantom(

@@ -23,11 +23,7 @@ from zdp_bench.registry import register
 def synthesise(
     word: int, words: int, speaker: np.random.Generator, clip: np.random.Generator
 ) -> np.ndarray:
-    """Synthesise one clip: float [16000].
-
-    Args:
-        speaker, clip: draw what varies between people, and between a person's clips.
-    """
+    """Synthesise one clip: float [16000]; `speaker` draws what is the same in a person's clips."""
     pitch, tempo = speaker.uniform(0.85, 1.2), speaker.uniform(0.85, 1.15)
     length = int(RATE * 0.45 * tempo)
     t = np.arange(length) / RATE
