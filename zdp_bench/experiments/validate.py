@@ -11,9 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
 
-from zdp_bench.algorithms import Algorithm
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
 from zdp_bench.gradients import trust
@@ -22,16 +20,16 @@ from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon
 from zdp_bench.report.papers import check_claims
-from zdp_bench.training.batches import MICRO_BATCH
+from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
 from zdp_bench.training.build import build_scheduler, count_real
 from zdp_bench.training.machine import check_precision, pick_device
+from zdp_bench.training.model_checks.examples import find_source
 from zdp_bench.training.plan import Plan, evenly
 from zdp_bench.training.public_start import find_start
 from zdp_bench.training.setup import Setup, count_units, describe_data
 from zdp_bench.training.step import sum_contributions
 
-SECONDS = 6.0  # no trial step is begun that would pass this
-FORWARDS = 3  # a step of one example takes about as long as so many forward passes
+SECONDS = 6.0  # of two trial steps of more than one example
 NOISE_SECONDS = 1e-9  # for one number of noise on a CPU core
 MOMENTS = {"adam": 2, "adamw": 2, "nadam": 2, "rmsprop": 1, "adagrad": 1, "sgd": 0}
 
@@ -174,9 +172,8 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     """Estimate the cost of so many steps on the CPU, in a few seconds, without any data.
 
-    The seconds follow from a second step on random examples: what a first pass builds, later ones
-    reuse. Noise is counted, not drawn. The bytes are those of weights, gradients, moments and the
-    activations of one micro-batch.
+    Steps on random examples are timed, noise is counted. The bytes are those of weights, gradients,
+    moments and one micro-batch.
     """
     config, model, algorithm = setup.config, setup.model, setup.algorithm
     if config.threads:
@@ -188,55 +185,20 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, expected)
     trust(model)  # its check, made once a run, takes as long as several steps of a large model
-    activations, forward = _time_forward(model, data)
-    size, took, trial = 1, FORWARDS * forward, ", from a forward pass alone"
-    if fits := int(SECONDS / 2 / took):
-        size, trial = min(at_once, fits), ""
-        _take_step(algorithm, data, size)
-        began = time.perf_counter()
-        _take_step(algorithm, data, size)
-        took = time.perf_counter() - began
-    noise = NOISE_SECONDS * parameters if algorithm.mechanism().z else 0.0
-    held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2)) + 2 * activations * at_once
+    loss, like, mechanism = setup.task.loss, setup.empty_batch(), algorithm.mechanism()
+    source = find_source(model, loss, like, None)
+
+    def take_step(examples: int) -> float:
+        batches, began = [source.draw(examples)], time.perf_counter()
+        sum_contributions(algorithm, mechanism, batches, torch.device("cpu"))
+        return time.perf_counter() - began
+
+    take_step(1)  # what a first pass builds, later ones reuse
+    size = max(1, min(at_once, int(SECONDS / 2 / take_step(1))))
+    take_step(size)
+    took = take_step(size) * expected / size
+    took += NOISE_SECONDS * parameters if mechanism.z else 0.0
+    held = 4 * parameters * (3 + MOMENTS.get(config.optimizer.name, 2))
+    held += PASSES * bytes_per_example(model, loss, like) * at_once
     threads = f"CPU, {torch.get_num_threads()} thread{'s' if torch.get_num_threads() > 1 else ''}"
-    return Cost(steps * (took * expected / size + noise), held, threads + trial)
-
-
-def _take_step(algorithm: Algorithm, data: DatasetInfo, size: int) -> None:
-    batches = [_random_batch(data, size)]
-    sum_contributions(algorithm, algorithm.mechanism(), batches, torch.device("cpu"))
-
-
-def _random_batch(data: DatasetInfo, size: int) -> tuple[Tensor, Tensor]:
-    generator = torch.Generator().manual_seed(0)
-    inputs = torch.randn(size, *data.input_shape, dtype=data.dtype, generator=generator)
-    if data.target_dtype.is_floating_point:
-        return inputs, torch.rand(
-            size, *data.target_shape, dtype=data.target_dtype, generator=generator
-        )
-    below = data.outputs if data.target_dtype == torch.int64 and data.outputs > 1 else 2
-    return inputs, torch.randint(0, below, (size, *data.target_shape), generator=generator).to(
-        data.target_dtype
-    )
-
-
-def _time_forward(model: nn.Module, data: DatasetInfo) -> tuple[int, float]:
-    """Return (bytes of all layers' outputs, seconds of a second pass) of one example's forward."""
-    total = 0
-
-    def count(module: nn.Module, entering: object, left: object) -> None:
-        nonlocal total
-        if isinstance(left, Tensor) and not any(True for _ in module.children()):
-            total += left.numel() * left.element_size()
-
-    handles = [module.register_forward_hook(count) for module in model.modules()]
-    inputs, _ = _random_batch(data, 1)
-    with torch.no_grad():
-        try:
-            model(inputs)
-        finally:
-            for handle in handles:
-                handle.remove()
-        began = time.perf_counter()
-        model(inputs)
-    return total, time.perf_counter() - began
+    return Cost(steps * took, held, threads)

@@ -21,7 +21,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import cache
-from importlib.metadata import PackageNotFoundError, version
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
@@ -131,17 +131,10 @@ def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
         else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
+        "versions": {"zdp-bench": __version__} | {name: version(name) for name in named},
         "commit": git_commit(),
         **({"plugins": plugins} if plugins else {}),
     }
-
-
-def _version(name: str) -> str | None:
-    try:
-        return version(name)
-    except PackageNotFoundError:
-        return None
 
 
 def git_commit() -> str | None:
@@ -185,7 +178,7 @@ def execution_digest(
     """
     if device.type != "cpu" and not deterministic:
         return ""
-    libraries = {name: _version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
+    libraries = {name: version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
     chip = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
