@@ -162,7 +162,7 @@ def test_several_examples_agree_with_dp_accountings_mixture() -> None:
 
 @pytest.mark.parametrize("z", [0.05, 0.5, 1e6])
 @pytest.mark.parametrize("q", [1e-6, 0.999])
-@pytest.mark.parametrize("steps", [1, 100_000])
+@pytest.mark.parametrize("steps", [1, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
     for bound in (pld, pld_uniform):
         # sampling does not hurt

@@ -311,6 +311,7 @@ def test_every_record_is_in_one_piece(records: int) -> None:
     )
 
 
+@pytest.mark.slow
 def test_micro_batches_change_no_result_and_no_digest(finished: Outcome, tmp_path: Path) -> None:
     whole = finished.record
     auto, pieces = (

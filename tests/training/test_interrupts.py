@@ -76,8 +76,7 @@ def stop_and_go_on(
 @pytest.mark.parametrize(
     "words",
     [
-        ["scheduler=cosine_annealing_lr", "optimizer=adam"],
-        ["scheduler=warmup_cosine", "trainer.ema=0.95"],
+        ["scheduler=warmup_cosine", "optimizer=adam", "trainer.ema=0.95"],
         ["privacy.unit=patient", "privacy.max_examples=1"],
     ],
     ids=lambda words: words[1],

@@ -80,6 +80,7 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
 REAL = ["algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
 
 
+@pytest.mark.slow
 def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -255,12 +255,14 @@ def hooked(kind: str) -> Case:
 
 
 def hook_late(x: Tensor) -> Tensor:
-    x.register_hook(mixed)
+    if x.requires_grad:
+        x.register_hook(mixed)
     return x
 
 
 def node_late(x: Tensor) -> Tensor:
-    x.grad_fn.register_prehook(lambda g: (mixed(g[0]),))  # type: ignore[union-attr]
+    if x.grad_fn:
+        x.grad_fn.register_prehook(lambda g: (mixed(g[0]),))
     return x
 
 
