@@ -25,12 +25,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
+    from zdp_bench.training.progress import console
+
     if not (options.show_config or sys.stderr.isatty()):  # to a terminal `main` has said so
-        print(f"run {' '.join(options.overrides)} ...", flush=True)
+        # by a console, which goes on if nobody reads
+        console().print(f"run {' '.join(options.overrides)} ...", highlight=False)
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
     from zdp_bench.experiments.sweep import SweepJob, show_sweep, sweep
-    from zdp_bench.training.progress import console
 
     if options.multirun and options.show_config:
         raise UserError("--show-config shows one run: leave -m out.")
