@@ -60,6 +60,8 @@ def test_owners_that_are_not_known_are_refused() -> None:
 SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]
 WORDS = ["nan", "None", "n/a", "N.A.", "#N/A", "<NA>", "NULL", "unknown", "not known"]
 WORDS += ["TBA", "tbd", "to-do", "x", "XXX", "anon", "No ID", "not recorded", "000-00-0000"]
+WORDS += ["unbekannt", "Keine Angabe", "inconnu", "non renseigné", "Desconocido", "okänd", "未知"]
+WORDS += ["Ne\u0301zna\u0301my\u0301", "неизвестный"]
 MISSING: list[Any] = [*SIGNS, *WORDS]
 
 
@@ -86,6 +88,19 @@ def test_an_owner_0_is_missing_beside_numbers_that_do_not_count(kind: type) -> N
         require_named("x", "owner", [kind(n) for n in counted])
     require_named("x", "owner", ["Nan Li", "none-7", "p-1", "1-2", "né", "李", "Xi", "Todorov"])
     require_named("x", "owner", [*"wxyz"])
+
+
+@pytest.mark.parametrize("code", ["0", "999", "P0", "p999", "unbk.", "9"])
+def test_a_code_with_far_more_examples_than_any_owner_is_told(
+    code: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    others = [f"p{n % 30 + 10}" if code[0] in "pPu" else str(n % 12 + 1) for n in range(120)]
+    few = [one for one in others if one != code]
+    require_named("x", "owner", [*few, *[code] * 4])
+    find_owners([*few, *["p12" if code[0] in "pPu" else "12"] * 90], len(few) + 90, None)
+    assert not caplog.text
+    find_owners([*few, *[code] * 90], len(few) + 90, None)
+    assert f"unit: owner {code!r} has far more examples than any other; if that" in caplog.text
 
 
 @pytest.mark.parametrize("seed", range(5))

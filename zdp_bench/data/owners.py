@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import logging
 import re
 import unicodedata
 from collections import Counter
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
 
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.errors import UserError
+
+log = logging.getLogger(__name__)
 
 
 def owners_of(data: Splits, asked: str) -> np.ndarray:
@@ -104,38 +107,67 @@ def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
             )
 
 
-# What tables write where an owner is not known, in lower case and without signs and spaces.
-WORDS = (
-    "nan nat na none null nil unknown unk missing anonymous notavailable notknown undefined empty "
-    "blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified "
-    "unassigned unset withheld redacted removed invalid notapplicable notgiven notprovided "
-    "notrecorded notspecified noid nodata noname noowner nopatient novalue"
-)
-MISSING = {"", *re.findall(r"\w+", WORDS)}
+def _word(text: str) -> str:
+    """Return a name without signs, spaces and accents: 'N/A' -> 'na', 'okänd' -> 'okand'."""
+    return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", text.casefold()))
 
 
-def require_named(where: str, what: str, names: Collection[str | int | float]) -> None:
-    """Reject a name that means a missing owner, under which strangers would count as one.
+# What tables write where an owner is not known.
+WORDS = """
+nan nat na none null nil unknown unk missing anonymous notavailable notknown undefined empty
+blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified
+unassigned unset withheld redacted removed invalid notapplicable notgiven notprovided
+notrecorded notspecified noid nodata noname noowner nopatient novalue unidentified johndoe
+unbekannt unbek unbekannter nichtbekannt keineangabe ohneangabe keine fehlt fehlend anonym
+namenlos inconnu inconnue anonyme manquant nonrenseigne nonspecifie aucun aucune
+desconocido desconocida anonimo ninguno ninguna faltante sindatos sinnombre nodisponible
+sconosciuto sconosciuta ignoto ignota nessuno mancante desconhecido desconhecida nenhum ausente
+seminformacao onbekend ontbreekt anoniem okänd saknas ukendt ukjent mangler tuntematon nieznany
+nieznana brakdanych neznámý neznámá bilinmiyor ismeretlen necunoscut άγνωστο άγνωστος
+неизвестно неизвестен неизвестный неизвестная невідомо нет 未知 不明 不详 不詳 无 無 미상 مجهول
+"""
+MISSING = {"", *map(_word, WORDS.split())}
+FAR_MORE = 5  # times what others have on average
 
-    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unknown', 'xxx'
-    ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large that
-    nobody counted the owners from 0.
+
+def require_named(where: str, what: str, owners: Iterable[str | int | float]) -> None:
+    """Reject an owner who means a missing one, under whom strangers would count as one.
+
+    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unbekannt',
+    'xxx' ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large
+    that nobody counted the owners from 0. Warn of a code, such as '0', '999' or what is written as
+    no other is, that has far more examples than others.
+
+    Args:
+        owners: of each example.
 
     Raises:
-        UserError: names it.
+        UserError: names it; or two who differ in spelling alone.
     """
+    names = Counter(owners)
     plain = {name: _plain(str(name)) for name in names}
     numbers = [float(text) for text in plain.values() if text.isdecimal()]
     counted = max(numbers, default=0.0) <= 10 * len(names)
     letters = all(len(text) == 1 for text in plain.values())
     for name, text in plain.items():
-        word = re.sub(r"[\W_]", "", text)
+        word = _word(text)
         absent = word in MISSING or (re.fullmatch("x+|0{2,}", word) and not letters)
         if absent or re.fullmatch(r"-\d+(\.\d+)?", text) or (text == "0" and not counted):
             raise UserError(
                 f"{where}: {what} {name!r} stands for a missing one, and its examples would count "
                 f"as those of one {what}. Leave them out, or name the {what} of each."
             )
+    require_one_spelling(where, what, (name for name in names if isinstance(name, str)))
+    (top, most), *_ = names.most_common(1)
+    forms = {name: re.sub(r"\d+", "0", re.sub(r"[^\W\d]+", "a", plain[name])) for name in names}
+    alone = [*forms.values()].count(forms[top]) == 1
+    is_code = re.fullmatch(r"\D*(0+|9+|8{2,})", plain[top]) or alone
+    if is_code and most * (len(names) - 1) > FAR_MORE * (names.total() - most) > 0:
+        log.warning(
+            "%s: %s %r has far more examples than any other; if that stands for a missing one, "
+            "leave them out, or name the %s of each",
+            *(where, what, top, what),
+        )
 
 
 def _plain(name: str) -> str:

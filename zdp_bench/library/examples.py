@@ -11,7 +11,7 @@ import numpy as np
 from torch import Tensor
 from torch.utils.data import default_collate
 
-from zdp_bench.data.owners import require_named, require_one_spelling
+from zdp_bench.data.owners import require_named
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
@@ -130,11 +130,8 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
             "both would count as two: make all strings, or all whole numbers."
         )
     for parts in zip(*numbers, strict=True):
-        names = {
-            part.decode(errors="replace") if isinstance(part, bytes) else part for part in parts
-        }
-        require_named("unit", "owner", names)
-        require_one_spelling("unit", "owner", (text for text in names if isinstance(text, str)))
+        texts = [p.decode(errors="replace") if isinstance(p, bytes) else p for p in parts]
+        require_named("unit", "owner", (texts[number] for number in owners))
     return Patients.of(np.array(owners), max_examples)
 
 

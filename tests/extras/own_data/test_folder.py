@@ -270,14 +270,31 @@ def test_a_split_of_one_s_own_is_obeyed_and_a_patient_in_two_parts_refused(tmp_p
     )
 
 
-def test_a_file_in_train_and_test_under_two_owners_is_told(
-    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+@pytest.mark.parametrize("into", ["train", "test"])
+@pytest.mark.parametrize("how", ["bytes", "pixels"])
+def test_an_example_under_two_owners_is_told(
+    scans: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture, into: str, how: str
 ) -> None:
-    of = {item.part: item for item in folder(scans).find().items}
-    of["test"].path.write_bytes(of["train"].path.read_bytes())
+    items = folder(scans).find().items
+    *_, one, own = [item for item in items if item.part == "train"]
+    assert one.patient == own.patient
+    Image.fromarray(np.arange(120, dtype=np.uint8).reshape(10, 12)).save(one.path)
+    copy_to(one.path, own.path, how)
     folder(scans).load(tmp_path)
-    assert "1 files are byte for byte in train and test under two owners, such as" in caplog.text
-    assert f"{of['train'].name} and {of['test'].name}" in caplog.text
+    assert "under two owners" not in caplog.text
+    other = next(i for i in items if i.part == into and i.patient != one.patient)
+    copy_to(one.path, other.path, how)
+    folder(scans).load(tmp_path)
+    names = sorted([f"{one.name} (train)", f"{other.name} ({into})"])
+    assert f"examples are there under two owners, such as {' and '.join(names)};" in caplog.text
+
+
+def copy_to(path: Path, to: Path, how: str) -> None:
+    """Give a file another's content, with or without other bytes."""
+    to.write_bytes(path.read_bytes())
+    if how == "pixels":
+        with Image.open(path) as picture:
+            picture.save(to, format="PNG", compress_level=0)
 
 
 def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from hashlib import blake2b
 from pathlib import Path
 from typing import Annotated
 
@@ -108,6 +109,7 @@ class Folder(Form, Dataset):
         whole = self._load("folder", found, found.kind, paths, content)
         if found.kind.is_image and int(whole.max()) <= DARK:
             log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
+        self._tell_copies(found, whole)
         targets = self._load_targets(found, content)
         people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
         groups = found.spread([people[item.patient] for item in found.items])
@@ -248,24 +250,37 @@ class Folder(Form, Dataset):
     def _digest(self, found: Listing) -> str:
         """Return the SHA-256 of the files, and of how they become numbers."""
         kind, sums = found.kind, []
-        named: dict[str, dict[str, str]] = {}  # a file's digest -> part -> name
         for item, facts in zip(found.items, found.facts, strict=True):
             with files.advise_skipping():
                 paths = [*(facts.files or [item.path]), *filter(None, [item.partner])]
                 each = [files.sha256(path) for path in paths]
-            named.setdefault(each[0], {})[item.part] = item.name
             sums.append(
                 f"{item.name}:{each[0] if len(each) == 1 else files.digest(''.join(each))};"
             )
-        twice = [of for of in named.values() if {"train", "test"} <= {*of}]
-        if twice:
-            says = "%s: %d files are byte for byte in train and test under two owners, such as %s"
-            log.warning(says, self.path, len(twice), f"{twice[0]['train']} and {twice[0]['test']}")
         text = f"{kind.shape(self)}:{self.fit}:{''.join(sums)}"
         if kind.name != "picture" or self.window:  # plain pictures' digest stays what it was
             options = [getattr(self, key) for key in kind.keys]
             text += repr((kind.name, kind.version, options, [use.tolist() for use in found.used]))
         return files.digest(text)
+
+    def _tell_copies(self, found: Listing, whole: Tensor) -> None:
+        """Warn of two owners who have the same example, whatever files it is in."""
+        first: dict[bytes, Item] = {}
+        copies = []
+        for at, example in zip(
+            found.spread([*range(len(found.items))]), whole.numpy(), strict=True
+        ):
+            if example.min() < example.max():  # a plane of air is everybody's
+                item = found.items[int(at)]
+                other = first.setdefault(blake2b(example.tobytes(), digest_size=16).digest(), item)
+                copies += [(other, item)] if other.patient != item.patient else []
+        if copies:
+            names = " and ".join(f"{item.name} ({item.part})" for item in copies[0])
+            log.warning(
+                "%s: %d examples are there under two owners, such as %s; if one person has two "
+                "names, no ε covers both, and a test on a training example says little",
+                *(self.path, len(copies), names),
+            )
 
     def _load_targets(self, found: Listing, content: str) -> Tensor:
         """Return classes [n], masks, or references as bytes of images."""

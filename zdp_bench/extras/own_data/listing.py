@@ -291,9 +291,8 @@ def _with_patient(item: Item, rule: re.Pattern[str]) -> Item:
 
 def _require_consistent(path: Path, home: Path, found: list[Item]) -> None:
     """Reject a patient in two parts, a link out of the data, and a name or file twice."""
-    patients = {item.patient for item in found if item.patient != item.name}
-    require_named(str(path), "patient", patients)
-    require_one_spelling(str(path), "patient", patients)
+    if patients := [item.patient for item in found if item.patient != item.name]:
+        require_named(str(path), "patient", patients)
     require_one_spelling(str(path), "class", {i.label for i in found})
     part_of: dict[str, str] = {}
     names: dict[Path, str] = {}
