@@ -120,7 +120,7 @@ MISTAKES = [
     ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
     ("reproduce zeta_dp_2021/1 --seeds x", "--seeds: invalid int value: 'x'; see"),
-    ("run receipe=quickstart", "You must specify 'recipe'"),
+    ("run receipe=quickstart", "recipe=NAME is missing; `zdp-bench list recipes`"),
     ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
     (
@@ -457,6 +457,7 @@ def test_list_searches_every_kind_and_says_data_and_time(
     assert code == 0
     assert {("datasets", "mnist"), ("recipes", "mnist")} < set(found)
     assert re.search(r"\[mnist, .*(min|s)\]$", found["recipes", "mnist"])
+    assert run(capsys, "list", "recipe", "mnist") == run(capsys, "list", "recipes", "mnist")
 
 
 def test_every_key_that_a_yaml_file_names_is_completed() -> None:

@@ -134,6 +134,8 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
         error = error.__cause__  # Hydra wraps some of its errors in one without words
     if match := re.search(r"Could not override '([^']+)'", str(error)):
         return _explain_unknown(match[1], overrides)
+    if "You must specify 'recipe'" in str(error):
+        return "recipe=NAME is missing; `zdp-bench list recipes` lists them."
     sentence, key = first_line(error), getattr(error, "full_key", None)
     return f"{key}: {sentence}" if key and key not in sentence else sentence
 

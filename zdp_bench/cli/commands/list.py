@@ -42,9 +42,9 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.report.sheet import Sheet
     from zdp_bench.training.progress import console
 
-    named = options.kind in KINDS
+    named = next((kind for kind in KINDS if options.kind in (kind, kind[:-1])), None)
     word = options.word if named else options.kind
-    kinds = (options.kind,) if named else KINDS if word else KINDS[:-1]
+    kinds = (named,) if named else KINDS if word else KINDS[:-1]
     found = {kind: _list(kind) for kind in kinds}
     if word:
         names = [*KINDS, *(name for lines in found.values() for name, _ in lines)]

@@ -41,9 +41,7 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.extras.search.space import read_search
 
     if not any(word.startswith("recipe=") for word in options.overrides):
-        raise UserError(
-            "zdp-bench search: recipe=NAME is missing; `zdp-bench list recipes` lists them."
-        )
+        raise UserError("recipe=NAME is missing; `zdp-bench list recipes` lists them.")
     given = (options.sampler, options.trials, options.epsilon, options.metric)
     asked = read_search(options.overrides, *given)
     plain = options.format == "rich"

@@ -90,7 +90,7 @@ def read_search(
     searched = {_key_of(o): _values(o) for o in parsed if o.is_sweep_override()}
     if not searched:
         raise UserError(
-            "zdp-bench search: no key has several values. Give one several, such as "
+            "no key has several values. Give one several, such as "
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
     fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
@@ -105,9 +105,7 @@ def read_search(
         size = len(grid_of(searched))
         trials = min(trials or size, size)
     if trials is None:
-        raise UserError(
-            f"zdp-bench search: --trials N is missing: how many runs --sampler {sampler} makes."
-        )
+        raise UserError(f"--trials N is missing: how many runs --sampler {sampler} makes.")
     return Search(fixed, searched, sampler, trials, epsilon, metric)
 
 
