@@ -29,13 +29,8 @@ from zdp_bench.training import step as engine
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.setup import Setup
 
-TINY = [
-    "recipe=quickstart",
-    "model.hidden=[6]",
-    "trainer.epochs=2",
-    "trainer.sample_rate=0.1",
-    "threads=1",
-]
+TINY = ["recipe=quickstart", "model.hidden=[6]", "trainer.epochs=2", "trainer.sample_rate=0.1"]
+TINY += ["threads=1"]
 UNIFORM = ["trainer.sampling=uniform", "trainer.sample_rate=null", "trainer.batch_size=144"]
 
 
@@ -163,11 +158,11 @@ def test_a_recipe_whose_noise_is_the_same_in_every_step_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     real = engine.add_noise
-    monkeypatch.setattr(
-        engine,
-        "add_noise",
-        lambda total, mechanism, source, step, times=1.0: real(total, mechanism, source, 0, times),
-    )
+
+    def at_step_0(total: Any, mechanism: Any, source: Any, step: int, times: float = 1.0) -> Any:
+        return real(total, mechanism, source, 0, times)
+
+    monkeypatch.setattr(engine, "add_noise", at_step_0)
     finding = attack_with_gradients(subject(), 0.95, 400, 1000)
     assert finding.verdict == "flagged", finding
 
@@ -184,14 +179,12 @@ def test_a_recipe_whose_sampling_takes_too_many_is_caught(monkeypatch: pytest.Mo
 def test_a_recipe_whose_clipping_lets_too_much_through_is_caught(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Norms measured 2.4 times too small: the check before training refuses it, and the attack by
-    examples finds it too.
-    """
-    monkeypatch.setattr(
-        reference,
-        "clip_factors",
-        lambda norms, bound, gamma: clipping.clip_factors(norms / 2.4, bound, gamma),
-    )
+    """Norms measured 2.4 times too small: the check before training and the attack find it."""
+
+    def half(norms: Tensor, bound: float, gamma: float) -> Tensor:
+        return clipping.clip_factors(norms / 2.4, bound, gamma)
+
+    monkeypatch.setattr(reference, "clip_factors", half)
     with pytest.raises(UserError, match="exceeds its bound"):
         subject("algorithm.gradients=reference")
     monkeypatch.setattr(Setup, "check_model", lambda *_: [])

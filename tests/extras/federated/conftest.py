@@ -19,14 +19,8 @@ from zdp_bench.records import Record
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
-TINY = [
-    "recipe=quickstart",
-    "model.hidden=[4]",
-    "trainer.sample_rate=0.25",
-    "trainer.epochs=2",
-    "accountant=gdp_clt",
-    "threads=1",
-]
+TINY = ["recipe=quickstart", "model.hidden=[4]", "trainer.sample_rate=0.25", "trainer.epochs=2"]
+TINY += ["accountant=gdp_clt", "threads=1"]
 
 Make = Callable[..., Run]
 Sound = Callable[..., Record]

@@ -75,17 +75,6 @@ def saying(**values: object) -> Fault:
     return fault
 
 
-def with_bytes(data: bytes) -> Fault:
-    """The answer, with these bytes for its numbers."""
-
-    def fault(asked: Message, answer: Message) -> Message:
-        there = answer.content[ARRAYS]["float32"]
-        answer.content[ARRAYS]["float32"] = Array(there.dtype, there.shape, there.stype, data)
-        return answer
-
-    return fault
-
-
 def pickled(asked: Message, answer: Message) -> Message:
     answer.content[ARRAYS]["float32"] = Array("float32", (2,), "pickle", b"cos\nsystem\n.")
     return answer
@@ -95,38 +84,29 @@ def archived(asked: Message, answer: Message) -> Message:
     """A zip archive of exactly the expected length: numpy opens it and finds no array."""
     there, file = answer.content[ARRAYS]["float32"], io.BytesIO()
     np.savez(file, numbers=np.zeros(1, np.float32))
-    zipped = bytearray(file.getvalue())
-    padding = len(there.data) - len(zipped)
-    assert padding > 0
-    return with_bytes(bytes(zipped[:-22]) + bytes(padding) + bytes(zipped[-22:]))(asked, answer)
+    zipped = file.getvalue()
+    padding = bytes(len(there.data) - len(zipped))
+    data = zipped[:-22] + padding + zipped[-22:]
+    answer.content[ARRAYS]["float32"] = Array(there.dtype, there.shape, there.stype, data)
+    return answer
 
 
 def nothing(asked: Message, answer: Message) -> Message:
     return Message(RecordDict(), reply_to=asked)
 
 
-def late(asked: Message, answer: Message) -> Message:
-    answer.content[VALUES]["round"] = values_of(answer)["round"] - 1
-    return answer
-
-
-NOT_AS_MANY = (
-    "node 1: its answer does not fit the model: its numbers are not as many as its layout says"
-)
+UNFIT = "node 1: its answer does not fit the model: "
+NOT_AS_MANY = f"{UNFIT}its numbers are not as many as its layout says"
 FAULTS: dict[str, tuple[Fault, str]] = {
     "nan": (one_number(float("nan")), "node 1: its answer is not finite"),
     "large": (one_number(1.01 * LIMIT), "node 1: its answer has a norm of "),
-    "shape": (
-        wrong_shape,
-        "node 1: its answer does not fit the model: "
-        "'net.0.weight float32 [2, 2]' where 'net.0.weight",
-    ),
+    "shape": (wrong_shape, f"{UNFIT}'net.0.weight float32 [2, 2]' where 'net.0.weight"),
     "few": (too_few_numbers, NOT_AS_MANY),
-    "late": (late, "node 1: its answer is to round 1, not to 2"),
+    "late": (saying(round=AT - 1), "node 1: its answer is to round 1, not to 2"),
     "pickle": (pickled, NOT_AS_MANY),
     "zip": (archived, "node 1: its answer "),
     "nothing": (nothing, "node 1: its answer has no entries"),
-    "no layout": (saying(layout=None), "node 1: its answer does not fit the model: '' where 'net"),
+    "no layout": (saying(layout=None), f"{UNFIT}'' where 'net"),
     "huge": (saying(entries=2**60), "node 1: its answer has entries=1152921504606846976, which is"),
     "many runs": (saying(entries=10**6), "node 1: its answer has entries=1000000, more than 100 "),
     "true": (saying(round=True), "node 1: its answer has round of type bool"),
@@ -186,11 +166,10 @@ def test_with_enough_nodes_a_round_finishes_and_the_broken_nodes_steps_count(
     fail(monkeypatch, dead)
     config = configured(f"federated.nodes={NODES}", "federated.min_nodes=2")
     record = carried_out(config)
-    nodes = record["privacy"]["nodes"]
-    assert [node["answers"] for node in nodes] == [8, AT, 8]
-    assert [node["steps"] for node in nodes] == [8, 8, 8]
     # Asked at the end, the node says what it has spent.
-    assert [node["unconfirmed"] for node in nodes] == [0, 0, 0]
+    expected = {"answers": [8, AT, 8], "steps": [8, 8, 8], "unconfirmed": [0, 0, 0]}
+    for key, values in expected.items():
+        assert [node[key] for node in record["privacy"]["nodes"]] == values
     (ledger,) = config.results.glob("runs/*/*/nodes/01/ledger.jsonl")
     assert len(steps_in(ledger)) == 8
 

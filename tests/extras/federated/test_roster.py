@@ -45,13 +45,14 @@ def said(**values: Any) -> Change:
 
 
 def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
-    lines = [
-        record.getMessage()
-        for record in caplog.records
-        if record.name.startswith("zdp_bench.extras.federated")
-    ]
+    own = [one for one in caplog.records if one.name.startswith("zdp_bench.extras.federated")]
+    lines = [one.getMessage() for one in own]
     assert not any("\n" in line for line in lines)
     return lines
+
+
+def of_nodes(record: Record, key: str) -> list[Any]:
+    return [node[key] for node in record["privacy"]["nodes"]]
 
 
 def epsilons(record: Record) -> dict[str, float]:
@@ -66,20 +67,15 @@ def test_a_client_that_reports_too_few_steps_is_counted_all_that_the_server_used
     assert (honest["federation"]["rounds"], honest["privacy"]["steps"]) == (4, 8)
 
     def fewer(asked: Message, answer: Message, count: int) -> Message:
-        true = answer.content[VALUES].get("entries")
-        return (
-            answer
-            if true is None
-            else said(entries=min(true, 3), before=0, left=-1)(asked, answer, count)
-        )
+        entries = min(answer.content[VALUES].get("entries", 0), 3)
+        return said(entries=entries, before=0, left=-1)(asked, answer, count)
 
     lying(monkeypatch, fewer)
     record = carried_out(configured(*own))
-    nodes = record["privacy"]["nodes"]
-    assert [node["answers"] * 2 for node in nodes] == [8, 8, 8]
-    assert [node["steps"] for node in nodes] == [8, 8, 8]
-    assert nodes[LIAR]["unconfirmed"] == 8 - 3
-    assert nodes[LIAR]["epsilon_tight"] == honest["privacy"]["nodes"][LIAR]["epsilon_tight"]
+    assert of_nodes(record, "answers") == [4, 4, 4]
+    assert of_nodes(record, "steps") == [8, 8, 8]
+    assert of_nodes(record, "unconfirmed")[LIAR] == 8 - 3
+    assert of_nodes(record, "epsilon_tight") == of_nodes(honest, "epsilon_tight")
     assert epsilons(record) == epsilons(honest)
     assert record["epochs"] == honest["epochs"]
 
@@ -93,11 +89,11 @@ def test_a_clients_word_raises_the_count_and_takes_nothing_back(
         return answer
 
     lying(monkeypatch, once)
-    privacy = carried_out(configured("federated.nodes=3"))["privacy"]
-    nodes = privacy["nodes"]
-    assert [node["steps"] for node in nodes] == [8, 8 + 10, 8]
-    assert privacy["steps"] == 18
-    assert privacy["epsilon_tight"] == nodes[1]["epsilon_tight"] > nodes[0]["epsilon_tight"]
+    record = carried_out(configured("federated.nodes=3"))
+    assert of_nodes(record, "steps") == [8, 8 + 10, 8]
+    assert record["privacy"]["steps"] == 18
+    epsilon = of_nodes(record, "epsilon_tight")
+    assert record["privacy"]["epsilon_tight"] == epsilon[1] > epsilon[0]
 
 
 def test_a_budget_is_the_servers_count_too(
@@ -183,8 +179,8 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
     lying(monkeypatch, later)
     with caplog.at_level(logging.WARNING):
         record = carried_out(config)
-    assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 2, 8]
-    assert [node["steps"] for node in record["privacy"]["nodes"]] == [8, 8, 8]
+    assert of_nodes(record, "answers") == [8, 2, 8]
+    assert of_nodes(record, "steps") == [8, 8, 8]
     lines = told_by(caplog)
     assert len(lines) == 2, lines
     assert "ConnectionError: the node's machine is gone; it is dropped" in lines[0]
@@ -201,7 +197,7 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
     lying(monkeypatch, said(mechanism="other"))
     with caplog.at_level(logging.WARNING):
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
-    assert [node["answers"] for node in record["privacy"]["nodes"]] == [8, 0, 8]
+    assert of_nodes(record, "answers") == [8, 0, 8]
     assert told_by(caplog) == [
         "node 1: has another mechanism than the server: both need the same version of zdp-bench; "
         "it is refused"

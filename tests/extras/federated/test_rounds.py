@@ -20,28 +20,21 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import pld
-from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
 from zdp_bench.training.plan import Patients
 from zdp_bench.training.setup import load_data
 
 # Every record in every step: then a central run and a federation's nodes together draw the same
 # ones.
-WHOLE = [
-    "trainer.sample_rate=1.0",
-    "trainer.epochs=2",
-    "algorithm.noise_multiplier=0.0",
-    "model.hidden=[8]",
-]
+WHOLE = ["trainer.sample_rate=1.0", "algorithm.noise_multiplier=0.0", "model.hidden=[8]"]
 PATIENT = ["privacy.unit=patient"]
 ADAPTIVE = ["optimizer=nadam", "optimizer.lr=0.01", "optimizer.betas=[0.9,0.999]"]
 
 
-def weights(config: Run, record: Record) -> dict[str, torch.Tensor]:
-    saved = checkpoint.load(
-        records.folder(config.results, config.recipe, record["run"]) / "checkpoint.pt",
-        record["run"],
-    )
+def weights(config: Run) -> dict[str, torch.Tensor]:
+    run = carried_out(config)["run"]
+    home = records.folder(config.results, config.recipe, run)
+    saved = checkpoint.load(home / "checkpoint.pt", run)
     assert saved
     return saved.model
 
@@ -57,10 +50,8 @@ def weights(config: Run, record: Record) -> dict[str, torch.Tensor]:
 def test_without_noise_a_federation_is_central_training(
     configured: Make, overrides: list[str], tolerance: float
 ) -> None:
-    central = configured(*WHOLE, *overrides, results="central")
-    theirs = weights(central, carried_out(central))
-    federation = configured(*WHOLE, *overrides, "federated.nodes=5")
-    ours = weights(federation, carried_out(federation))
+    theirs = weights(configured(*WHOLE, *overrides, results="central"))
+    ours = weights(configured(*WHOLE, *overrides, "federated.nodes=5"))
     for name in theirs:
         torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
 
@@ -71,9 +62,8 @@ def test_the_weighed_mean_is_the_gradient_of_all_records_together() -> None:
     shares = {node: 5.0 + node for node in sums}
     means = {node: {"w": sums[node]["w"] / shares[node]} for node in sums}
     mean = server.weighed_mean(means, shares)["w"]
-    torch.testing.assert_close(
-        mean, sum(s["w"] for s in sums.values()) / sum(shares.values()), rtol=1e-5, atol=1e-5
-    )
+    together = sum(s["w"] for s in sums.values()) / sum(shares.values())
+    torch.testing.assert_close(mean, together, rtol=1e-5, atol=1e-5)
 
 
 def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> None:
@@ -156,10 +146,8 @@ def test_a_run_killed_at_any_moment_goes_on_and_counts_every_release(
     record = carried_out(config)
     if secure:  # rounds 0 | 0 1 2 (3) | 3 4 5 6 7: what was asked for again is a new release
         assert record["privacy"]["steps"] > whole["privacy"]["steps"]
-        assert all(
-            node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"]
-            for node in record["privacy"]["nodes"]
-        )
+        for node in record["privacy"]["nodes"]:
+            assert node["ledger"]["entries"] == node["steps"] == record["privacy"]["steps"]
     else:
         assert repeatable(record) == repeatable(whole)
 
