@@ -24,16 +24,10 @@ from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
 from zdp_bench.training import evaluation, run
 
-TINY = [
-    "recipe=quickstart",
-    "dataset.validation_share=0.2",
-    "trainer.epochs=1",
-    "trainer.sample_rate=0.2",
-    "model.hidden=[4]",
-    "threads=1",
-    "accountant=gdp_clt",  # the claimed ε is not looked at here, and this accountant is quick
-]
-WHOLE = [word for word in TINY if not word.startswith("dataset.")]
+WHOLE = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]"]
+# The claimed ε is not looked at here, and this accountant is quick.
+WHOLE += ["threads=1", "accountant=gdp_clt"]
+TINY = [*WHOLE, "dataset.validation_share=0.2"]
 RATES = "optimizer.lr=tag(log,interval(0.05,2))"
 STEPS = 5
 
@@ -69,10 +63,7 @@ def test_the_best_is_chosen_by_validation_records(tmp_path: Path) -> None:
     found = carry_out(tmp_path, "optimizer.lr=0.001,1", sampler="grid", metric="loss")
     assert (found["metric"], found["direction"]) == ("loss", "minimize")
     slow, quick = found["trials"]
-    assert (slow["values"], quick["values"]) == (
-        {"optimizer.lr": "0.001"},
-        {"optimizer.lr": "1"},
-    )
+    assert [one["values"]["optimizer.lr"] for one in (slow, quick)] == ["0.001", "1"]
     assert found["best"] == 2
     assert quick["score"] < slow["score"]
     assert quick["score"] != quick["test"]
@@ -133,16 +124,9 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
         carry_out(tmp_path / name, RATES, "execution.checkpoint_steps=1", trials=2)
         for name in ("killed", "whole")
     )
-    own = ("fixed",)  # the results folder is in it
-    assert {k: v for k, v in killed.items() if k not in (*own, "trials", "best", "privacy")} == {
-        k: v for k, v in whole.items() if k not in (*own, "trials", "best", "privacy")
-    }
-    assert (
-        sum(record["privacy"]["steps"] for record in records.read_all(tmp_path / "killed"))
-        == 2 * STEPS
-    )
-    assert killed["privacy"]["epsilon_all"] == whole["privacy"]["epsilon_all"]
-    assert killed["trials"] == whole["trials"]
+    steps = [record["privacy"]["steps"] for record in records.read_all(tmp_path / "killed")]
+    assert sum(steps) == 2 * STEPS
+    assert killed | {"fixed": []} == whole | {"fixed": []}  # the results folder is in it
 
 
 def test_fewer_trials_than_were_made_lower_no_epsilon(tmp_path: Path) -> None:

@@ -147,22 +147,22 @@ def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_a
         write()
 
 
-LEDGERS: dict[str, Callable[[list[str]], list[str]]] = {
-    "a step less": lambda lines: [*lines[:2], *lines[3:]],
-    "cut": lambda lines: lines[: max(n for n, line in enumerate(lines) if "state" not in line)],
-    "two exchanged": lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
-    "another number": lambda lines: [*lines[:3], lines[3].replace("step", "stop"), *lines[4:]],
-    "nothing": lambda lines: [],
-}
+DAMAGES: list[Callable[[list[str]], list[str]]] = [
+    lambda lines: [*lines[:2], *lines[3:]],
+    lambda lines: lines[: max(n for n, line in enumerate(lines) if "state" not in line)],
+    lambda lines: [*lines[:2], lines[3], lines[2], *lines[4:]],
+    lambda lines: [*lines[:3], lines[3].replace("step", "stop"), *lines[4:]],
+]
 
 
-@pytest.mark.parametrize("name", LEDGERS)
-def test_a_damaged_ledger_is_not_handed_on(name: str, finished: Outcome, tmp_path: Path) -> None:
+@pytest.mark.parametrize("damage", DAMAGES)
+def test_a_damaged_ledger_is_not_handed_on(
+    damage: Callable[[list[str]], list[str]], finished: Outcome, tmp_path: Path
+) -> None:
     """Its copy is written anew, line by line, and would look whole."""
     results = shutil.copytree(finished.path.parents[3], tmp_path / "results")
     (path,) = results.glob("runs/*/*/ledger.jsonl")
-    lines = path.read_text().splitlines(keepends=True)
-    path.write_text("".join(LEDGERS[name](lines)))
+    path.write_text("".join(damage(path.read_text().splitlines(keepends=True))))
     with pytest.raises(UserError, match=r"ledger\.jsonl: is damaged.*its ε cannot be trusted"):
         export(results, "quickstart", tmp_path / "model")
 

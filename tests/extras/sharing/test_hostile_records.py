@@ -80,14 +80,12 @@ def test_an_output_replaces_nothing_but_files(
 
     def there(name: str) -> Path:
         path = tmp_path / name
-        if kind == "device":
-            path.symlink_to("/dev/null")  # of a device itself only root can make another
-        elif kind == "fifo":
-            os.mkfifo(path)
-        elif kind == "link":
-            path.symlink_to(tmp_path / "in.npy")
-        else:
-            path.mkdir(parents=True)
+        {
+            "device": lambda: path.symlink_to("/dev/null"),
+            "fifo": lambda: os.mkfifo(path),
+            "link": lambda: path.symlink_to(tmp_path / "in.npy"),
+            "folder": lambda: path.mkdir(parents=True),
+        }[kind]()
         return path
 
     writes: list[Callable[[], object]] = [

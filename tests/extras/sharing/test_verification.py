@@ -29,6 +29,7 @@ from zdp_bench.records import from_json
 from zdp_bench.training.run import run
 
 WARNING = "Not for release to an adversary"
+UNIFORM = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=6"]
 
 
 def test_an_export_passes_and_says_what_was_not_checked(
@@ -195,17 +196,9 @@ def test_an_edited_card_is_found(either: Path) -> None:
     [
         (["privacy.secure=true"], "cryptographic randomness", WARNING),
         (["algorithm=sgd"], "**Not private.**", "cryptographic randomness"),
-        (
-            ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=6"],
-            WARNING,
-            "Not private",
-        ),
+        (UNIFORM, WARNING, "Not private"),
         (["privacy.target_epsilon=3", "trainer.ema=0.9"], WARNING, "Not private"),
-        (
-            ["algorithm=band_mf", "algorithm.bands=2"],
-            " in one step of 2, ",
-            "Not private",
-        ),
+        (["algorithm=band_mf", "algorithm.bands=2"], " in one step of 2, ", "Not private"),
     ],
 )
 def test_runs_of_every_kind_verify_and_say_what_they_are(
@@ -242,7 +235,6 @@ def test_the_card_says_whose_the_epsilon_is(tmp_path: Path) -> None:
             "a person who owns several examples",
         ),
     ],
-    ids=["seed", "secure", "no noise", "owners"],
 )
 def test_trainings_of_every_kind_verify_and_say_what_they_are(
     make: Make, tmp_path: Path, given: dict[str, Any], says: str, leaves_out: str
