@@ -20,7 +20,6 @@ from zdp_bench.training.plan import Patients
 
 Unit = Sequence[Any] | Callable[[int], Any]  # each example's owner
 DIGESTED = 256  # examples at once
-ASKED_TWICE = 100  # examples, whose owner by a function that may be random
 
 
 @dataclass(frozen=True)
@@ -116,13 +115,6 @@ def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> P
         numbers.setdefault(_comparable(owner, index), len(numbers))
         for index, owner in enumerate(column)
     ]
-    if callable(unit):
-        for index in range(min(examples, ASKED_TWICE)):
-            if numbers.get(_comparable(unit(index), index)) != owners[index]:
-                raise UserError(
-                    f"unit: it names another owner of example {index:,} when it is asked again: "
-                    "give a function that follows from the index alone, or a column."
-                )
     kinds = sorted({" and ".join(type(part).__name__ for part in owner) for owner in numbers})
     if len(kinds) > 1:
         raise UserError(

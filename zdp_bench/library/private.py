@@ -219,9 +219,9 @@ class Private:
         if self._taken % WATCHED == 0:
             self._require_sound()
         self._taken += 1
-        model, trained = self.model, _numbers_of(parameters)
+        model = self.model
         if self._trail is None:
-            self._trail = trails.begin(self.ledger_file, model, trained)
+            self._trail = trails.begin(self.ledger_file, model)
         keys, ranks = self.keys, self.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
@@ -255,7 +255,7 @@ class Private:
             except KeyboardInterrupt:  # half a step may be in the weights: noisy, so no ε is lost
                 self._left = {}
                 raise
-        self._trail.add(trained)
+        self._trail.add(model)
         self.done += 1
         self._next = None
         if self._left is not None:
@@ -489,10 +489,8 @@ class Private:
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
-        parameters = dict(self.model.named_parameters())
-        self._left = mark_weights(parameters)
-        trained = _numbers_of(parameters)
-        self._trail = trails.begin(self.ledger_file, self.model, trained, origins)
+        self._left = mark_weights(dict(self.model.named_parameters()))
+        self._trail = trails.begin(self.ledger_file, self.model, origins)
         return True
 
     def close(self) -> None:
@@ -522,10 +520,6 @@ def _let_go(resources: ExitStack) -> None:
 def _join_lines(text: str) -> str:
     """Return a text as a line of a model card, where a line break would begin another."""
     return printable(" ".join(text.split()))
-
-
-def _numbers_of(parameters: dict[str, nn.Parameter]) -> list[nn.Parameter]:
-    return [p for p in parameters.values() if p.requires_grad and p.numel() > 1]
 
 
 def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:

@@ -33,11 +33,11 @@ class Trail:
     count: int = 0
     origins: set[Path] = field(default_factory=set)  # ledgers of trainings that it started from
 
-    def add(self, parameters: Iterable[nn.Parameter]) -> None:
+    def add(self, model: nn.Module) -> None:
         """Note the weights after a step."""
         if self.count == len(self.rows):
             self.rows = torch.cat([self.rows, torch.empty_like(self.rows)])
-        self.rows[self.count] = _sample(parameters)
+        self.rows[self.count] = _sample(_trained(model))
         self.count += 1
 
     def is_at(self, own: Tensor) -> bool:
@@ -63,16 +63,11 @@ class Trail:
         rows, start = self.rows[: self.count].flatten(1), self.start.flatten()
         rows = rows.where(rows != start, math.nan)
         both = torch.stack([rows, rows * (1 + 2**-18)]).float()  # the same ones if they are coarse
-        values, at = both.unique(return_inverse=True)
-        found = torch.zeros_like(values, dtype=torch.bool)
-        likely = torch.zeros(1 << 20, dtype=torch.bool, device=values.device)
-        likely[_low_bits(values)] = True
-        for tensor in tensors:
-            reals = _reals(tensor).to(values)
-            reals = reals[likely[_low_bits(reals)]]
-            places = torch.searchsorted(values, reals).clamp(max=len(values) - 1)
-            found[places[values[places] == reals]] = True
-        hits, others = found[at].sum(dim=-1).double()
+        likely = torch.zeros(1 << 20, dtype=torch.bool, device=both.device)
+        likely[_low_bits(both)] = True
+        each = (_reals(tensor).to(both) for tensor in tensors)
+        kept = torch.cat([reals[likely[_low_bits(reals)]] for reals in each])
+        hits, others = torch.isin(both, kept).sum(dim=-1).double()
         chance = others.mean()
         return bool((hits > 7 + chance + 6 * chance.sqrt()).any())
 
@@ -86,31 +81,25 @@ def _apart(held: Tensor, own: Tensor, scaled: bool = True) -> Tensor:
     )
 
 
-def begin(
-    ledger: Path,
-    model: nn.Module,
-    parameters: list[nn.Parameter],
-    resumed: Iterable[Path] | None = None,
-) -> Trail:
+def begin(ledger: Path, model: nn.Module, resumed: Iterable[Path] | None = None) -> Trail:
     """Return the trail of a training before its first step in this process.
 
     Args:
         resumed: the origins of the state that it continues from.
     """
-    start = _sample(parameters)
-    sizes = [parameter.numel() for parameter in parameters]
-    origins = through(model, ledger) if resumed is None else set(resumed)
+    parameters = _trained(model)
+    sizes, start = [p.numel() for p in parameters], _sample(parameters)
     rows = torch.empty(64, *start.shape).to(start)
+    origins = through(model, ledger) if resumed is None else set(resumed)
     trail = _TRAILS[ledger] = Trail(sizes, start, rows, 0, origins)
     if resumed is not None:  # its steps led here, from another start
         trail.start = torch.zeros_like(start)
-        trail.add(parameters)
+        trail.add(model)
     return trail
 
 
-def note_loaded(ledger: Path, model: nn.Module) -> None:
-    """Note that a model's weights come from the training of an exported ledger."""
-    begin(ledger, model, [p for p in model.parameters() if p.numel() > 1], ())
+def _trained(model: nn.Module) -> list[nn.Parameter]:
+    return [p for p in model.parameters() if p.requires_grad and p.numel() > 1]
 
 
 def through(model: nn.Module, own: Path) -> set[Path]:
@@ -122,16 +111,15 @@ def through(model: nn.Module, own: Path) -> set[Path]:
     pairs = list(zip(parameters, _sample(parameters), strict=True))
     mine = _TRAILS.get(own)
     found = set(mine.origins) if mine else set()
-    trained = _sample(p for p in parameters if p.requires_grad)
+    trained = _sample(_trained(model))
     if mine and mine.is_at(trained):
         return found  # a training that a seed repeats leaves the same weights
-    tensors = [*model.parameters(), *model.buffers()]
     for ledger, trail in _TRAILS.items():
-        others = any(trail.holds(*pair) for pair in pairs)
-        if others and mine and trail.sizes == mine.sizes and len(trained) == len(mine.sizes):
+        held = ledger != own and any(trail.holds(*pair) for pair in pairs)
+        if held and mine and trail.start.shape == mine.start.shape == trained.shape:
             # trainings from one start may go the same way
-            others = trail.distance(trained) < mine.distance(trained)
-        if ledger != own and (others or trail.is_in(tensors)):
+            held = trail.distance(trained) < mine.distance(trained)
+        if held or (ledger != own and trail.is_in([*model.parameters(), *model.buffers()])):
             found |= {ledger} | trail.origins
     return found - {own}
 

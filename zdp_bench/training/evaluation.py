@@ -17,7 +17,7 @@ from zdp_bench.tasks import Condensing, Scoring, Task
 
 DIVERGED = "diverged at"  # how the sentence of such a run begins
 GROWTH = 100  # times its start, and the loss has diverged
-STARTING = 16  # examples of that loss
+QUICK = 16  # examples of that loss
 WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
 EVALUATION_BATCH = 1000
 EVALUATION_NUMBERS = 2**21  # in the inputs of a batch: a U-Net's maps take 64 times as much
@@ -60,22 +60,14 @@ def refuse_divergence(finite: bool, epoch: int | None, step: int, rate: object) 
 
 
 @torch.no_grad()
-def outputs_are_finite(model: nn.Module, test: Source, device: torch.device) -> bool:
-    """True if the model's outputs for one example of a public set are finite.
+def quick_loss(model: nn.Module, task: Task, test: Source, device: torch.device) -> float:
+    """Return the mean loss over the first examples of a public set.
 
-    The loss of a step would be cheaper, but it comes from training examples: no ε covers that.
+    On a GPU that waits, so it is not done at every step. The loss of a step would be cheaper, but
+    it comes from training examples, and no ε covers looking at it.
     """
     model.eval()
-    output = model(test.batch(torch.arange(1))[0].to(device))
-    model.train()
-    return bool(torch.isfinite(output).all())
-
-
-@torch.no_grad()
-def starting_loss(model: nn.Module, task: Task, test: Source, device: torch.device) -> float:
-    """Return the mean loss over the first examples of a public set, for `doubt`."""
-    model.eval()
-    inputs, targets = test.batch(torch.arange(min(STARTING, len(test))))
+    inputs, targets = test.batch(torch.arange(min(QUICK, len(test))))
     found = task.loss(model(inputs.to(device)), targets.to(device)).mean()
     model.train()
     return float(found)

@@ -37,9 +37,8 @@ from zdp_bench.training.evaluation import (
     doubt,
     evaluate,
     evaluate_trained,
-    outputs_are_finite,
+    quick_loss,
     refuse_divergence,
-    starting_loss,
     step_schedule,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals
@@ -212,7 +211,7 @@ class Loop:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        self.starting_loss = starting_loss(setup.model, setup.task, setup.data.test, setup.device)
+        self.starting_loss = quick_loss(setup.model, setup.task, setup.data.test, setup.device)
         if (ema := setup.config.trainer.ema) is not None:
             self.average = average_weights(setup.model, ema)
 
@@ -354,9 +353,8 @@ class Loop:
 
     def _check_outputs(self) -> None:
         setup = self.setup
-        finite = self.ranks.broadcast(
-            self.ranks.is_first and outputs_are_finite(setup.model, setup.data.test, setup.device)
-        )
+        given = setup.model, setup.task, setup.data.test, setup.device
+        finite = self.ranks.broadcast(self.ranks.is_first and math.isfinite(quick_loss(*given)))
         epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
         refuse_divergence(finite, epoch, self.steps_done, rate)
 

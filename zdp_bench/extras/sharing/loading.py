@@ -71,7 +71,7 @@ def load(
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
         ) from None
-    trails.note_loaded(folder / files.LEDGER, model)
+    trails.begin(folder / files.LEDGER, model, resumed=())
     return (Represented(behind, model) if behind else model).eval()
 
 
