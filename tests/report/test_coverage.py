@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import csv
+import io
+import json
 import re
 from pathlib import Path
 
 import pytest
 
+from tests.test_cli import run
 from tests.test_package import ROOT
 from zdp_bench.report import coverage
 
@@ -43,13 +47,14 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
         ("c", "no data", "", ""),
         ("d", "", "1.0", "4"),
     )
+    first[4]["reason"] = "their pictures"
     again = make(("a", "close", "inf", "1"), ("e", "close", "2.0", "5"))
     assert coverage.sentence([first, again]) == (
         "5 numbers: 2 as published (1 close, 1 different, including 1 private with a tight ε of "
         "∞), 1 reduced, 1 no data, 1 counted above."
     )
     counts = coverage.count([first, again])
-    assert counts[coverage.UNBOUNDED] == 1
+    assert (counts[coverage.UNBOUNDED], counts["why: their pictures"]) == (1, 1)
     assert coverage.sentence([make(("a", "as published", "1.0", "1"))], "curve") == (
         "1 curve: 1 as published."
     )
@@ -57,9 +62,20 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
 
 @pytest.mark.parametrize("results", [RESULTS, Path("/nowhere")])
 def test_the_result_tables_of_the_papers_have_109_numbers(results: Path) -> None:
-    sizes = {name: coverage.count([coverage.read(name, results)]) for name in CELLS}
-    assert {name: sum(of[s] for s in coverage.STATUSES) for name, of in sizes.items()} == CELLS
-    assert "| 109 table numbers | 62 figure curves |" in coverage.overview(results)
+    sizes = {}
+    for line in coverage.sheet(results).numbers:
+        sizes[line["table"]] = line["all"]
+    assert {name: sizes[name] for name in CELLS} == CELLS
+    assert (sizes["all tables"], sizes["all figures"]) == (109, 62)
+
+
+def test_the_command_prints_every_table_and_the_total(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "csv")
+    assert code == 0
+    for line in csv.DictReader(io.StringIO(out)):
+        assert sum(int(line[status]) for status in coverage.STATUSES) == int(line["all"])
+    code, out, _ = run(capsys, "coverage", "--results", str(RESULTS), "--format", "json")
+    assert json.loads(out)[0]["table"] == "deepee_2021/1"
 
 
 def test_the_readme_shows_the_total() -> None:

@@ -1,4 +1,4 @@
-"""Counts how much of the papers is filled: the table in README, and the head line of each table.
+"""Counts how much of the papers is filled: `zdp-bench coverage`, and the head line of each table.
 
 The counts are those of the tables in `results/tables`; a table that is not there counts as empty.
 """
@@ -9,15 +9,17 @@ import csv
 import io
 import math
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from zdp_bench.report import papers
 from zdp_bench.report.cells import EMPTY, OTHER, PUBLISHED
+from zdp_bench.report.sheet import Sheet
 
 AGAIN = "counted above"  # a run that fills a cell of an earlier table too
 STATUSES = (*PUBLISHED, *OTHER, *EMPTY, AGAIN)
 UNBOUNDED = "of these, tight ε = ∞"
+WHY = "why: "
 
 Lines = Iterable[Mapping[str, object]]  # of a table's CSV
 
@@ -48,6 +50,8 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
             if status in PUBLISHED:  # claims a finite ε, and has none
                 claimed, tight = (float(str(line[f"epsilon_{of}"])) for of in ("claimed", "tight"))
                 counts[UNBOUNDED] += math.isfinite(claimed) and math.isinf(tight)
+            if status in EMPTY:
+                counts[WHY + str(line.get("reason") if status == "no data" else status)] += 1
     return counts
 
 
@@ -108,3 +112,26 @@ def read(name: str, results: Path) -> Lines:
         for n in papers.reference(name)
         if not n.column.startswith("epsilon") and (papers.is_figure(name) or n.number is not None)
     ]
+
+
+def sheet(results: Path) -> Sheet:
+    """Return the counts as a table: a line for each table and figure, and for all of either."""
+    of: dict[str, Sequence[Lines]] = {
+        name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
+    }
+    of |= {f"all {kind}s": of_paper(results, "", kind == "figure") for kind in ("table", "figure")}
+    columns = ("table", "all", "as published", "in another way", AGAIN, "empty", "why")
+    shown: list[list[str]] = []
+    numbers: list[dict[str, object]] = []
+    for name, tables in of.items():
+        counts = count(tables)
+        why = "; ".join(
+            f"{n} {s.removeprefix(WHY)}" for s, n in counts.items() if s.startswith(WHY)
+        )
+        total = sum(counts[status] for status in STATUSES)
+        numbers.append({"table": name, "all": total, **{s: counts[s] for s in STATUSES}})
+        numbers[-1] |= {UNBOUNDED: counts[UNBOUNDED], "why": why}
+        others, empty = (sum(counts[s] for s in of_kind) for of_kind in (OTHER, EMPTY))
+        published = sum_up(counts).replace(" as published", "")
+        shown.append([name, *map(str, (total, published, others, counts[AGAIN], empty)), why])
+    return Sheet("Coverage", columns, shown, [], "", numbers)

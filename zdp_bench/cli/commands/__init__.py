@@ -11,6 +11,7 @@ from types import ModuleType
 from zdp_bench.cli.commands import (
     budget,
     compare,
+    coverage,
     data,
     epsilon,
     list,
@@ -47,6 +48,7 @@ ORDER = (
     "budget",
     "reproduce",
     "table",
+    "coverage",
     "figure",
     "report",
     "export",
@@ -54,7 +56,8 @@ ORDER = (
     "verify",
 )
 
-_CORE = [run, list, new, data, validate, epsilon, results, compare, budget, reproduce, table]
+_CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
+_CORE += [reproduce, table, coverage]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
 COMMANDS: dict[str, ModuleType] = {
