@@ -45,27 +45,18 @@ class Algorithm(ABC):
 
     Derive from it and register the class; nothing else needs to know an algorithm by name. Keyword
     parameters of its `__init__` are its options. The module docstrings have the formulas.
-
-    Attributes:
-        problem: what is trained.
-        noise_multiplier: σ as the paper states it; 0 without noise.
-        carried: numbers that follow from earlier releases and that the next step needs. They are
-            saved with the weights.
-        takes_shares: `accumulate` and `contributions` also take `shares`, and bound the mean of
-            each share of several examples as one.
-        sums_gradients: the uᵢ are whole gradients of examples, clipped.
-        sums_in_float32: they are, even if the forward pass runs in bfloat16.
-        releases_once: the first release gives the weights.
     """
 
+    # `accumulate` and `contributions` also take `shares`, and bound the mean of each as one
     takes_shares: ClassVar[bool] = False
-    sums_gradients: ClassVar[bool] = False
-    sums_in_float32: ClassVar[bool] = False
-    releases_once: ClassVar[bool] = False
+    sums_gradients: ClassVar[bool] = False  # the uᵢ are whole gradients of examples, clipped
+    sums_in_float32: ClassVar[bool] = False  # also if the forward pass runs in bfloat16
+    releases_once: ClassVar[bool] = False  # the first release gives the weights
 
     def __init__(self, problem: Problem, *, noise_multiplier: float) -> None:
         self.problem = problem
-        self.noise_multiplier = noise_multiplier
+        self.noise_multiplier = noise_multiplier  # σ as the paper states it; 0 without noise
+        # numbers that follow from earlier releases and that the next step needs; saved
         self.carried: dict[str, float] = {}
 
     @staticmethod

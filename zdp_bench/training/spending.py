@@ -105,12 +105,7 @@ def _require_within(config: Run, own: Spending) -> None:
 
 
 def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spending], list[Path]]:
-    """Return what every run under `results/runs`, `but` one, has spent or may still spend.
-
-    Returns:
-        Also the folders with a ledger that nothing explains: steps of an older version's run, or
-        of a federation, that did not end.
-    """
+    """Return what every run has spent or may still spend, and ledgers that nothing explains."""
     unknown = []
     homes = {
         path.parent for name in ("record.json", FILE) for path in results.glob(f"runs/*/*/{name}")

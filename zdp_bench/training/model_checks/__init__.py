@@ -76,8 +76,6 @@ def check(
 
     Args:
         model: in the mode and on the device of the training; a copy of it is checked.
-        algorithm: the one that will train it.
-        loss: (outputs, targets) -> one loss per example, [B].
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; no value is
             read.
         forms_shares: True if several examples may make one share.
@@ -253,8 +251,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
         if name not in reached:
             raise UserError(
                 f"parameter '{name}' has no influence on the model's output, so it would be "
-                "trained by noise alone: take it out, "
-                "or set requires_grad=False on it."
+                "trained by noise alone: take it out, or set requires_grad=False on it."
             )
 
 
@@ -273,7 +270,10 @@ def _check_contributions(
     except UserError:
         raise
     except Exception as error:
-        raise _no_gradient(inside.name, error) from None
+        raise UserError(
+            f"{inside.name} has no per-example gradient: torch says: {first_line(error)} Use "
+            "another layer there."
+        ) from None
     _check_bounds(algorithm, each)
     sizes = {
         name: float(share.detach().abs().max()) if share.numel() else 0.0
@@ -289,16 +289,8 @@ def _check_contributions(
         ):
             raise UserError(
                 f"{describe_owner(model, name)}: its rule for per-example gradients does not fit "
-                "the way this model uses it; set "
-                "algorithm.gradients=reference."
+                "the way this model uses it; set algorithm.gradients=reference."
             )
-
-
-def _no_gradient(layer: str, error: Exception) -> UserError:
-    return UserError(
-        f"{layer} has no per-example gradient: torch says: {first_line(error)} Use another layer "
-        "there."
-    )
 
 
 def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
@@ -312,8 +304,7 @@ def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
         ):
             raise UserError(
                 f"an example's contribution to '{block.name}' exceeds its bound {block.bound:g}: "
-                "no ε "
-                "would hold."
+                "no ε would hold."
             )
 
 
