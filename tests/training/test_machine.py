@@ -77,56 +77,6 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
     assert inside[-1] == (torch.float32, torch.float32)
 
 
-REAL = ["algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
-
-
-@pytest.mark.slow
-def test_a_private_run_in_bf16_keeps_its_clipped_sums_within_their_bound(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """What one of five records in turn adds to the total is one contribution."""
-    from zdp_bench.algorithms.dp_sgd import DPSGD
-
-    norms = []
-
-    def accumulate(self: DPSGD, total: dict, batch: tuple) -> None:
-        for i in range(0, len(batch[0]), 5):
-            own: dict[str, torch.Tensor] = {}
-            plain(self, own, (batch[0][i : i + 1], batch[1][i : i + 1]))
-            norms.append(
-                float(torch.cat([value.double().flatten() for value in own.values()]).norm())
-            )
-        plain(self, total, batch)
-
-    plain = DPSGD.accumulate
-    monkeypatch.setattr(DPSGD, "accumulate", accumulate)
-    sizes = [
-        "dataset=phase_digits",
-        "trainer.sample_rate=0.1",
-        "trainer.epochs=1",
-        "algorithm.max_grad_norm=0.05",
-    ]
-    with pytest.raises(UserError, match="complex"):
-        carry_out(tmp_path / "complex", "precision=bf16")
-    monkeypatch.setattr("zdp_bench.training.setup.build_model", lambda *_: _Magnitude())
-    carry_out(tmp_path / "real", *REAL, *sizes, "precision=bf16")
-    assert len(norms) > 200
-    assert max(norms) <= 0.05
-    assert max(norms) > 0.04999
-
-
-class _Magnitude(nn.Module):
-    """A real network of complex inputs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.Tanh(), nn.Linear(8, 10))
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        return self.net(x.abs())
-
-
 def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:
     plain = carry_out(tmp_path / "a", "trainer.micro_batch=40")
     other = carry_out(

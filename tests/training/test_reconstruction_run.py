@@ -9,36 +9,20 @@ import pytest
 
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
-from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.records import Record, read
+from zdp_bench.records import read
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import run
 
-PHANTOM = [
-    "dataset=kspace_phantom",
-    "dataset.patients=4",
-    "dataset.slices=2",
-    "dataset.test_share=0.25",
-    "trainer.epochs=1",
-    "threads=1",
-]
-
-
-def configured(tmp_path: Path, recipe: str, *more: str) -> Run:
-    places = [f"paths.data={tmp_path / 'data'}", f"paths.results={tmp_path / 'results'}"]
-    return parse(compose([f"recipe={recipe}", *PHANTOM, *places, *more]))
-
-
-def carried_out(tmp_path: Path, recipe: str) -> tuple[Record, dict[str, np.ndarray]]:
-    outcome = run(configured(tmp_path, recipe), Silent())
-    with np.load(outcome.path.parent / "example.npz", allow_pickle=False) as arrays:
-        return read(outcome.path) or {}, dict(arrays)
-
 
 def test_a_private_run_by_slice(tmp_path: Path) -> None:
-    by_slice, example = carried_out(tmp_path, "mri_recon_small")
+    words = "recipe=mri_recon_small dataset=kspace_phantom dataset.patients=4 dataset.slices=2"
+    words += f" dataset.test_share=0.25 trainer.epochs=1 threads=1 paths.data={tmp_path}"
+    outcome = run(parse(compose([*words.split(), f"paths.results={tmp_path}"])), Silent())
+    with np.load(outcome.path.parent / "example.npz", allow_pickle=False) as arrays:
+        example = dict(arrays)
+    by_slice = read(outcome.path) or {}
     assert by_slice["privacy"]["sampling"] == {
         "scheme": "poisson",
         "sample_rate": 1 / 6,
