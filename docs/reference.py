@@ -15,10 +15,8 @@ from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 from zdp_bench import assets
 from zdp_bench.cli.parser import build_parser
-from zdp_bench.config import configured, schema
-from zdp_bench.config.digests import experiment_digest
+from zdp_bench.config import schema
 from zdp_bench.config.plugins import TORCH, find_builder, own_keys
-from zdp_bench.errors import UserError
 
 SECTIONS = {
     "trainer": schema.Trainer,
@@ -31,20 +29,7 @@ SECTIONS = {
 }
 MADE = ["reference", "papers"]  # pages that no file says are out of date
 
-RUNS = Path(__file__).parent.parent / "results/runs"
-# docs/tuning.md: what was measured, each on these recipes
-MEASURED = [
-    ("speech_mlp", ""),
-    ("speech_activations_reduced", "model.activation=cardioid"),
-    ("chest_xray_small_strict", ""),
-]
-OPTIONS = {
-    "the recipe as it is": "",
-    "averaged weights": "trainer.ema=0.99",
-    "warm-up and cosine": "scheduler=warmup_cosine",
-    "automatic clipping": "algorithm.gamma=0.01",
-    "per-layer clipping": "algorithm.per_layer=true",
-}
+RESULTS = Path(__file__).parent.parent / "results"
 
 
 def fill(page: str) -> str:
@@ -74,35 +59,12 @@ def coverage(paper: str = "") -> str:
     from zdp_bench.report import coverage
 
     if not paper:
-        return coverage.overview(RUNS.parent)
+        return coverage.overview(RESULTS)
     said = []
     for kind, unit, figures in (("Tables", "number", False), ("Figures", "curve", True)):
-        if of := coverage.of_paper(RUNS.parent, paper, figures):
+        if of := coverage.of_paper(RESULTS, paper, figures):
             said.append(f"{kind}: {coverage.sentence(of, unit)}")
     return f"*{' '.join(said)}*"
-
-
-def toolbox() -> str:
-    """The mean test ROC-AUC with each option of the toolbox, from the committed records."""
-    found: dict[str, list[float]] = {}
-    for recipe, _ in MEASURED:
-        for path in sorted((RUNS / recipe).glob("*/record.json")):
-            record = json.loads(path.read_text(encoding="utf-8"))
-            if record["seed"] != 0:  # seed 0 is the one to try things with
-                found.setdefault(record["experiment"], []).append(record["metrics"]["roc_auc"])
-    rows = []
-    for name, override in OPTIONS.items():
-        cells = []
-        for recipe, *more in MEASURED:
-            given = [f"recipe={recipe}", *filter(None, [*more, override])]
-            try:
-                of = found.get(experiment_digest(configured(given)), [])
-            except UserError:  # two keys that do not go together
-                of = []
-            cells.append(f"{100 * sum(of) / len(of):.1f} ({len(of)})" if of else "")
-        rows.append((name, code(override) if override else "", *cells))
-    heads = (code(" ".join(filter(None, measured))) for measured in MEASURED)
-    return table(("option", "key", *heads), rows)
 
 
 def commands() -> str:
@@ -140,7 +102,8 @@ def keys(section: str = "") -> str:
         )
         for key, meaning in meanings.items()
     ]
-    return table(("key", "type", "default", "meaning"), rows)
+    head = f"### {section}\n\n" if section else ""
+    return head + table(("key", "type", "default", "meaning"), rows)
 
 
 def _attributes(doc: str) -> dict[str, str]:
@@ -153,7 +116,8 @@ def _attributes(doc: str) -> dict[str, str]:
 def plugins(kind: str) -> str:
     """Every plug-in of a kind with its options."""
     folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
-    return "\n".join(_plugin(kind, name, path) for name, path in assets.group(folder).items())
+    each = [_plugin(kind, name, path) for name, path in assets.group(folder).items()]
+    return "\n".join([f"### {kind}", "", *each])
 
 
 def _plugin(kind: str, name: str, path: Any) -> str:

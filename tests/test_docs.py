@@ -6,7 +6,6 @@ Quick commands are run; the others are composed and checked.
 from __future__ import annotations
 
 import importlib
-import json
 import math
 import os
 import pydoc
@@ -30,7 +29,6 @@ from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import compose, parse
-from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.plugins import every_key
 from zdp_bench.experiments.claims import jobs_of
 
@@ -485,22 +483,6 @@ def test_the_reference_has_every_command_and_every_key(monkeypatch: pytest.Monke
     keys = [key for key, _ in every_key() if not key.startswith("launcher")]
     assert not [key for key in keys if f"`{key}" not in text and f"## {key}\n" not in text]
     assert not [verb for verb in COMMANDS if f"## {verb}\n" not in text]
-
-
-def test_the_options_that_cost_no_epsilon_show_the_records_of_their_runs(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.syspath_prepend(DOCS)
-    reference = importlib.import_module("reference")
-    assert reference.toolbox() in (DOCS / "tuning.md").read_text(encoding="utf-8")
-    shown = reference.toolbox().splitlines()
-    plain = [
-        record["metrics"]["roc_auc"]
-        for path in reference.RUNS.glob("speech_mlp/*/record.json")
-        if (record := json.loads(path.read_text()))["seed"] != 0
-        and record["experiment"] == experiment_digest(parse(compose(["recipe=speech_mlp"])))
-    ]
-    assert f"| {100 * sum(plain) / len(plain):.1f} ({len(plain)}) |" in shown[2]
 
 
 def test_every_paper_has_its_section() -> None:

@@ -148,6 +148,7 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     """Return n, and mean and deviation of each measure, for each set of equal values of `by`."""
     if "value" in measures and "metric" not in by:  # values of different metrics have no mean
         by = [*by, "metric"]
+    measures = [name for name in measures if name not in by]
     frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
     groups = frame.groupby(by, dropna=False)
     made: dict[str, Any] = {"n": groups["run"].count()}
