@@ -4,6 +4,7 @@ ratio beside them.
 zeta_dp_2021/6   complex against real: one matrix product, one convolution
 zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
+zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
 
 Rows that another machine, or another number of threads, measured are kept.
@@ -179,6 +180,25 @@ def imaging(quick: bool) -> Iterator[Row]:
         yield from compare_training(case, workload, own, seconds, memory=not quick)
 
 
+def zoo(quick: bool) -> Iterator[Row]:
+    """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
+    batch, seconds = (8, 2.0) if quick else (64, 30.0)
+    width, size, few = (8, 32, 2) if quick else (32, 320, 4)
+    sides = ["non-private", "non-private, channels first", "private, fast"]
+    for name in ("resnet20", "model3", "alexnet"):
+        workload = Workload(name, (3, 32, 32), 10, batch, "classes")
+        yield from compare_training(
+            f"{name}, batch {batch}", workload, [*sides, *_opacus()], seconds
+        )
+    channels = {"channels": [16, 32]}
+    for case, workload in {
+        "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
+        "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
+    }.items():
+        title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
+        yield from compare_training(title, workload, sides, seconds)
+
+
 def library(quick: bool) -> Iterator[Row]:
     """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
@@ -217,6 +237,7 @@ TABLES: dict[str, Callable[[bool], Iterator[Row]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
     "deepee_2021/3": imaging,
+    "zoo": zoo,
     "library": library,
 }
 
