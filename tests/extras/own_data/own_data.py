@@ -60,22 +60,17 @@ def write_dicom(path: Path, level: int, **changes: object) -> Path:
     from pydicom.uid import ExplicitVRLittleEndian, SecondaryCaptureImageStorage, generate_uid
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    image = Dataset()
-    image.file_meta = FileMetaDataset()
-    image.file_meta.TransferSyntaxUID = ExplicitVRLittleEndian
-    image.file_meta.MediaStorageSOPClassUID = SecondaryCaptureImageStorage
-    image.file_meta.MediaStorageSOPInstanceUID = generate_uid(entropy_srcs=[path.name])
-    image.SOPClassUID = SecondaryCaptureImageStorage
-    image.SOPInstanceUID = image.file_meta.MediaStorageSOPInstanceUID
-    image.Rows, image.Columns, image.SamplesPerPixel = 10, 12, 1
-    image.PhotometricInterpretation = "MONOCHROME2"
-    image.BitsAllocated = image.BitsStored = 16
-    image.HighBit, image.PixelRepresentation = 15, 0
-    image.RescaleSlope, image.RescaleIntercept = 2, 0
+    image, meta = Dataset(), FileMetaDataset()
     pixels = np.full((10, 12), level // 2, dtype=np.uint16)
     pixels[:, :6] = 0
-    image.PixelData = pixels.tobytes()
-    for name, value in changes.items():
+    uid = generate_uid(entropy_srcs=[path.name])
+    meta.TransferSyntaxUID, meta.MediaStorageSOPInstanceUID = ExplicitVRLittleEndian, uid
+    meta.MediaStorageSOPClassUID = image.SOPClassUID = SecondaryCaptureImageStorage
+    image.file_meta, image.SOPInstanceUID = meta, uid
+    facts = {"Rows": 10, "Columns": 12, "SamplesPerPixel": 1, "BitsAllocated": 16, "BitsStored": 16}
+    facts |= {"PhotometricInterpretation": "MONOCHROME2", "HighBit": 15, "PixelRepresentation": 0}
+    facts |= {"RescaleSlope": 2, "RescaleIntercept": 0, "PixelData": pixels.tobytes(), **changes}
+    for name, value in facts.items():
         setattr(image, name, value)
     image.save_as(path, enforce_file_format=True)
     return path

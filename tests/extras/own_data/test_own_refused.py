@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 import struct
-import sys
 import warnings
 import zlib
 from collections.abc import Callable
@@ -16,13 +15,7 @@ import pytest
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.extras.own_data.own_data import (
-    KINDS,
-    write_classes,
-    write_dicom,
-    write_png,
-)
-from tests.test_cli import run
+from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
 from zdp_bench.errors import UserError
 from zdp_bench.extras.own_data.folder import Folder
 
@@ -46,9 +39,8 @@ def bad_png(path: Path, wide: int) -> None:
     """A PNG whose header announces wide × wide pixels."""
 
     def chunk(kind: bytes, body: bytes) -> bytes:
-        return (
-            struct.pack(">I", len(body)) + kind + body + struct.pack(">I", zlib.crc32(kind + body))
-        )
+        end = struct.pack(">I", zlib.crc32(kind + body))
+        return struct.pack(">I", len(body)) + kind + body + end
 
     header = struct.pack(">IIBBBBB", wide, wide, 8, 0, 0, 0, 0)
     body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
@@ -201,23 +193,6 @@ def test_options_that_mean_nothing_for_a_kind_are_refused(
         Folder(**{"path": str(tmp_path / "d"), "size": 8, **KINDS[kind][2], **options}).load(
             tmp_path
         )
-
-
-def test_dicom_without_pydicom_is_one_sentence(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("ill", "well"):
-        for patient in range(4):
-            write_dicom(tmp_path / "films" / name / f"p{patient}" / "0.dcm", 9)
-    for module in [name for name in sys.modules if name.startswith("pydicom.")]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "pydicom", None)
-    words = ["recipe=quickstart", "dataset=folder", "model=real_mlp", "algorithm=dp_sgd"]
-    words += [f"dataset.path={tmp_path / 'films'}", "dataset.window=[0,255]"]
-    code, _, err = run(capsys, "run", *words, f"paths.results={tmp_path}")
-    said = "this needs pydicom, which is not installed: `pip install 'zdp-bench[medical]'`."
-    assert (code, said in err) == (2, True), err
-    assert "Traceback" not in err
 
 
 TABLE = "patientId;x;Target\np1;3;0\np1;9;0\np2;;1\np3;;0\np4;;1\n"

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -165,14 +164,3 @@ def test_the_quickstart_can_be_searched_as_it_is(
     assert code == 0
     assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2
-
-
-def test_without_optuna_it_is_one_sentence(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in [name for name in sys.modules if name.startswith("zdp_bench.extras.search")]:
-        monkeypatch.delitem(sys.modules, name)
-    monkeypatch.delattr("zdp_bench.extras.search", raising=False)
-    monkeypatch.setitem(sys.modules, "optuna", None)
-    code, _, err = command(capsys, "search", *TINY, "optimizer.lr=1,2", "--trials", "1")
-    assert (code, "`pip install 'zdp-bench[search]'`" in err) == (2, True)
