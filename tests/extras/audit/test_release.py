@@ -86,7 +86,7 @@ def test_the_release_bound_holds_as_often_as_it_says(shift: float, atoms: bool) 
             release(there, count).round() if atoms else release(there, count)
         )
 
-    bounds = [attack_release(made(seed), 400, 0.01, 0.9)[0] for seed in range(30)]
+    bounds = [attack_release(made(seed), 400, 0.01, 0.9)[0] for seed in range(20)]
     assert np.mean([bound > truth for bound in bounds]) <= 0.1
 
 

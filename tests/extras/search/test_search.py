@@ -70,7 +70,7 @@ def test_the_best_is_chosen_by_validation_records(tmp_path: Path) -> None:
 
 
 def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
-    found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0)
+    found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0, trials=2)
     assert 0.999 < found["privacy"]["epsilon_all"] <= 1.0
     for record in records.read_all(tmp_path):
         assert record["privacy"]["epsilon_tight"] < 1.0
