@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import random
+import sys
+import threading
 from collections.abc import Callable
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -221,20 +226,57 @@ def test_state_that_passes_carry_is_found_in_the_step_in_which_it_matters(
         take(since // (examples + 1) + 2)  # a step makes one pass more
 
 
-def test_the_first_example_is_computed_again_with_the_same_random_numbers() -> None:
-    class Draws(nn.Module):
-        def __init__(self) -> None:
-            super().__init__()
-            self.layer = nn.Linear(WIDTH, WIDTH)
+class Decides(nn.Module):
+    """Acts if an example has a large number."""
 
-        def forward(self, x: Tensor) -> Tensor:
-            noise = torch.randn(WIDTH)
-            return self.layer(x) * noise if float(noise.sum()) < 1e9 else x
+    def __init__(self, act: Callable[[], object], of: Callable[[], float]) -> None:
+        super().__init__()
+        self.layer, self.act, self.of = nn.Linear(WIDTH, WIDTH), act, of
 
-    torch.manual_seed(0)
-    batch = torch.randn(4, WIDTH), torch.zeros(4)
-    reference.one_by_one(Draws(), loss, batch)
-    after = torch.rand(1)
-    torch.manual_seed(0)
-    torch.randn(4, WIDTH), Draws(), [torch.randn(WIDTH) for _ in range(4)]
-    assert torch.equal(after, torch.rand(1))
+    def forward(self, x: Tensor) -> Tensor:
+        if float(x.max()) > 1e3:
+            self.act()
+        return self.layer(x.clamp(max=1)) * self.of()
+
+
+@pytest.mark.parametrize(
+    "draw", [lambda: float(torch.randn(())), random.random, lambda: float(np.random.rand())]
+)
+def test_an_example_that_seeds_changes_no_random_numbers_of_others(draw: Any) -> None:
+    def seed() -> None:
+        torch.manual_seed(3), random.seed(3), np.random.seed(3)  # type: ignore[func-returns-value]
+
+    model, batch = Decides(seed, draw), torch.rand(4, WIDTH)
+    others = []
+    for first in (0.5, 1e6):
+        batch[0] = first
+        torch.manual_seed(0)
+        found = reference.one_by_one(model, loss, (batch, torch.zeros(4)))
+        others.append([g[1:] for g in found.values()] + [torch.rand(1)])
+    torch.testing.assert_close(*others, rtol=0, atol=0)
+    assert len({float(g[0]) for g in others[0][1]}) == 3  # each its own
+
+
+LIMIT = sys.getrecursionlimit()
+LOCAL = threading.local()
+# What keeps a number where no list of places looks, and what of it shows.
+STORES: dict[str, tuple[Callable[[], object], Callable[[], bool]]] = {
+    "interpreter": (
+        lambda: sys.setrecursionlimit(LIMIT + 1),
+        lambda: sys.getrecursionlimit() > LIMIT,
+    ),
+    "thread": (lambda: setattr(LOCAL, "held", 1), lambda: hasattr(LOCAL, "held")),
+}
+
+
+@pytest.mark.parametrize("store", STORES)
+def test_what_the_first_example_leaves_behind_is_found_in_a_checked_model(store: str) -> None:
+    keep, is_kept = STORES[store]
+    model, batch = Decides(keep, lambda: 9.0 if is_kept() else 1.0), torch.rand(4, WIDTH)
+    reference.PUBLIC[model] = batch.clone()
+    batch[0] = 1e6
+    try:
+        with pytest.raises(UserError, match="carries state from one example to the next"):
+            reference.one_by_one(model, loss, (batch, torch.zeros(4)))
+    finally:
+        sys.setrecursionlimit(LIMIT)

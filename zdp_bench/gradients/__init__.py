@@ -88,8 +88,9 @@ def runs_alone(model: nn.Module) -> str:
     return _alone.get(model, "")
 
 
-def take_over(model: nn.Module, twin: nn.Module) -> None:
-    """Apply to a model what was found out about its copy, on random examples."""
+def take_over(model: nn.Module, twin: nn.Module, inputs: Tensor) -> None:
+    """Apply to a model what was found out about its copy, on random or public inputs."""
+    reference.PUBLIC[model] = inputs
     tables: tuple[WeakKeyDictionary[nn.Module, Any], ...] = (_alone, PROGRAMS, _served)
     for table in tables:
         table.pop(model, None)

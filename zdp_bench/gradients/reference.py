@@ -8,7 +8,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
-from weakref import WeakSet
+from weakref import WeakKeyDictionary, WeakSet
 
 import numpy as np
 import torch
@@ -35,6 +35,7 @@ CHUNK_BYTES = 512 * 2**20
 
 log = logging.getLogger(__name__)
 _unmapped: WeakSet[nn.Module] = WeakSet()  # models whose branches follow the data, say
+PUBLIC: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()  # inputs of a checked model
 
 
 def per_sample_gradients(
@@ -103,23 +104,22 @@ def kept_draws() -> Iterator[None]:
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
-    Formal guarantee: no pass changes what the model holds or finds beside it, and the first
-    example's gradient, computed again after all others with the same random numbers, is unchanged.
+    Formal guarantee: no pass changes what the model holds or finds beside it, nor the random
+    numbers of another; and neither the first example's gradient nor, of a checked model, the output
+    for an example that is public is another after all passes.
     """
-    device = next(model.parameters()).device
+    device, public = next(model.parameters()).device, PUBLIC.get(model)
     devices = [device] if device.type == "cuda" else []
-    draws = [torch.get_rng_state(), *(torch.cuda.get_rng_state(of) for of in devices)]
-    of_python = random.getstate(), np.random.get_state()
-    gradients = _pass_each(model, loss, batch)
+    seeds: list[int] = torch.randint(2**62, (len(batch[0]),)).tolist()
     with torch.random.fork_rng(devices=devices), kept_draws():
-        torch.set_rng_state(draws[0])
-        for of, state in zip(devices, draws[1:], strict=True):
-            torch.cuda.set_rng_state(state, of)
-        random.setstate(of_python[0])
-        np.random.set_state(of_python[1])
-        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]))
-    for name, g in again.items():
-        g, before = g.nan_to_num(), gradients[name][:1].nan_to_num()
+        answers = [] if public is None else [_answer(model, public)]
+        held = None if public is None else held_by(model)
+        gradients = _pass_each(model, loss, batch, seeds, held)
+        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]), seeds, None)
+        answers += [] if public is None else [_answer(model, public)]
+    pairs = [(g, gradients[name][:1]) for name, g in again.items()]
+    for g, before in [*pairs, *zip(answers[1:], answers, strict=False)]:
+        g, before = g.nan_to_num(), before.nan_to_num()
         # A GPU's kernels may add in another order.
         if not torch.equal(g, before) and not (
             devices and torch.dist(g, before) <= 1e-3 * torch.linalg.vector_norm(g)
@@ -130,6 +130,19 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     return gradients
 
 
+def _seed(seed: int) -> None:
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@torch.no_grad()
+def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
+    _seed(0)
+    output: Tensor = model(inputs[:1].clone())
+    return output
+
+
 def _carries(model: nn.Module, what: str) -> UserError:
     return UserError(
         f"the model ({type(model).__name__}) carries state from one example to the next: {what}. "
@@ -138,11 +151,18 @@ def _carries(model: nn.Module, what: str) -> UserError:
     )
 
 
-def _pass_each(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
+def _pass_each(
+    model: nn.Module, loss: Loss, batch: Batch, seeds: Sequence[int], held: Held | None
+) -> dict[str, Tensor]:
+    """Return the gradients of every example.
+
+    Args:
+        held: before the first pass; None: it may make what it keeps.
+    """
     parameters = trainable(model)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    held: Held | None = None  # after the first pass, which may make what it keeps
-    for x, target in zip(batch[0].split(1), batch[1].split(1), strict=True):
+    for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=False):
+        _seed(seed)
         with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
             one = per_example(loss).of_one(model(x.clone()), target.clone()).sum()
         found: Sequence[Tensor | None] = [None] * len(parameters)

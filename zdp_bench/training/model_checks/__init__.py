@@ -118,7 +118,7 @@ def check(
         if not runs_alone(model):
             _check_gradients(model, batch[0])
         _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
-        take_over(original, model)
+        take_over(original, model, batch[0])
         return Checked(_find_fixed_state(model, batch[0]), guard, batch)
 
 
