@@ -110,9 +110,10 @@ def test_an_extra_says_what_it_is(extra: str) -> None:
     text = (folder / "README.md").read_text(encoding="utf-8")
     assert text.startswith(f"# {extra}\n")
     assert len(text.splitlines()) <= 14
-    for part in ("- Verbs: ", "- Pip extra", "- Tests: ", "- Deleted: "):
+    for part in ("- Verbs: ", "- Pip extra", "- Tests: ", "- Without it: "):
         assert part in text
     assert f"`tests/extras/{extra}`" in text
+    assert not [name for name in re.findall(r"`(\w+\.py)`", text) if not (folder / name).is_file()]
     assert list((ROOT / "tests/extras" / extra).glob("test_*.py"))
     pip = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
     for names in re.findall(r"`zdp-bench\[(.*?)\]`", text):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Callable
@@ -19,6 +20,7 @@ from tests.test_cli import run as command
 from tests.test_package import ROOT
 from zdp_bench import cli, registry
 from zdp_bench.cli.commands.new import KINDS, write_start
+from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
@@ -34,6 +36,13 @@ def test_the_recipe_validates_and_is_private(
     report = validate(configured(["recipe=./mine.yaml"]), trial=False)
     assert report.privacy["epsilon_tight"] == pytest.approx(3, rel=0.01)
     ConfigStore.instance().repo["recipe"].pop("mine.yaml")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_template_names_commands_that_exist(kind: str, tmp_path: Path) -> None:
+    text = "".join(path.read_text(encoding="utf-8") for path in write_start(kind, "mine", tmp_path))
+    for words in re.findall(r"^#? {3,}zdp-bench (.*?)(?:  .*)?$", text, flags=re.MULTILINE):
+        parse_arguments(words.split())
 
 
 @pytest.fixture
