@@ -290,7 +290,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     shown = sheet(found, None, [], tmp_path)
     assert [(line["noise"], line["runs"]) for line in shown.numbers][-1] == ("all", 2)
     assert len(str(shown.numbers[-1]["data_digest"]).split(", ")) == 2
-    assert "phase_digits: other options" in " ".join(shown.notes)
+    assert "phase_digits: runs with other options" in " ".join(shown.notes)
 
 
 def test_runs_that_share_files_by_way_of_another_are_in_one_group(tmp_path: Path) -> None:
@@ -341,7 +341,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(tmp_path: Path) -> None:
     shown = sheet(runs, None, [], tmp_path)
     assert shown.numbers[-1]["epsilon"] is None
     assert shown.numbers[-1]["epsilon_unit"] > of_unit
-    assert "hide different units" in " ".join(shown.notes)
+    assert "with different units of privacy" in " ".join(shown.notes)
     others = [*runs, replace(runs[0], unit="slice")]
     for of_unit in (True, False):
         with pytest.raises(ValueError, match="each hides another"):

@@ -23,14 +23,15 @@ from zdp_bench.report.terminal import show_run
 from zdp_bench.training import evaluation, machine
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
+from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import Outcome, run
 
 TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
 TINY += ["accountant=gdp_clt"]  # the fastest
 
 
-class Silent:
-    """A watcher that remembers."""
+class Silent(Watcher):
+    """Remembers."""
 
     def __init__(self) -> None:
         self.done_at_start = -1
