@@ -86,7 +86,7 @@ def find_volumes(root: Path) -> Sides:
 
 
 def folders_of(root: Path) -> tuple[str, str]:
-    """Return the folders of the single coil; of several where only those are there."""
+    """Return the single-coil folders, or the multi-coil ones if there are no others."""
     several = (root / MULTICOIL[0]).is_dir() and not (root / FOLDERS[0]).is_dir()
     return MULTICOIL if several else FOLDERS
 

@@ -304,7 +304,7 @@ class Msd(Decathlon):
         )
 
     def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every labelled volume and its segmentation, of each task that is there."""
+        """Read every labelled volume and its segmentation, of each task that is present."""
         for name, _volumes in TASKS.values():
             if (root / name / "labelsTr").is_dir():
                 for case in find_cases(root / name):

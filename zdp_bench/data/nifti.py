@@ -154,7 +154,7 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_complex(path: Path) -> np.ndarray:
-    """Read a volume of complex intensities likewise, complex64."""
+    """Read a volume of complex intensities in the same way, as complex64."""
     return _read_voxels(path, "c", np.complex64)
 
 

@@ -116,7 +116,7 @@ class Roahd(Dataset):
 
 
 def list_recordings(root: Path) -> list[Path]:
-    """List the headers by name, also of a recording of which only the signal is there."""
+    """List the headers by name, also of recordings that have only a signal."""
     folder = root / FOLDER
     every = folder.glob("*") if folder.is_dir() else ()
     stems = {path.stem for path in every if re.fullmatch(r"R[NL]\d{4}", path.stem)}

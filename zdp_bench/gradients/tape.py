@@ -181,7 +181,7 @@ def _wrap(
 
 
 def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
-    """Enter a call on the tape, and return its output as it goes on."""
+    """Record a call on the tape, and return its output."""
     if not output.requires_grad:
         start = output.detach().requires_grad_()
         tape.starts.append(start)

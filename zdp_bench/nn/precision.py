@@ -16,7 +16,7 @@ import torch
 
 @contextmanager
 def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
-    """Compute products of float32 numbers so within, on every device, whatever was set before.
+    """Compute float32 products with this precision inside the context, on every device.
 
     torch has two interfaces for it, and reading one raises where they disagree: both are set, and
     both set back.

@@ -25,7 +25,7 @@ from zdp_bench.registry import lookup, register
 
 @dataclass(frozen=True)
 class Claim:
-    """The numbers a paper gives to its accountant: the NOMINAL σ, whatever the mechanism gives."""
+    """The numbers that a paper gives its accountant: the NOMINAL σ, not the mechanism's."""
 
     noise_multiplier: float  # σ as the paper states it
     sample_rate: float  # probability that an example is drawn, or batch / examples

@@ -306,7 +306,7 @@ class Ledger:
         return steps
 
     def append(self, step: int, of: str = "") -> None:
-        """Write that `step` is about to be released, unless the very same release is there.
+        """Write that `step` is about to be released, unless the same release is recorded.
 
         Args:
             of: the digest of the weights that the step starts from, if they may differ when it is
@@ -610,7 +610,7 @@ def has_steps(path: Path) -> bool:
 
 
 def may_repeat(path: Path) -> int:
-    """Return how many releases at most a process that starts now must make anew.
+    """Return the most releases that a process that starts now must repeat.
 
     They are those since the last noted state but one: the last may not have been saved.
     """

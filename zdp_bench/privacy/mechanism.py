@@ -148,7 +148,7 @@ class Sampling:
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
-        """Poisson batches hide whether an example is there, fixed-size ones only which it is."""
+        """Poisson batches hide whether an example takes part, fixed-size ones only which does."""
         return "add_or_remove_one" if self.scheme in ("poisson", "full") else "replace_one"
 
     @property

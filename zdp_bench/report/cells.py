@@ -166,7 +166,7 @@ class Line:
 
     @property
     def on_paper_data(self) -> bool:
-        """True if all of it ran on what counts as the paper's data."""
+        """True if every run used what counts as the paper's data."""
         done = [(job.recipe, run["data"]) for job, runs in self.jobs for run in runs]
         return not self.on and all(self.rules.is_published(*one) for one in done)
 

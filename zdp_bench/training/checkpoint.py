@@ -96,7 +96,7 @@ def _require_alike(own: Any, saved: Any, what: str) -> None:
 
 
 def state_digest(*states: dict[str, Any]) -> str:
-    """Return the SHA-256 of state dictionaries, bit for bit, whatever device they are on."""
+    """Return the SHA-256 of state dictionaries, bit for bit, on any device."""
     chain = hashlib.sha256()
 
     def take(node: Any) -> None:

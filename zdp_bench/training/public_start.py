@@ -35,7 +35,7 @@ class PublicStart:
     sources: frozenset[str] | None  # the files it was trained on (`Splits.sources`), if known
 
     def require_apart(self, data: Splits) -> None:
-        """Reject data that the weights were trained on, under whatever name."""
+        """Reject data that the weights were trained on, under any name."""
         generated = self.record["data"]["provenance"] == "synthetic"
         if self.sources and not generated and self.sources & data.sources:
             raise _refuse_own(self.asked, self.record["data"]["name"])

@@ -1,5 +1,5 @@
-"""Count how much of the papers is filled: as published, with other settings or data, or empty, and
-why. It reads the tables in results/tables, as `zdp-bench table --write` and `reproduce` write them.
+"""Count which numbers of the papers we have: as published, with other settings or data, or none and
+why. This reads the tables that `zdp-bench table --write` and `reproduce` write to results/tables.
 """
 
 from __future__ import annotations

@@ -238,7 +238,7 @@ class Mean:
 
 
 class Repeated:
-    """The last value that each entry took in two runs in a row; NaN where there is none."""
+    """Return the last value that each entry took in two consecutive runs, or NaN."""
 
     def __init__(self) -> None:
         self.last: Release = {}

@@ -156,7 +156,7 @@ def hold_memory() -> bool:
 
 
 def _return_memory() -> bool:
-    """Let glibc return every freed block of 64 KiB or more at once; True if it is there.
+    """Let glibc return freed blocks of 64 KiB or more immediately; True if it can.
 
     What glibc keeps for later is no need of the step and differs from run to run: by 4 to 13 %
     where what is held at once is the same to 0.2 %.

@@ -98,7 +98,7 @@ def read_volume(path: Path, form: Form) -> np.ndarray:
 
 
 def read_complex_volume(path: Path, form: Form) -> np.ndarray:
-    """Return complex64 likewise, in units of each plane's own standard deviation."""
+    """Return complex64 planes, each in units of its own standard deviation."""
     planes = _choose(nifti.read_complex(path), form)
     made = nifti.fit_complex(planes.flatten(0, 1), form.size, form.fit)
     return made.numpy().reshape(-1, *form.image)
@@ -316,7 +316,7 @@ def kind_of(path: Path) -> Kind:
 
 
 def check(path: Path) -> None:
-    """Read a whole file, whatever its size, rate, channels and depth are."""
+    """Read a whole file of any size, rate, number of channels and depth."""
     kind = kind_of(path)
     if kind is SOUND:
         signals.read_sound(path, 0, 0, LONGEST)

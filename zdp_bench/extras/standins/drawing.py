@@ -1,4 +1,4 @@
-"""What stand-ins share: folders that are written once, and blobs."""
+"""Shared parts of generated data sets: folders that are written once, and blobs."""
 
 from __future__ import annotations
 
