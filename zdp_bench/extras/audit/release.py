@@ -18,9 +18,10 @@ Counts become a bound on ε by Clopper-Pearson for one release, and by Steinke, 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -266,36 +267,24 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
 def _loudest(
     scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, DecisionRule]:
-    """Return the greatest loudness and its rule, in the middle of equally good thresholds."""
+    """Return the greatest loudness, of hits and false alarms, and its rule.
+
+    Of equally good thresholds the one in the middle is taken.
+    """
+    sides, n = (scores.without, scores.with_it), len(scores.without)
+    thresholds = np.quantile(np.concatenate(sides), np.linspace(0.0005, 0.9995, 1000))
+    # the middle of a gap between the two
+    thresholds = np.sort(np.append(thresholds, (sides[0].max() + sides[1].min()) / 2))
+    below = [np.searchsorted(np.sort(side), thresholds, side="right") for side in sides]
     best = (-np.inf, DecisionRule(0.0, True, True))
-    candidates, rules = _count_by_rule(scores)
-    for above, present, hits, alarms in rules:
-        loud = loudness(hits, alarms)
+    for above, present in product((True, False), (True, False)):
+        said = [n - count for count in below] if above else below
+        loud = loudness(said[present], said[not present])
         equal = np.flatnonzero(loud == loud.max())
         at = int(equal[len(equal) // 2])
         if loud[at] > best[0]:
-            best = float(loud[at]), DecisionRule(float(candidates[at]), above, present)
+            best = float(loud[at]), DecisionRule(float(thresholds[at]), above, present)
     return best
-
-
-def _count_by_rule(
-    scores: Scores,
-) -> tuple[np.ndarray, Iterator[tuple[bool, bool, np.ndarray, np.ndarray]]]:
-    """Return thresholds to try, and hits and false alarms of each rule at each of them."""
-    sides = scores.without, scores.with_it
-    candidates = np.quantile(np.concatenate(sides), np.linspace(0.0005, 0.9995, 1000))
-    # the middle of a gap between the two
-    candidates = np.sort(np.append(candidates, (sides[0].max() + sides[1].min()) / 2))
-    n = len(scores.without)
-    below = [np.searchsorted(np.sort(side), candidates, side="right") for side in sides]
-
-    def rules() -> Iterator[tuple[bool, bool, np.ndarray, np.ndarray]]:
-        for above in (True, False):
-            said = [n - count for count in below] if above else below
-            for present in (True, False):
-                yield above, present, said[present], said[not present]
-
-    return candidates, rules()
 
 
 def _least_noisy_direction(

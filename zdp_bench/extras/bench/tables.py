@@ -187,9 +187,8 @@ def zoo(quick: bool) -> Iterator[Row]:
     sides = ["non-private", "non-private, channels first", "private, fast"]
     for name in ("resnet20", "model3", "alexnet"):
         workload = Workload(name, (3, 32, 32), 10, batch, "classes")
-        yield from compare_training(
-            f"{name}, batch {batch}", workload, [*sides, *_opacus()], seconds
-        )
+        case = f"{name}, batch {batch}"
+        yield from compare_training(case, workload, [*sides, *_opacus()], seconds)
     channels = {"channels": [16, 32]}
     for case, workload in {
         "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
@@ -213,9 +212,8 @@ def library(quick: bool) -> Iterator[Row]:
     }
     for name, (model, shape, options) in networks.items():
         workload = Workload(model, shape, 10, batch, "classes", options)
-        yield from compare_training(
-            f"{name}, batch {batch}", workload, sides, seconds, memory=not quick
-        )
+        case = f"{name}, batch {batch}"
+        yield from compare_training(case, workload, sides, seconds, memory=not quick)
 
 
 def _opacus(whole: bool = False) -> list[str]:
@@ -292,12 +290,8 @@ def cells(row: Row) -> list[str]:
 
 def as_markdown(table: str, known: pd.DataFrame) -> str:
     """Return a page with a table for each case and machine."""
-    lines = [
-        f"# Measured: {table}",
-        "",
-        f"`zdp-bench bench {table}` made this.",
-        *ABOUT.split("\n"),
-    ]
+    head = [f"# Measured: {table}", "", f"`zdp-bench bench {table}` made this."]
+    lines = [*head, *ABOUT.split("\n")]
     for case, of_case in known.groupby("case", sort=False):
         lines += ["", f"## {case}"]
         for (on, threads), own in of_case.groupby(["device", "threads"], sort=False):

@@ -53,8 +53,7 @@ class Form:
     @property
     def mask(self) -> tuple[int, ...]:
         """Shape of an image's mask."""
-        plane = (self.size, self.size)
-        return plane if self.depth is None else (self.depth, *plane)
+        return (*self.image[:-3], self.size, self.size)
 
     @property
     def signal(self) -> tuple[int, ...]:

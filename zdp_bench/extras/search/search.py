@@ -193,11 +193,8 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
 def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[Record]) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
     homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
-    spendings = [
-        read_spending(home)
-        for home in sorted(homes)
-        if any((home / name).exists() for name in (FILE, "record.json"))
-    ]
+    begun = [of for of in sorted(homes) if (of / FILE).exists() or (of / "record.json").exists()]
+    spendings = [read_spending(home) for home in begun]
     spent = [one.spent for one in spendings]
     units = [replace(one.spent, examples=one.examples) for one in spendings]
     delta = config.privacy.delta

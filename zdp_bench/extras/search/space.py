@@ -58,11 +58,8 @@ class Search:
         With `epsilon`, how many there are is part of what is promised.
         """
         promised = self.trials if self.epsilon else None
-        asked = [
-            self.fixed,
-            {key: distribution_to_json(values) for key, values in self.searched.items()},
-            [self.sampler, self.epsilon, promised, self.metric],
-        ]
+        searched = {key: distribution_to_json(values) for key, values in self.searched.items()}
+        asked = [self.fixed, searched, [self.sampler, self.epsilon, promised, self.metric]]
         return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
 
     def words(self, values: dict[str, Any]) -> list[str]:

@@ -54,11 +54,8 @@ def recipe_of(record: Record) -> str:
     """Return a record's configuration as the YAML of a recipe."""
     whole = deepcopy(record["config"])
     config = {key: value for key, value in whole.items() if key not in ("recipe", "claims")}
-    chosen = [
-        {f"override /{group}": config[group].pop("name") or "none"}
-        for group in GROUPS
-        if "name" in config.get(group, {})
-    ]
+    named = [group for group in GROUPS if "name" in config.get(group, {})]
+    chosen = [{f"override /{group}": config[group].pop("name") or "none"} for group in named]
     head = f"# The run that made this model: recipe {record['recipe']}, run {record['run'][:16]}.\n"
     body = {"defaults": chosen} | {key: value for key, value in config.items() if value != {}}
     return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)

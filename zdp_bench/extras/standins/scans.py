@@ -33,12 +33,8 @@ COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue ha
 
 def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
     """Draw the magnitude [slices, rows, columns] of one patient."""
-    z, y, x = np.meshgrid(
-        np.linspace(-0.5, 0.5, slices),
-        np.linspace(-1, 1, rows),
-        np.linspace(-1, 1, columns),
-        indexing="ij",
-    )
+    axes = np.linspace(-0.5, 0.5, slices), np.linspace(-1, 1, rows), np.linspace(-1, 1, columns)
+    z, y, x = np.meshgrid(*axes, indexing="ij")
 
     def inside(centre: np.ndarray, radii: np.ndarray, turned: float) -> np.ndarray:
         across = (y - centre[1]) * np.cos(turned) + (x - centre[2]) * np.sin(turned)
