@@ -202,6 +202,20 @@ def test_what_is_made_at_the_first_call_may_stay() -> None:
     assert torch.equal(loss(outputs, torch.ones(3)), first)
 
 
+def test_a_loss_that_seeds_changes_no_random_numbers_of_others() -> None:
+    def draws(outputs: Tensor, targets: Tensor) -> Tensor:
+        if targets.max() > 1:
+            torch.manual_seed(3)
+        return outputs.squeeze(1) * torch.rand(1)
+
+    loss, outputs, targets, found = PerExample(draws), torch.ones(5, 1), torch.zeros(5), []
+    for targets[0] in (0.0, 9.0):
+        torch.manual_seed(0)
+        found.append(loss(outputs, targets)[1:])
+    assert torch.equal(*found)
+    assert len(set(found[0].tolist())) == 4
+
+
 class Memory:
     """Where a loss could keep a number."""
 
@@ -258,8 +272,10 @@ def _in_a_file(path: Path) -> Callable[[float], float]:
     return keep
 
 
+@pytest.mark.parametrize("by", ["outputs", "targets"])
 @pytest.mark.parametrize("where", ["global", "object", "class", "long list", "generator", "file"])
-def test_a_loss_that_remembers_in_any_place_is_refused(where: str, tmp_path: Path) -> None:
+def test_a_loss_that_remembers_in_any_place_is_refused(where: str, by: str, tmp_path: Path) -> None:
+    """What the first example leaves behind shows at the first ever, a check's."""
     global KEPT_AT
     KEPT_AT = KEPT_BY.seen = Memory.of_class = LONG[0] = 0.0
     keep = {
@@ -272,11 +288,16 @@ def test_a_loss_that_remembers_in_any_place_is_refused(where: str, tmp_path: Pat
     }[where]
 
     def remembering(outputs: Tensor, targets: Tensor) -> Tensor:
-        flipped = keep(float(outputs.detach().abs().max() > 3)) >= 1
+        large = outputs.detach().abs().max() > 3 if by == "outputs" else targets.max() == 2
+        flipped = keep(float(large)) >= 1
         return F.cross_entropy(-outputs if flipped else outputs, targets, reduction="none")
 
     torch.manual_seed(0)
     model = nn.Linear(6, 3)
     inputs = torch.cat([torch.full((1, 6), 100.0), 0.3 * torch.randn(20, 6)])
+    loss, targets = per_example(remembering), torch.arange(21) % 2
+    if by == "targets":
+        clipped_sum(model, loss, (inputs[1:], targets[1:]), 1.0)
+        targets[0] = 2
     with pytest.raises(UserError, match="which clipping cannot bound"):
-        clipped_sum(model, remembering, (inputs, torch.arange(21) % 3), 1.0)
+        clipped_sum(model, loss, (inputs, targets), 1.0)

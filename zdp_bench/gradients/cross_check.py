@@ -11,12 +11,10 @@ does.
 
 from __future__ import annotations
 
-import random
 from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -24,6 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups
+from zdp_bench.gradients.losses import kept_draws, set_seed
 
 # For float32 on a badly conditioned network; a wrong gradient is off by its whole size.
 TOLERANCE = 1e-2
@@ -70,10 +69,8 @@ def same_draws() -> Iterator[None]:
     cudnn.enabled = False  # not by `cudnn.flags`, which turns TF32 on
     try:
         plain = sdpa_kernel(SDPBackend.MATH)
-        with torch.random.fork_rng(), reference.kept_draws(), plain, _SameDraws():
-            torch.manual_seed(SEED)
-            random.seed(SEED)
-            np.random.seed(SEED)
+        with kept_draws(), plain, _SameDraws():
+            set_seed(SEED)
             yield
     finally:
         cudnn.enabled = enabled

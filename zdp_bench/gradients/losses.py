@@ -258,6 +258,31 @@ class _Rows:
     __getattr__ = __eq__ = __ne__ = __hash__ = __bool__ = __reduce_ex__ = _refuse
 
 
+def draw_seeds(many: int) -> list[int]:
+    """Return a seed for each of so many examples, whose own random numbers follow from it."""
+    seeds: list[int] = torch.randint(2**62, (many,)).tolist()
+    return seeds
+
+
+def set_seed(seed: int) -> None:
+    """Seed torch's, Python's and numpy's random numbers."""
+    torch.manual_seed(seed)
+    random.seed(seed)
+    np.random.seed(seed % 2**32)
+
+
+@contextmanager
+def kept_draws(devices: list[torch.device] | None = None) -> Iterator[None]:
+    """Leave random states as they were: Python's, numpy's, torch's (None: of every device)."""
+    of_python, of_numpy = random.getstate(), np.random.get_state()
+    try:
+        with torch.random.fork_rng(devices=devices):
+            yield
+    finally:
+        random.setstate(of_python)
+        np.random.set_state(of_numpy)
+
+
 class PerExample:
     """A loss (outputs, targets) -> [B] that computes each example's from this example alone.
 
@@ -279,6 +304,7 @@ class PerExample:
         self.loops = False  # True from when vmap fails on
         self._only_rows = True  # False from when stand-ins fail on
         self._called = False
+        self._first: tuple[Tensor, Tensor] | None = None
 
     @contextmanager
     def weighed(self, weights: Tensor) -> Iterator[None]:
@@ -299,6 +325,8 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
+        if self._first is None:
+            self._first = outputs[:1].detach().clone(), targets[:1].clone()
         while not self.loops:
             try:
                 if self._only_rows:
@@ -313,11 +341,13 @@ class PerExample:
                 if isinstance(error, UserError) or "memory" in str(error):
                     raise
                 self.loops, self._only_rows = not self._only_rows, False
-        batches = zip(outputs.split(1), targets.split(1), strict=True)
+        batches = zip(outputs.split(1), targets.split(1), draw_seeds(len(outputs)), strict=True)
+        devices = [outputs.device] if outputs.device.type == "cuda" else []
         try:
-            before = self._answer(outputs, targets)
-            losses = torch.cat([self.of_one(*one) for one in batches])
-            after = self._answer(outputs, targets)
+            with kept_draws(devices):
+                before = self._answer()
+                losses = torch.cat([self._seeded(*one) for one in batches])
+                after = self._answer()
         except Exception as error:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
@@ -335,22 +365,20 @@ class PerExample:
             raise UserError(KEEPS)
         return losses
 
-    def _answer(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the losses of two artificial outputs at the first target.
+    def _answer(self) -> Tensor:
+        """Return the losses of two artificial outputs at the first target that it was ever given.
 
-        Where a loss takes no random ones (of probabilities, say), of the first, also turned around.
+        That is a check's. Where a loss takes no random outputs (of probabilities, say), of the
+        first ones, also turned around.
         """
-        first = outputs[:1].detach()
+        assert self._first is not None
+        first, target = self._first
 
         def answer(*given: Tensor) -> Tensor:
-            losses = []
-            for numbers in given:
-                torch.manual_seed(0)
-                losses.append(self.of_one(numbers, targets[:1]))
-            return torch.cat(losses).nan_to_num()
+            return torch.cat([self._seeded(numbers, target, 0) for numbers in given]).nan_to_num()
 
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            torch.manual_seed(0)
+        with torch.no_grad():
+            set_seed(0)
             drawn = torch.randn(first.shape, dtype=first.dtype).to(first.device)
             try:
                 return answer(drawn, 30.0 * drawn)
@@ -358,6 +386,10 @@ class PerExample:
                 raise
             except Exception:
                 return answer(first, first.flip(-1))
+
+    def _seeded(self, outputs: Tensor, targets: Tensor, seed: int) -> Tensor:
+        set_seed(seed)
+        return self.of_one(outputs, targets)
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import logging
-import random
 import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
@@ -26,7 +24,14 @@ from zdp_bench.gradients.clipping import (
     squared_norms,
     trainable,
 )
-from zdp_bench.gradients.losses import Held, held_by, per_example
+from zdp_bench.gradients.losses import (
+    Held,
+    draw_seeds,
+    held_by,
+    kept_draws,
+    per_example,
+    set_seed,
+)
 from zdp_bench.gradients.shares import Shares, cut
 from zdp_bench.gradients.watched import is_own
 
@@ -90,17 +95,6 @@ def per_sample_gradients(
     }
 
 
-@contextmanager
-def kept_draws() -> Iterator[None]:
-    """Leave Python's and numpy's random states as they were."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
-    try:
-        yield
-    finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
-
-
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
@@ -110,8 +104,8 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """
     device, public = next(model.parameters()).device, PUBLIC.get(model)
     devices = [device] if device.type == "cuda" else []
-    seeds: list[int] = torch.randint(2**62, (len(batch[0]),)).tolist()
-    with torch.random.fork_rng(devices=devices), kept_draws():
+    seeds = draw_seeds(len(batch[0]))
+    with kept_draws(devices):
         answers = [] if public is None else [_answer(model, public)]
         held = None if public is None else held_by(model)
         gradients = _pass_each(model, loss, batch, seeds, held)
@@ -130,15 +124,9 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     return gradients
 
 
-def _seed(seed: int) -> None:
-    torch.manual_seed(seed)
-    random.seed(seed)
-    np.random.seed(seed % 2**32)
-
-
 @torch.no_grad()
 def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
-    _seed(0)
+    set_seed(0)
     output: Tensor = model(inputs[:1].clone())
     return output
 
@@ -162,7 +150,7 @@ def _pass_each(
     parameters = trainable(model)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=False):
-        _seed(seed)
+        set_seed(seed)
         with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
             one = per_example(loss).of_one(model(x.clone()), target.clone()).sum()
         found: Sequence[Tensor | None] = [None] * len(parameters)
