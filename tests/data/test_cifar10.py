@@ -105,8 +105,6 @@ def test_the_release_is_known_in_any_order_by_all_that_it_holds(
             rows[1 if change == "pixel" else 0] ^= 1
         rows.tofile(binary / "test_batch.bin")
         first.tofile(binary / "data_batch_1.bin")
-    ((_, problem),) = Cifar10().check_files(binary.parent)
-    assert bool(problem) == bool(change)
     if change:
         with pytest.raises(UserError, match="not from a known release"):
             Cifar10().load(binary.parent)

@@ -7,7 +7,7 @@ What a person should know of a data set (licence, source, checksums, layout) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -250,10 +250,3 @@ class Dataset:
             unit=splits.unit,
             owners=None if groups is None else len(groups.unique()),
         )
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Yield every file and what is wrong with it ('' for nothing), for `zdp-bench data check`.
-
-        Override it where the card has no checksums.
-        """
-        yield from ()

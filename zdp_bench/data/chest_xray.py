@@ -16,7 +16,6 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,7 +25,7 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Pixels, PublicShare, Splits
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.pictures import open_picture, read_picture
 from zdp_bench.errors import UserError, require
@@ -173,11 +172,6 @@ class ChestXray(Dataset):
             examples_per_patient=min(most, self.max_per_patient or most),
             owners=round(used * SPLIT["patients"]),
         )
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every film."""
-        paths = [film.path for film in find_films(root / FOLDER)]
-        return try_each(paths, lambda path: read_film(path, 8))
 
 
 def _notes(split: Split, first: Film, size: int) -> list[str]:

@@ -19,7 +19,7 @@ import hashlib
 import math
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -35,7 +35,6 @@ from zdp_bench.data.files import (
     read_each,
     require_inside,
     sha256,
-    try_each,
 )
 from zdp_bench.data.signals import open_record, read_leads
 from zdp_bench.errors import UserError, require, unknown
@@ -202,10 +201,6 @@ class Cpsc2018(Dataset):
             dtype=torch.complex64,
             unit="recording",
         )
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every recording."""
-        return try_each(find_recordings(root / FOLDER), self.read)
 
     def read(self, path: Path) -> tuple[str, np.ndarray]:
         """Read the first diagnosis of a recording, and a lead [samples] in mV."""

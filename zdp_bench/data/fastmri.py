@@ -22,7 +22,6 @@ Each slice is an example, as in the paper, and a patient owns `examples_per_pati
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal
@@ -33,7 +32,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
     Undersampling,
@@ -381,9 +380,3 @@ class FastMri(KSpaceSlices):
         if self.slices:
             return known
         return replace(known, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Inspect every file of both folders; its arrays are not read."""
-        here = root / "fastMRI"
-        for folder in folders_of(here):
-            yield from try_each(list_files(here, folder), lambda path: inspect(path, here))

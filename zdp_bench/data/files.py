@@ -16,7 +16,6 @@ from typing import Any, Literal, TypeVar
 from zdp_bench import assets
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import reading
-from zdp_bench.registry import lookup
 
 log = logging.getLogger(__name__)
 
@@ -192,9 +191,9 @@ def visible_files(folder: Path) -> list[Path]:
 
 
 def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
-    """Yield every file of a card and what is wrong with it: '' for nothing.
+    """Yield every file with a published checksum and what is wrong with it: '' for nothing.
 
-    Files with published checksums are held to them; others are read by `Dataset.check_files`.
+    Where there are no checksums, what a run needs and does not find.
     """
     expected = {root / file.path: file for file in of.files}
 
@@ -204,16 +203,8 @@ def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
         verify(path, expected[path], of.name)
 
     yield from try_each(expected, check)
-    if not has_files(root, of):
-        if not of.files:
-            yield root / of.holds, f"{root / of.holds}: is missing. {tell_source(of)}"
-        return
-    body = assets.read_yaml(assets.group(assets.DATASETS)[of.name])
-    options = {key: value for key, value in body.items() if key not in ("name", "card")}
-    try:
-        yield from lookup("dataset", of.name)(**options).check_files(root)
-    except UserError as error:  # of the whole set
-        yield root / of.holds, str(error)
+    if not of.files and not has_files(root, of):
+        yield root / of.holds, f"{root / of.holds}: is missing. {tell_source(of)}"
 
 
 def fetch(root: Path, of: Card) -> list[Path]:

@@ -34,7 +34,7 @@ owns two of them (Task04, see `msd.py`) has a larger one.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, ClassVar
@@ -46,7 +46,7 @@ from annotated_types import Ge, Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import digest, holds_any, sha256, try_each
+from zdp_bench.data.files import digest, holds_any, sha256
 from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
@@ -233,11 +233,6 @@ class MriSequences(SequenceSlices):
             return None
         train, held = RELEASED.values()
         return self.describe(train, self.count_test(held), self.validation_patients)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every volume."""
-        for name in RELEASED:
-            yield from try_each(self.find_volumes(root / FOLDER / name), nifti.read)
 
     def find_volumes(self, folder: Path) -> dict[Path, nifti.Header]:
         """Find the volumes of one part."""

@@ -17,7 +17,6 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
@@ -40,7 +39,7 @@ from zdp_bench.data import (
 )
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256, try_each
+from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
@@ -302,14 +301,6 @@ class Msd(Decathlon):
             augment=AUGMENT.images if self.augment else None,
             augment_targets=AUGMENT.masks if self.augment else None,
         )
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every labelled volume and its segmentation, of each task that is present."""
-        for name, _volumes in TASKS.values():
-            if (root / name / "labelsTr").is_dir():
-                for case in find_cases(root / name):
-                    yield from try_each([case.image], nifti.read)
-                    yield from try_each([case.label], nifti.read_labels)
 
     def read_slices(self, case: LabelledVolume, indices: np.ndarray) -> np.ndarray:
         """Read slices as bytes [n, 2, size, size]; rows run from anterior to posterior."""

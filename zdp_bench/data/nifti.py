@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import gzip
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, ClassVar
@@ -26,7 +25,6 @@ from zdp_bench.data.files import (
     holds_any,
     require_inside,
     resolve_folder,
-    try_each,
     visible_files,
 )
 from zdp_bench.errors import UserError
@@ -122,10 +120,6 @@ class OfVolumes(Dataset):
             return None
         held = self.count_test(N_HIPPOCAMPI)
         return self.describe(N_HIPPOCAMPI - held, held)
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every volume of the folder."""
-        return try_each(self.find(root), read)
 
 
 def name_of(path: Path) -> str:

@@ -8,7 +8,7 @@ Each person has one recording; whole people are held out, as many of either diag
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
@@ -19,7 +19,7 @@ from annotated_types import Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, Norm, read_wfdb
-from zdp_bench.data.files import digest, require_inside, sha256, try_each
+from zdp_bench.data.files import digest, require_inside, sha256
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -96,10 +96,6 @@ class Roahd(Dataset):
         leads = range(1, LEADS + 1) if self.low_bins else [self.channel]
         whole = np.stack([self.transform.transform(lead) for lead in read(path, leads).T])
         return whole[:, 1 : 1 + self.low_bins] if self.low_bins else whole[0]
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every recording."""
-        return try_each(list_recordings(root), lambda path: read(path, [self.channel]))
 
     def split(self, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the people to train and to test on."""

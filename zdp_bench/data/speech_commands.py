@@ -34,7 +34,7 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, try_each, visible_files
+from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
@@ -166,12 +166,6 @@ class SpeechCommands(Dataset):
             unit="speaker",
             owners=(count - test) // 20,
         )
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        """Read every clip of every word."""
-        for word in sorted(path.name for path in (root / FOLDER).iterdir() if path.is_dir()):
-            if word != "_background_noise_":
-                yield from try_each(find_clips(root / FOLDER, word), read_clip)
 
     def choose(self, folder: Path) -> list[Clip]:
         """Choose (file, label) of every clip that is used, in the order of words and names."""

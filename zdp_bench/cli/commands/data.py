@@ -65,8 +65,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     code = 0
     for card in chosen:
-        if not (card.files or card.holds):
-            print(f"{card.name}: {say_state(root, card)}; it needs no files here")
+        if not card.files and files.has_files(root, card):
+            why = "a run checks its files" if card.holds else "it needs no files here"
+            print(f"{card.name}: {say_state(root, card)}; {why}")
         code = max(code, _say_each(card.name, files.check_files(root, card)))
     return code
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import ClassVar
@@ -41,9 +40,6 @@ class StandIn(Dataset):
 
     def released(self, root: Path) -> DatasetInfo | None:
         return None
-
-    def check_files(self, root: Path) -> Iterator[tuple[Path, str]]:
-        yield from ()
 
 
 def draw_blobs(shape: tuple[int, ...], count: int, random: np.random.Generator) -> np.ndarray:
