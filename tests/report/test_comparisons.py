@@ -13,9 +13,9 @@ from sklearn.metrics import roc_auc_score
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report.comparisons import (
-    Family,
     Paired,
     bonferroni,
+    compare_pairs,
     delong,
     paired_t,
     show_p,
@@ -55,7 +55,7 @@ def test_delong_reports_the_largest_p_of_all_seeds(tmp_path: Path) -> None:
         delong(TRUTH, write_scores(tmp_path, a, 2.0), write_scores(tmp_path, b, 0.7)).p
         for a, b in zip(good, bad, strict=True)
     ]
-    sentences = Family("roc_auc", {"good": good, "bad": bad}).sentences(tmp_path)
+    sentences = compare_pairs("roc_auc", {"good": good, "bad": bad}, tmp_path)
     assert sentences[0] == "good: mean 0.915, range 0.910 to 0.920 over 2 seeds."
     assert sentences[-1] == (
         f"good against bad: different, DeLong p {show_p(max(own))} "
@@ -67,7 +67,7 @@ def test_three_rows_make_three_comparisons_at_a_third_of_the_threshold(tmp_path:
     rows = {name: [make_run(name, 1, 0.8)] for name in ("a", "b", "c")}
     for name, skill in (("a", 1.0), ("b", 1.01), ("c", 1.02)):
         write_scores(tmp_path, rows[name][0], skill)
-    sentences = Family("roc_auc", rows).sentences(tmp_path)
+    sentences = compare_pairs("roc_auc", rows, tmp_path)
     assert len(sentences) == 3
     assert all("threshold 0.0167 for 3 comparisons" in sentence for sentence in sentences)
 
@@ -77,7 +77,7 @@ def test_only_scores_of_the_same_test_examples_are_compared(tmp_path: Path) -> N
     write_scores(tmp_path, first, 1.0)
     write_scores(tmp_path, second, 1.0, truth=1 - TRUTH)
     for rows in ({"a": [first], "b": [second]}, {"a": [first], "c": [unscored]}, {"a": [first]}):
-        assert Family("roc_auc", rows).sentences(tmp_path) == []
+        assert compare_pairs("roc_auc", rows, tmp_path) == []
 
 
 @pytest.mark.parametrize("truth", [np.array([1]), np.array([0, 1, 1]), np.ones(5, dtype=int)])
@@ -90,7 +90,7 @@ def test_a_test_part_without_two_of_each_class_is_not_compared(
     }
     for run in (*rows["a"], *rows["b"]):
         write_scores(tmp_path, run, 1.0, truth=truth)
-    assert Family("roc_auc", rows).sentences(tmp_path) == []
+    assert compare_pairs("roc_auc", rows, tmp_path) == []
 
 
 def test_other_metrics_are_compared_over_seeds(tmp_path: Path) -> None:
@@ -98,15 +98,15 @@ def test_other_metrics_are_compared_over_seeds(tmp_path: Path) -> None:
         [make_run(name, seed, base + seed / 100, "dice") for seed in (1, 2, 3)]
         for name, base in (("a", 0.9), ("b", 0.5))
     )
-    sentences = Family("dice", {"a": first, "b": second}).sentences(tmp_path)
+    sentences = compare_pairs("dice", {"a": first, "b": second}, tmp_path)
     assert sentences[-1].startswith("a against b: different, Student's t p < 0.001")
-    assert Family("dice", {"a": first[:1], "b": second[:1]}).sentences(tmp_path) == []
+    assert compare_pairs("dice", {"a": first[:1], "b": second[:1]}, tmp_path) == []
 
 
 @pytest.mark.parametrize("count", [1, 5])
 def test_a_large_family_is_not_compared(count: int, tmp_path: Path) -> None:
     rows = {str(n): [make_run(str(n), seed, 0.5, "dice") for seed in (1, 2)] for n in range(count)}
-    assert Family("dice", rows).sentences(tmp_path) == []
+    assert compare_pairs("dice", rows, tmp_path) == []
 
 
 # Albumin, total protein, K-G score and outcome of 43 patients with ovarian cancer: DeLong et al.

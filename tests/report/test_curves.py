@@ -13,6 +13,7 @@ from tests.test_records import record, save
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.report import papers, tables
 from zdp_bench.report.cells import Filling
+from zdp_bench.report.sheet import Sheet
 
 FIGURE = "dp_dfa_2020/fig2"
 PANEL = "b: σ = 0.03"
@@ -64,13 +65,13 @@ def results(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def build(results: Path, *more: Filling) -> tables.Table:
+def build(results: Path, *more: Filling) -> Sheet:
     return tables.build(FIGURE, results, [*FILLINGS, *more])
 
 
 def points(results: Path, curve: str, *more: Filling) -> list[dict[str, str]]:
     """The points of a curve, as shown."""
-    sheet = build(results, *more).sheet
+    sheet = build(results, *more)
     shown = [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
     return [one for one in shown if one["row"] == f"{PANEL}: {curve}" and one["ours"]]
 
@@ -93,7 +94,7 @@ def test_of_many_epochs_a_page_shows_a_dozen_and_the_csv_all(tmp_path: Path) -> 
     shown = [one["epoch"] for one in points(tmp_path, "DP-BP")]
     assert {"1", "50", "60"} <= set(shown), "the paper's text names an ε at epoch 50"
     assert len(shown) <= 14
-    of_curve = [line for line in build(tmp_path).sheet.numbers if line.get("runs")]
+    of_curve = [line for line in build(tmp_path).numbers if line.get("runs")]
     assert len(of_curve) == 60
 
 
@@ -106,7 +107,7 @@ def test_a_claimed_epsilon_that_does_not_hold_is_shown_beside_its_infinity(tmp_p
 
 
 def test_every_point_claims_what_the_papers_accountant_would(results: Path) -> None:
-    lines = build(results).sheet.numbers
+    lines = build(results).numbers
     of_curve = [line for line in lines if line["row"] == "bp_10.24" and line["n"]]
     for point in of_curve:
         epochs = int(str(point["x"]))
@@ -123,7 +124,7 @@ def test_numbers_of_the_text_stand_beside_ours(
         numbers = [*numbers, papers.Reference(*row)]
     monkeypatch.setattr(papers, "reference", lambda table: numbers)
     assert [one["paper"] for one in points(results, "DP-BP")] == ["", "41.5 %", ""]
-    printed = [line["x"] for line in build(results).sheet.numbers if line["paper"] == "41.5"]
+    printed = [line["x"] for line in build(results).numbers if line["paper"] == "41.5"]
     assert printed == ["2", "9"]
 
 

@@ -32,11 +32,11 @@ def test_a_cell_is_the_mean_over_seeds_and_what_is_kept_above_the_floor(tmp_path
     private = [run("private", seed, value, 3.0) for seed, value in ((1, 0.8), (2, 0.82))]
     save(tmp_path, run("open", 1, 0.9, None), *private)
     grid = grids.build("cost", tmp_path, [filling("open"), filling("private")])
-    shown = dict(zip(grid.sheet.columns, grid.sheet.rows[0], strict=True))
+    shown = dict(zip(grid.columns, grid.rows[0], strict=True))
     assert shown["ε protects"] == "patient"
     assert (shown["non-private"], shown["ε = 3"]) == ("90.0 %", "81.0 ± 1.4 % (89 %)")
     assert shown["runs"] == "1 to 2"
-    with (grid.write(tmp_path)[1]).open() as file:
+    with grid.write(tmp_path / "cost")[1].open() as file:
         numbers = list(csv.DictReader(file))
     assert [line["values"] for line in numbers] == ["0.8 0.82", "0.9"]
 
@@ -45,7 +45,7 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
     tmp_path: Path,
 ) -> None:
     save(tmp_path, run("private", 1, 0.8, 3.0), run("stranger", 1, 0.99, 3.0))
-    (line,) = grids.build("cost", tmp_path, [filling("private")]).sheet.numbers
+    (line,) = grids.build("cost", tmp_path, [filling("private")]).numbers
     assert (line["values"], line["kept"]) == ("0.8", None)
 
 
@@ -57,7 +57,7 @@ def test_a_seed_counts_once_with_the_mean_of_its_folds_beside_what_others_report
     for made, (*_, fold) in zip(runs, folds, strict=True):
         made["config"]["dataset"] = {"fold": fold}
     save(tmp_path, *runs)
-    sheet = grids.build("cost", tmp_path, [filling("a"), filling("b")]).sheet
+    sheet = grids.build("cost", tmp_path, [filling("a"), filling("b")])
     (line,) = sheet.numbers
     assert (line["values"], line["seeds"], line["n"]) == ("0.85 0.87", "1 2", 2)
     shown = dict(zip(sheet.columns, sheet.rows[0], strict=True))
@@ -82,8 +82,8 @@ def test_variants_stand_in_the_tables_order_and_are_compared_seed_by_seed(tmp_pa
         save(tmp_path, *(run(name, seed, value, 3.0) for seed, value in enumerate(values)))
     fillings = [filling(name, "PhaseMNIST", name) for name in VALUES]
     grid = grids.build("complex", tmp_path, fillings)
-    assert [line["variant"] for line in grid.sheet.numbers] == list(VALUES)
-    said, magnitude, channels = grid.sheet.notes[-3:]
+    assert [line["variant"] for line in grid.numbers] == list(VALUES)
+    said, magnitude, channels = grid.notes[-3:]
     assert said.startswith("Of 2 comparisons, complex is better in 1, worse in 0 and not shown")
     assert magnitude.startswith("PhaseMNIST, complex − magnitude. ε = 3: +41.0 [")
     assert channels == ("PhaseMNIST, complex − channels. ε = 3: +0.0 [-2.5, +2.5] points, p = 1.")
@@ -93,4 +93,4 @@ def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> 
     save(tmp_path, run("complex", 1, 0.8, 3.0), run("channels", 1, 0.7, 3.0))
     fillings = [filling(name, "PhaseMNIST", name) for name in ("complex", "channels")]
     grid = grids.build("complex", tmp_path, fillings)
-    assert not any("complex −" in note for note in grid.sheet.notes)
+    assert not any("complex −" in note for note in grid.notes)

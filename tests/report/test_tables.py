@@ -17,6 +17,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import build_table
 from zdp_bench.report import cells, papers, tables
 from zdp_bench.report.cells import Filling, Rules
+from zdp_bench.report.sheet import Sheet
 
 TABLE = "zeta_dp_2021/1"
 RESULTS = ROOT / "results"
@@ -37,13 +38,13 @@ def filling(recipe: str, **more: Any) -> Filling:
 FILLINGS = [filling(recipe) for recipe in ROWS]
 
 
-def build(results: Path, *more: Filling) -> tables.Table:
+def build(results: Path, *more: Filling) -> Sheet:
     return tables.build(TABLE, results, [*FILLINGS, *more])
 
 
 def lines(results: Path, *more: Filling) -> list[dict[str, str]]:
     """The lines of the table, as shown."""
-    sheet = build(results, *more).sheet
+    sheet = build(results, *more)
     return [dict(zip(sheet.columns, row, strict=True)) for row in sheet.rows]
 
 
@@ -78,7 +79,7 @@ def test_an_empty_table_has_a_line_for_each_number_with_the_command_that_fills_i
         "not run",
         "`zdp-bench run recipe=phasemnist`",
     ]
-    assert build(tmp_path).sheet.origin.startswith("4 numbers: 0 as published, 4 not run.")
+    assert build(tmp_path).origin.startswith("4 numbers: 0 as published, 4 not run.")
 
 
 def test_seeds_are_averaged_and_the_difference_is_ours_minus_theirs(tmp_path: Path) -> None:
@@ -127,26 +128,26 @@ def test_fixed_size_batches_have_an_interval(tmp_path: Path) -> None:
     run["privacy"] |= {"epsilon_patient": 302.7, "epsilon_patient_at_least": 244.6}
     save(tmp_path, run)
     assert line(tmp_path, PHASE)["ε tight"] == "30.3 to 33.3 (patient 244 to 303)"
-    sheet = build(tmp_path).sheet
+    sheet = build(tmp_path)
     assert sheet.numbers[0]["epsilon_tight_at_least"] == 30.37
     assert tables.INTERVAL in sheet.notes
     run["privacy"] |= {"epsilon_tight_at_least": 33.217, "epsilon_patient_at_least": 302.7}
     save(tmp_path, run)
-    assert tables.INTERVAL not in build(tmp_path).sheet.notes
+    assert tables.INTERVAL not in build(tmp_path).notes
 
 
 def test_an_equal_run_of_another_recipe_fills_the_line_and_counts_once(tmp_path: Path) -> None:
     equal = {"experiment": "phasemnist".ljust(64, "e")}
     again = record("phasemnist_copy", 1, 0.97, **equal) | {"run": record("phasemnist", 1)["run"]}
     save(tmp_path, record("another", 2, 0.99, **equal), record("phasemnist", 1, 0.97), again)
-    found = build(tmp_path).sheet.numbers[0]
+    found = build(tmp_path).numbers[0]
     assert (found["seeds"], found["n"]) == ("1 2", 2)
     assert line(tmp_path, PHASE)["ours"] == "[98.00 ± 1.41 % (n = 2)]"
 
 
 def test_the_lines_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
     save(tmp_path, own("phasemnist", 1, 0.97))
-    paths = build(tmp_path).write(tmp_path)
+    paths = build(tmp_path).write(papers.file_of(TABLE, tmp_path))
     assert [path.name for path in paths] == [f"zeta_dp_2021_table1.{end}" for end in ("md", "csv")]
     text = paths[0].read_text()
     assert len({row.count("|") for row in text.splitlines() if row.startswith("|")}) == 1
@@ -163,9 +164,15 @@ def test_the_lines_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
 
 def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
     save(tmp_path, own("phasemnist", 1, 0.97))
-    before = [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)]
+    before = [
+        (path, path.stat().st_ino)
+        for path in build(tmp_path).write(papers.file_of(TABLE, tmp_path))
+    ]
     save(tmp_path, own("mnist", 1, 0.9, experiment="mine".ljust(64, "e")), record("quickstart"))
-    assert [(path, path.stat().st_ino) for path in build(tmp_path).write(tmp_path)] == before
+    assert [
+        (path, path.stat().st_ino)
+        for path in build(tmp_path).write(papers.file_of(TABLE, tmp_path))
+    ] == before
 
 
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
@@ -311,6 +318,6 @@ def committed_runs(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_the_committed_tables_are_what_the_committed_records_give(
     name: str, committed_runs: Path
 ) -> None:
-    for path in build_table(name, committed_runs).write(committed_runs):
+    for path in build_table(name, committed_runs).write(papers.file_of(name, committed_runs)):
         committed = RESULTS / "tables" / path.name
         assert committed.read_bytes() == path.read_bytes(), f"`zdp-bench table {name} --write`"

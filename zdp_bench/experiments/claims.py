@@ -28,6 +28,7 @@ from zdp_bench.registry import lookup
 from zdp_bench.report import grids, papers, tables
 from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, rows_of
+from zdp_bench.report.sheet import Sheet
 
 _NAMED = re.compile(r"\$\{([\w.]+)\}")
 
@@ -47,7 +48,7 @@ def fillings(table: str, results: Path) -> list[Filling]:
     return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
 
 
-def build_table(name: str, results: Path) -> tables.Table:
+def build_table(name: str, results: Path) -> Sheet:
     """Return a paper's table or figure, or one of our own, as the records of a folder give it."""
     build = grids.build if name in papers.ours() else tables.build
     return build(name, results, fillings(name, results))

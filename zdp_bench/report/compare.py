@@ -8,7 +8,7 @@ from typing import Any
 
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record, is_named
-from zdp_bench.report.comparisons import Family
+from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
@@ -116,7 +116,7 @@ def _notes(first: Side, second: Side, results: Path) -> list[str]:
         return ["The two use different data, so no test compares their metrics."]
     if any(metric not in run["metrics"] for run in (*first, *second)):
         return [f"Only one of the two has {metric}, so no test compares them."]
-    family = Family(metric, {"first": first, "second": second})
-    said = [line for line in family.sentences(results) if " against " in line]
+    said = compare_pairs(metric, {"first": first, "second": second}, results)
+    said = [line for line in said if " against " in line]
     lacking = "one seed on both sides, with its scores.csv" if metric == "roc_auc" else "two seeds"
     return said or [f"No test: {metric} needs {lacking}."]

@@ -12,8 +12,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
@@ -29,40 +28,34 @@ from zdp_bench.records import Record
 LARGEST = 4  # rows; ten activations would make 45 pairs
 
 
-@dataclass(frozen=True)
-class Family:
-    """The rows of one metric that ran on the same data: label -> runs."""
+def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Path) -> list[str]:
+    """Return the range of every row with several seeds, then the comparison of every pair.
 
-    metric: str
-    rows: dict[str, Sequence[Record]]
+    There are no sentences for more than four rows, or one.
 
-    def sentences(self, results: Path) -> list[str]:
-        """Return the range of every row with several seeds, then the comparison of every pair.
-
-        A family of more than four rows, or of one, has no sentences.
-        """
-        if not 2 <= len(self.rows) <= LARGEST:
-            return []
-        said = []
-        for label, runs in self.rows.items():
-            values = [run["metrics"][self.metric] for run in runs]
-            if len(values) > 1 and not any(map(math.isnan, values)):
-                spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
-                said.append(f"{label}: mean {sum(values) / len(values):.3f}, range {spread}.")
-        pairs = list(combinations(self.rows, 2))
-        threshold = bonferroni(len(pairs))
-        family = f"{len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
-        for first, second in pairs:
-            sides = self.rows[first], self.rows[second]
-            test, p, seeds = compare_rows(self.metric, *sides, results)
-            if math.isnan(p):
-                continue
+    Args:
+        rows: the runs by label, all on the same data.
+    """
+    if not 2 <= len(rows) <= LARGEST:
+        return []
+    said = []
+    for label, runs in rows.items():
+        values = [run["metrics"][metric] for run in runs]
+        if len(values) > 1 and not any(map(math.isnan, values)):
+            spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
+            said.append(f"{label}: mean {sum(values) / len(values):.3f}, range {spread}.")
+    pairs = list(combinations(rows, 2))
+    threshold = bonferroni(len(pairs))
+    family = f"{len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+    for first, second in pairs:
+        test, p, seeds = compare_rows(metric, rows[first], rows[second], results)
+        if not math.isnan(p):
             verdict = "different" if p < threshold else "not shown to be different"
             said.append(
                 f"{first} against {second}: {verdict}, {test} p {show_p(p)} (seeds "
                 f"{', '.join(map(str, seeds))}; threshold {threshold:.3g} for {family})."
             )
-        return said
+    return said
 
 
 def compare_rows(
@@ -172,8 +165,7 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return float(ttest_ind(first, second).pvalue)
 
 
-@dataclass(frozen=True)
-class Paired:
+class Paired(NamedTuple):
     """A paired t-test: the mean difference, its 95 % confidence interval, and the two-sided p."""
 
     mean: float

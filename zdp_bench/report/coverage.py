@@ -104,7 +104,7 @@ def of_paper(results: Path, paper: str = "", figures: bool = False) -> list[Line
 
 def read(name: str, results: Path) -> Lines:
     """Return the lines of a table's CSV; without one, every number of the paper is not run."""
-    path = results / "tables" / f"{papers.file_stem(name)}.csv"
+    path = papers.file_of(name, results).with_suffix(".csv")
     if path.is_file():
         return list(csv.DictReader(io.StringIO(path.read_text(encoding="utf-8"))))
     return [

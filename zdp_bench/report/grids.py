@@ -26,7 +26,7 @@ from zdp_bench.report.cells import SHARES, Filling, list_once
 from zdp_bench.report.comparisons import bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.report.tables import Table, origin
+from zdp_bench.report.tables import origin
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class Line:
         return (mean(left) - self.floor) / (mean(whole) - self.floor)
 
 
-def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
+def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """Lay out a table of our own.
 
     Args:
@@ -117,7 +117,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Table:
     notes += [f"[{number}] {papers.published()['works'][number]}." for number in cited]
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
     cells = [[*row.values()] for row in shown]
-    return Table(name, Sheet(of["title"], [*shown[0]], cells, notes, origin(name), numbers))
+    return Sheet(of["title"], [*shown[0]], cells, notes, origin(name), numbers)
 
 
 def _show(

@@ -154,6 +154,11 @@ def file_stem(table: str) -> str:
     return table if table in ours() else f"{table.partition('/')[0]}_{_path(table).stem}"
 
 
+def file_of(table: str, results: Path) -> Path:
+    """Return where `zdp-bench table --write` writes a table, without `.md` or `.csv`."""
+    return results / "tables" / file_stem(table)
+
+
 def recipes_of(table: str) -> list[str]:
     """Return the recipes that claim rows of a table, by name."""
     _require(table)

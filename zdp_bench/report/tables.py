@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import groupby, pairwise
 from pathlib import Path
 from statistics import mean, stdev
@@ -18,7 +17,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import cells, coverage, names, papers
 from zdp_bench.report.cells import RULE, Filling, Line
-from zdp_bench.report.comparisons import Family
+from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 
@@ -40,19 +39,7 @@ INTERVAL = (
 )
 
 
-@dataclass(frozen=True)
-class Table:
-    """A table of `results/tables`: of a paper's table or figure, or one of ours."""
-
-    name: str
-    sheet: Sheet
-
-    def write(self, results: Path) -> list[Path]:
-        """Write `results/tables/PAPER_tableN.md` and `.csv`."""
-        return self.sheet.write(results / "tables" / papers.file_stem(self.name))
-
-
-def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
+def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """Lay a table or figure out, in the paper's order.
 
     Args:
@@ -77,9 +64,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Table:
     said = coverage.sentence([behind], "curve" if axes else "number")
     notes = _notes(table, lines, results)
     rows = [[*row.values()] for row in shown]
-    return Table(
-        table, Sheet(title, [*shown[0]], rows, notes, f"{said}\n\n{origin(table)}", behind)
-    )
+    return Sheet(title, [*shown[0]], rows, notes, f"{said}\n\n{origin(table)}", behind)
 
 
 def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:
@@ -168,13 +153,15 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
     notes += data_notes(runs)
     if papers.is_figure(table):
         return [*notes, "What the paper only draws is left out."]
-    families: dict[tuple[str, str], Family] = {}  # rows that can be compared with one another
+    families: dict[tuple[str, str], dict[str, list[Record]]] = {}  # rows that can be compared
     for line in lines:
         if line.runs and not line.over_folds:
             key = line.number.column, line.runs[0]["data"]["digest"]
             label = f"{line.number.label} ({line.differs})" if line.differs else line.number.label
-            families.setdefault(key, Family(line.number.column, {})).rows[label] = line.runs
-    return [*notes, *(said for one in families.values() for said in one.sentences(results))]
+            families.setdefault(key, {})[label] = line.runs
+    for (metric, _), rows in families.items():
+        notes += compare_pairs(metric, rows, results)
+    return notes
 
 
 def data_notes(runs: Iterable[Record]) -> list[str]:

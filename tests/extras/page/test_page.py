@@ -34,7 +34,7 @@ def private(recipe: str, seed: int, value: float) -> dict[str, Any]:
 
 def write_page(results: Path) -> Path:
     table = tables.build(TABLE, results, FILLINGS)
-    return page.write([table], results, results / "report.html")
+    return page.write({TABLE: table}, results, results / "report.html")
 
 
 @pytest.fixture

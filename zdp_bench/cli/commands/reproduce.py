@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.cli.commands.table import write_tables
+    from zdp_bench.cli.commands.table import write_sheet, write_tables
     from zdp_bench.config.compose import group_options
     from zdp_bench.config.words import parse_words
     from zdp_bench.experiments import reproduce
@@ -80,9 +80,9 @@ def run(options: argparse.Namespace) -> int:
         return 0
     failed = reproduce.carry_out(plan, options.launcher, settings)
     if options.table:
-        table = build_table(options.table, results)
-        print_sheet(table.sheet, "rich")
-        print("".join(f"written: {path}\n" for path in table.write(results)), end="")
+        sheet = build_table(options.table, results)
+        print_sheet(sheet, "rich")
+        write_sheet(sheet, options.table, results)
     elif not smoke:
         write_tables(results)
     for why, count in plan.left_out.most_common():

@@ -7,9 +7,13 @@ from __future__ import annotations
 
 import argparse
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_format, add_results, print_sheet, require_records
 from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from zdp_bench.report.sheet import Sheet
 
 GROUP = "reproduce"
 HELP = "print a paper's table with our results"
@@ -29,10 +33,10 @@ def run(options: argparse.Namespace) -> int:
 
     require_records(options.results, runs=False)
     if options.table:
-        table = build_table(options.table, options.results)
-        print_sheet(table.sheet, options.format)
-        written = table.write(options.results) if options.write else []
-        print("".join(f"written: {path}\n" for path in written), end="")
+        sheet = build_table(options.table, options.results)
+        print_sheet(sheet, options.format)
+        if options.write:
+            write_sheet(sheet, options.table, options.results)
     elif options.write:
         write_tables(options.results)
     else:
@@ -47,8 +51,14 @@ def write_tables(results: Path) -> None:
 
     for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
         try:
-            paths = build_table(name, results).write(results)
+            write_sheet(build_table(name, results), name, results)
         except UserError as error:  # a table of our own that has no run yet
             print(error)
-        else:
-            print("".join(f"written: {path}\n" for path in paths), end="", flush=True)
+
+
+def write_sheet(sheet: Sheet, name: str, results: Path) -> None:
+    """Write a table into a results folder, and print where."""
+    from zdp_bench.report.papers import file_of
+
+    for path in sheet.write(file_of(name, results)):
+        print(f"written: {path}", flush=True)

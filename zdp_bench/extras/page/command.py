@@ -38,7 +38,7 @@ def run(options: argparse.Namespace) -> int:
     claims = [run.get("claims") or {} for run in read_all(options.results)]
     if not any(of.get("table") for of in claims):  # own runs only: their page is there at once
         names = []
-    made = [build_table(name, options.results) for name in names]
+    made = {name: build_table(name, options.results) for name in names}
     written = page.write(made, options.results, output)
     print(f"written: {written}")
     return 0

@@ -12,7 +12,7 @@ import os
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
@@ -29,7 +29,7 @@ from zdp_bench.records import Record, to_json
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
 from zdp_bench.report.results import flatten, read_frame, tell_differences
-from zdp_bench.report.tables import Table
+from zdp_bench.report.sheet import Sheet
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 COST = "The test metric without privacy and at three tight ε. In brackets: the share that is kept."
@@ -58,7 +58,7 @@ SECTIONS = {
 }
 
 
-def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
+def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
     """Write the page to `path`, whole or not at all; links to records are relative to it."""
     every = records.read_all(results)
     environment = Environment(
@@ -68,7 +68,7 @@ def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    numbers = [table.sheet.numbers for table in tables]
+    numbers = [sheet.numbers for sheet in tables.values()]
     text = environment.get_template("page.html").render(
         data=escape_json(runs_of(every, results, path)),
         scripts=[_script(name) for name in SCRIPTS],
@@ -76,11 +76,11 @@ def write(tables: Sequence[Table], results: Path, path: Path) -> Path:
         licences=[_read(name) for name in LICENCES],
         policy=_policy(),
         tables=[
-            (papers.file_stem(table.name), table.sheet.title, _markdown(table.sheet.as_markdown()))
-            for table in tables
-            if any(line.get("runs") for line in table.sheet.numbers)
+            (papers.file_stem(name), sheet.title, _markdown(sheet.as_markdown()))
+            for name, sheet in tables.items()
+            if any(line.get("runs") for line in sheet.numbers)
         ],
-        parts=_parts({papers.file_stem(table.name) for table in tables}, results),
+        parts=_parts({papers.file_stem(name) for name in tables}, results),
         figures=_figures(results),
         total=coverage.count(numbers),
         sentence=coverage.sentence(numbers),
