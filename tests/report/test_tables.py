@@ -164,15 +164,10 @@ def test_the_lines_are_written_as_markdown_and_csv(tmp_path: Path) -> None:
 
 def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
     save(tmp_path, own("phasemnist", 1, 0.97))
-    before = [
-        (path, path.stat().st_ino)
-        for path in build(tmp_path).write(papers.file_of(TABLE, tmp_path))
-    ]
+    at = papers.file_of(TABLE, tmp_path)
+    before = [(path, path.stat().st_ino) for path in build(tmp_path).write(at)]
     save(tmp_path, own("mnist", 1, 0.9, experiment="mine".ljust(64, "e")), record("quickstart"))
-    assert [
-        (path, path.stat().st_ino)
-        for path in build(tmp_path).write(papers.file_of(TABLE, tmp_path))
-    ] == before
+    assert [(path, path.stat().st_ino) for path in build(tmp_path).write(at)] == before
 
 
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
