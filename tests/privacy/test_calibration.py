@@ -18,7 +18,11 @@ def inverse(sigma: float) -> float:
     return 1 / sigma
 
 
-@pytest.mark.parametrize("name", names("accountant"))
+# several papers share one
+DISTINCT = {registry.lookup("accountant", name): name for name in names("accountant")}
+
+
+@pytest.mark.parametrize("name", DISTINCT.values())
 def test_calibration_inverts_every_accountant(name: str) -> None:
     sigma = calibrate(1.7, name, CLAIM)
     reached = claimed_epsilon(name, dataclasses.replace(CLAIM, noise_multiplier=sigma))

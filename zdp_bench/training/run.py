@@ -14,7 +14,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.optim.lr_scheduler import LRScheduler
 from torch.optim.swa_utils import AveragedModel
 
 from zdp_bench.config.digests import experiment_digest
@@ -122,10 +121,9 @@ def _train(
     setup = Setup.of(config, data, device)
     config, plan, mechanism = setup.config, setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
-    scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
     checked = setup.check_model()
     size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
-    loop = Loop(setup, plan, scheduler, digest, home, watcher, size, save_every, ranks)
+    loop = Loop(setup, plan, digest, home, watcher, size, save_every, ranks)
     saved = ranks.broadcast(
         checkpoint.load(home / "checkpoint.pt", digest) if ranks.is_first else None
     )
@@ -195,7 +193,6 @@ class Loop:
 
     setup: ModelSetup
     plan: Plan
-    scheduler: LRScheduler | None
     run: str  # its digest; a checkpoint of another run is refused
     home: Path
     watcher: Watcher
@@ -211,6 +208,8 @@ class Loop:
 
     def __post_init__(self) -> None:
         setup = self.setup
+        schedule = setup.config, setup.optimizer, setup.data, self.plan.steps
+        self.scheduler = build_scheduler(*schedule)
         self.starting_loss = quick_loss(setup.model, setup.task, setup.data.test, setup.device)
         if (ema := setup.config.trainer.ema) is not None:
             self.average = average_weights(setup.model, ema)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 
 from zdp_bench.cli.arguments import add_overrides, hide_environment
@@ -27,7 +28,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.progress import console
 
-    if not (options.show_config or sys.stderr.isatty()):  # to a terminal `main` has said so
+    is_first = os.environ.get("RANK", "0") == "0"  # of torchrun's; torch is not loaded yet
+    if is_first and not (options.show_config or sys.stderr.isatty()):  # there `main` has said so
         # by a console, which goes on if nobody reads
         console().print(f"run {' '.join(options.overrides)} ...", highlight=False)
     from zdp_bench.config.compose import hydra_session

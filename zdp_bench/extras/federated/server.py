@@ -42,7 +42,6 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
-from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
 from zdp_bench.training.interrupts import Stopped, stop_signals
@@ -131,7 +130,6 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
         )
     sizes = {n: roster.standings[n].records for n in range(nodes)}
     plan = rounds_of(config, [*sizes.values()])
-    scheduler = build_scheduler(config, setup.optimizer, data, plan.steps)
 
     @cache
     def of_size(records: int) -> Setup:
@@ -150,7 +148,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     size, parameters = made[0].micro_batch_size(), trainable(setup.model)
     # After every round: one that is made again may be another release.
     save_every = config.execution.checkpoint_steps or 1
-    own = (setup, plan, scheduler, given.run, home, given.watcher, size, save_every)
+    own = (setup, plan, given.run, home, given.watcher, size, save_every)
     loop = Loop(*own, round_steps=a_round)
     loop.restore(saved)
 
