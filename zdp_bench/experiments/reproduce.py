@@ -82,8 +82,8 @@ class Plan:
         if seconds:
             notes.append(f"In sequence, the timed runs take {duration(sum(seconds))}.")
         notes += [f"{count} rows left out: {why}" for why, count in self.left_out.most_common()]
-        columns = ["table", "row", "run", "seeds", "time"]
-        return Sheet("Runs to do, shortest first", columns, shown, notes)
+        columns = ["table", "row", "run", "seeds", "time"] if shown else []
+        return Sheet(f"Runs to do{', shortest first' if shown else ''}", columns, shown, notes)
 
 
 def make_plan(
