@@ -6,6 +6,7 @@ from __future__ import annotations
 import os
 import random
 import signal
+from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -21,30 +22,14 @@ from zdp_bench.training import run as experiment
 from zdp_bench.training import step as engine
 from zdp_bench.training.progress import Watcher
 
-MOMENTS = (
-    "in the ledger's line",
-    "before the noise",
-    "before the update",
-    "after the update",
-    "before the checkpoint",
-    "in it",
-)
-
-
+MOMENTS = ("in the ledger's line", "before the noise", "before the update", "after the update")
+MOMENTS += ("before the checkpoint", "in it")
 STEPS, EVERY = 16, 8  # 4 epochs of 4 steps, a checkpoint every 2 epochs
-TINY = [
-    "recipe=quickstart",
-    "trainer.epochs=4",
-    "trainer.sample_rate=0.25",
-    "model.hidden=[4]",
-    "trainer.checkpoint_epochs=2",
-    "threads=1",
-]
-TINY += ["accountant=gdp_clt"]  # the claimed ε is not looked at here, and this accountant is quick
-SECURE = [
-    "privacy.secure=true",
-    "privacy.max_epsilon=50",
-]  # a budget that is never spent must never stop a resumed run
+TINY = ["recipe=quickstart", "trainer.epochs=4", "trainer.sample_rate=0.25", "model.hidden=[4]"]
+# The claimed ε is not looked at here, and this accountant is quick.
+TINY += ["trainer.checkpoint_epochs=2", "threads=1", "accountant=gdp_clt"]
+# A budget that is never spent must never stop a resumed run.
+SECURE = ["privacy.secure=true", "privacy.max_epsilon=50"]
 BUDGET = "privacy.max_epsilon=2.6"
 
 
@@ -55,14 +40,7 @@ def die() -> None:
 def arrange(moment: str, at: int) -> None:
     """Kill this process at `moment` of step `at` (from 0), or at the first checkpoint after it."""
     here = {"step": -1}
-    step_, write, noise, descend, save, replace = (
-        experiment.private_step,
-        Ledger._put,
-        engine.add_noise,
-        engine.descend,
-        checkpoint.save,
-        os.replace,
-    )
+    step_ = experiment.private_step
 
     def private_step(training: Any, step: int, *rest: Any) -> None:
         here["step"] = step
@@ -70,39 +48,33 @@ def arrange(moment: str, at: int) -> None:
         if moment == "after the update" and step == at:
             die()
 
-    def write_half(self: Any, body: dict[str, Any]) -> None:
+    def in_line(ledger: Ledger, body: dict[str, Any]) -> bool:
         own = range(body.get("step", -1), body.get("to", body.get("step", -1) + 1))
-        if moment == "in the ledger's line" and at in own and "state" not in body:
-            self._file.write(b'{"sha256": "0')
-            die()
-        write(self, body)
+        if found := at in own and "state" not in body:
+            ledger._file.write(b'{"sha256": "0')
+        return found
 
-    def add_noise(*arguments: Any, **options: Any) -> Any:
-        if moment == "before the noise" and here["step"] == at:
-            die()
-        return noise(*arguments, **options)
+    def now(*_: Any) -> bool:
+        return here["step"] == at
 
-    def go_down(*arguments: Any) -> None:
-        if moment == "before the update" and here["step"] == at:
-            die()
-        descend(*arguments)
+    def late(*_: Any) -> bool:
+        return here["step"] >= at
 
-    def save_it(*arguments: Any) -> None:
-        if moment == "before the checkpoint" and here["step"] >= at:
-            die()
-        save(*arguments)
-
-    def put_in_place(source: Any, target: Any) -> None:
-        if moment == "in it" and str(target).endswith("checkpoint.pt") and here["step"] >= at:
-            die()
-        replace(source, target)
+    def in_place(source: Any, target: Any) -> bool:
+        return str(target).endswith("checkpoint.pt") and late()
 
     experiment.private_step = private_step
-    Ledger._put = write_half  # type: ignore[method-assign]
-    engine.add_noise = add_noise
-    engine.descend = go_down
-    checkpoint.save = save_it
-    checkpoint.os.replace = put_in_place  # type: ignore[attr-defined]
+    places: dict[str, tuple[Any, str, Callable[..., bool]]] = {
+        "in the ledger's line": (Ledger, "_put", in_line),
+        "before the noise": (engine, "add_noise", now),
+        "before the update": (engine, "descend", now),
+        "before the checkpoint": (checkpoint, "save", late),
+        "in it": (os, "replace", in_place),
+    }
+    if moment in places:
+        where, name, when = places[moment]
+        real = getattr(where, name)
+        setattr(where, name, lambda *given, **more: die() if when(*given) else real(*given, **more))
 
 
 def attempt(config: Run, kill: list[Any] | None) -> int:
@@ -174,18 +146,15 @@ def test_the_kills_were_kills(runs: dict[str, dict[str, Any]]) -> None:
 def test_epsilon_is_never_below_an_uninterrupted_runs_at_the_same_step(
     runs: dict[str, dict[str, Any]],
 ) -> None:
-    unbroken = {
-        epoch["step"]: epoch["epsilon_tight"] for epoch in runs["whole"]["record"]["epochs"]
-    }
+    whole = runs["whole"]["record"]
+    unbroken = {epoch["step"]: epoch["epsilon_tight"] for epoch in whole["epochs"]}
     assert list(unbroken) == [4, 8, 12, 16]
     for run in [*named(runs, "seeded"), *named(runs, "secure")]:
         assert [epoch["step"] for epoch in run["record"]["epochs"]] == list(unbroken)
         for epoch in run["record"]["epochs"]:
             assert epoch["epsilon_tight"] >= unbroken[epoch["step"]], run["kills"]
-        assert (
-            run["record"]["privacy"]["epsilon_tight"]
-            >= runs["whole"]["record"]["privacy"]["epsilon_tight"]
-        )
+        own, least = run["record"]["privacy"], whole["privacy"]
+        assert own["epsilon_tight"] >= least["epsilon_tight"]
 
 
 def test_with_seeded_noise_a_killed_run_ends_as_the_uninterrupted_one(
@@ -220,11 +189,8 @@ def test_a_killed_run_still_stops_where_its_budget_ends(runs: dict[str, dict[str
     whole, *killed = named(runs, "budget")
     record = whole["record"]
     assert record["stopped_by"] == "budget"
-    assert 7 < record["privacy"]["steps"] < STEPS
-    assert (
-        record["privacy"]["epsilon_tight"]
-        <= 2.6
-        < pld(1.5, 0.25, record["privacy"]["steps"] + 1, 1e-4)
-    )
+    privacy, steps = record["privacy"], record["privacy"]["steps"]
+    assert 7 < steps < STEPS
+    assert privacy["epsilon_tight"] <= 2.6 < pld(1.5, 0.25, steps + 1, 1e-4)
     for run in killed:
         assert repeatable(run["record"]) == repeatable(record), run["kills"]
