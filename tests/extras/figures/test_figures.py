@@ -200,10 +200,8 @@ def test_the_command_writes_the_file_asked_for_or_all_formats(
 @pytest.mark.parametrize(
     ("words", "says"),
     [
-        ([], "needs PAPER/figN, or --runs"),
         (["--runs"], "needs PAPER/figN, or --runs"),
         (["epsilon", "--x", "seed", "--y", "accuracy"], "needs PAPER/figN, or --runs"),
-        (["epsilon", "--runs", "--x", "seed"], "needs PAPER/figN, or --runs"),
         (["--runs", "--x", "seed", "--y", "accuracy", "--out", "a.bmp"], "a figure ends in .png"),
     ],
 )

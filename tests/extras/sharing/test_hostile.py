@@ -76,20 +76,17 @@ def replace_file(folder: Path, draw: random.Random) -> None:
     """Put something else in the place of a file."""
     path = draw.choice(sorted(folder.iterdir()))
     path.unlink()
-    how = draw.randrange(6)
-    if how == 0:
-        os.mkfifo(path)
-    elif how == 1:
-        path.symlink_to(draw.choice(["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]))
-    elif how == 2:
-        path.mkdir()
-    elif how == 3:
-        path.write_bytes(draw.randbytes(draw.choice([0, 1, 100])))
-    elif how == 4:
-        path.write_text(draw.choice(["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]))
-    else:
-        with path.open("wb") as file:
-            file.truncate(1 << 36)
+    links = ["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]
+    texts = ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]
+    makers: list[Callable[[], object]] = [
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to(draw.choice(links)),
+        lambda: path.mkdir(),
+        lambda: path.write_bytes(draw.randbytes(draw.choice([0, 1, 100]))),
+        lambda: path.write_text(draw.choice(texts)),
+        lambda: (path.touch(), os.truncate(path, 1 << 36)),
+    ]
+    draw.choice(makers)()
 
 
 def spoil_bytes(folder: Path, draw: random.Random) -> None:
@@ -173,7 +170,6 @@ def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
         try:
             answer(folder, folder.parent)
         except BaseException as error:
-            signal.alarm(0)
             last = traceback.extract_tb(error.__traceback__)[-1]
             failed += [f"{seed} {damage.__name__}: {error!r:.200} {last.filename}:{last.lineno}"]
         signal.alarm(0)

@@ -39,18 +39,19 @@ def test_predict_writes_what_the_run_s_model_gives(
 
 
 def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
-    def refuse(name: str, words: str, out: str = "out.npy", folder: Path = exported) -> None:
-        with pytest.raises(UserError, match=words):
-            predict_file(folder, tmp_path / name, tmp_path / out)
-
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
-    refuse("wide.npy", r"holds float64 \[2, 9, 8\], where the model takes complex64 \[n, 8, 8\]")
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    refuse("objects.npy", "objects.npy: cannot be read")
-    refuse("none.npy", "none.npy: is missing")
-    refuse("film.png", r"INPUTS .*film.png: must end with .npy")
-    refuse("wide.npy", r"--out .*out.txt: must end with", out="out.txt")
-    refuse("wide.npy", "whose code is not there", folder=of_loop)
+    fits = r"holds float64 \[2, 9, 8\], where the model takes complex64 \[n, 8, 8\]"
+    for folder, name, out, says in [
+        (exported, "wide.npy", "out.npy", fits),
+        (exported, "objects.npy", "out.npy", "objects.npy: cannot be read"),
+        (exported, "none.npy", "out.npy", "none.npy: is missing"),
+        (exported, "film.png", "out.npy", "INPUTS .*film.png: must end with .npy"),
+        (exported, "wide.npy", "out.txt", "--out .*out.txt: must end with"),
+        (of_loop, "wide.npy", "out.npy", "whose code is not there"),
+    ]:
+        with pytest.raises(UserError, match=says):
+            predict_file(folder, tmp_path / name, tmp_path / out)
 
 
 def test_a_loop_s_weights_come_back_into_its_network(of_loop: Path, tmp_path: Path) -> None:
