@@ -230,7 +230,7 @@ class Mechanism:
             strategy = tuple(plain.get("strategy", (1.0,)))
             made = tuple(Block(**block) for block in blocks)
             return Mechanism(made, sampling, plain["joint"], strategy)
-        except (KeyError, TypeError) as error:
+        except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this describes no mechanism: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:

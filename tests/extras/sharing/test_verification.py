@@ -182,8 +182,13 @@ def test_an_edited_ledger_configuration_or_mechanism_is_found(folder: Path, loop
     assert "configuration, seed and data name the run" in wrong(folder)
     edit_source(loop, lambda report: report["privacy"]["mechanism"]["blocks"][0].update(std=9.0))
     assert "another mechanism" in wrong(loop)["ledger.jsonl"]
-    edit_source(loop, lambda report: report["privacy"]["mechanism"].pop("joint"))
-    assert "describes no mechanism" in wrong(loop)["ledger.jsonl"]
+    block = {"dtype": {}, "name": "0.weight"}  # a stranger's, of another type
+    for forge_it in (
+        lambda report: report["privacy"]["mechanism"]["blocks"][0].update(block),
+        lambda report: report["privacy"]["mechanism"].pop("joint"),
+    ):
+        edit_source(loop, forge_it)
+        assert "describes no mechanism" in wrong(loop)["ledger.jsonl"]
 
 
 def test_an_edited_card_is_found(either: Path) -> None:
