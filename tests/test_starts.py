@@ -97,13 +97,10 @@ def test_the_algorithm_trains_as_it_is_and_a_change_of_it_is_another_run(
     (line,) = (line for line in listed if line["name"] == "mine")
     assert line["what"].endswith("(plug-in of zdp_mine)")
     records = tmp_path / "results/runs/quickstart"
-    (first,) = records.glob("*/record.json")
-    assert "changed" not in plug_in(*words).stderr
+    plug_in(*words)
     assert len(list(records.glob("*/record.json"))) == 1  # done before
     source.write_text(source.read_text() + "\n# changed\n")
-    again = plug_in(*words)
-    assert f"plug-in zdp_mine changed: another run than {first.parent.name}" in again.stderr
-    assert again.stderr.count("changed") == 1
+    plug_in(*words)
     assert len(list(records.glob("*/record.json"))) == 2
     for home in records.glob("*/checkpoint.pt"):
         plug_in("export", str(home.parent), "--to", f"model-{home.parent.name}")

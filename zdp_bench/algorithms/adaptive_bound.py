@@ -44,8 +44,7 @@ def count_block(std: float) -> Block:
 def count_unclipped(norms: Tensor, bound: float, each: bool) -> dict[str, Tensor]:
     """Return a·(bᵢ − ½) of each share, [B, 1], or summed up, [1].
 
-    Args:
-        norms: [B], or [B, L] of layers that are clipped at C/√L each; b is then their mean.
+    Of norms [B, L] of layers that are clipped at C/√L each, b is the mean.
     """
     layers = norms if norms.dim() == 2 else norms.unsqueeze(1)
     limit = bound / math.sqrt(layers.shape[1])

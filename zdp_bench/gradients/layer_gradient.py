@@ -250,11 +250,9 @@ class ParameterGradient:
         complex_scale: float,
         shaped: bool,
     ) -> None:
-        """Add Σᵢ cᵢ gᵢ to `total[name]`.
+        """Add Σᵢ cᵢ gᵢ to `total[name]`; `shaped`, in the parameter's shape and dtype.
 
-        Args:
-            shaped: the sum has the parameter's shape and dtype; else it is taken as it comes, and
-                nothing is added where no example moves the loss through the parameter.
+        Else it is taken as it comes, and nothing is added where no example moves the loss.
         """
         scale, before = self._scale(complex_scale), total.get(name)
         if before is not None and self._is_one_of(before):

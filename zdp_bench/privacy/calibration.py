@@ -57,10 +57,7 @@ def _tight(z: float, sampling: Sampling, steps: int, delta: float) -> float:
 
 
 def solve(target: float, epsilon_of: Callable[..., float], *of: Any) -> float:
-    """Return the smallest σ with epsilon_of(σ, *of) ≤ target, up to a relative 1e-4.
-
-    Args:
-        epsilon_of: falls with σ.
+    """Return the smallest σ with epsilon_of(σ, *of) ≤ target, which falls with σ, up to 1e-4 of it.
 
     Formal guarantees: epsilon_of(result, *of) ≤ target. A target of ∞ asks for no noise: σ is 0.
     """

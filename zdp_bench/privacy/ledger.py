@@ -306,11 +306,9 @@ class Ledger:
         return steps
 
     def append(self, step: int, of: str = "") -> None:
-        """Write that `step` is about to be released, unless the same release is recorded.
+        """Write that `step` is about to be released, unless the very same release is there.
 
-        Args:
-            of: the digest of the weights that the step starts from, if they may differ when it is
-                drawn again.
+        `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
         """
         self.require_own_process()
         self._cut_back()

@@ -30,8 +30,7 @@ from zdp_bench.foreign_files import read_json
 def remember(function: Callable[..., Any], *arguments: Any) -> Any:
     """Return function(*arguments): a number, None, or a list of numbers, not rounded.
 
-    Args:
-        function: one of ours, and of its arguments alone: JSON values, dataclasses, functions.
+    It must be ours, and of its arguments alone: JSON values, dataclasses, functions.
     """
     if (folder := cache_folder("numbers")) is None:
         return function(*arguments)

@@ -114,11 +114,9 @@ def read_in_pieces(
     prefetch: int | None = None,
     shares: Shares | None = None,
 ) -> MicroBatches:
-    """Return the `count` examples of a step in pieces, on the device.
+    """Return the `count` examples of a step in pieces, each by `read` of a slice, on the device.
 
-    Args:
-        read: returns the examples of a slice of them, on any device.
-        prefetch: pieces read ahead; by default 1 for a GPU, 0 for a CPU.
+    So many pieces are read ahead (`prefetch`): by default 1 for a GPU, 0 for a CPU.
     """
     on_gpu = device.type == "cuda"
 

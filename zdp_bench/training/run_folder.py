@@ -15,7 +15,6 @@ from typing import Any
 from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import recipe_body
-from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
@@ -24,7 +23,6 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
-from zdp_bench.training.machine import plugin_digests
 
 log = logging.getLogger(__name__)
 LISTED = 10  # runs in a sentence
@@ -71,8 +69,6 @@ def find_or_run(
         if done := find():
             return Outcome(done, path, found=True)
         with keep_log(home / "run.log") if ranks.is_first else nullcontext():
-            if ranks.is_first:
-                _tell_of_changed_plugins(config)
             record = ranks.broadcast(train(home))
             if ranks.is_first:
                 records.write(path, record)
@@ -103,18 +99,6 @@ def keep_log(path: Path) -> Iterator[None]:
         package.setLevel(before)
         package.removeHandler(file)
         file.close()
-
-
-def _tell_of_changed_plugins(config: Run) -> None:
-    """Log which plug-in has other files than in a finished run of this configuration and seed."""
-    if not (plugins := plugin_digests(config.plugins)):
-        return
-    experiment = experiment_digest(config)
-    for record in records.read_all(config.results):
-        if (record["experiment"], record["seed"]) == (experiment, config.seed):
-            was = records.get(record, "environment.plugins") or {}
-            for name in sorted(name for name in plugins if plugins[name] != was.get(name)):
-                log.warning(f"plug-in {name} changed: another run than {record['run'][:16]}")
 
 
 def _start_anew(home: Path) -> None:
