@@ -158,7 +158,7 @@ MISTAKES = [
     ("run recipe=quickstart device=gpu", "device=gpu: must be auto, cpu, cuda (a GPU) or cuda:N"),
     (
         "run recipe=mri_recon seed=2 paths.data=pyproject.toml",
-        "For example: zdp-bench run recipe=mri_recon seed=2 dataset=kspace_from_volumes",
+        "For example: zdp-bench run recipe=mri_recon seed=2 dataset=kspace_phantom",
     ),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
     (

@@ -284,7 +284,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("chest_xray", FILM, beside("readme.txt"), "readme.txt: is not a JPEG file"),
     ("chest_xray", FILM, make_folder, "not a file"),
     ("chest_xray", FILM, lambda p: p.rename(p.with_name("scan7.jpeg")), "identify the patient"),
-    *(("chest_xray", FILM, how, "contains no film") for how in (empty, remove)),
+    *(("chest_xray", FILM, how, "is missing") for how in (empty, remove)),
     # PhysioNet's form of CPSC 2018
     ("cpsc2018", f"{WFDB}.mat", keep(-100), "bytes where its header announces"),
     ("cpsc2018", f"{WFDB}.mat", Path.unlink, "S0002.mat: is missing"),
@@ -370,7 +370,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     # volumes of one
     ("kspace_from_volumes", HIPPOCAMPUS, keep(-200), CUT),
     ("kspace_from_volumes", HIPPOCAMPUS, revolume(lambda v: v[..., None].repeat(2, 3)), "no chan"),
-    ("kspace_from_volumes", HIPPOCAMPUS, remove, "is not a folder"),
+    ("kspace_from_volumes", HIPPOCAMPUS, remove, "is missing"),
     ("kspace_from_volumes", HIPPOCAMPUS, empty, "contains no .nii"),
     # labelled volumes
     ("msd", LIVER, EMPTY, CUT),

@@ -25,7 +25,7 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Pixels, PublicShare, Splits
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.pictures import open_picture, read_picture
 from zdp_bench.errors import UserError, require
@@ -209,10 +209,7 @@ def find_films(folder: Path) -> list[Film]:
             here = folder / part / name
             paths = visible_files(here) if here.is_dir() else []
             if not paths:
-                raise UserError(
-                    f"{here}: contains no film. Unpack the archive of chest_xray there (see "
-                    "datasets/chest_xray.yaml), or use dataset=chest_xray_synthetic."
-                )
+                raise absent(here / "*.jpeg", "chest_xray")
             for path in paths:
                 require_inside(path, folder)
                 with reading(path):

@@ -21,7 +21,7 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits
 from zdp_bench.data.augmentation import augmentation
-from zdp_bench.data.files import Card, card, checksum, digest, sha256
+from zdp_bench.data.files import Card, card, checksum, digest, sha256, tell_source
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -104,10 +104,7 @@ class Cifar10(Dataset):
         """List the six files, those to train on first."""
         if (root / FOLDER).is_dir():
             return [root / FOLDER / batch for batch in BATCHES]
-        raise UserError(
-            f"CIFAR-10 is not under {root}: a folder {FOLDER} was looked for. Unpack "
-            "cifar-10-binary.tar.gz there, or set paths.data."
-        )
+        raise UserError(f"{root / FOLDER}: is missing. {tell_source(card('cifar10'))}")
 
 
 def release_of(paths: list[Path], of: Card) -> str | None:

@@ -31,6 +31,7 @@ from annotated_types import Interval
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
 from zdp_bench.data.files import (
     BadExamples,
+    absent,
     note_skipped,
     read_each,
     require_inside,
@@ -113,10 +114,7 @@ def find_recordings(folder: Path) -> list[Path]:
     named = {path.stem for path in headers}
     paths = headers + sorted(path for path in home.rglob("*.mat") if path.stem not in named)
     if not paths:
-        raise UserError(
-            f"dataset 'cpsc2018' finds no recordings under {folder}: no cinc2020_wfdb/*.hea. Put "
-            "them there (see datasets/cpsc2018.yaml), or use dataset=cpsc2018_synthetic."
-        )
+        raise absent(home / "*.hea", "cpsc2018")
     names = Counter(path.stem for path in paths)
     for path in paths:
         if names[path.stem] > 1:

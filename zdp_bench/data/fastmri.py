@@ -32,7 +32,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
     Undersampling,
@@ -94,11 +94,7 @@ def list_files(root: Path, folder: str) -> list[Path]:
     """List the files of one folder, by name."""
     here = root / folder
     if not here.is_dir():
-        raise UserError(
-            f"{here} is missing. fastMRI is free but may not be redistributed: sign up for it (see "
-            f"datasets/fastmri.yaml) and unpack {', '.join(FOLDERS)} (or {', '.join(MULTICOIL)}) "
-            f"under {root}, or use dataset=kspace_from_volumes or dataset=kspace_phantom."
-        )
+        raise absent(here, "fastmri")
     paths = visible_files(here)
     if others := [path for path in paths if path.suffix != ".h5"]:
         raise UserError(f"{others[0]}: is not an .h5 file; only fastMRI's HDF5 files belong here.")

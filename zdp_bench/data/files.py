@@ -168,6 +168,13 @@ def tell_source(of: Card) -> str:
     return f"It comes from {of.source}. {of.access}".strip()
 
 
+def absent(place: Path, dataset: str) -> UserError:
+    """Return the error for files that are not in their place: how to get them, or what to use."""
+    of = card(dataset)
+    instead = f" Or use {of.stand_in.split()[0]}." if of.stand_in else ""
+    return UserError(f"{place}: is missing. {tell_source(of)}{instead}")
+
+
 def holds_any(folder: Path) -> bool:
     """True if the folder exists and is not empty; hidden files (macOS leaves some) do not count."""
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
@@ -204,7 +211,7 @@ def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
 
     yield from try_each(expected, check)
     if not of.files and not has_files(root, of):
-        yield root / of.holds, f"{root / of.holds}: is missing. {tell_source(of)}"
+        yield root / of.holds, str(absent(root / of.holds, of.name))
 
 
 def fetch(root: Path, of: Card) -> list[Path]:

@@ -206,7 +206,9 @@ class MriSequences(SequenceSlices):
         Those that validate are drawn from the test volumes, as the paper does.
         """
         folder = root / FOLDER
-        train, held = (self.find_volumes(folder / name) for name in RELEASED)
+        train, held = (
+            nifti.find_volumes(folder / part, "mri_sequences", len(SEQUENCES)) for part in RELEASED
+        )
         names = {nifti.name_of(path) for path in train}
         if both := [path for path in held if nifti.name_of(path) in names]:
             raise UserError(
@@ -233,16 +235,6 @@ class MriSequences(SequenceSlices):
             return None
         train, held = RELEASED.values()
         return self.describe(train, self.count_test(held), self.validation_patients)
-
-    def find_volumes(self, folder: Path) -> dict[Path, nifti.Header]:
-        """Find the volumes of one part."""
-        if not folder.is_dir():
-            raise UserError(
-                f"dataset 'mri_sequences' expects {folder} with volumes of four channels. Unpack "
-                f"the decathlon's {FOLDER}.tar there (see datasets/mri_sequences.yaml), or use "
-                "dataset=mri_sequences_from_volumes or dataset=mri_sequences_synthetic."
-            )
-        return nifti.find_volumes(folder, "mri_sequences", len(SEQUENCES))
 
 
 # Counts up when a curve or a draw below changes: cached arrays go by it.

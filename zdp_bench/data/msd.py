@@ -39,7 +39,7 @@ from zdp_bench.data import (
 )
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import card, digest, holds_any, require_inside, sha256
+from zdp_bench.data.files import absent, card, digest, holds_any, require_inside, sha256
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
@@ -90,10 +90,7 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
         channel: that each volume must have.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"dataset 'msd' expects {folder} with imagesTr/ and labelsTr/. Unpack the task's "
-            "archive there (see datasets/msd.yaml), or use dataset=msd_synthetic."
-        )
+        raise absent(folder, "msd")
     images, labels = (
         {nifti.name_of(path): path for path in nifti.paths_of(folder / side)}
         for side in ("imagesTr", "labelsTr")

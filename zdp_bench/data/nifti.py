@@ -21,6 +21,7 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo
 from zdp_bench.data.files import (
+    absent,
     count_held_out,
     holds_any,
     require_inside,
@@ -66,14 +67,11 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
     """Find every volume of a folder, by name, and read its header.
 
     Args:
-        dataset: for the error's sentence.
+        dataset: whose card says where they come from.
         channels: how many each volume must have; None: it has three dimensions.
     """
     if not folder.is_dir():
-        raise UserError(
-            f"dataset '{dataset}' expects NIfTI volumes (.nii, .nii.gz) in {folder}, which is not "
-            "a folder."
-        )
+        raise absent(folder, dataset)
     first: dict[str, Path] = {}
     found = {}
     for path in visible_files(folder):

@@ -19,7 +19,7 @@ from annotated_types import Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Splits
 from zdp_bench.data.cpsc2018 import DIAGNOSES, LEADS, Cpsc2018, Norm, read_wfdb
-from zdp_bench.data.files import digest, require_inside, sha256
+from zdp_bench.data.files import absent, digest, require_inside, sha256
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -117,10 +117,7 @@ def list_recordings(root: Path) -> list[Path]:
     every = folder.glob("*") if folder.is_dir() else ()
     stems = {path.stem for path in every if re.fullmatch(r"R[NL]\d{4}", path.stem)}
     if not stems:
-        raise UserError(
-            f"dataset 'roahd' finds no recordings under {folder}: RN*.hea and RL*.hea. Put them "
-            "there (see datasets/roahd.yaml), or use dataset=cpsc2018_synthetic."
-        )
+        raise absent(folder / "R[NL]*.hea", "roahd")
     return [folder / f"{stem}.hea" for stem in sorted(stems)]
 
 

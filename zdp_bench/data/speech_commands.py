@@ -34,7 +34,7 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
@@ -170,11 +170,7 @@ class SpeechCommands(Dataset):
     def choose(self, folder: Path) -> list[Clip]:
         """Choose (file, label) of every clip that is used, in the order of words and names."""
         if not folder.is_dir():
-            raise UserError(
-                f"dataset 'speech_commands' expects {folder}, one folder a word. Unpack "
-                "speech_commands_v0.02.tar.gz there (see datasets/speech_commands.yaml), or use "
-                "dataset=speech_commands_synthetic."
-            )
+            raise absent(folder, "speech_commands")
         here = sorted(path.name for path in folder.iterdir() if path.is_dir())
         chosen = []
         for label, word in enumerate(self.words):

@@ -17,7 +17,7 @@ from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
-from zdp_bench import assets, records
+from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.config.schema import Run
@@ -161,17 +161,9 @@ def missing_data(config: Run, only_here: bool = True) -> str:
 def smoke_overrides(config: Run) -> list[str]:
     """Return the overrides that make a run a matter of seconds.
 
-    The data set's card names the stand-in (`stand_in`), or it is the one called NAME_synthetic.
-    Embedded and generated data stand for themselves.
+    The data set's card names the stand-in; embedded and generated data stand for themselves.
     """
-    name = config.dataset.name
-    card = files.card(name)
-    if card.stand_in:
-        words = card.stand_in.split()
-    elif f"{name}_synthetic" in assets.group(assets.DATASETS):
-        words = [f"dataset={name}_synthetic", *files.card(f"{name}_synthetic").stand_in.split()]
-    else:
-        words = []
+    words = files.card(config.dataset.name).stand_in.split()
     rate = config.trainer.sample_rate
     size = "trainer.batch_size=32" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
