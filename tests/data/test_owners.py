@@ -90,7 +90,7 @@ def test_an_owner_0_is_missing_beside_numbers_that_do_not_count(kind: type) -> N
     require_named("x", "owner", [*"wxyz"])
 
 
-@pytest.mark.parametrize("code", ["0", "999", "P0", "p999", "unbk.", "9"])
+@pytest.mark.parametrize("code", ["0", "999", "P0", "p999", "unbk", "9"])
 def test_a_code_with_far_more_examples_than_any_owner_is_told(
     code: str, caplog: pytest.LogCaptureFixture
 ) -> None:

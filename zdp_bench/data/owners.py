@@ -119,7 +119,7 @@ blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unname
 unassigned unset withheld redacted removed invalid notapplicable notgiven notprovided
 notrecorded notspecified noid nodata noname noowner nopatient novalue unidentified johndoe
 unbekannt unbek unbekannter nichtbekannt keineangabe ohneangabe keine fehlt fehlend anonym
-namenlos inconnu inconnue anonyme manquant nonrenseigne nonspecifie aucun aucune
+inconnu inconnue anonyme manquant nonrenseigne nonspecifie aucun aucune
 desconocido desconocida anonimo ninguno ninguna faltante sindatos sinnombre nodisponible
 sconosciuto sconosciuta ignoto ignota nessuno mancante desconhecido desconhecida nenhum ausente
 seminformacao onbekend ontbreekt anoniem okänd saknas ukendt ukjent mangler tuntematon nieznany
@@ -135,8 +135,8 @@ def require_named(where: str, what: str, owners: Iterable[str | int | float]) ->
 
     That is an empty name or one without a letter or digit, a word such as 'nan' or 'unbekannt',
     'xxx' ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large
-    that nobody counted the owners from 0. Warn of a code, such as '0', '999' or what is written as
-    no other is, that has far more examples than others.
+    that nobody counted the owners from 0. Warn of a code, such as '0', 'P999' or a word, that has
+    far more examples than others.
 
     Args:
         owners: of each example.
@@ -159,9 +159,7 @@ def require_named(where: str, what: str, owners: Iterable[str | int | float]) ->
             )
     require_one_spelling(where, what, (name for name in names if isinstance(name, str)))
     (top, most), *_ = names.most_common(1)
-    forms = {name: re.sub(r"\d+", "0", re.sub(r"[^\W\d]+", "a", plain[name])) for name in names}
-    alone = [*forms.values()].count(forms[top]) == 1
-    is_code = re.fullmatch(r"\D*(0+|9+|8{2,})", plain[top]) or alone
+    is_code = re.fullmatch(r"\D*(0+|9+|8{2,})?", plain[top])  # or all letters
     if is_code and most * (len(names) - 1) > FAR_MORE * (names.total() - most) > 0:
         log.warning(
             "%s: %s %r has far more examples than any other; if that stands for a missing one, "

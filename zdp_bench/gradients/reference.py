@@ -102,17 +102,15 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     numbers of another; and neither the first example's gradient nor, of a checked model, the output
     for an example that is public is another after all passes.
     """
-    device, public = next(model.parameters()).device, PUBLIC.get(model)
+    device, public = next(model.parameters()).device, PUBLIC.get(model, batch[0][-1:])
     devices = [device] if device.type == "cuda" else []
     seeds = draw_seeds(len(batch[0]))
     with kept_draws(devices):
-        answers = [] if public is None else [_answer(model, public)]
-        held = None if public is None else held_by(model)
+        answer, held = _answer(model, public), held_by(model)  # after a pass, which makes caches
         gradients = _pass_each(model, loss, batch, seeds, held)
-        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]), seeds, None)
-        answers += [] if public is None else [_answer(model, public)]
-    pairs = [(g, gradients[name][:1]) for name, g in again.items()]
-    for g, before in [*pairs, *zip(answers[1:], answers, strict=False)]:
+        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]), seeds, held)
+        pairs = [(_answer(model, public), answer)]
+    for g, before in [*pairs, *((g, gradients[name][:1]) for name, g in again.items())]:
         g, before = g.nan_to_num(), before.nan_to_num()
         # A GPU's kernels may add in another order.
         if not torch.equal(g, before) and not (
@@ -140,13 +138,9 @@ def _carries(model: nn.Module, what: str) -> UserError:
 
 
 def _pass_each(
-    model: nn.Module, loss: Loss, batch: Batch, seeds: Sequence[int], held: Held | None
+    model: nn.Module, loss: Loss, batch: Batch, seeds: Sequence[int], held: Held
 ) -> dict[str, Tensor]:
-    """Return the gradients of every example.
-
-    Args:
-        held: before the first pass; None: it may make what it keeps.
-    """
+    """Return the gradients of every example; reject a pass that changes what is held."""
     parameters = trainable(model)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
     for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=False):
@@ -156,10 +150,8 @@ def _pass_each(
         found: Sequence[Tensor | None] = [None] * len(parameters)
         if one.requires_grad:
             found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
-        now = held_by(model)
-        if changed := held.differs_from(now) if held else "":
+        if changed := held.differs_from(held_by(model)):
             raise _carries(model, f"'{changed}' changed in a pass")
-        held = held or now
         for (name, parameter), g in zip(parameters.items(), found, strict=True):
             each[name].append(torch.zeros_like(parameter) if g is None else g)
     return {name: torch.stack(gradients).detach() for name, gradients in each.items()}

@@ -13,7 +13,6 @@ import os
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +26,7 @@ from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.gradients import Batch, Loss, per_example
+from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
@@ -211,7 +210,7 @@ def make_private(
     size = Size(micro_batch or MICRO_BATCH).examples
     own = None if probe is None else (pack(probe[0]), pack(probe[1]))
     checked = check(model, private, of_one, like, owners is not None, own)
-    guard = checked.guard
+    guard, (inputs, targets) = checked.guard, checked.batch
     assert guard is not None
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
@@ -234,7 +233,7 @@ def make_private(
         keys=keys,
         fixed_state=checked.fixed_state,
         guard=guard,
-        checked_loss=partial(_loss_of, model, of_one, checked.batch),
+        checked_loss=lambda: float(of_one(forward(model, inputs), targets).detach().mean()),
         regulariser=regulariser,
         run=run,
         ledger=opened,
@@ -290,12 +289,6 @@ def _build_algorithm(
     except ValueError as error:
         raise UserError(f"target_epsilon={target_epsilon:g}: {error}.") from None
     return build(found)
-
-
-@torch.no_grad()
-def _loss_of(model: nn.Module, loss: Loss, batch: Batch) -> float:
-    """Return the mean loss of examples that none of the training is."""
-    return float(loss(forward(model, batch[0]), batch[1]).mean())
 
 
 def _open(

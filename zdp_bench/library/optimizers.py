@@ -9,6 +9,7 @@ from contextlib import ExitStack, contextmanager
 from contextvars import ContextVar
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
@@ -20,6 +21,7 @@ from zdp_bench.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
 Regulariser = Callable[[nn.Module], Tensor]
+_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()  # whose state is of private steps alone
 _IN_STEP = ContextVar("whether this thread takes a private step", default=False)
 
 
@@ -86,14 +88,9 @@ def in_private_step() -> Iterator[None]:
         _IN_STEP.reset(before)
 
 
-@dataclass(eq=False)
-class Watch:
-    """A hook before every step of an optimiser, since its first private training."""
-
-    is_private: bool = False  # False if the optimiser's state is of other steps too
-
-    def __call__(self, *_: object) -> None:
-        self.is_private &= _IN_STEP.get()
+def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
+    if not _IN_STEP.get():
+        _PRIVATE.discard(optimizer)
 
 
 def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
@@ -113,18 +110,12 @@ def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
             )
 
     training.callback(register_optimizer_step_pre_hook(refuse).remove)
-    found = []
     for one in each_of(optimizer):
-        hooks = one._optimizer_step_pre_hooks.values()
-        watch = next((hook for hook in hooks if isinstance(hook, Watch)), None)
-        if watch is None:
-            watch = Watch()
-            one.register_step_pre_hook(watch)
         states = (own for own in one.state.values() if isinstance(own, dict) and own)
-        has_stepped = any(float(own.get("step", 1)) > 0 for own in states)  # Adagrad's begins at 0
-        watch.is_private |= not has_stepped
-        found.append(watch)
-    if not all(watch.is_private for watch in found):
+        if all(float(own.get("step", 1)) == 0 for own in states):  # Adagrad's begins at 0
+            _PRIVATE.add(one)
+            one.register_step_pre_hook(_note_step)
+    if not _PRIVATE.issuperset(each_of(optimizer)):
         log.warning(
             "the optimizer holds a state of earlier steps, which no ε covers: make a new one, "
             "unless no private data reached them"

@@ -124,7 +124,7 @@ class Private:
         self._trail: Trail | None = None
         self._written: WrittenError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
-        self._start = self.checked_loss()
+        self._start = max(self.checked_loss(), 1e-6)
         self._limit: int | None = None
         if self.target_epsilon is not None:
             most, mechanism = self.ledger.releases + self.steps, self.algorithm.mechanism()
@@ -269,12 +269,9 @@ class Private:
         self.guard.require_unchanged()
         advice = "Lower the learning rate, the noise or max_grad_norm."
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
-            raise UserError(
-                f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice} The steps "
-                "remain in the ledger."
-            )
+            raise UserError(f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice}")
         loss = self.checked_loss()
-        if math.isfinite(self._start) and not loss <= GROWTH * max(self._start, 1e-6):
+        if self._start < math.inf and not loss <= GROWTH * self._start:
             log.warning(
                 "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
                 *(DIVERGED, self.done, self._start, loss, advice),
