@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Iterator
 from pathlib import Path
 from types import UnionType
@@ -11,6 +12,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 import pytest
 
 from tests.data.helpers import dataset
+from zdp_bench.data import files
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup, names
 
@@ -82,21 +84,7 @@ def test_an_option_that_means_nothing_is_refused_by_its_key(
     assert not (small_root / "synthetic").exists()  # refused before anything is drawn
 
 
-EMPTY = {
-    "chest_xray": "dataset=chest_xray_synthetic",
-    "cifar10": r"cifar-10-batches-bin: is missing.*Download cifar-10-binary",
-    "cpsc2018": "dataset=cpsc2018_synthetic",
-    "fastmri": "accept the .*agreement.*kspace_phantom",
-    "kspace_from_volumes": "Task04.*is missing.*dataset=kspace_phantom",
-    "roahd": r"R\[NL\]\*\.hea: is missing",
-    "mri_sequences": "dataset=mri_sequences_synthetic",
-    "mri_sequences_from_volumes": "dataset=mri_sequences_synthetic",
-    "msd": "dataset=msd_synthetic",
-    "speech_commands": "dataset=speech_commands_synthetic",
-}
-
-
-@pytest.mark.parametrize("name", EMPTY)
+@pytest.mark.parametrize("name", [of.name for of in files.cards() if of.holds])
 def test_an_empty_root_says_what_belongs_there(name: str, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=EMPTY[name]):
+    with pytest.raises(UserError, match=re.escape(files.tell_source(files.card(name)))):
         dataset(name).load(tmp_path)

@@ -41,10 +41,6 @@ def of(table: list[Reproduction], paper: str, place: str = "") -> list[Reproduct
     ]
 
 
-def printed(table: list[Reproduction], verdict: str) -> set[str]:
-    return {row.quoted.printed for row in table if row.verdict == verdict}
-
-
 def test_every_quoted_epsilon_is_there() -> None:
     counts = {
         "zeta_dp_2021": 11,
@@ -60,21 +56,6 @@ def test_of_dp_dfa_23_of_24_are_reproduced_to_the_digit(table: list[Reproduction
     (wrong,) = [row for row in of(table, "dp_dfa_2020") if row.verdict != "reproduced"]
     assert wrong.quoted.printed == "13.75"
     assert math.floor(wrong.reproduced * 100) / 100 == 13.78
-
-
-@pytest.mark.parametrize(
-    ("paper", "place", "verdict", "expected"),
-    [
-        ("deepee_2021", "", "reproduced", {"0.52", "2.69", "0.12", "2.81"}),
-        ("deepee_2021", "", "not reproduced", {"0.62", "0.35"}),
-        ("zeta_dp_2021", "Table 1", "reproduced", {"0.53"}),
-        ("zeta_dp_2021", "", "not reproduced", {"1.76", "1.47"}),
-    ],
-)
-def test_which_are_reproduced(
-    table: list[Reproduction], paper: str, place: str, verdict: str, expected: set[str]
-) -> None:
-    assert printed(of(table, paper, place), verdict) >= expected
 
 
 def test_tight_epsilon_of_zeta_2021_counts_circular_noise_and_its_sampling(
@@ -116,14 +97,6 @@ def test_calibrated_rows_meet_their_target(table: list[Reproduction]) -> None:
     assert calibrated
     for row in calibrated:
         assert float(row.quoted.printed) * 0.998 < row.reproduced <= float(row.quoted.printed)
-
-
-def test_a_patient_of_the_2024_paper_has_a_much_larger_epsilon_than_a_record(
-    table: list[Reproduction],
-) -> None:
-    for row in of(table, "zeta_dp_2024"):
-        assert row.tight_patient is not None
-        assert row.tight_patient > 100 * row.tight
 
 
 @pytest.mark.parametrize(
