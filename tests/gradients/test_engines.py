@@ -279,10 +279,3 @@ def test_an_example_at_the_edge_of_float32_keeps_its_bound(bound: float) -> None
         )  # type: ignore[arg-type]
         total = torch.cat([value.double().flatten() for value in found.sums.values()])
         assert float(total.norm()) <= bound
-
-
-def test_the_reference_leaves_no_hook_on_a_recurrent_cell() -> None:
-    cell = nn.GRUCell(3, 2)
-    with reference.first_states_given(cell):
-        assert cell._forward_pre_hooks
-    assert not cell._forward_pre_hooks

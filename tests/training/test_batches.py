@@ -112,16 +112,6 @@ def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
     assert [of.epoch_ending_at(step) for step in range(4)] == [None, 1, 2, 3]
 
 
-def test_a_batch_larger_than_the_set_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="has only 100 examples"):
-        plan(
-            tmp_path,
-            "trainer.sampling=uniform",
-            "trainer.sample_rate=null",
-            "trainer.batch_size=101",
-        )
-
-
 def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
     of = plan(
         tmp_path,
