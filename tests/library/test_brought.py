@@ -84,11 +84,6 @@ def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
     torch.testing.assert_close(weights_of(model), weights_of(plain) - 0.5 * 0.6 * before)
 
 
-def overwrite(model: nn.Module) -> Tensor:
-    model[0].weight.data.mul_(0.5)  # type: ignore[index,union-attr,operator]
-    return penalty(model)
-
-
 @pytest.mark.parametrize(
     ("wrong", "sentence"),
     [
@@ -96,8 +91,6 @@ def overwrite(model: nn.Module) -> Tensor:
         (lambda m: m[0].weight, "one real number that depends on the model's weights"),
         (lambda m: penalty(m) * float("nan"), "its gradient is not finite"),
         (lambda m: penalty(m) * 1j, "one real number"),
-        (lambda m: m[0].weight.grad.sum(), "regulariser: it says: 'NoneType'.* no .grad"),
-        (overwrite, "writes the model's weights"),
     ],
 )
 def test_a_regulariser_that_would_spoil_the_weights_is_refused(
@@ -351,7 +344,7 @@ def linear() -> nn.Module:
         ),
         (
             {"model": lambda: between(parametrizations.spectral_norm(linear()))},
-            "moves its estimate of the norm",
+            "changes '_u' in each pass",
         ),
         ({"model": keeps}, r"stores training examples in 'kl'"),
         ({"model": pair}, r"with tuple: put it into a module that returns one tensor"),

@@ -642,7 +642,7 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
         *(({"epochs": value}, "number from 1 to") for value in (math.inf, math.nan, 0)),
         ({"expected_batch": 0}, "must be above 0"),
         ({"ledger": "x" * 300 + ".jsonl"}, r"cannot be written \(File name too long\)"),
-        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; choose another file"),
+        ({"ledger": "/dev/null/x.jsonl"}, r"cannot be written \(.*; choose another one"),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_sentence(

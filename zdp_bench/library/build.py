@@ -11,8 +11,8 @@ import logging
 import operator
 import os
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -42,7 +42,7 @@ from zdp_bench.library.optimizers import (
     Several,
     require_held,
 )
-from zdp_bench.library.private import Private
+from zdp_bench.library.private import Private, writable
 from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import MOST, Sampling
@@ -296,7 +296,8 @@ def _open(
 ) -> tuple[Ledger, checkpoint.Checkpoint | None, ExitStack]:
     """Open or continue the ledger, one training at a time; rank 0 does so for all."""
     saved = None
-    with ExitStack() as held, _writable(path):
+    with ExitStack() as held, writable("ledger", path):
+        make_folder(path.parent)
         if ranks.is_first:
             busy = f"{path}: another training uses this ledger; close() it, or choose another file."
             held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
@@ -319,18 +320,6 @@ def _open(
     if opened.releases:
         log.info("%s: %d earlier steps count in every ε", path, opened.releases)
     return opened, saved, resources
-
-
-@contextmanager
-def _writable(path: Path) -> Iterator[None]:
-    """Explain what to do about a ledger that cannot be created or locked."""
-    try:
-        make_folder(path.parent)
-        yield
-    except OSError as error:
-        raise UserError(
-            f"ledger={path}: cannot be written ({error.strerror or error}); choose another file."
-        ) from None
 
 
 # ------------------------------------------------------------------------ what is refused at once

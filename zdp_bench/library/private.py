@@ -6,7 +6,7 @@ import logging
 import math
 import signal
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -408,14 +408,8 @@ class Private:
             "owners": self.whose,
         }
         named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
-        try:
-            ledger = self.ledger_file
-            write_own(Path(folder), self.model, ledger, about, self.report(), named)
-        except OSError as error:
-            raise UserError(
-                f"folder={folder}: cannot be written ({error.strerror or error}); choose another "
-                "one."
-            ) from None
+        with writable("folder", folder):
+            write_own(Path(folder), self.model, self.ledger_file, about, self.report(), named)
 
     @property
     def checkpoint(self) -> Path:
@@ -506,6 +500,17 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+@contextmanager
+def writable(key: str, path: str | Path) -> Iterator[None]:
+    """Explain what to do about a file or folder that cannot be created, written or locked."""
+    try:
+        yield
+    except OSError as error:
+        raise UserError(
+            f"{key}={path}: cannot be written ({error.strerror or error}); choose another one."
+        ) from None
 
 
 def _let_go(resources: ExitStack) -> None:

@@ -19,8 +19,6 @@ from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils import parametrizations
-from torch.nn.utils.spectral_norm import SpectralNorm
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
 
@@ -125,24 +123,16 @@ def check(
 def _refuse_by_kind(model: nn.Module) -> None:
     """Reject models whose later errors would be misleading."""
     for name, module in model.named_modules():
-        for hook in module._forward_pre_hooks.values():
-            if isinstance(hook, SpectralNorm | WeightNorm):
-                kind = "weight_norm" if isinstance(hook, WeightNorm) else "spectral_norm"
-                raise UserError(
-                    f"{describe_layer(model, name)}: torch.nn.utils.{kind} writes its weight anew "
-                    "in every pass, beside the parameters that train: use "
-                    "torch.nn.utils.parametrizations.weight_norm, or no norm of the weight."
-                )
+        if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
+            raise UserError(
+                f"{describe_layer(model, name)}: torch.nn.utils.weight_norm writes its weight anew "
+                "in every pass, beside the parameters that train: use "
+                "torch.nn.utils.parametrizations.weight_norm, or no norm of the weight."
+            )
         if getattr(module, "sparse", False) and isinstance(module, nn.Embedding | nn.EmbeddingBag):
             raise UserError(
                 f"{describe_layer(model, name)} has sparse gradients, which cannot be clipped by "
                 "their norm: build it with sparse=False."
-            )
-        if isinstance(module, parametrizations._SpectralNorm) and module.training:
-            raise UserError(
-                f"{describe_layer(model, name)} moves its estimate of the norm in every pass, "
-                "beside the parameters that train: use torch.nn.utils.parametrizations.weight_norm "
-                "or no norm of the weight."
             )
 
 
