@@ -52,7 +52,7 @@ def main() -> None:
         results = Path(folder) / "results"
         shutil.copytree(ROOT / "results", results)
         for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
-            for path in claims.build_table(name, results).write(results):
+            for path in claims.build_table(name, results).write(papers.file_of(name, results)):
                 print("table", path.name, _checksum(path.read_text(encoding="utf-8")))
     parser = build_parser()
     print("help", "all", _checksum(parser.format_help()))
