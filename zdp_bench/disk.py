@@ -43,11 +43,7 @@ def write_changed(path: Path, content: bytes) -> None:
 
 
 def require_regular(path: Path) -> None:
-    """Reject an output path that is not a file: it would be replaced.
-
-    Raises:
-        UserError: `path` is a device, a pipe, a folder or a link.
-    """
+    """Reject an output path that is a device, a pipe, a folder or a link: it would be replaced."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise UserError(

@@ -95,11 +95,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Reject a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`.
-
-    Raises:
-        UserError: the condition does not hold.
-    """
+    """Reject a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`."""
     if not condition:
         raise UserError(f"{key}={'null' if value is None else value}: {rule}.")
 

@@ -72,11 +72,7 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """Reject the file of the enclosing `reading`, in words that follow its name.
-
-    Raises:
-        Unfit: it does not hold.
-    """
+    """Reject the file of the enclosing `reading`, in words that follow its name."""
     if not holds:
         raise Unfit(otherwise)
 

@@ -157,11 +157,7 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the other packages, by top-level name, that have plug-ins installed or in use.
-
-    Args:
-        used: (kind, name) of the plug-ins in use.
-    """
+    """Return the other packages, by name, with plug-ins installed, or in use as (kind, name)."""
     packages = {point.module.partition(".")[0] for point in installed()}
     return tuple(sorted((packages | {package_of(*one) for one in used}) - {"zdp_bench"}))
 

@@ -79,11 +79,7 @@ def data_root(options: argparse.Namespace) -> Path:
 
 
 def require_records(folder: Path, runs: bool = True) -> None:
-    """Reject a results folder that is a file, was named but does not exist, or has no run.
-
-    Args:
-        runs: False where something can be shown without any.
-    """
+    """Reject a results folder that is a file, was named but is absent, or has no run if `runs`."""
     advice = "Set the results folder of your runs (--results DIR)."
     if folder.exists() and not folder.is_dir():
         raise UserError(f"{folder}: is a file, not a folder, so there are no records. {advice}")

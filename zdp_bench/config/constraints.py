@@ -140,11 +140,7 @@ def _check_unit(run: Run) -> None:
 
 
 def require_takes_shares(asked: str, algorithm: str) -> None:
-    """Reject an algorithm that cannot clip several examples as one share.
-
-    Args:
-        asked: the setting that forms such shares, for the error.
-    """
+    """Reject an algorithm that cannot clip several examples as one share, as a setting asks."""
     if not _type_of(algorithm).takes_shares:
         raise UserError(
             f"{asked} with algorithm={algorithm}: it cannot clip several examples together. Use "

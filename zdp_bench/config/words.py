@@ -170,12 +170,7 @@ def _adopt_all(word: str) -> str:
 
 
 def _adopt(value: str) -> str:
-    """Register one recipe file with Hydra and return its name; a name stays as it is.
-
-    Raises:
-        UserError: there is no such file, it is no recipe, holds more than data, or has the name of
-            one that ships.
-    """
+    """Register one recipe file with Hydra and return its name; a name stays as it is."""
     path, said = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
@@ -210,11 +205,7 @@ def check_recipe(body: Any) -> None:
 
 
 def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
-    """Reject Hydra's own keys, and values that refer to more than other keys of the run.
-
-    Args:
-        most: how many references to other keys there may be.
-    """
+    """Reject Hydra's own keys, and values that refer to more than other keys of the run."""
     references = 0
     for key, value in _walk(node):
         if re.fullmatch(r"_\w+_", key):

@@ -68,11 +68,7 @@ _BY_CODE = {code: name for name, codes in DIAGNOSES.items() for code in (name, *
 
 
 def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarray]:
-    """Read a recording of the WFDB form by its header: codes of diagnoses, and leads in mV.
-
-    Returns:
-        Leads float64 [samples, channels], which count from 1.
-    """
+    """Read a recording by its header: codes of diagnoses, and leads [samples, channels] in mV."""
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
     record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")

@@ -149,11 +149,7 @@ class SequenceSlices(Dataset):
 
 
 def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
-    """Turn slices [X, Y, n, 4] of one patient into whitened k-space, one sequence after the other.
-
-    Returns:
-        complex64 [4·n, 1, size, size]
-    """
+    """Turn a patient's slices [X, Y, n, 4] into whitened k-space [4·n, 1, size, size] by sequence."""
     turned = np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
     # [4, n, size, size]
     resized = F.interpolate(torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True)
@@ -245,11 +241,7 @@ SPREAD = 0.2  # of γ
 
 
 def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Turn a volume of one contrast [X, Y, Z] into four.
-
-    Returns:
-        float32 [X, Y, Z, 4] in the order of `SEQUENCES`, in [0, about 2].
-    """
+    """Turn a volume [X, Y, Z] into contrasts [X, Y, Z, 4] in [0, about 2], as in `SEQUENCES`."""
     low, high = np.percentile(volume, (1, 99))
     tissue = ((volume - low) / max(high - low, np.finfo(np.float32).tiny)).clip(0, 1)
     border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))

@@ -84,11 +84,7 @@ class LabelledVolume:
 
 
 def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
-    """List every labelled volume, by the names of the files, with what its header announces.
-
-    Args:
-        channel: that each volume must have.
-    """
+    """List every labelled volume by name, with what its header announces; each has this channel."""
     if not folder.is_dir():
         raise absent(folder, "msd")
     images, labels = (

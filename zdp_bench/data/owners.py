@@ -37,11 +37,7 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
 
 
 def count_owners(data: Splits | DatasetInfo, asked: str) -> int:
-    """Return how many patients own the training examples.
-
-    Raises:
-        UserError: the data set does not say whose its examples are, be it one of each.
-    """
+    """Return how many patients own the training examples; reject a set that does not say so."""
     owners = data.owners if isinstance(data, DatasetInfo) else data.train.groups
     if owners is None:
         raise UserError(

@@ -124,12 +124,7 @@ def pair_public(images: Images, seed: int) -> Examples:
 
 
 def make_splits(train: Images, test: Images, seed: int, source: str, files: str) -> Splits:
-    """Pair the images of both parts: see `couple_images` and `draw_partners`.
-
-    Args:
-        source: where the images are from, for the notes.
-        files: the digest of what was read.
-    """
+    """Pair the images of both parts: see `couple_images` and `draw_partners`."""
     training, testing, made = pair(train, test, seed)
     total = len(made.real) + made.left_out
     return Splits(

@@ -175,11 +175,7 @@ class Paired(NamedTuple):
 
 
 def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
-    """Compare two rows seed by seed: first − second. None for fewer than two seeds.
-
-    Args:
-        first, second: the metric of the same seeds, in the same order.
-    """
+    """Compare two rows of the same seeds, in one order: first − second. None for fewer than two."""
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None

@@ -127,11 +127,7 @@ def build(
 
 
 def _try(name: str, module: nn.Module, options: dict[str, Any], one: Tensor) -> Tensor:
-    """Return what a module makes of one example.
-
-    Raises:
-        UserError: it takes no such example, or gives no tensor of one.
-    """
+    """Return what a module makes of one example; reject one that it does not take."""
     try:
         with torch.no_grad():
             made = module(one)

@@ -213,11 +213,7 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
 
 
 def _read(path: Path, weights: str) -> bytes:
-    """Return a file's bytes.
-
-    Raises:
-        UserError: it is missing, cannot be read, or is a pipe or another thing without an end.
-    """
+    """Return the bytes of a regular file."""
     try:
         with open_regular(path) as file:
             return file.read()

@@ -34,11 +34,7 @@ def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
 
 
 def require_real(x: Tensor, name: str) -> None:
-    """Reject complex examples.
-
-    Raises:
-        UserError: they are complex.
-    """
+    """Reject complex examples."""
     if x.is_complex():
         raise UserError(
             f"representation={name}: takes real numbers, and these examples are complex; "
