@@ -149,7 +149,7 @@ class SequenceSlices(Dataset):
 
 
 def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
-    """Turn a patient's slices [X, Y, n, 4] into whitened k-space [4·n, 1, size, size] by sequence."""
+    """Turn a patient's slices [X, Y, n, 4] into whitened k-space [4·n, 1, size, size]."""
     turned = np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
     # [4, n, size, size]
     resized = F.interpolate(torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True)
