@@ -5,8 +5,6 @@ from __future__ import annotations
 import logging
 import warnings
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from typing import Any
 from weakref import WeakKeyDictionary, WeakSet
 
 import torch
@@ -66,29 +64,26 @@ def per_sample_gradients(
         return alone.of_one(outputs, y.unsqueeze(0)).sum()
 
     each = grad(loss_of_one)
-    with first_states_given(model):
-        gradients: dict[str, Tensor] = {}
-        # A mapped pass of foreign code could read the whole batch (`repr(x)`, its memory).
-        loops = alone.loops or model in _unmapped or not is_own(model)
-        if not loops:
-            try:
-                with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
-                    warnings.filterwarnings("ignore", "There is a performance drop")
-                    mapped = vmap(each, in_dims=(None, 0, 0), randomness="different")
-                    gradients = mapped(parameters, inputs, targets)
-            except RuntimeError as error:
-                if "memory" in str(error):
-                    raise
-                with torch.no_grad():
-                    alone(model(inputs[:1]), targets[:1])
-                loops = True
-                if not alone.loops:  # it is the model that vmap cannot map
-                    log.info(
-                        "torch.func cannot vectorise the model: computing gradients one by one"
-                    )
-                    _unmapped.add(model)
-        if loops:
-            gradients = one_by_one(model, loss, batch)
+    gradients: dict[str, Tensor] = {}
+    # A mapped pass of foreign code could read the whole batch (`repr(x)`, its memory).
+    loops = alone.loops or model in _unmapped or not is_own(model)
+    if not loops:
+        try:
+            with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                mapped = vmap(each, in_dims=(None, 0, 0), randomness="different")
+                gradients = mapped(parameters, inputs, targets)
+        except RuntimeError as error:
+            if "memory" in str(error):
+                raise
+            with torch.no_grad():
+                alone(model(inputs[:1]), targets[:1])
+            loops = True
+            if not alone.loops:  # it is the model that vmap cannot map
+                log.info("torch.func cannot vectorise the model: computing gradients one by one")
+                _unmapped.add(model)
+    if loops:
+        gradients = one_by_one(model, loss, batch)
     return {
         name: complex_scale * g if g.is_complex() and complex_scale != 1 else g
         for name, g in gradients.items()
@@ -169,30 +164,6 @@ def places_of(model: nn.Module) -> dict[str, Tensor]:
         for own, held in (*module._parameters.items(), *module._buffers.items())
         if held is not None
     }
-
-
-@contextmanager
-def first_states_given(model: nn.Module) -> Iterator[None]:
-    """Pass recurrent cells their first state of zeros.
-
-    torch adds to its own in place; under vmap those belong to no example, and it fails.
-    """
-
-    def with_state(cell: Any, args: tuple[Any, ...], options: dict[str, Any]) -> Any:
-        x, state, *_ = (*args, None)
-        if state is not None or options:
-            return None
-        state = x.new_zeros(*x.shape[:-1], cell.hidden_size)
-        first = (state, state.clone()) if isinstance(cell, nn.LSTMCell) else state
-        return (x, first), {}
-
-    cells = [cell for cell in model.modules() if isinstance(cell, nn.RNNCellBase)]
-    handles = [cell.register_forward_pre_hook(with_state, with_kwargs=True) for cell in cells]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
 
 
 def share_gradients(

@@ -11,12 +11,9 @@ difference of their steps would be that of their sums without noise. So
       decide how sums are rounded. A digest of some examples would not do: neighbouring data sets,
       which ε is about, agree in all but one.
 
-With a seed each step's key also covers the ledger's end and the weights the step starts from: from
-the first step on in which anything has moved the weights of two loops apart (a schedule, clipped
-weights), they share nothing. The noise covers the sum it is added to as well, whatever made it
-(`HedgedNoise`). No step of a resumed training repeats the noise of one that was lost: it is a new
-release, and counts again. So a seed repeats a whole training, bit for bit, on one machine's CPU,
-and nowhere else.
+With a seed each step's key also covers the ledger's end and the weights the step starts from, and
+its noise the sum it is added to (`HedgedNoise`). No step of a resumed training repeats the noise of
+one that was lost: it counts again. So a seed repeats a whole training on one machine's CPU alone.
 """
 
 from __future__ import annotations

@@ -40,11 +40,6 @@ class Trail:
         self.rows[self.count] = _sample(_trained(model))
         self.count += 1
 
-    def is_at(self, own: Tensor) -> bool:
-        """True if these numbers are those of the last step."""
-        last = self.rows[self.count - 1]
-        return self.count > 0 and own.shape == last.shape and torch.equal(own.to(last), last)
-
     def distance(self, own: Tensor) -> float:
         """Return how far numbers of all its parameters are from those of the nearest step."""
         rows = self.rows[: self.count].flatten(1)
@@ -112,8 +107,8 @@ def through(model: nn.Module, own: Path) -> set[Path]:
     mine = _TRAILS.get(own)
     found = set(mine.origins) if mine else set()
     trained = _sample(_trained(model))
-    if mine and mine.is_at(trained):
-        return found  # a training that a seed repeats leaves the same weights
+    if mine and torch.equal(mine.rows[: mine.count][-1:].to(trained), trained[None]):
+        return found  # those of its last step, which a training that a seed repeats leaves too
     for ledger, trail in _TRAILS.items():
         held = ledger != own and any(trail.holds(*pair) for pair in pairs)
         if held and mine and trail.start.shape == mine.start.shape == trained.shape:

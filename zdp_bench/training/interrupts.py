@@ -29,7 +29,6 @@ EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
 UNWRITABLE = {*_FULL, errno.EROFS, errno.EIO, errno.EACCES, errno.EPERM}
 NO_MEMORY = ("can't allocate memory", "failed to map segment")  # torch's words, the linker's
-NO_FOLDER = {errno.ENOTDIR, errno.EEXIST, errno.ENAMETOOLONG}
 
 
 class Stopped(BaseException):
@@ -121,10 +120,6 @@ def explain_write_errors(
         yield
     except OSError as error:
         where = Path(str(error.filename or home))
-        if error.errno in NO_FOLDER:
-            raise UserError(
-                f"{where}: {error.strerror}, so no results can be written there. Set paths.results."
-            ) from None
         if error.errno not in UNWRITABLE or not where.is_relative_to(home.parent):
             raise  # an example that cannot be read, say
         raise UserError(

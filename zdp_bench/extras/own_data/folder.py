@@ -274,12 +274,12 @@ class Folder(Form, Dataset):
                 item = found.items[int(at)]
                 other = first.setdefault(blake2b(example.tobytes(), digest_size=16).digest(), item)
                 copies += [(other, item)] if other.patient != item.patient else []
-        if copies:
-            names = " and ".join(f"{item.name} ({item.part})" for item in copies[0])
+        for other, item in copies[:1]:
             log.warning(
-                "%s: %d examples are there under two owners, such as %s; if one person has two "
-                "names, no ε covers both, and a test on a training example says little",
-                *(self.path, len(copies), names),
+                "%s: %d examples are there under two owners, such as %s (%s) and %s (%s); if one "
+                "person has two names, no ε covers both, and a test on a training example says "
+                "little",
+                *(self.path, len(copies), other.name, other.part, item.name, item.part),
             )
 
     def _load_targets(self, found: Listing, content: str) -> Tensor:
