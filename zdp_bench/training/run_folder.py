@@ -76,16 +76,12 @@ def find_or_run(
     return Outcome(record, path, found=False)
 
 
-class _File(logging.FileHandler):
-    def handleError(self, record: logging.LogRecord) -> None:  # noqa: N802
-        """Continue: a full disk stops the ledger, which says so."""
-
-
 @contextmanager
 def keep_log(path: Path) -> Iterator[None]:
     """Append what the package logs to a file, also how it ends; warnings stay on the terminal."""
     package = logging.getLogger("zdp_bench")
-    file, before = _File(path, encoding="utf-8"), package.level
+    file, before = logging.FileHandler(path, encoding="utf-8"), package.level
+    file.handleError = lambda _: None  # type: ignore[method-assign]  # the ledger names a full disk
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     show_warnings()
     package.setLevel(logging.INFO)
