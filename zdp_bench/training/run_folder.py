@@ -81,7 +81,8 @@ def keep_log(path: Path) -> Iterator[None]:
     """Append what the package logs to a file, also how it ends; warnings stay on the terminal."""
     package = logging.getLogger("zdp_bench")
     file, before = logging.FileHandler(path, encoding="utf-8"), package.level
-    file.handleError = lambda _: None  # type: ignore[method-assign]  # the ledger names a full disk
+    # A full disk stops the ledger, which says so.
+    file.handleError = lambda record: None  # type: ignore[method-assign]
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     show_warnings()
     package.setLevel(logging.INFO)
