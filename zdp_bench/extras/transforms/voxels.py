@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms.normalisation import require_real
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import require_real
 
 SCALES = (0.7, 1.0, 2.0, 4.0)  # deviations of the Gaussians, in voxels
 EDGES = SCALES[1:3]  # of the gradients

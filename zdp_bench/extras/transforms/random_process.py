@@ -17,8 +17,8 @@ from safetensors.torch import load
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms.normalisation import require_real
 from zdp_bench.registry import register
-from zdp_bench.representations.normalisation import require_real
 
 WEIGHTS = Path(__file__).with_suffix(".safetensors")
 WIDTH = 64

@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from zdp_bench.representations.random_process import Encoder, pooled
+from zdp_bench.extras.transforms.random_process import Encoder, pooled
 
-SCRIPT = Path(__file__).parents[2] / "datasets" / "random_process.py"
+SCRIPT = Path(__file__).parents[3] / "datasets" / "random_process.py"
 spec = importlib.util.spec_from_file_location("random_process_script", SCRIPT)
 assert spec is not None
 assert spec.loader is not None

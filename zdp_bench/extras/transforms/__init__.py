@@ -1,0 +1,1 @@
+"""Public transforms of one example, for `representation=NAME`."""
