@@ -50,7 +50,7 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
     first[4]["reason"] = "their pictures"
     again = make(("a", "close", "inf", "1"), ("e", "close", "2.0", "5"))
     assert coverage.sentence([first, again]) == (
-        "5 numbers: 2 as published (1 close, 1 different, including 1 private with a tight ε of "
+        "5 numbers: 2 as published (1 close, 1 different; 1 of 2 private with a tight ε of "
         "∞), 1 reduced, 1 no data, 1 counted above."
     )
     counts = coverage.count([first, again])

@@ -57,11 +57,12 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
 
 def sum_up(counts: Mapping[str, int]) -> str:
     """Return '14 as published (1 reproduced, 13 different)'."""
-    kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
-    if unbounded := counts[UNBOUNDED]:
-        kinds.append(f"including {unbounded} private with a tight ε of ∞")
+    kinds = ", ".join(f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status])
     published = sum(counts[status] for status in PUBLISHED)
-    return f"{published} as published" + (f" ({', '.join(kinds)})" if kinds else "")
+    if unbounded := counts[UNBOUNDED]:
+        unsound = f"{unbounded} of {published} private with a tight ε of ∞"
+        kinds = f"{kinds}; {unsound}" if kinds else unsound
+    return f"{published} as published" + (f" ({kinds})" if kinds else "")
 
 
 def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
