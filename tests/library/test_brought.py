@@ -364,8 +364,11 @@ def test_the_true_reason_is_given_in_pythons_words(
     assert not [key for key in ("algorithm.", "trainer.", "privacy.") if key in str(said.value)]
 
 
-def test_items_that_make_no_batch_cost_nothing(make: Make) -> None:
-    dataset = [(torch.zeros(4 + (5 < i < 15)), 0) for i in range(20)]
+@pytest.mark.parametrize(
+    "odd", [torch.zeros(5), torch.zeros(4).double(), torch.zeros(4, dtype=torch.complex64)]
+)
+def test_items_that_make_no_batch_cost_nothing(make: Make, odd: Tensor) -> None:
+    dataset = [(odd if 5 < i < 15 else torch.zeros(4), 0) for i in range(20)]
     private = make(dataset=dataset, **WHOLE)
     with pytest.raises(UserError, match="do not make one batch"):
         train(private)

@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -54,6 +55,12 @@ def deflate(path: Path) -> None:
             archive.writestr(name, plain.read(name))
 
 
+def flip_a_bit_of_the_weights(path: Path) -> None:
+    whole = bytearray(path.read_bytes())
+    whole[whole.index(np.ones(2, np.float32).tobytes())] ^= 1
+    path.write_bytes(whole)
+
+
 def save_as_long_ago(path: Path) -> None:
     body = torch.load(path, weights_only=True)
     torch.save(body, path, _use_new_zipfile_serialization=False)
@@ -73,6 +80,7 @@ def change(**values: Any) -> Callable[[Path], None]:
         save_as_long_ago,
         lambda path: path.write_text("a checkpoint"),
         lambda path: path.write_bytes(path.read_bytes()[:-100]),
+        flip_a_bit_of_the_weights,
         change(model={"w": torch.ones(2).to_sparse()}),
         change(model={"w": torch.ones(2, device="meta")}),
         change(model={"w": torch.ones(1).expand(1 << 50)}),

@@ -8,11 +8,11 @@ from __future__ import annotations
 import hashlib
 import inspect
 import logging
-import operator
 import os
 import re
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from numbers import Integral
 from pathlib import Path
 from typing import Any
 
@@ -334,8 +334,12 @@ def check_arguments(given: Mapping[str, Any]) -> None:
     require(named, "ledger", ledger, "give a file name that ends in .jsonl")
     epochs = f"must be a number from 1 to {MOST:,}"
     require(1 <= given["epochs"] <= MOST, "epochs", given["epochs"], epochs)
-    whole = "must be a whole number from 0 to 2⁶⁴ - 1"
-    require(seed is None or 0 <= operator.index(seed) < 2**64, "seed", seed, whole)
+    ranges = {"batch_size": (1, MOST), "max_examples": (1, MOST), "micro_batch": (1, MOST)}
+    for key, (least, most) in {**ranges, "seed": (0, 2**64 - 1)}.items():
+        if (value := given[key]) is not None:
+            whole = isinstance(value, Integral) and not isinstance(value, bool)
+            rule = f"must be a whole number from {least} to {most:,}"
+            require(whole and least <= value <= most, key, value, rule)
     if (given["batch_size"] is None) == (given["sample_rate"] is None):
         raise UserError("give batch_size or sample_rate, and not both.")
     if (given["sample_rate"] is None) != (given["expected_batch"] is None):
@@ -343,8 +347,8 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "sample_rate and expected_batch go together: the noisy sum is divided by the latter."
         )
     if given["expected_batch"] is not None:
-        size, most = given["expected_batch"], f"must be above 0 and at most {MOST:,}"
-        require(0 < size <= MOST, "expected_batch", size, most)
+        size, rule = given["expected_batch"], f"must be above 0 and at most {MOST:,}"
+        require(0 < size <= MOST, "expected_batch", size, rule)
     require_delta("delta", given["delta"])
     require(
         seed is None or not given["secure"],

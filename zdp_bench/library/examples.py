@@ -5,9 +5,11 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 from torch.utils.data import default_collate
 
@@ -64,7 +66,16 @@ class Items:
                     f"dataset: an item holds {strange[0]!r}, where tensors, numbers or arrays are "
                     "needed: give each class or word a number."
                 )
+        if len(items) > 1 and _dtypes((inputs, targets)) != self._own_dtypes:
+            raise UserError(
+                "dataset: its items do not make one batch: some have another dtype than the first. "
+                "Convert them in the dataset."
+            )
         return inputs, targets
+
+    @cached_property
+    def _own_dtypes(self) -> list[torch.dtype]:
+        return _dtypes(self.batch([0]))
 
     def like(self) -> Batch:
         """Return a batch without an example, of the first and the last item's shapes and dtypes."""
@@ -86,6 +97,10 @@ class Items:
             part = state_digest({"inputs": unpack(inputs), "targets": unpack(targets)})
             chain.update(part.encode())
         return chain.hexdigest()
+
+
+def _dtypes(batch: Batch) -> list[torch.dtype]:
+    return [leaf.dtype for part in batch for leaf in leaves_of(part)]
 
 
 def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> Patients | None:
