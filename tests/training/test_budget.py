@@ -335,7 +335,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(tmp_path: Path) -> None:
     with pytest.raises(UserError, match=f"have a tight ε of {show_epsilon(of_unit)}"):
         carry_out(tmp_path, by_unit, f"privacy.total_budget={example['privacy']['epsilon_tight']}")
     carry_out(tmp_path, by_unit, f"privacy.total_budget={both}")
-    with pytest.raises(UserError, match=r"each hides another \(example, image.*\), so their"):
+    with pytest.raises(UserError, match=r"protect different units \(example, image.*\), so their"):
         carry_out(tmp_path, "seed=2", "privacy.total_budget=1000")
     runs, _ = read_spendings(tmp_path)
     shown = sheet(runs, None, [], tmp_path)
@@ -344,7 +344,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(tmp_path: Path) -> None:
     assert "with different units of privacy" in " ".join(shown.notes)
     others = [*runs, replace(runs[0], unit="slice")]
     for of_unit in (True, False):
-        with pytest.raises(ValueError, match="each hides another"):
+        with pytest.raises(ValueError, match="protect different units"):
             spent_of_one(others, of_unit)
 
 

@@ -93,6 +93,7 @@ def says_python() -> Iterator[None]:
         yield
     except UserError as error:
         said = _BATCHNORM.sub(r"call \1", str(error))
+        said = said.replace("train with algorithm=sgd, which", "train without make_private, which")
         said = _VALUE.sub(lambda found: f'{found[1] or found[2]}="{found[3]}"', said)
         said = _KEY.sub(r"\1", said).replace("=null", "=None").replace("=true", "=True")
         raise type(error)(said) from None

@@ -82,7 +82,7 @@ def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
     """
     hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
     if len(hidden) > 1:
-        raise ValueError(f"runs of which each hides another ({', '.join(sorted(hidden))})")
+        raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
     return [replace(run.spent, examples=run.examples) if of_unit else run.spent for run in runs]
 
 

@@ -277,6 +277,12 @@ def _check_contributions(
             float((whole - total[name]).abs().max() if whole.numel() else 0.0)
             > 1e-3 * sizes[name] + rounding
         ):
+            if not type(algorithm).__module__.startswith("zdp_bench."):
+                raise UserError(
+                    f"{type(algorithm).__name__}.accumulate does not add the sum of what its "
+                    f"contributions() returns for '{name}'. It must add no noise either: that is "
+                    "drawn for it."
+                )
             raise UserError(
                 f"{describe_owner(model, name)}: its rule for per-example gradients does not fit "
                 "the way this model uses it; set algorithm.gradients=reference."
