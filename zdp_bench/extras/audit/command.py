@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from zdp_bench.extras.audit.release import Finding
 
 GROUP = "understand"
-HELP = "attack a recipe or a training for a lower bound on its ε"
+HELP = "attack a recipe or a training run for a lower bound on its ε"
 NOTES = (
     "ε at least: the lower bound that the attack shows with the stated confidence. 'flagged': it "
     "exceeds the claimed ε, so the claim is false. 'passes': this attack did not refute the claim.",
