@@ -134,7 +134,7 @@ def doubt(
     rate: object,
     start: float,
 ) -> str:
-    """Return why a run seems to have learnt nothing, in a sentence; '' if it learnt something."""
+    """Return why a run seems to have learned nothing, in a sentence; '' if it learned something."""
     found, value, loss = "", metrics[headline], metrics.get("loss", 0.0)
     # by chance the two differ by about 1/√count
     if chance is not None and value - chance <= count**-0.5:  # or below

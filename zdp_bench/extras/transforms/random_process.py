@@ -1,4 +1,4 @@
-"""Features that a small network learnt by contrast on pictures of a random process.
+"""Features that a small network learned contrastively on pictures of a random process.
 
 No photograph is part of them (Baradad et al. 2021, "Learning to see by looking at noise"; for
 private training Tang et al. 2023, DP-RandP). `datasets/random_process.py` makes the pictures and
@@ -69,7 +69,7 @@ def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
 
 @register("representation", "random_process")
 class RandomProcess(nn.Module):
-    """Features learnt on pictures of a random process, of pictures whose pixels lie in [0, 1].
+    """Features learned on pictures of a random process, of pictures whose pixels lie in [0, 1].
 
     Shapes: pictures float [B, (C,) H, W], of at least 16 pixels a side, -> features [B, 3072].
 
