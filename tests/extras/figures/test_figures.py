@@ -82,7 +82,7 @@ def panel_of(results: Path) -> Axes:
 
 
 def test_a_papers_curves_are_drawn_from_its_table(curve_runs: Path) -> None:
-    build(curve_runs).write(curve_runs)
+    build(curve_runs).write(papers.file_of(FIGURE, curve_runs))
     axes = panel_of(curve_runs)
     assert lines(axes)["DP-BP"][:3] == pytest.approx([25, 35, 45])
     assert lines(axes)["non-private"][:3] == pytest.approx([70, 80, 90])
@@ -91,7 +91,9 @@ def test_a_papers_curves_are_drawn_from_its_table(curve_runs: Path) -> None:
 
 def test_without_a_curve_as_published_nothing_is_drawn(tmp_path: Path) -> None:
     save(tmp_path, make_run("short", 1, 0.1))
-    build(tmp_path, filling("short", "bp_10.24", variant="10 of 200 epochs")).write(tmp_path)
+    build(tmp_path, filling("short", "bp_10.24", variant="10 of 200 epochs")).write(
+        papers.file_of(FIGURE, tmp_path)
+    )
     with pytest.raises(UserError, match="none of the paper's curves was run as published"):
         figures.draw(FIGURE, tmp_path)
 
@@ -102,7 +104,7 @@ def sweep(curve_runs: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     axes = papers.Axes("", "config.optimizer.lr", "learning rate")
     monkeypatch.setattr(papers, "axes", lambda figure: axes)
     save(curve_runs, *(make_run("hybrid", seed, 0.5) for seed in (1, 3)), make_run("bp", 3, 0.1))
-    build(curve_runs).write(curve_runs)
+    build(curve_runs).write(papers.file_of(FIGURE, curve_runs))
     return curve_runs
 
 
