@@ -1,4 +1,4 @@
-"""A private training in Lightning: manual optimisation, and `private.step` for a training step."""
+"""Private training in Lightning: manual optimization, with `private.step` for a training step."""
 
 import math
 from itertools import islice

@@ -28,10 +28,11 @@ SPENT = (
     *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
 )
 READING = (
-    "± is over seeds, or over folds if stated. In brackets: on data other than the paper's. "
-    "Reduced: less training, a smaller network, or part of the curve. ε claimed follows the "
-    "paper's accountant and convention; ε tight is computed from what ran, and followed by the ε "
-    "per patient, or other owner, of several examples. No ε includes hyper-parameter search."
+    "± is over seeds, or over folds if stated. Numbers in brackets are on data other than the "
+    "paper's. Reduced means less training, a smaller network, or part of the curve. ε claimed "
+    "follows the paper's accountant and convention; ε tight is computed from what ran, and "
+    "followed by the ε per patient, or other owner, of several examples. No ε includes "
+    "hyper-parameter search."
 )
 INTERVAL = (
     "ε 'A to B': no exact privacy law is known for fixed-size batches. An attack on two existing "

@@ -32,7 +32,10 @@ from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
-COST = "The test metric without privacy and at three tight ε. In brackets: the share that is kept."
+COST = (
+    "The test metric without privacy and at three tight ε. The share of the gain over the trivial "
+    "baseline that remains is in brackets."
+)
 EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."
 MEASURED = "Time and memory, and the numbers behind the figures, as last measured."
