@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import gzip
 from dataclasses import dataclass, replace
-from io import BufferedReader
 from math import prod
 from pathlib import Path
 from typing import ClassVar, Literal
@@ -32,26 +31,18 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     The format: two zero bytes, the type code, the number of dimensions; each dimension as a
     big-endian uint32; the entries. No more is unpacked than the header announces.
     """
-    with reading(path), _open(path) as file:
-        shape = _parse_shape(file.read(4 + 4 * dims), dims)
+    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+        head = file.read(4 + 4 * dims)
+        magic, wanted = head[:4].hex(), bytes((0, 0, UNSIGNED_BYTE, dims)).hex()
+        expect(magic == wanted, f"starts with 0x{magic} where 0x{wanted} was expected")
+        expect(len(head) == 4 + 4 * dims, "ends inside its header")
+        shape = tuple(int.from_bytes(head[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
         size = prod(shape)
         expect(size <= LARGEST, f"announces {size:,} bytes of data; at most {LARGEST:,} are read")
         raw = file.read(size + 1)  # to the end, where gzip compares its checksum
         there = f"{len(raw):,}" if len(raw) <= size else "more"
         expect(len(raw) == size, f"announces {size:,} bytes of data, but {there} are there")
     return np.frombuffer(raw, np.uint8).reshape(shape)
-
-
-def _open(path: Path) -> gzip.GzipFile | BufferedReader:
-    return gzip.open(path) if path.suffix == ".gz" else path.open("rb")
-
-
-def _parse_shape(raw: bytes, dims: int) -> tuple[int, ...]:
-    """Parse the header at the beginning of `raw`."""
-    magic, wanted = raw[:4].hex(), bytes((0, 0, UNSIGNED_BYTE, dims)).hex()
-    expect(magic == wanted, f"starts with 0x{magic} where 0x{wanted} was expected")
-    expect(len(raw) == 4 + 4 * dims, "ends inside its header")
-    return tuple(int.from_bytes(raw[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
 
 
 @register("dataset", "mnist")

@@ -153,7 +153,9 @@ def clipped_sum(
         "into": into,
     }
     loss = per_example(loss)
-    known = _is_served(model, loss)
+    owner, key = _place(loss)
+    held, served = _served.get(model, {}).get(key, (None, None))
+    known = served if held is not None and held() is owner else None
     if reason := runs_alone(model):
         if rules or engine == "fast":
             raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
@@ -193,12 +195,6 @@ def _place(loss: PerExample) -> tuple[Any, tuple[int, int]]:
     """Return the owner of a loss (a function or method), and the key it is stored under."""
     owner, part = getattr(loss.loss, "__self__", loss.loss), getattr(loss.loss, "__func__", None)
     return owner, (id(owner), id(part))
-
-
-def _is_served(model: nn.Module, loss: PerExample) -> bool | None:
-    owner, key = _place(loss)
-    held, served = _served.get(model, {}).get(key, (None, None))
-    return served if held is not None and held() is owner else None
 
 
 def _remember(model: nn.Module, loss: PerExample, served: bool) -> None:

@@ -7,8 +7,6 @@ mean over slices; then the mean over volumes.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-
 import numpy as np
 import torch
 from torch import Tensor
@@ -50,7 +48,9 @@ class Reconstruction:
         """
         found: list[dict[str, float]] = []
         answers = outputs[..., 0, :, :] * scale(targets)
-        for chosen in _volumes(len(targets), groups):
+        of = torch.arange(len(targets)) if groups is None else groups
+        for volume in of.unique():
+            chosen = torch.nonzero(of == volume).flatten()
             pair = targets[chosen].flatten(0, -4).double()  # [slices, 2, H, W]
             reference, zero_filled = pair.unbind(dim=1)
             answer = answers[chosen].flatten(0, -3).double()
@@ -72,13 +72,6 @@ class Reconstruction:
         answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
         named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
         return {name: image.numpy() for name, image in named.items()}
-
-
-def _volumes(count: int, groups: Tensor | None) -> Iterator[Tensor]:
-    """Yield the indices of the examples of one volume after another."""
-    of = torch.arange(count) if groups is None else groups
-    for volume in of.unique():
-        yield torch.nonzero(of == volume).flatten()
 
 
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:

@@ -155,10 +155,7 @@ class _Spectra:
 
 
 def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
-    """Transform [b, C, *s] -> [*half, C, b], zero-padded to `sizes`.
-
-    One dimension after the other, so that no row of zeros is transformed.
-    """
+    """Transform [b, C, *s] -> [*half, C, b], zero-padded to `sizes`, one dimension at a time."""
     spectrum = signal.permute(*range(2, signal.dim()), 1, 0).contiguous()
     last = len(sizes) - 1
     for dim in reversed(range(len(sizes))):

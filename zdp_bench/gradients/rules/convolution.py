@@ -352,16 +352,12 @@ def ghost_norms(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Ten
 def _columns(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
     """Return what each weight meets at each position: [B, C, *] -> [B, C·k, T]."""
     dimensions = len(geometry.kernel)
-    channels_end = _pad(geometry, wide).contiguous().movedim(1, -1)
+    if any(geometry.padding):
+        wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
+    channels_end = wide.contiguous().movedim(1, -1)
     met = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
     met = met.movedim(tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0)))
     return met.reshape(len(wide), -1, prod(positions))
-
-
-def _pad(geometry: ConvolutionShape, wide: Tensor) -> Tensor:
-    if not any(geometry.padding):
-        return wide
-    return F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
 
 
 def _unfold(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
