@@ -125,10 +125,7 @@ def _list_verbs() -> list[str]:
 
 
 def parse_arguments(words: list[str]) -> argparse.Namespace:
-    """Return the command and its arguments; `key=value` words may appear anywhere among options.
-
-    Ends the process with exit code 2 after one sentence if a word is wrong.
-    """
+    """Return the command and its arguments; exit with code 2 after a sentence if one is wrong."""
     parser = build_parser()
     options, rest = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"

@@ -48,12 +48,7 @@ def configured(overrides: Sequence[str]) -> Run:
 
 
 def parse(config: DictConfig, overrides: Sequence[str] = ()) -> Run:
-    """Check every key of a composed configuration and freeze it.
-
-    Args:
-        overrides: what the user typed; a typed key that the run would not read is refused, while
-            one that a recipe sets is ignored.
-    """
+    """Check and freeze a composed configuration; refuse a typed key that the run would not read."""
     return check(to_plain(config), overrides)
 
 

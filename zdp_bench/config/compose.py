@@ -89,9 +89,6 @@ def choose(key: Any, options: dict[Any, Any]) -> Any:
     """Return the entry of `key`, so that one key of a recipe may follow another.
 
     In YAML: `${choose:${model.name},{lenet5: 1, ...}}`.
-
-    Raises:
-        KeyError: there is none; the sentence lists what there is.
     """
     found = {str(name): value for name, value in options.items()}
     if str(key) not in found:

@@ -48,11 +48,7 @@ def enters_digest(key: str) -> bool:
 
 
 def run_digest(run: Run, data_digest: str, plugins: Mapping[str, str] | None = None) -> str:
-    """Return the SHA-256 of experiment, seed and data, which names the run's folder.
-
-    Args:
-        plugins: digests of other packages' code that the run is made of, by package.
-    """
+    """Return the SHA-256 of experiment, seed, data and plug-ins, which names the run's folder."""
     named = f"{experiment_digest(run)}:{run.seed}:{data_digest}"
     if plugins:
         named += f":{json.dumps(plugins, sort_keys=True)}"

@@ -126,12 +126,7 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
 def check_options(
     kind: str, builder: Callable[..., Any], options: dict[str, Any]
 ) -> dict[str, Any]:
-    """Return the options, converted to their declared types and completed by the defaults.
-
-    Raises:
-        UserError: an option is unknown, missing, of the wrong type or out of range.
-        TypeError: the builder declares a mutable default, a bug.
-    """
+    """Return the options, converted to their declared types and completed by the defaults."""
     if kind in TORCH:
         hints = {key: TORCH_TYPES.get(key, Any) for key in options}
         return {key: check_value(f"{kind}.{key}", hints[key], options[key]) for key in options}
@@ -155,9 +150,6 @@ def drop_strangers(
     `recipe=phasemnist algorithm=sgd` replaces ζ-DP-SGD by sgd, but Hydra still merges the recipe's
     `algorithm: {noise: circular}` on top. So a key is dropped if the recipe sets it, its own
     plug-in is not the chosen one, and the chosen one's YAML lacks it.
-
-    Args:
-        typed: the keys that the user typed; they stay, to be refused by name.
     """
     name = node.get("name") or "none"  # scheduler=none, representation=none
     body = recipe_body(recipe) or {}

@@ -48,12 +48,7 @@ def check_section(schema: type[T], values: dict[str, Any], prefix: str) -> T:
 def check_types(
     types: dict[str, tuple[Any, Any]], values: dict[str, Any], prefix: str
 ) -> dict[str, Any]:
-    """Return `values`, converted to their types and completed by the defaults.
-
-    Args:
-        types: (type hint, default) by name; the default `REQUIRED` means there is none.
-        prefix: the section, for error messages; empty at the top.
-    """
+    """Return `values`, converted to `types` (name -> hint, default or `REQUIRED`) and completed."""
     dot = f"{prefix}." if prefix else ""
     if not isinstance(values, dict):
         raise UserError(f"{prefix}={values}: set one of its keys: {', '.join(types)}.")

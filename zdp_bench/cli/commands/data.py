@@ -86,10 +86,7 @@ def _say_each(name: str, checked: Iterable[tuple[Path, str]]) -> int:
 
 
 def _show_cache(delete: bool) -> int:
-    """Print what the cache's arrays take, by kind, and perhaps delete them.
-
-    A run that has one mapped keeps it.
-    """
+    """Print the cache's arrays by kind, and perhaps delete them; runs keep those that they map."""
     from zdp_bench.caches import cache_root
 
     root, total = cache_root(), 0
