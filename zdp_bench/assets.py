@@ -37,10 +37,7 @@ def _list(folder: Path, state: int) -> dict[str, Path]:
 
 
 def read_yaml(path: Path) -> dict:
-    """Return a YAML file's mapping as plain Python; Hydra's interpolations stay text.
-
-    The caller may change what it gets.
-    """
+    """Return a YAML file's mapping, the caller's own, as plain Python; interpolations stay text."""
     return deepcopy(_parse(path))
 
 

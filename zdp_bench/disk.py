@@ -14,11 +14,7 @@ from zdp_bench.foreign_files import open_regular
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write `content` to `path` atomically and durably; of two writers, one wins.
-
-    Raises:
-        UserError: `path` is a device, a pipe, a folder or a link.
-    """
+    """Write the regular file `path` atomically and durably; of two writers, one wins."""
     require_regular(path)
     make_folder(path.parent)
     partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")

@@ -78,12 +78,7 @@ def expect(holds: bool, otherwise: str) -> None:
 
 
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:
-    """Open a regular file for reading; `flags` of `os.open` may ask for more.
-
-    Raises:
-        UserError: it is a FIFO, a device or another thing that could be waited for without end.
-        OSError: as `open` does.
-    """
+    """Open a regular file, nothing that blocks; `flags` of `os.open` may ask for more."""
 
     def open_it(name: str, own: int) -> int:  # a FIFO is known as one only once it is open
         return os.open(name, own | flags | os.O_NONBLOCK, 0o666)
@@ -96,11 +91,7 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
 
 
 def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """Return the text of a regular file of at most `limit` bytes.
-
-    Raises:
-        UserError: it is none, is larger, cannot be read, or is not UTF-8.
-    """
+    """Return the UTF-8 text of a regular file of at most `limit` bytes, or raise a UserError."""
     try:
         with open_regular(path) as file:
             content = file.read(limit + 1)
@@ -120,12 +111,7 @@ def read_yaml(path: Path) -> Any:
 
 
 def parse_yaml(text: str, source: str, most: int = MOST_NODES) -> Any:
-    """Return what a YAML text holds: mappings, lists, texts, numbers, truth values and nulls.
-
-    Raises:
-        UserError: it is no YAML, says a key twice, or is deeper or, with every alias written out,
-            larger than the limits.
-    """
+    """Return a YAML text's values; a UserError if it is none, repeats a key or exceeds a limit."""
     try:
         _check_events(yaml.parse(text, yaml.SafeLoader), source, most)
         loader = yaml.SafeLoader(text)
@@ -139,14 +125,7 @@ def parse_yaml(text: str, source: str, most: int = MOST_NODES) -> Any:
 
 
 def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    """Return what a JSON file holds; see `read_text`.
-
-    Args:
-        parse: reads the text, such as `records.from_json`.
-
-    Raises:
-        UserError: it is no JSON, is deeper than `MOST_DEPTH`, or holds half of a character.
-    """
+    """Return what a JSON file holds, read by `parse`, or raise a UserError; see `read_text`."""
     text = read_text(path, MOST_JSON)
     try:
         found = parse(text)
@@ -223,9 +202,6 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
 
     Repeats stand behind characters and classes of characters only. Where one repeat holds another,
     as in `(a+)+`, a text of thirty characters may take years.
-
-    Raises:
-        Unfit: it is another kind, or not a regular expression.
     """
     repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))
     if not _PATTERN.fullmatch(pattern) or repeats > MOST_REPEATS:

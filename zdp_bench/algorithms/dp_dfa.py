@@ -177,10 +177,7 @@ class DPDFA(Algorithm):
         of_connected: dict[str, Tensor] = {}
 
         def objective(outputs: Tensor, targets: Tensor) -> Tensor:
-            """The loss of the layers in front, [B].
-
-            Called again without broken examples, it sums anew.
-            """
+            """The loss of the layers in front, [B]; called without broken ones, it sums anew."""
             sums, first, error = self._connected_sums(seen, loss(outputs, targets))
             of_connected.update(sums)
             return self._objective_of_front(seen, weigh(*first), weigh(*error))
