@@ -159,10 +159,7 @@ def missing_data(config: Run, only_here: bool = True) -> str:
 
 
 def smoke_overrides(config: Run) -> list[str]:
-    """Return the overrides that make a run a matter of seconds.
-
-    The data set's card names the stand-in; embedded and generated data stand for themselves.
-    """
+    """Return the overrides that make a run a matter of seconds, on the data card's stand-in."""
     words = files.card(config.dataset.name).stand_in.split()
     rate = config.trainer.sample_rate
     size = "trainer.batch_size=32" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"

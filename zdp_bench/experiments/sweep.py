@@ -90,7 +90,8 @@ class SweepJob:
             if not self.sweep:
                 raise
             traceback.print_exc()
-            return UserError(f"{_brief(error)} (a bug; its traceback is above)")
+            brief = (str(error).strip() or "no words").splitlines()[0][:200]
+            return UserError(f"{type(error).__name__}: {brief} (a bug; its traceback is above)")
 
 
 def sweep(driver: Any, overrides: list[str]) -> list[Job]:
@@ -165,11 +166,6 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
     homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
     notes = say_together([read_spending(home) for home in homes if home.is_dir()])
     return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
-
-
-def _brief(error: Exception) -> str:
-    text = str(error).strip() or "no words"
-    return f"{type(error).__name__}: {text.splitlines()[0][:200]}"
 
 
 def run_one(overrides: list[str], runner: Runner | None = None) -> None:
