@@ -35,14 +35,7 @@ def sheet(
     results: Path,
     dataset: str | None = None,
 ) -> Sheet:
-    """Return the lines of each data set: its runs by their noise, and all together.
-
-    Args:
-        delta: at which ε is stated; by default the smallest of a data set's runs.
-        unknown: ledgers of runs that are in no line.
-        results: the folder of all these runs.
-        dataset: the one data set that is shown, with what shares its files.
-    """
+    """Return each data set's runs by noise, and together, at `delta` or else their least δ."""
     groups = group_by_data(spendings)
     if dataset:
         groups = [group for group in groups if any(one.dataset == dataset for one in group)]

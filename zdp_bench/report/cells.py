@@ -252,10 +252,6 @@ def make_lines(
     """Return the lines of each number, in the paper's order: its own settings, then variants run.
 
     A point of a curve is a number 'METRIC at X'.
-
-    Args:
-        numbers: all of a table or figure.
-        every: all records.
     """
     printed: dict[tuple[str, ...], Reference] = {
         (n.row, *n.column.partition(" at ")[::2]): n for n in numbers

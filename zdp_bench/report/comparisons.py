@@ -32,9 +32,6 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
     """Return the range of every row with several seeds, then the comparison of every pair.
 
     There are no sentences for more than four rows, or one.
-
-    Args:
-        rows: the runs by label, all on the same data.
     """
     if not 2 <= len(rows) <= LARGEST:
         return []
@@ -150,10 +147,7 @@ def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return the two-sided p of Student's t-test for equal means, equal variances assumed.
-
-    NaN with fewer than two values on a side.
-    """
+    """Return Student's two-sided p, variances taken as equal; NaN below two values on a side."""
     if min(len(first), len(second)) < 2:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
@@ -191,8 +185,5 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
 
 
 def bonferroni(comparisons: int) -> float:
-    """Return the threshold of p in a family of comparisons.
-
-    0.0167 for three, which the paper prints as 0.016.
-    """
+    """Return the threshold of p in a family: 0.0167 for three, which the paper prints as 0.016."""
     return SIGNIFICANT / max(1, comparisons)

@@ -197,10 +197,7 @@ def mechanism_of(noise: str, bound: float, std: float, sampling: Sampling) -> Me
 
 
 def same_digits(printed: str, value: float) -> bool:
-    """True if `value` prints as `printed`, rounded or truncated to as many decimals.
-
-    '<1' means less than 1.
-    """
+    """True if `value` prints as `printed`, rounded or truncated; '<1' means less than 1."""
     if printed.startswith("<"):
         return value < float(printed[1:])
     decimals = len(printed.partition(".")[2])

@@ -82,11 +82,7 @@ class Line:
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
-    """Lay out a table of our own.
-
-    Args:
-        fillings: the jobs of its recipes (see `experiments.claims.fillings`).
-    """
+    """Lay out a table of our own from `experiments.claims.fillings`."""
     of, every = papers.ours()[name], records.read_all(results)
     found: dict[tuple[str, str | None], dict[float, list[Record]]] = {}
     for filling in fillings:

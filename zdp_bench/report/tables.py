@@ -41,11 +41,7 @@ INTERVAL = (
 
 
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
-    """Lay a table or figure out, in the paper's order.
-
-    Args:
-        fillings: what may stand in it (see `experiments.claims.fillings`).
-    """
+    """Lay a table or figure out, in the paper's order, from `experiments.claims.fillings`."""
     numbers = papers.reference(table)
     if not papers.recipes_of(table):
         raise UserError(

@@ -92,10 +92,7 @@ class Plan:
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
-    """Return the federation's plan, whose `steps` are rounds.
-
-    An epoch is as many rounds as draw, in expectation, every record of all nodes once.
-    """
+    """Return the federation's plan of rounds; an epoch draws each record once, in expectation."""
     own = [Plan.of(config, size).sampling for size in sizes]
     expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
     a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs

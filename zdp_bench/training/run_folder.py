@@ -133,10 +133,7 @@ def open_ledger(
     facts: Mapping[str, str] | None = None,
     advice: str = "move the run's folder away, or add force=true, to start again",
 ) -> Ledger:
-    """Return a training's ledger, begun at `start` (`Ledger.begin`).
-
-    Rank 0's writes the file; the other ranks' is a copy that counts along.
-    """
+    """Return a training's ledger, begun at `start`; rank 0 writes it, other ranks count along."""
     if not ranks.is_first:
         return ranks.broadcast(Copy((), Position(0, ""), repeatable))
     try:
