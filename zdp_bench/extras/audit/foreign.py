@@ -169,10 +169,7 @@ def _choose_canary(
 
 
 def _candidates(examples: list[Example], rng: np.random.Generator) -> Iterator[Example]:
-    """Yield an example, and noise of its shape, at two scales and with up to three targets each.
-
-    Inputs that are not numbers stay as they are.
-    """
+    """Yield an example, and noise of its shape, at two scales and with up to three targets each."""
     inputs = [examples[0][0]]
     if isinstance(inputs[0], Tensor) and (inputs[0].is_floating_point() or inputs[0].is_complex()):
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))

@@ -480,10 +480,7 @@ def _train(
 
 
 def audit(config: Run, confidence: float = 0.99, steps: int = 1000) -> Iterator[Finding]:
-    """Yield what attacks on a recipe find; the same for the same seed.
-
-    `steps`: the run is cut to so many, and the attack is compared with their ε.
-    """
+    """Yield what attacks find on a recipe cut to `steps`; the same for the same seed."""
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
     require(steps >= 1, "--steps", steps, "must be at least 1")
     yield from attack_recipe_release(Subject.prepare(config), confidence)

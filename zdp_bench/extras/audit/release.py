@@ -267,10 +267,7 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
 def _loudest(
     scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, DecisionRule]:
-    """Return the greatest loudness, of hits and false alarms, and its rule.
-
-    Of equally good thresholds the one in the middle is taken.
-    """
+    """Return the greatest loudness, of hits and false alarms, and its rule, the middle of ties."""
     sides, n = (scores.without, scores.with_it), len(scores.without)
     thresholds = np.quantile(np.concatenate(sides), np.linspace(0.0005, 0.9995, 1000))
     # the middle of a gap between the two
@@ -290,10 +287,7 @@ def _loudest(
 def _least_noisy_direction(
     without: np.ndarray, with_it: np.ndarray, shift: np.ndarray | None
 ) -> np.ndarray:
-    """Σ⁻¹Δ, the best linear test for Gaussian noise of covariance Σ (Fisher).
-
-    A direction without noise decides alone.
-    """
+    """Σ⁻¹Δ, the best linear test (Fisher); a direction without noise decides alone."""
     if shift is None:
         shift = with_it.mean(axis=0) - without.mean(axis=0)
     noise = np.concatenate([without - without.mean(axis=0), with_it - with_it.mean(axis=0)])

@@ -99,10 +99,7 @@ def by_turns(
 
 
 def peak_memory(workload: Workload, side: str) -> float | None:
-    """Return the peak memory of a side's step in MiB; None if the system does not report it.
-
-    It is that of weights, batch and noise, without the interpreter and its libraries.
-    """
+    """Return a step's peak MiB, without the interpreter and its libraries; None if unknown."""
     if torch.cuda.is_available():
         return _measure(asdict(workload), side)
     if not Path("/proc/self/clear_refs").exists():

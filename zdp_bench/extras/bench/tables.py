@@ -63,10 +63,7 @@ def compare(
     paper: float | None = None,
     peak: Callable[[str], float | None] = lambda side: None,
 ) -> Iterator[Row]:
-    """Compare sides, which are dropped from `steps` once they are timed.
-
-    `paper` is the paper's own ratio of private to non-private, or of complex to real.
-    """
+    """Compare sides, dropped from `steps` once timed; `paper` is the ratio that the paper has."""
     deviations = require_agreement(steps)
     base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
     steps.clear()  # their memory, before that of each side is measured

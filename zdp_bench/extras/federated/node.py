@@ -113,11 +113,7 @@ class Site:
         return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
 
     def check(self, setup: Setup) -> None:
-        """Call `Setup.check_model` for the first node only.
-
-        The nodes here have one model, batches of about one size, and algorithms that differ in
-        their noise alone.
-        """
+        """Call `Setup.check_model` for the first node only: nodes differ in their noise alone."""
         if not self._checked:
             checked = setup.check_model()
             self.guard = checked.guard and checked.guard.settle()

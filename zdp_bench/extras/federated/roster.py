@@ -130,10 +130,7 @@ class Roster:
                 self._admit(kind, address, answer)
 
     def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
-        """Wait until `count` nodes are present.
-
-        Returns False after `patience` seconds, or once all other nodes are refused.
-        """
+        """Wait for `count` nodes; False after `patience` seconds, or if all others are refused."""
         until = time.monotonic() + patience
         while True:
             self.meet()
@@ -145,10 +142,7 @@ class Roster:
             time.sleep(PAUSE)
 
     def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
-        """Ask every node, also later ones, to make its mechanism, of this digest, and its ledger.
-
-        No node is present until it has answered.
-        """
+        """Ask every node, also later ones, to prepare; none is present until it has answered."""
         self._told, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
         self._most = MOST_RUNS * rounds * self.steps_a_round
         for number, address in self.present.items():

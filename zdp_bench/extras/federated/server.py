@@ -289,11 +289,7 @@ def weighed_mean(
 def accounted(
     roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
 ) -> dict[str, Any]:
-    """A record's privacy section: each node's ε, and the run's, which is the worst node's.
-
-    Patients are at one node each, so a patient's data moves that node's releases alone (parallel
-    composition).
-    """
+    """Return each node's ε and the run's, the worst node's, as a patient is at one node alone."""
 
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:

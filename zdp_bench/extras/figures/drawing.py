@@ -124,10 +124,7 @@ def _draw_curve(
 
 
 def curve_style(place: int) -> dict[str, Any]:
-    """Return how the curve of a place is drawn, of several that may be equal.
-
-    A later one lies above and is thinner, and its marks are rings around those below.
-    """
+    """Return how the curve of a place is drawn: later ones above, thinner, their marks as rings."""
     return {
         "color": COLOURS[place % len(COLOURS)],
         "linestyle": LINES[place % len(LINES)],

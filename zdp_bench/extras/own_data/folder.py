@@ -294,10 +294,7 @@ class Folder(Form, Dataset):
     def _load(
         self, name: str, found: Listing, kind: Kind, paths: list[Path], content: str
     ) -> Tensor:
-        """Return the examples of `paths`, one a file, in one array [n, *shape].
-
-        It is cached as `name`, by `content`, their digest.
-        """
+        """Return the examples of `paths`, one a file [n, *shape], cached as `name` by `content`."""
         shape = (sum(map(len, found.used)), *kind.shape(self))
 
         def blocks() -> Iterator[np.ndarray]:

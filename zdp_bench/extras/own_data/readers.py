@@ -171,10 +171,7 @@ def _shape(samples: np.ndarray, form: Form) -> np.ndarray:
 
 
 def to_spectrum(samples: np.ndarray, window: int) -> np.ndarray:
-    """Return complex64 [channels, frames, bins] of samples [channels, n].
-
-    Hann windows of `window` samples, each half a window after the last; window // 2 + 1 bins.
-    """
+    """Return complex64 [channels, frames, window // 2 + 1]; Hann windows overlap by half."""
     found = torch.stft(
         torch.from_numpy(samples),
         window,

@@ -236,10 +236,7 @@ def _policy() -> str:
 
 
 def escape_json(value: Any) -> Markup:
-    """Return a value as JSON that no HTML parser reads as markup, and no script as an end of line.
-
-    ∞ and NaN become the words "inf" and "nan".
-    """
+    """Return JSON that no HTML parser or script misreads; ∞ and NaN become 'inf' and 'nan'."""
     text = json.dumps(to_json(value), ensure_ascii=False, separators=(",", ":"), allow_nan=False)
     for sign in "<>&\u2028\u2029":
         text = text.replace(sign, f"\\u{ord(sign):04x}")

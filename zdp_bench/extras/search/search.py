@@ -103,7 +103,9 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
             describe_now()
             lines[-1] |= _carry_out(words, number, metric, show)
             score = lines[-1]["score"]
-            say(_say(lines[-1], f"validation {metric}", asked.trials))
+            tried = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
+            reached = "diverged" if score is None else f"validation {metric} {score:.4f}"
+            say(f"trial {number + 1} of {asked.trials}: {tried}: {reached}")
             study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # what was spent is stated, however the search ended
         found = describe_now()
@@ -134,12 +136,6 @@ def choose_by(asked: Search, config: Run, data: Splits) -> str:
     if metric not in known:
         raise unknown("metric", metric, known)
     return metric
-
-
-def _say(line: Record, score: str, count: int) -> str:
-    values = " ".join(f"{key}={_short(value)}" for key, value in line["values"].items())
-    reached = "diverged" if line["score"] is None else f"{score} {line['score']:.4f}"
-    return f"trial {line['trial']} of {count}: {values}: {reached}"
 
 
 def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Record:

@@ -77,10 +77,7 @@ def load(
 def find_representation(
     folder: Path, config: Run, record: Record, weights: str | Path | None = None
 ) -> Representation | None:
-    """Return the representation that a record's model was trained behind; None without one.
-
-    The user's file of `weights` takes the place of the path that the record names.
-    """
+    """Return a record's representation, or None; `weights` replace the path that it names."""
     chosen = config.representation
     if chosen is None:
         return None

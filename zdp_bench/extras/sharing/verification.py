@@ -68,11 +68,7 @@ class Check:
 
 
 def verify(folder: Path) -> list[Check]:
-    """Return everything that was checked, with what is wrong, and what could not be checked.
-
-    Raises:
-        UserError: the folder is no exported model, or its configuration is not known here.
-    """
+    """Return everything that was checked, with what is wrong, and what could not be checked."""
     source, unprovable, about = files.read(folder), list(UNPROVABLE), list[Check]()
     try:
         if files.is_report(source):

@@ -14,11 +14,7 @@ EPS = 1e-5
 
 
 def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
-    """Give each example of x [B, C, ...], or each group of its channels, mean 0 and E|z|² = 1.
-
-    Raises:
-        UserError: the channels cannot be divided into so many groups.
-    """
+    """Give each example of x [B, C, ...], or each group of its channels, mean 0 and E|z|² = 1."""
     if normalise == "none":
         return x
     groups = groups if normalise == "group" else 1

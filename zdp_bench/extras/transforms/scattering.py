@@ -194,14 +194,15 @@ class Scattering(nn.Module):
         if x.is_complex():
             x = torch.view_as_real(x).movedim(-1, -1 - self.dims)
         sides = x.shape[x.dim() - self.dims :]
-        x = self._pad(x.reshape(len(x), -1, *sides).float())  # [B, C, *padded]
+        # continued by 2^J samples on every side, mirrored at the first and last: [B, C, *padded]
+        x = self._select(x.reshape(len(x), -1, *sides).float(), "reflected")
         axes = tuple(range(-self.dims, 0))
         spectrum = torch.fft.fftn(x, dim=axes)
         orders: tuple[list[Tensor], ...] = ([self._average(x).unsqueeze(2)], [], [])
         for index, wider in enumerate(self.wider if self.order else ()):
             band = torch.fft.ifftn(spectrum * self.first[index], dim=axes)  # [B, C, *padded]
             if self.output == "complex":
-                orders[1].append(self._sample(band).unsqueeze(2))
+                orders[1].append(self._select(band, "places").unsqueeze(2))
                 continue
             modulus = modulus_of(band)
             orders[1].append(self._average(modulus).unsqueeze(2))
@@ -214,19 +215,13 @@ class Scattering(nn.Module):
         whole = torch.cat(found, dim=2).flatten(1, 2)
         return normalise_each(whole, self.normalise, self.groups)
 
-    def _pad(self, x: Tensor) -> Tensor:
-        """Continue x by 2^J samples on every side, mirrored at the first and last sample."""
-        for axis in range(self.dims):
-            x = x.index_select(axis - self.dims, getattr(self, f"reflected_{axis}"))
-        return x
-
     def _average(self, x: Tensor) -> Tensor:
         """Return x ⋆ φ at every 2^J-th place."""
         x = x @ getattr(self, f"average_{self.dims - 1}").T
         return self.average_0 @ x if self.dims == 2 else x
 
-    def _sample(self, x: Tensor) -> Tensor:
-        """Return x at every 2^J-th place."""
+    def _select(self, x: Tensor, places: str) -> Tensor:
+        """Return x along each axis at the indices in the buffers `places`_{axis}."""
         for axis in range(self.dims):
-            x = x.index_select(axis - self.dims, getattr(self, f"places_{axis}"))
+            x = x.index_select(axis - self.dims, getattr(self, f"{places}_{axis}"))
         return x
