@@ -175,9 +175,9 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     assert stages[1].epsilon_with() == stages[1].epsilon
     with pytest.raises(UserError, match="need the same delta and unit"):
         stages[0].epsilon_with(make(delta=1e-4, ledger=tmp_path / "other.jsonl"))
-    with pytest.raises(UserError, match="each ledger's training once"):
+    with pytest.raises(UserError, match="each ledger's run once"):
         stages[0].epsilon_with(stages[0])
-    with pytest.raises(UserError, match="takes trainings that make_private made"):
+    with pytest.raises(UserError, match="takes what make_private returned"):
         stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
     with pytest.raises(UserError, match=r"also trained under [01]\.jsonl"):
         stages[2].export(tmp_path / "card")
@@ -475,7 +475,7 @@ def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> No
     model = network()
     make(model)
     given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "ledger.jsonl"}
-    with pytest.raises(Busy, match=r"another training uses this ledger; close\(\) it"):
+    with pytest.raises(Busy, match=r"another run uses this ledger; close\(\) it"):
         zdp_bench.make_private(model, **given)
 
 

@@ -86,7 +86,7 @@ def test_ranks_that_differ_all_say_so_before_they_wait(joint: tuple[Path, dict])
 def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
     done = together(2, command(*words, "privacy.total_budget=0.1"), at=tmp_path)
-    says = ["privacy.total_budget=0.1", "another process of this training has stopped"]
+    says = ["privacy.total_budget=0.1", "another process of this run has stopped"]
     for one, sentence in zip(done, says, strict=True):
         assert one.returncode == 2
         assert sentence in one.stderr

@@ -89,7 +89,7 @@ def make_private(
     secure: bool = False,
     **options: Any,
 ) -> Private:
-    """Return a private training of your model, with the step, checks and ledger of a run.
+    """Return a private training run of your model, with the step, checks and ledger of a run.
 
     The model is checked on random inputs and left as it is: no wrapper, no hook, no other class.
 
@@ -130,9 +130,9 @@ def make_private(
         micro_batch: how many examples are processed at once (1,024 at most); halved when memory
             runs out. It changes memory and speed only.
         precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
-        seed: repeats a training on the same machine; for experiments. Every example is read once
-            to make the key of the noise, and all weights at every step (`library.keys`). Without
-            it the operating system gives the key.
+        seed: repeats a training run on the same machine; for experiments. Every example is read
+            once to make the key of the noise, and all weights at every step (`library.keys`).
+            Without it, the operating system gives the key.
         secure: cryptographic noise and batches, for weights that are released to an adversary.
         options: of the algorithm, as in the configuration: `per_layer=True`, `noise="circular"`.
 
@@ -146,7 +146,7 @@ def make_private(
 
     Raises:
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
-        Busy: another training, in this process or another, holds the ledger.
+        Busy: another training run, in this process or another, holds the ledger.
     """
     arguments = dict(locals())
     require_gradients("make_private")
@@ -299,7 +299,7 @@ def _open(
     with ExitStack() as held, writable("ledger", path):
         make_folder(path.parent)
         if ranks.is_first:
-            busy = f"{path}: another training uses this ledger; close() it, or choose another file."
+            busy = f"{path}: another run uses this ledger; close() it, or choose another file."
             held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
             advice = "Move it and the ledger beside it away to start again."
             saved = checkpoint.load(path.with_suffix(".pt"), run, advice)

@@ -1,4 +1,4 @@
-"""A private training in your own loop: the steps of a run, one at a time."""
+"""A private training run in your own loop: the steps of a run, one at a time."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ class Batch:
 
 @dataclass(eq=False, repr=False)
 class Private:
-    """A private training. Make it with `make_private`.
+    """A private training run. Make it with `make_private`.
 
         for batch in private.batches():
             private.step(batch)
@@ -309,25 +309,25 @@ class Private:
         return tight_epsilon(mechanism, self.ledger.releases, self.delta)
 
     def epsilon_with(self, *others: Private) -> float:
-        """Return the tight ε of these trainings together, each with its own noise, bound and rate.
+        """Return the tight ε of these runs together, each with its own noise, bound and rate.
 
         The stages of a schedule, say: the weights that the last leaves have this ε. All steps of
         every ledger count, in any order (`composition.together`).
 
         Raises:
-            UserError: another training has another δ, or hides other units.
+            UserError: another run has another δ, or hides other units.
         """
         spent: list[Spent] = []
         asked = self.delta, owners_digest(self.owners)
         trainings = (self, *others)
         if not all(isinstance(one, Private) for one in trainings):
-            raise UserError("private.epsilon_with takes trainings that make_private made: (a, b).")
+            raise UserError("private.epsilon_with takes what make_private returned: (a, b).")
         if len({one.ledger_file.resolve() for one in trainings}) < len(trainings):
-            raise UserError("private.epsilon_with: pass each ledger's training once.")
+            raise UserError("private.epsilon_with: pass each ledger's run once.")
         for one in trainings:
             # `whose` names no owners where their number is private
             if (one.delta, owners_digest(one.owners)) != asked:
-                raise UserError("private.epsilon_with: all trainings need the same delta and unit.")
+                raise UserError("private.epsilon_with: all runs need the same delta and unit.")
             mechanism = one.algorithm.mechanism()
             sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
             spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
@@ -491,8 +491,8 @@ class Private:
 
     def __reduce__(self) -> NoReturn:
         raise UserError(
-            "a private training is not copied or sent to another process, where its steps would "
-            "be counted apart: call make_private there, with a ledger of its own."
+            "a private training run is not copied or sent to another process, where its steps "
+            "would be counted apart: call make_private there, with a ledger of its own."
         )
 
     def __enter__(self) -> Private:

@@ -671,7 +671,7 @@ def _require_one_name(path: Path) -> None:
     found = os.lstat(path) if os.path.lexists(path) else None
     if found and (stat.S_ISLNK(found.st_mode) or found.st_nlink > 1):
         raise UserError(
-            f"{path}: is a link, or has a second name by a hard link, under which another training "
+            f"{path}: is a link, or has a second name by a hard link, under which another run "
             "could write to it: name the file itself, or a copy of its own (cp)."
         )
 

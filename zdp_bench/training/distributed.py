@@ -134,8 +134,7 @@ def _everyone() -> Iterator[None]:
         if not isinstance(error, dist.DistError) and "peer" not in str(error):
             raise
         raise UserError(
-            "another process of this training has stopped; see its message. Everything saved is "
-            "intact."
+            "another process of this run has stopped; see its message. Everything saved is intact."
         ) from None
 
 

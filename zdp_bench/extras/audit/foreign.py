@@ -1,4 +1,4 @@
-"""Attack a training that others wrote: any function from examples and a seed to what it releases.
+"""Attack training code of others: any function from examples and a seed to what it releases.
 
 The function runs many times on each of two neighbouring lists of examples: without a canary, and
 with it. Runs of their own teach the attack what to look at, and the rest test it:
@@ -10,7 +10,7 @@ with it. Runs of their own teach the attack what to look at, and the rest test i
                   runs or steps. `release.py` learns how to weigh them, δ, and a threshold
     bound         Clopper-Pearson on hits and false alarms, in runs that taught nothing
 
-One step is attacked like a whole training: the adversary sees what the function returns, and no
+One step is attacked like a whole run: the adversary sees what the function returns, and no
 more.
 """
 
