@@ -48,6 +48,7 @@ def test_it_is_packed_and_unpacked_and_described() -> None:
 @pytest.mark.parametrize("engine", ["fast", "reference"])
 @pytest.mark.parametrize("named", [False, True])
 def test_the_sum_is_that_of_the_pieces_and_of_one_input(engine: Any, named: bool) -> None:
+    torch.manual_seed(0)
     model = Two()
     inputs, targets = batch(named)
     whole = clipped_sum(model, loss, (inputs, targets), 0.5, engine=engine)
@@ -60,7 +61,8 @@ def test_the_sum_is_that_of_the_pieces_and_of_one_input(engine: Any, named: bool
     for name, value in one.sums.items():
         torch.testing.assert_close(whole.sums[f"linear.{name}"], value)
         torch.testing.assert_close(sum(of.sums[f"linear.{name}"] for of in pieces), value)
-    torch.testing.assert_close(whole.norms, one.norms, check_dtype=False)
+    close = {"rtol": 1e-6, "atol": 1e-6}  # gradients are float32, norms of them float64
+    torch.testing.assert_close(whole.norms, one.norms, check_dtype=False, **close)
 
 
 def test_an_example_that_is_not_finite_in_one_input_adds_nothing() -> None:
