@@ -33,8 +33,8 @@ from zdp_bench.report.sheet import Sheet
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 COST = (
-    "The test metric without privacy and at three tight ε. The share of the gain over the trivial "
-    "baseline that remains is in brackets."
+    "The test metric without privacy and at three tight ε. The number in brackets is the "
+    "share of the non-private gain over the trivial baseline that private training retains."
 )
 EPSILON = "Each ε in five papers, how it is reproduced, and the tight ε of its mechanism."
 FACEOFF = "All algorithms on one network and data set at equal tight ε."
