@@ -18,8 +18,6 @@ from datetime import UTC, datetime
 from functools import partial
 from importlib.metadata import version
 from importlib.util import find_spec
-from itertools import groupby
-from operator import itemgetter
 from pathlib import Path
 from typing import Any
 
@@ -62,15 +60,16 @@ def compare(
     seconds: float,
     paper: float | None = None,
     peak: Callable[[str], float | None] = lambda side: None,
-) -> Iterator[Row]:
+) -> list[Row]:
     """Compare sides, dropped from `steps` once timed; `paper` is the ratio that the paper has."""
     deviations = require_agreement(steps)
     base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
     steps.clear()  # their memory, before that of each side is measured
     peaks = {side: peak(side) for side in timings}
+    rows: list[Row] = []
     for side, timing in timings.items():
         own, least = peaks[side], peaks[base]
-        yield {
+        row = {
             "case": case,
             "side": side,
             **timing,
@@ -79,6 +78,8 @@ def compare(
             "memory_ratio": own / least if own and least else None,
             "paper_ratio": paper if side.startswith(("private", "complex")) else None,
         }
+        rows.append(row)
+    return rows
 
 
 def compare_training(
@@ -88,7 +89,7 @@ def compare_training(
     seconds: float,
     memory: bool = False,
     paper: float | None = None,
-) -> Iterator[Row]:
+) -> list[Row]:
     """Compare sides of training on one workload; `memory`: measure peak memory too."""
     steps = {side: SIDES[side](workload) for side in sides}
     peak = partial(peak_memory, workload) if memory else lambda side: None
@@ -106,7 +107,7 @@ def _step(run: Callable[[], Tensor]) -> Step:
 # ------------------------------------------------------------------------------------------ tables
 
 
-def operations(quick: bool) -> Iterator[Row]:
+def operations(quick: bool) -> Iterator[list[Row]]:
     """Table 6 of the 2021 paper: single operations, complex against real."""
     torch.manual_seed(0)
     seconds, batch = (1.5, 8) if quick else (10.0, 64)
@@ -121,7 +122,7 @@ def operations(quick: bool) -> Iterator[Row]:
         "complex, torch's (ours is the same)": _step(lambda: left[1] @ right[1]),
     }
     paper = _paper_ratio("zeta_dp_2021/6", "linear_complex", "linear_real")
-    yield from compare("linear: 64×512 · 512×512", products, seconds, paper)
+    yield compare("linear: 64×512 · 512×512", products, seconds, paper)
     x, y = pair(batch, 3, 224, 224)
     real, ours = nn.Conv2d(3, 16, 3).to(on), ComplexConv2d(3, 16, 3).to(on)
     native = nn.Conv2d(3, 16, 3, dtype=torch.complex64).to(on)
@@ -138,10 +139,10 @@ def operations(quick: bool) -> Iterator[Row]:
     }
     paper = _paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real")
     case = f"convolution {batch}×3×224² → 16, forward"
-    yield from compare(case, convolutions, seconds, paper)
+    yield compare(case, convolutions, seconds, paper)
 
 
-def networks(quick: bool) -> Iterator[Row]:
+def networks(quick: bool) -> Iterator[list[Row]]:
     """Table 7 of the 2021 paper, and the complex MLP of Table 1 beside it."""
     seconds, batch = (3.0, 32) if quick else (12.0, 64)
     ours = ["private, fast", "private, vmap"]
@@ -153,15 +154,15 @@ def networks(quick: bool) -> Iterator[Row]:
         workload = Workload(f"{kind}_conv_linear", (3, 32, 32), 1, batch, "squares")
         case = f"{kind} conv + linear, batch {batch}"
         paper = _paper_ratio("zeta_dp_2021/7", f"private_{kind}", f"nonprivate_{kind}")
-        yield from compare_training(case, workload, sides[kind], seconds, paper=paper)
+        yield compare_training(case, workload, sides[kind], seconds, paper=paper)
     of_mlp = ["non-private", *ours, "private, loop over examples"]
     for size in (batch,) if quick else (batch, 4 * batch):
         mlp = Workload("complex_mlp", (1, 28, 28), 10, size, "classes", {"hidden": [256, 128]})
         case = f"complex MLP 784-256-128-10, batch {size}"
-        yield from compare_training(case, mlp, of_mlp, seconds)
+        yield compare_training(case, mlp, of_mlp, seconds)
 
 
-def imaging(quick: bool) -> Iterator[Row]:
+def imaging(quick: bool) -> Iterator[list[Row]]:
     """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
     seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
     big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
@@ -174,10 +175,10 @@ def imaging(quick: bool) -> Iterator[Row]:
         (f"VGG-11-U-Net, {small}², batch {batch}", vgg_unet, sides),
         (f"U-Net with transposed convolutions, {small}², batch {batch}", unet, sides),
     ):
-        yield from compare_training(case, workload, own, seconds, memory=not quick)
+        yield compare_training(case, workload, own, seconds, memory=not quick)
 
 
-def zoo(quick: bool) -> Iterator[Row]:
+def zoo(quick: bool) -> Iterator[list[Row]]:
     """The networks of GReDP's Table I and two complex ones, each in the layout that a run takes."""
     batch, seconds = (8, 2.0) if quick else (64, 30.0)
     width, size, few = (8, 32, 2) if quick else (32, 320, 4)
@@ -185,17 +186,17 @@ def zoo(quick: bool) -> Iterator[Row]:
     for name in ("resnet20", "model3", "alexnet"):
         workload = Workload(name, (3, 32, 32), 10, batch, "classes")
         case = f"{name}, batch {batch}"
-        yield from compare_training(case, workload, [*sides, *_opacus()], seconds)
+        yield compare_training(case, workload, [*sides, *_opacus()], seconds)
     channels = {"channels": [16, 32]}
     for case, workload in {
         "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
         "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
     }.items():
         title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
-        yield from compare_training(title, workload, sides, seconds)
+        yield compare_training(title, workload, sides, seconds)
 
 
-def library(quick: bool) -> Iterator[Row]:
+def library(quick: bool) -> Iterator[list[Row]]:
     """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
@@ -210,7 +211,7 @@ def library(quick: bool) -> Iterator[Row]:
     for name, (model, shape, options) in networks.items():
         workload = Workload(model, shape, 10, batch, "classes", options)
         case = f"{name}, batch {batch}"
-        yield from compare_training(case, workload, sides, seconds, memory=not quick)
+        yield compare_training(case, workload, sides, seconds, memory=not quick)
 
 
 def _opacus(whole: bool = False) -> list[str]:
@@ -228,7 +229,7 @@ def _paper_ratio(table: str, above: str, below: str) -> float:
 
 
 # quick -> what is measured
-TABLES: dict[str, Callable[[bool], Iterator[Row]]] = {
+TABLES: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
     "zeta_dp_2021/6": operations,
     "zeta_dp_2021/7": networks,
     "deepee_2021/3": imaging,
@@ -241,7 +242,7 @@ def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[R
     """Measure one of `TABLES`; yield the rows of each case once they are written."""
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
-    for _, rows in groupby(TABLES[table](quick), key=itemgetter("case")):
+    for rows in TABLES[table](quick):
         of_case = [{**row, **facts} for row in rows]
         _write(table, paths_of(table, quick, results), of_case)
         yield of_case
