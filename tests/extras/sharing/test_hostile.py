@@ -201,6 +201,13 @@ def test_a_fifo_a_long_name_and_a_delta_above_one_are_refused(loop: Path) -> Non
         zdp_bench.load(loop, model=network())
 
 
+def test_a_report_that_no_card_can_be_made_of_is_wrong(exported: Path, tmp_path: Path) -> None:
+    folder = Path(shutil.copytree(exported, tmp_path / "model"))
+    edit_source(folder, lambda record: record["environment"].pop("commit"))
+    found = {check.what: check.found for check in verify(folder)}
+    assert "cannot be made from the report" in found["texts of recipe and card"]
+
+
 @pytest.mark.filterwarnings("ignore")
 def test_a_hostile_folder_is_answered_or_refused(sound: list[Path], tmp_path: Path) -> None:
     assert attack(sound, tmp_path, range(10)) == []
