@@ -40,6 +40,7 @@ NO_RUNS = {"algorithms", "config", "gradients", "models", "nn", "privacy", "task
 
 compose_anew = hydra.compose
 composed: dict[tuple[str, ...], DictConfig] = {}
+VALUE = re.compile(r"((?!hydra)\w+(\.\w+)+|seed|force|threads|device)=")
 
 
 def compose(config_name: str, overrides: list[str]) -> DictConfig:
@@ -47,7 +48,7 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
 
     Whatever is not as plain as that, and every mistake, is Hydra's own.
     """
-    values = [word for word in overrides if re.match(r"(?!hydra)\w+(\.\w+)+=", word)]
+    values = [word for word in overrides if VALUE.match(word)]
     chosen = [word for word in overrides if word not in values]
     names = {word.removeprefix("recipe=") for word in chosen if word.startswith("recipe=")}
     if not names <= set(files("recipe")):
@@ -105,9 +106,11 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_compositions() -> Iterator[None]:
-    """Keeps what Hydra composes, about 0.1 s each; tests/config composes anew."""
+    """Keeps what Hydra composes, about 0.1 s each (tests/config composes anew), and waits for no
+    disk: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hydra, "compose", compose)
+        patch.setattr(os, "fsync", lambda descriptor: None)
         yield
 
 

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from zdp_bench.gradients import fast, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups
-from zdp_bench.gradients.losses import kept_draws, set_seed
+from zdp_bench.gradients.losses import kept_draws, seed_torch, set_seed
 
 # For float32 on a badly conditioned network; a wrong gradient is off by its whole size.
 TOLERANCE = 1e-2
@@ -82,7 +82,7 @@ class _SameDraws(TorchDispatchMode):
         if torch.Tag.nondeterministic_seeded not in func.tags:
             return func(*args, **kwargs)
         kwargs = {key: None if key == "generator" else held for key, held in kwargs.items()}
-        torch.manual_seed(SEED)
+        seed_torch(SEED)
         kind, tensors = func.overloadpacket.__name__, [a for a in args if isinstance(a, Tensor)]
         first: Any = args[0] if args else None
         if isinstance(first, Tensor) and len(tensors) == 1 and kind.endswith("_"):
@@ -117,7 +117,7 @@ class _SameDraws(TorchDispatchMode):
         """Run it on one example after another, each from the same seed."""
         found = []
         for at in range(rows):
-            torch.manual_seed(SEED)
+            seed_torch(SEED)
             own = [
                 a[at : at + 1] if isinstance(a, Tensor) and a.dim() and len(a) == rows else a
                 for a in args

@@ -264,9 +264,17 @@ def draw_seeds(many: int) -> list[int]:
     return seeds
 
 
+def seed_torch(seed: int) -> None:
+    """Seed torch's random numbers of every device."""
+    if torch.accelerator.is_available():
+        torch.manual_seed(seed)
+    else:  # the same numbers; torch would note the whole stack for every device there may be
+        torch.default_generator.manual_seed(seed)
+
+
 def set_seed(seed: int) -> None:
     """Seed torch's, Python's and numpy's random numbers."""
-    torch.manual_seed(seed)
+    seed_torch(seed)
     random.seed(seed)
     np.random.seed(seed % 2**32)
 

@@ -10,7 +10,6 @@ from __future__ import annotations
 import gc
 import logging
 import os
-import random
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -25,6 +24,7 @@ from torch import Tensor, nn
 from zdp_bench.config.schema import Run
 from zdp_bench.data import N_UNIFORMS, Augment, Source
 from zdp_bench.gradients import Batch, Loss, Shares
+from zdp_bench.gradients.losses import set_seed
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.noise import stream
@@ -156,12 +156,7 @@ def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> N
     """
     own = stream(key, "layers", step, rank)
     number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
-    if torch.accelerator.is_available():
-        torch.manual_seed(number)
-    else:  # the same numbers; torch would note the whole stack for every device there may be
-        torch.default_generator.manual_seed(number)
-    np.random.seed(number % 2**32)
-    random.seed(number)
+    set_seed(number)
 
 
 @dataclass
