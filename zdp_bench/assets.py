@@ -15,20 +15,27 @@ _PACKAGE = Path(__file__).resolve().parent
 _ROOT = _PACKAGE / "_assets" if (_PACKAGE / "_assets").is_dir() else _PACKAGE.parent
 
 CONF = _ROOT / "conf"
-DATASETS = _ROOT / "datasets"  # those of extras are in the extras' own folders
+DATASETS = _ROOT / "datasets"
 PAPERS = _ROOT / "papers"
 RECIPES = _ROOT / "recipes"
 LOADER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # the first is ten times as fast
-_OF_EXTRAS = sorted(_PACKAGE.glob("extras/*/datasets"))
 
 
 def group(folder: Path) -> dict[str, Path]:
-    """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`."""
+    """Return the YAML files of a folder by name, sorted: `{"mnist": .../mnist.yaml, ...}`.
+
+    An extra has those of its plug-ins in a folder of the same name.
+    """
     found: dict[str, Path] = {}
-    for one in (folder, *(_OF_EXTRAS if folder == DATASETS else ())):
+    for one in (folder, *_of_extras(folder.name)):
         state = one.stat().st_mtime_ns if one.is_dir() else 0  # a new file changes it
         found |= _list(one, state)
     return dict(sorted(found.items()))
+
+
+@cache
+def _of_extras(name: str) -> list[Path]:
+    return sorted(_PACKAGE.glob(f"extras/*/{name}"))
 
 
 @cache

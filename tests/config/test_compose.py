@@ -25,7 +25,6 @@ from zdp_bench.config.plugins import (
 from zdp_bench.config.schema import MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import HOMES, lookup, names, register
 from zdp_bench.report import papers
 
@@ -35,7 +34,9 @@ OF_PAPERS = {recipe for table in papers.available() for recipe in papers.recipes
 @pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
 def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
     """Those of the papers' tables are composed by `tests/experiments/test_claims.py`."""
-    if recipe not in OF_PAPERS:
+    chosen = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("defaults", [])
+    needed = [one["override /representation"] for one in chosen if "representation" in str(one)]
+    if recipe not in OF_PAPERS and set(needed) <= set(names("representation")):
         assert configured([f"recipe={recipe}"]).recipe == recipe
     header = assets.group(assets.RECIPES)[recipe].read_text(encoding="utf-8").splitlines()[:2]
     assert header[0].startswith("# ")
@@ -64,9 +65,12 @@ def test_yaml_states_every_option_of_its_plug_in() -> None:
             options = {
                 p.name for p in signature(builder).parameters.values() if p.kind is p.KEYWORD_ONLY
             }
-            if isinstance(builder, type) and issubclass(builder, StandIn):  # or it is its reader's
+            if builder.__module__.startswith("zdp_bench.extras.standins."):  # or it is its reader's
                 options &= {*builder.__annotations__}
             assert options <= set(assets.read_yaml(path)) - {"card"}, f"{kind} {name}"
+            if kind == "model":
+                file = f"{builder.__module__.replace('.', '/')}.py"
+                assert f"\nname: {name}  # {file}\n" in path.read_text(encoding="utf-8")
 
 
 def test_two_plug_ins_of_one_name_are_refused() -> None:

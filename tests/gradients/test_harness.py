@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from tests.gradients.harness import CASES, Case, loss
 from tests.gradients.zoo import MODELS, ZOO
 from zdp_bench.gradients import ClippedSum, fast, reference, tape
+from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.registry import names
 
 
@@ -158,3 +159,9 @@ def test_backward_is_the_finite_difference(case: Case) -> None:
 
     arguments = (inputs.requires_grad_(), *parameters.values())
     assert torch.autograd.gradcheck(outputs, arguments, fast_mode=True)
+
+
+def test_a_rule_gives_norms_or_what_it_adds_up() -> None:
+    """Without either, rounding errors of the sum would not be covered by the norms."""
+    with pytest.raises(TypeError, match="squared_norms or summands"):
+        LayerGradient(lambda start, stop: torch.ones(stop - start), lambda factors: factors)

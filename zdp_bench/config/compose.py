@@ -38,10 +38,13 @@ _STORED: dict[tuple[str, str], Any] = {}  # (kind, name) -> the builder whose de
 
 
 def _register_yaml() -> None:
-    """Register recipes, data sets (without their cards) and other packages' plug-ins with Hydra."""
+    """Register with Hydra what is not in `conf`: recipes, data sets, others' plug-ins."""
     store, repo = ConfigStore.instance().store, ConfigStore.instance().repo
-    for group, package in (("recipe", "_global_"), ("dataset", "dataset")):
+    packages = {"recipe": "_global_", "dataset": "dataset", "representation": "representation"}
+    for group, package in packages.items():
         for name, path in files(group).items():
+            if assets.CONF in path.parents:  # Hydra reads it itself
+                continue
             later: Any = _OfFile(path, group)
             node = ConfigNode(f"{name}.yaml", later, group, package, None)
             repo.setdefault(group, {})[node.name] = node

@@ -9,18 +9,17 @@ How a clipped sum is made, in the order of the code:
     rules/          for each type of layer, a `LayerGradient` from these two
     layer_gradient  what that is, the arithmetic that rules share, and how norms are taken
     losses          the loss, computed for one example at a time (`PerExample`)
-    clipping        the factor that clips an example, from its norm (`clip_factors`); with it `fast`
-                    takes one weighted sum per parameter: CLIPPING HAPPENS THERE
+    clipping        the factor that clips an example, from its norm (`clip_factors`). `fast` takes
+                    the sum of each parameter with these factors (`add_to` in `layer_gradient`)
     shares          several examples of one patient, clipped as one
     reference       the same by torch.func, for any model; it defines what is right
     parts           inputs of several tensors, for models that take more than one
     watched         holds a forward pass of foreign code to those that were checked
     spectra         gradients in the Fourier domain, for algorithms that clip there
 
-To add a rule for a new layer: write it in `rules/`, in a new file or the one it is akin to; start
-from `rules/linear.py`. Add a `Case` to `tests/gradients/harness.py`, which sends the layer
-through every check. Nothing else: rules are found by themselves, and a layer without one works too,
-only slower.
+To add a rule for a layer: write it in `rules/`, in a new file or the one it is akin to; start from
+`rules/linear.py`. CONTRIBUTING.md lists what a new layer needs. Rules are found by themselves, and
+a layer without one works too, only slower.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ class LayerGradient:
     """The per-sample gradients gᵢ of one parameter in one call of its layer.
 
     They follow PyTorch's `.grad`: gᵢ xᵢᴴ for y = W x. Nothing is computed before a function is
-    called. The first two are enough; the others save time where a layer has them, and
+    called. A rule gives the first two, with `squared_norms`, `summands` or both;
     `ParameterGradient.measure` decides which of them is used.
 
     Attributes:
@@ -49,6 +49,10 @@ class LayerGradient:
     squared_norms: Callable[[], Tensor] | None = None
     per_sample_and_norms: Callable[[int, int], tuple[Tensor, Tensor]] | None = None
     summands: Callable[[], Summands] | None = None
+
+    def __post_init__(self) -> None:
+        if self.squared_norms is None and self.summands is None:
+            raise TypeError("LayerGradient needs squared_norms or summands: see its docstring")
 
     @classmethod
     def of(cls, gradients: Tensor) -> LayerGradient:
@@ -107,7 +111,7 @@ def summands_of(call: LayerGradient) -> Summands:
     """Return what the weighted sum adds up; without any, the gradients themselves."""
     if call.summands is not None:
         return call.summands()
-    assert call.squared_norms is not None
+    assert call.squared_norms is not None  # `LayerGradient` requires one of the two
     return Summands(call.squared_norms().sqrt(), 1)
 
 
