@@ -9,8 +9,20 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.data.helpers import dataset, write_roahd
-from zdp_bench.data import cifar10, nifti, roahd
+from tests.conftest import write_mini_mnist
+from tests.data.helpers import dataset, write_cifar10
+from zdp_bench.data import nifti, roahd
+from zdp_bench.extras.standins import ecg
+
+# The stand-ins of sets that are got by hand.
+SMALL: dict[str, dict[str, Any]] = {
+    "chest_xray_synthetic": {"count": 60, "seed": 1},
+    "cpsc2018_synthetic": {"count": 6, "seed": 1},
+    "kspace_phantom": {"patients": 6, "slices": 3, "height": 8, "width": 10},
+    "mri_sequences_synthetic": {"patients": 7, "test_share": 0.4},
+    "msd_synthetic": {"volumes": 5},
+    "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 10},
+}
 
 
 @pytest.fixture(autouse=True)
@@ -22,25 +34,20 @@ def _own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The data root; to be read only."""
     root = tmp_path_factory.mktemp("small_root")
-    small: dict[str, dict[str, Any]] = {
-        "chest_xray_synthetic": {"count": 60, "seed": 1},
-        "cpsc2018_synthetic": {"count": 6, "seed": 1},
-        "kspace_phantom": {"patients": 6, "slices": 3, "height": 8, "width": 10},
-        "mri_sequences_synthetic": {"patients": 7, "test_share": 0.4},
-        "msd_synthetic": {"volumes": 5},
-        "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 10},
-    }
-    for name, options in small.items():
-        dataset(name, **options).write(root)  # type: ignore[attr-defined]
-    write_roahd(root / roahd.FOLDER, people=2)
-    hippocampi = root / nifti.HIPPOCAMPI
+    for name, options in SMALL.items():
+        dataset(name, **options).write(root)
+    people, hippocampi = root / roahd.FOLDER, root / nifti.HIPPOCAMPI
+    people.mkdir(parents=True)
+    for name in ("RN0000", "RL0000", "RN0001", "RL0001"):
+        leads = ecg.draw_recording("RL" in name, 1.1, np.random.default_rng(int(name[2:])))
+        ecg.write_wfdb(people, name, leads, roahd.CODES[name[:2]][0])
     hippocampi.mkdir(parents=True)
     for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):
         voxels = np.random.default_rng(number).random(shape)
         nifti.write(hippocampi / f"h_{number}.nii.gz", voxels, (1.0, 1.0, 1.0))
-    (root / cifar10.FOLDER).mkdir()
-    for name in cifar10.BATCHES:
-        (root / cifar10.FOLDER / name).write_bytes(3 * bytes(cifar10.RECORD))
+    write_cifar10(root)
+    write_mini_mnist(root)
+    shutil.copytree(root / "MNIST", root / "FashionMNIST")
     return root
 
 

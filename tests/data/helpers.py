@@ -13,9 +13,8 @@ import pytest
 
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_plugin
-from zdp_bench.data import Dataset
+from zdp_bench.data import Dataset, cifar10
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins import ecg
 from zdp_bench.registry import lookup
 
 
@@ -44,10 +43,13 @@ def assert_refused(load: Callable[[], object], names: str, says: str) -> None:
     assert re.search(says, sentence), sentence
 
 
-def write_roahd(folder: Path, people: int = 6) -> None:
-    """Write so many healthy people, and as many with left bundle branch block."""
-    folder.mkdir(parents=True)
-    for number in range(people):
-        for kind, code in (("RN", "426783006"), ("RL", "164909002")):
-            leads = ecg.draw_recording(kind == "RL", 1.1, np.random.default_rng(number))
-            ecg.write_wfdb(folder, f"{kind}{number:04d}", leads, code)
+def write_cifar10(root: Path, count: int = 20) -> Path:
+    """Write CIFAR-10's six files, so many random images in each; return their folder."""
+    folder = root / cifar10.FOLDER
+    folder.mkdir()
+    for number, name in enumerate(cifar10.BATCHES):
+        draw = np.random.default_rng(number)
+        rows = draw.integers(0, 256, (count, cifar10.RECORD), dtype=np.uint8)
+        rows[:, 0] = np.arange(count) % cifar10.CLASSES
+        rows.tofile(folder / name)
+    return folder

@@ -1,4 +1,4 @@
-"""CPSC 2018 in PhysioNet's form, real where it is."""
+"""ECGs: CPSC 2018 in PhysioNet's form, real where it is, and roahd's, by folds of whole people."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import pytest
 
 from zdp_bench.data import cpsc2018
 from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
+from zdp_bench.data.roahd import FOLDS, Roahd
 from zdp_bench.errors import UserError
 from zdp_bench.extras.standins.ecg import draw_recording, write_wfdb
 
@@ -24,7 +25,6 @@ def write_headers(root: Path, *diagnoses: str, first: int = 0) -> Path:
 
 
 NORMAL, LBBB, PVC = "426783006", "164909002", "164884008"
-FOUR = (NORMAL, LBBB, NORMAL, f"{LBBB},{PVC}")
 
 
 def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
@@ -39,36 +39,24 @@ def test_the_spectrum_is_numpys_fft_of_the_first_512_samples() -> None:
 
 def test_a_recording_counts_by_its_first_label(tmp_path: Path) -> None:
     """The paper's 1,125 are first labels: 918 and 207."""
-    many = (f"{NORMAL},{LBBB}", f"{LBBB},{NORMAL}", f"{PVC},{LBBB}", f"{LBBB}, {PVC}", NORMAL)
-    write_headers(tmp_path, *many)
+    many = (f"{NORMAL},{LBBB}", f"{LBBB},{NORMAL}", f"{PVC},{LBBB}", f"{LBBB}, {PVC}")
+    folder = write_headers(tmp_path, *many, NORMAL, NORMAL)
     dataset = Cpsc2018(test_share=0.5)
     splits = dataset.load(tmp_path)
-    assert splits.notes == "recordings in CPSC 2018's form: 2 Normal, 2 LBBB"
-    assert (len(splits.train), len(splits.test)) == (2, 2)
+    assert splits.notes == "recordings in CPSC 2018's form: 3 Normal, 2 LBBB"
+    assert (len(splits.train), len(splits.test)) == (2, 3)
     assert (splits.outputs, splits.input_shape, splits.provenance) == (1, (512,), "derived")
-
-
-@pytest.mark.parametrize(
-    ("labels", "test_share", "message"),
-    [
-        ((NORMAL, LBBB, NORMAL, NORMAL), 0.25, "3 recordings of Normal and 1 of"),
-        (FOUR, 0.25, r"dataset\.test_share=0\.25: of 2 .* and 2 of LBBB, 1 to test on leave one"),
-    ],
-)
-def test_a_part_without_one_of_the_two_is_refused(
-    tmp_path: Path, labels: tuple[str, ...], test_share: float, message: str
-) -> None:
-    """Its ROC-AUC would be undefined."""
-    write_headers(tmp_path, *labels)
-    with pytest.raises(UserError, match=message):
-        Cpsc2018(test_share=test_share).load(tmp_path)
+    for name in ("A0001.hea", "A0001.mat"):
+        (folder / name).unlink()
+    with pytest.raises(UserError, match="holds 3 recordings of Normal and 1 of LBBB"):
+        dataset.load(tmp_path)
 
 
 def test_only_recordings_that_are_read_make_it_official(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(cpsc2018, "RELEASE", frozenset(f"A{n:04d}" for n in range(4)))
-    folder = write_headers(tmp_path, *FOUR)
+    folder = write_headers(tmp_path, NORMAL, LBBB, NORMAL, LBBB)
     dataset = Cpsc2018(test_share=0.5)
     assert dataset.load(tmp_path).provenance == "official"
     (tmp_path / "copies").mkdir()
@@ -88,3 +76,16 @@ def test_the_real_recordings(data_root: Path) -> None:
     assert signal[0] == pytest.approx(-0.021)  # the header's first value of lead III, in µV
     with pytest.raises(UserError, match="1 recordings of Normal and 0 of LBBB"):
         Cpsc2018().load(data_root)
+
+
+def test_ten_folds_test_each_person_once_and_as_many_of_either_diagnosis() -> None:
+    targets = [0, 1] * 50
+    tested = []
+    for fold in range(FOLDS):
+        train, test = Roahd(fold=fold).split(targets)
+        assert sum(targets[person] for person in test) == len(test) / 2 == 5
+        assert {*train} & {*test} == set()
+        tested += test.tolist()
+    assert sorted(tested) == list(range(100))
+    moved = Roahd(split_seed=1).split(targets)[1]
+    assert moved.tolist() != Roahd().split(targets)[1].tolist()

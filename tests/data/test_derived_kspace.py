@@ -1,46 +1,35 @@
-"""k-space of NIfTI volumes and of public pictures: what is kept of them, and the phase."""
+"""k-space of volumes, MRI sequences and public pictures: what is kept of them, and the phase."""
 
 from __future__ import annotations
 
 from pathlib import Path
 
-import nibabel
 import numpy as np
 import pytest
 import torch
 
-from zdp_bench.data import cifar10
-from zdp_bench.data.cifar10 import RECORD
+from tests.data.helpers import write_cifar10
+from zdp_bench.data import cifar10, nifti
 from zdp_bench.data.derived_kspace import KSpaceFromVolumes, PublicKSpace, draw_phase, draw_scan
-from zdp_bench.data.fastmri import KSpaceExamples
 from zdp_bench.data.files import card
-from zdp_bench.data.kspace import centre_crop, to_image
-
-OPTIONS = {"folder": "volumes", "height": 8, "width": 8, "test_share": 0.25}
+from zdp_bench.data.kspace import centre_crop, to_image, to_kspace
+from zdp_bench.data.mri_sequences import MriSequences, transform_slices, whiten
+from zdp_bench.extras.standins.scans import draw_head
 
 
 def magnitudes(number: int) -> np.ndarray:
     return np.random.default_rng(number).integers(0, 200, (9, 10 + number % 2, 4)).astype(np.uint8)
 
 
-def save(path: Path, volume: np.ndarray) -> Path:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    nibabel.save(nibabel.Nifti1Image(volume, np.eye(4)), path)
-    return path
-
-
-@pytest.fixture
-def root(tmp_path: Path) -> Path:
+def test_references_are_the_volumes_own_slices(tmp_path: Path) -> None:
+    folder = tmp_path / "volumes"
+    folder.mkdir()
     for number in range(8):
-        save(tmp_path / "volumes" / f"brain_{number}.nii.gz", magnitudes(number))
-    (tmp_path / "volumes" / "._brain_0.nii.gz").write_bytes(b"what macOS leaves behind")
-    return tmp_path
-
-
-def test_references_are_the_volumes_own_slices(root: Path) -> None:
-    splits = KSpaceFromVolumes(**OPTIONS, slices=2).load(root)  # type: ignore[arg-type]
+        nifti.write(folder / f"brain_{number}.nii.gz", magnitudes(number), (1.0, 1.0, 1.0))
+    (folder / "._brain_0.nii.gz").write_bytes(b"what macOS leaves behind")
+    options = {"height": 8, "width": 8, "test_share": 0.25, "slices": 2}
+    splits = KSpaceFromVolumes(folder="volumes", **options).load(tmp_path)
     test = splits.test
-    assert isinstance(test, KSpaceExamples)
     assert (len(splits.train), len(test), splits.provenance) == (12, 4, "derived")
     inputs, targets = test.batch(torch.arange(4))
     for row, volume in enumerate(v for v in test.volumes for _ in range(2)):
@@ -50,32 +39,12 @@ def test_references_are_the_volumes_own_slices(root: Path) -> None:
     assert (inputs.imag.abs() > 1e-3).any()  # there is a phase
     assert not torch.allclose(targets[:, 0], targets[:, 1], rtol=0.01)  # and something is missing
     assert splits.examples_per_patient == 2
-    again = KSpaceFromVolumes(**OPTIONS, slices=2).load(root)  # type: ignore[arg-type]
-    assert again.digest == splits.digest
-    other = KSpaceFromVolumes(**OPTIONS, slices=2, split_seed=1).load(root)  # type: ignore[arg-type]
-    assert other.digest != splits.digest
 
 
 def test_the_phase_is_smooth_and_bounded() -> None:
     phase = draw_phase(40, 50, np.random.default_rng(0))
     assert np.abs(phase).max() <= 6 * np.pi / 2
     assert max(np.abs(np.diff(phase, axis=0)).max(), np.abs(np.diff(phase, axis=1)).max()) < 0.5
-
-
-SMALL = {"train": 150, "test": 30}
-
-
-@pytest.fixture
-def pictures(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """CIFAR-10's six files, 40 random pictures each, taken for the released ones."""
-    folder = tmp_path / "cifar-10-batches-bin"
-    folder.mkdir()
-    for number, batch in enumerate(cifar10.BATCHES):
-        rows = np.random.default_rng(number).integers(0, 256, (40, RECORD), dtype=np.uint8)
-        rows[:, 0] = 0
-        (folder / batch).write_bytes(rows.tobytes())
-    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "binary")
-    return tmp_path
 
 
 def test_a_scan_is_the_grey_picture_mirrored_at_its_edges() -> None:
@@ -91,10 +60,13 @@ def test_a_scan_is_the_grey_picture_mirrored_at_its_edges() -> None:
     assert np.abs(to_image(kspace).imag).max() > 1  # there is a phase
 
 
-def test_a_picture_is_an_example_of_its_own_part(pictures: Path) -> None:
-    splits = PublicKSpace(**SMALL).load(pictures)
+def test_a_picture_is_an_example_of_its_own_part(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pictures = write_cifar10(tmp_path, count=30)
+    monkeypatch.setattr(cifar10, "release_of", lambda paths, of: "binary")
+    splits = PublicKSpace(train=150, test=30).load(tmp_path)  # 100 stand in a file
     test = splits.test
-    assert isinstance(test, KSpaceExamples)
     assert (len(splits.train), len(test), splits.provenance) == (150, 30, "derived")
     assert splits.examples_per_patient == 1
     assert splits.unit == "image"
@@ -102,8 +74,40 @@ def test_a_picture_is_an_example_of_its_own_part(pictures: Path) -> None:
     assert card("public_kspace").uses == "cifar10"  # a start that private CIFAR-10 runs refuse
     inputs, targets = test.batch(torch.arange(30))
     assert inputs.shape == (30, 1, 32, 40)
-    stored = cifar10.read_binary(pictures / "cifar-10-batches-bin" / "test_batch.bin").images
+    stored = cifar10.read_binary(pictures / "test_batch.bin").images
     _, image = draw_scan(stored[7], (35, 51), np.random.default_rng())
     assert np.allclose(targets[7, 0].numpy(), centre_crop(image, 32, 40), atol=1e-3)
-    assert PublicKSpace(**SMALL).load(pictures).digest == splits.digest
-    assert PublicKSpace(**SMALL, seed=1).load(pictures).digest != splits.digest
+
+
+def test_examples_are_the_centre_slices_of_each_sequence_in_turn(small_root: Path) -> None:
+    splits = MriSequences(size=16, slices=3, validation_patients=1).load(small_root)
+    inputs, labels = splits.train.batch(torch.arange(len(splits.train)))
+    assert (inputs.shape, inputs.dtype) == ((4 * 12, 1, 16, 16), torch.complex64)
+    four = [label for label in range(4) for _ in range(3)]
+    assert labels.tolist() == 4 * four
+    for number in (0, 1):  # number 1 is stored as LPS
+        middle = draw_head(np.random.default_rng([0, number]))[:, :, 4:7]  # of 12 slices
+        torch.testing.assert_close(
+            inputs[12 * number : 12 * number + 12], torch.from_numpy(transform_slices(middle, 16))
+        )
+
+
+def test_an_example_depends_on_no_other_and_is_whitened_by_itself() -> None:
+    random = np.random.default_rng(3)
+    images = random.random((5, 16, 16)) * np.array([1, 50, 1e4, 1e-3, 1]).reshape(-1, 1, 1)
+    made = whiten(to_kspace(images))
+    np.testing.assert_allclose(whiten(to_kspace(images[2:3])), made[2:3])
+    for example in made:
+        parts = np.stack([example.real.ravel(), example.imag.ravel()])
+        np.testing.assert_allclose(np.cov(parts, bias=True), np.eye(2), atol=1e-9)
+        assert abs(example.mean()) < 1e-9
+    # units do not matter
+    np.testing.assert_allclose(whiten(to_kspace(1e3 * images)), made, atol=1e-9)
+
+
+def test_a_slice_without_anything_on_it_stays_finite() -> None:
+    flat = np.stack([np.zeros((16, 16)), np.full((16, 16), 7.0)])
+    made = whiten(to_kspace(flat))
+    assert np.isfinite(made).all()
+    assert np.abs(made[0]).max() == 0
+    assert np.abs(made[1].imag).max() < 1e-6  # rounding, which is not blown up

@@ -1,4 +1,4 @@
-"""Decathlon volumes: their slices, and masks that move with them."""
+"""Decathlon volumes, whole and in slices, and masks that move with them."""
 
 from __future__ import annotations
 
@@ -9,8 +9,10 @@ import numpy as np
 import pytest
 import torch
 
+from tests.data.helpers import dataset
 from zdp_bench.data import nifti
 from zdp_bench.data.msd import AUGMENT, Msd, find_cases, square_pixels
+from zdp_bench.data.msd_volumes import resize
 from zdp_bench.errors import UserError
 from zdp_bench.extras.standins.scans import GRID, SPACING, draw_abdomen
 
@@ -18,10 +20,10 @@ FOLDER = "Task03_Liver"
 SHARES: dict[str, Any] = {"validation_share": 0.2, "test_share": 0.4}
 
 
-def test_slices_are_the_volumes_whatever_axes_the_file_has(root: Path) -> None:
+def test_slices_are_the_volumes_whatever_axes_the_file_has(small_root: Path) -> None:
     """Number 1 is stored as LPS; the slices must be those of the phantom as it was drawn."""
     for number in (0, 1):
-        case = find_cases(root / FOLDER)[number]
+        case = find_cases(small_root / FOLDER)[number]
         volume, labels = draw_abdomen(np.random.default_rng([0, number]))
         made = Msd(size=40).read_slices(case, np.array([3, 8]))
         assert made.shape == (2, 2, 40, 40)
@@ -37,8 +39,8 @@ def test_pixels_are_made_square() -> None:
     assert square_pixels(nifti.Header((35, 51, 35), (1.0, 1.0, 1.0))) == (51, 35)
 
 
-def test_padding_keeps_area_in_mm(root: Path) -> None:
-    case = find_cases(root / FOLDER)[0]
+def test_padding_keeps_area_in_mm(small_root: Path) -> None:
+    case = find_cases(small_root / FOLDER)[0]
     made = Msd(size=80, fit="pad").read_slices(case, np.arange(GRID[2]))
     _, labels = draw_abdomen(np.random.default_rng([0, 0]))
     drawn = (labels > 0).sum() * SPACING[0] * SPACING[1]
@@ -74,3 +76,22 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
     assert len(second.load(root).train) == 4
     with pytest.raises(UserError, match="msd_synthetic"):
         Msd(task="spleen").load(root)
+
+
+def test_a_volume_of_the_grid_s_size_stays_as_it_is_and_a_finer_one_is_averaged() -> None:
+    volume = torch.randn(4, 6, 5)
+    assert torch.equal(resize(volume, [4, 6, 5]), volume)
+    fine = volume.repeat_interleave(2, 0).repeat_interleave(3, 1).repeat_interleave(2, 2)
+    torch.testing.assert_close(resize(fine, [4, 6, 5]), volume)
+
+
+def test_the_parts_are_those_of_the_slices(tmp_path: Path) -> None:
+    slices = dataset("msd_synthetic", volumes=6, size=16, augment=False).load(tmp_path)
+    volumes = dataset("msd_volumes_synthetic", volumes=6, shape=[40, 40, 12]).load(tmp_path)
+    assert len(volumes.test) == len(slices.test.groups.unique())
+    image, mask = volumes.test.batch(torch.arange(len(volumes.test)))
+    assert image.shape[1:] == (1, 40, 40, 12)
+    organ = image[:, 0][mask > 0].mean()
+    assert organ > image[:, 0][mask == 0].mean() + 1
+    share = slices.test.batch(torch.arange(len(slices.test)))[1].double().mean()
+    assert float(mask.double().mean()) == pytest.approx(float(share), rel=0.1)

@@ -1,4 +1,4 @@
-"""Options that mean nothing are refused with their key, by `validate` and by a run."""
+"""Every data set is described without its files, and refuses options that mean nothing by key."""
 
 from __future__ import annotations
 
@@ -18,6 +18,7 @@ from zdp_bench.registry import lookup, names
 
 WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("cpsc2018", {"test_share": 0.99}, "dataset.test_share=0.99: of 3 recordings of Normal"),
+    ("cpsc2018", {"test_share": 0.1}, "0.1: of 3 recordings of Normal and 3 of LBBB, 1 to test on"),
     ("cpsc2018", {"negative": "LBBB"}, "dataset.negative=LBBB: must be another"),
     ("cpsc2018", {"positive": "LBB"}, "Did you mean 'LBBB'"),
     ("cpsc2018_synthetic", {"seconds": 0}, "dataset.seconds=0: must be greater"),
@@ -39,6 +40,7 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("public_kspace", {"columns": 64}, "dataset.columns=64: must lie between 40 and 63"),
     ("public_kspace", {"rows": 31}, "dataset.rows=31: must lie between 32 and 63"),
     ("public_kspace", {"slices": 3}, "dataset.slices=3: must be null"),
+    ("roahd", {"fold": 3}, "dataset.fold=3: 2 people of a diagnosis leave none"),
     ("speech_commands", {"words": ["yes", "nope"]}, "the word 'nope'. Did you mean 'no'"),
     ("speech_commands", {"words": ["yes", "yes"]}, "must name each word once"),
     ("speech_commands", {"grid": [200, 10]}, "must be two numbers, at most 124 frames"),
@@ -88,3 +90,53 @@ def test_an_option_that_means_nothing_is_refused_by_its_key(
 def test_an_empty_root_says_what_belongs_there(name: str, tmp_path: Path) -> None:
     with pytest.raises(UserError, match=re.escape(files.tell_source(files.card(name)))):
         dataset(name).load(tmp_path)
+
+
+# What owns examples where no patient is known.
+UNITS = {
+    **dict.fromkeys(("mnist", "fashion_mnist", "phasemnist", "phase_digits"), "image"),
+    **dict.fromkeys(("cifar10", "public_kspace", "synthetic_images"), "image"),
+    **dict.fromkeys(
+        (*("msd", "msd_volumes"), *("kspace_from_volumes", "mri_sequences_from_volumes")), "volume"
+    ),
+    "roahd": "person",
+    **dict.fromkeys(("chest_xray", "fastmri", "mri_sequences"), "patient"),
+    "cpsc2018": "recording",
+    "speech_commands": "speaker",
+}
+
+# `folder` has no files but a person's own; a stand-in is made.
+OWN = {name for name in names("dataset") if name.endswith(("_synthetic", "phantom"))}
+
+
+@pytest.mark.parametrize("name", sorted({*names("dataset")} - {"folder"} - OWN))
+def test_every_data_set_is_described_without_its_files(name: str, tmp_path: Path) -> None:
+    info = dataset(name).info(tmp_path)
+    assert info.train > 0 < info.test
+    assert 1 <= info.examples_per_patient <= info.train
+    assert info.unit == UNITS.get(name, info.unit)
+    assert not list(tmp_path.iterdir())
+
+
+RELEASED: list[tuple[str, dict[str, Any], tuple[int, int, int]]] = [
+    ("phasemnist", {}, (58_142, 10_000, 2)),
+    ("chest_xray", {"validation_share": 0.0}, (4135, 1062, 30)),
+    ("cpsc2018", {}, (1012, 113, 1)),
+    ("roahd", {}, (90, 10, 1)),
+    ("mri_sequences_from_volumes", {}, (208 * 80, 52 * 80, 80)),
+    ("fastmri", {}, (34_742, 7_135, 50)),
+    ("msd", {}, (5184, 2560, 64)),  # the paper's 81, 10 and 40 volumes
+    (
+        "msd",
+        {"task": "brain", "validation_share": 0.0, "max_per_patient": 5},
+        (336 * 5, 148 * 64, 5),
+    ),
+]
+
+
+@pytest.mark.parametrize(("name", "changes", "counts"), RELEASED)
+def test_without_files_the_counts_are_the_releases(
+    tmp_path: Path, name: str, changes: dict[str, Any], counts: tuple[int, int, int]
+) -> None:
+    info = dataset(name, **changes).info(tmp_path)
+    assert (info.train, info.test, info.examples_per_patient, info.found) == (*counts, False)

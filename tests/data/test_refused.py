@@ -22,12 +22,11 @@ import soundfile
 import torch
 from PIL import Image
 
-from tests.conftest import idx_bytes, write_mini_mnist
+from tests.conftest import idx_bytes
 from tests.data import test_fastmri
 from tests.data.helpers import assert_refused, copy_folder, dataset
-from tests.data.test_cifar10 import write_binary
 from tests.data.test_fastmri import arrays
-from zdp_bench.data import nifti
+from zdp_bench.data import nifti, roahd
 from zdp_bench.data.cifar10 import RECORD
 from zdp_bench.data.mnist import read_idx
 
@@ -51,11 +50,6 @@ def keep(count: int) -> Spoil:
 
 def overwrite(place: int, new: bytes) -> Spoil:
     return change(lambda whole: whole[:place] + new + whole[place:][len(new) :])
-
-
-def flip(place: int) -> Spoil:
-    """Change the lowest bit of one byte."""
-    return change(lambda w: bytes(b ^ (n == place % len(w)) for n, b in enumerate(w)))
 
 
 def edit(old: str, new: str) -> Spoil:
@@ -147,23 +141,14 @@ NO_NUMBER = KSPACE.copy()
 NO_NUMBER[2, 3, 4] = np.nan
 
 
-def in_h5(make: Callable[[Any, Path], object]) -> Spoil:
-    """Let `make` add k-space to a file without any, given a whole one outside of the folder."""
-
-    def spoil(path: Path) -> None:
-        outside = test_fastmri.write(path.parents[3] / "outside.h5", 0)
-        test_fastmri.write(path, 0, kspace=None)
-        with h5py.File(path, "a") as file:
-            make(file, outside)
-
-    return spoil
-
-
-def store_externally(file: Any, outside: Path) -> None:
-    raw = outside.with_suffix(".raw")
+def store_externally(path: Path) -> None:
+    """Keep the k-space of a file in one outside of the data root."""
+    raw = path.parents[3] / "outside.raw"
     raw.write_bytes(KSPACE.tobytes())
-    place = [(str(raw), 0, h5py.h5f.UNLIMITED)]
-    file.create_dataset("kspace", KSPACE.shape, KSPACE.dtype, external=place)
+    test_fastmri.write(path, 0, kspace=None)
+    with h5py.File(path, "a") as file:
+        place = [(str(raw), 0, h5py.h5f.UNLIMITED)]
+        file.create_dataset("kspace", KSPACE.shape, KSPACE.dtype, external=place)
 
 
 def announce_h5(shape: tuple[int, ...], chunks: tuple[int, ...]) -> Spoil:
@@ -184,12 +169,6 @@ def volume(voxels: np.ndarray, affine: np.ndarray | None = None) -> Spoil:
     return lambda path: nibabel.save(made, path)
 
 
-def flat(path: Path) -> None:
-    """Set the second row of the sform (bytes 296 to 312) to zero."""
-    volume(VOXELS)(path)
-    overwrite(296, bytes(16))(path)
-
-
 def announce(*shape: int) -> Spoil:
     """A NIfTI-2 file whose header has these 64-bit sizes, whatever voxels there are."""
 
@@ -200,28 +179,18 @@ def announce(*shape: int) -> Spoil:
     return write
 
 
-def stored_gzip(spoil: Callable[[bytearray], object]) -> Spoil:
+def stored_gzip(how: Callable[[bytes], bytes]) -> Spoil:
     """Stored blocks unpack whatever their bytes are: only the checksum behind the voxels tells."""
-
-    def write(path: Path) -> None:
-        plain = path.with_suffix("")
-        volume(np.zeros((40, 40, 40), np.int16))(plain)
-        whole = bytearray(gzip.compress(plain.read_bytes(), compresslevel=0))
-        plain.unlink()
-        spoil(whole)
-        path.write_bytes(whole)
-
-    return write
+    plain = nibabel.Nifti1Image(np.zeros((40, 40, 40), np.int16), np.eye(4)).to_bytes()
+    return put(how(gzip.compress(plain, compresslevel=0)))
 
 
-def flip_last_voxel(whole: bytearray) -> None:
-    whole[-12] ^= 1
+FLIPPED = stored_gzip(lambda whole: whole[:-12] + b"\1" + whole[-11:])
 
 
-def go_on(path: Path) -> None:
+def go_on(whole: bytes) -> bytes:
     """A stream of much more than its voxels, in some kB."""
-    volume(VOXELS)(path)
-    path.write_bytes(gzip.compress(gzip.decompress(path.read_bytes()) + bytes(2**26 + 2**20)))
+    return gzip.compress(gzip.decompress(whole) + bytes(2**26 + 2**20), compresslevel=1)
 
 
 def voxels_of(path: Path) -> np.ndarray:
@@ -242,6 +211,10 @@ def shift(distance: float) -> Spoil:
         volume(np.asanyarray(image.dataobj), affine)(path)
 
     return act
+
+
+def halve(mask: Path) -> None:
+    nifti.write(mask, np.full((40, 40, 12), 0.5, np.float32), (5.0, 4.0, 10.0))
 
 
 def leave_two(image: Path) -> None:
@@ -304,6 +277,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cpsc2018", f"{WFDB}.hea", lead_out, "a link that leads out"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "55827005"), "'55827005'.* none of Normal"),
     ("cpsc2018", f"{WFDB}.hea", edit("Normal", "426783006"), "sinus rhythm, which means Normal in"),
+    ("roahd", f"{roahd.FOLDER}/RL0001.hea", edit("164909002", "426783006"), "RL0001.hea: has diag"),
     ("cpsc2018", f"{WFDB}.hea", again, "a recording named S0002 occurs twice"),
     # SpeechCommands
     *(("speech_commands", CLIP, how, CUT) for how in (EMPTY, keep(20))),
@@ -330,10 +304,10 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     (
         "fastmri",
         H5,
-        in_h5(lambda f, outside: f.__setitem__("kspace", h5py.ExternalLink(outside, "kspace"))),
+        h5(kspace=h5py.ExternalLink("outside.h5", "/kspace")),
         "'kspace' that is a link",
     ),
-    ("fastmri", H5, in_h5(store_externally), "virtual or stored externally"),
+    ("fastmri", H5, store_externally, "virtual or stored externally"),
     ("fastmri", H5, announce_h5((64, 4096, 4096), (16, 4096, 4096)), "2,147,483,648 bytes"),
     ("fastmri", H5, rename(".hdf"), "is not an .h5 file"),
     ("fastmri", H5, copy_to("singlecoil_val"), "stands in both"),
@@ -345,19 +319,19 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("nifti", "v.nii", keep(370), "it is truncated"),
     ("nifti", "v.nii", volume(np.zeros((4, 4))), "three dimensions"),
     ("nifti", "v.nii", volume(np.full((2, 2, 2), np.nan)), "not finite"),
-    ("nifti", "v.nii", flat, "affine"),
+    ("nifti", "v.nii", overwrite(296, bytes(16)), "affine"),  # the second row of its sform
     ("nifti", "v.nii", volume(VOXELS.astype(np.complex64)), "complex64, not real numbers"),
     ("nifti", "v.nii", announce(2**32, 2**32, 1), "more than any volume"),  # wraps to 0
     ("nifti", "v.nii", announce(1290, 1290, 1290), "announces 4,293,378,000 bytes"),
     ("nifti", "v.nii.gz", change(lambda whole: whole[: len(whole) // 2]), CUT),
-    ("nifti", "v.nii.gz", stored_gzip(flip_last_voxel), "BadGzipFile"),
-    ("nifti", "v.nii.gz", stored_gzip(lambda w: w.__delitem__(slice(-8, None))), "EOFError"),
-    ("nifti", "v.nii.gz", go_on, "has data after its voxels"),
+    ("nifti", "v.nii.gz", FLIPPED, "BadGzipFile"),
+    ("nifti", "v.nii.gz", stored_gzip(lambda whole: whole[:-8]), "EOFError"),
+    ("nifti", "v.nii.gz", change(go_on), "has data after its voxels"),
     *(
         ("nifti labels", "v.nii", volume(np.full((2, 2, 2), value)), "from 0 to 255|not finite")
         for value in (0.5, -1.0, 300.0, np.nan)
     ),
-    ("nifti labels", "v.nii.gz", stored_gzip(flip_last_voxel), "BadGzipFile"),
+    ("nifti labels", "v.nii.gz", FLIPPED, "BadGzipFile"),
     # volumes of four channels
     ("mri_sequences", HEADS, keep(-200), CUT),
     ("mri_sequences", HEADS, revolume(lambda v: v.astype(np.complex64)), "not real numbers"),
@@ -379,12 +353,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("msd", LIVER_MASK, volume(np.zeros((4, 4, 4), np.uint8)), r"\[4, 4, 4\] voxels, but its"),
     ("msd", LIVER_MASK, shift(30.0), r"lies 30 mm beside its image"),
     ("msd", LIVER_MASK, revolume(lambda v: v), r"voxels of \(1\.0, 1\.0, 1\.0\) mm"),
-    (
-        "msd",
-        LIVER_MASK,
-        lambda path: nifti.write(path, np.full((40, 40, 12), 0.5, np.float32), (5.0, 4.0, 10.0)),
-        "whole numbers",
-    ),
+    ("msd", LIVER_MASK, halve, "whole numbers"),
     ("msd", LIVER_MASK, Path.unlink, "the volume 'liver_0.*missing"),
     ("msd", LIVER, remove, "is missing, but the other"),
     ("msd", LIVER, leave_two, "at least 3"),
@@ -412,10 +381,8 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("cifar10", BATCH, lambda path: os.truncate(path, 2**32), "has 4,294,967,296 bytes"),
 ]
 MAKE: dict[str, Spoil] = {
-    "cifar10": write_binary,
     "fastmri": test_fastmri.write_set,
     "idx": lambda root: [(root / name).write_bytes(IDX) for name in ("a", "a.gz")],
-    "mnist": write_mini_mnist,
     "nifti": lambda root: [volume(VOXELS)(root / name) for name in ("v.nii", "v.nii.gz")],
 }
 MAKE["nifti labels"] = MAKE["nifti"]

@@ -86,11 +86,11 @@ KINDS = {
 }
 
 
-def write_classes(folder: Path, kind: str) -> Path:
-    """Two classes of six patients each, with two files; file n of patient p is 100·c + 10·p + n."""
+def write_classes(folder: Path, kind: str, patients: int = 6) -> Path:
+    """Two classes of patients with two files each; file n of patient p is 100·c + 10·p + n."""
     ending, write, _ = KINDS[kind]
     for label, name in enumerate(("sick", "well")):
-        for patient in range(6):
+        for patient in range(patients):
             for number in range(2):
                 file = folder / name / f"{name[0]}{patient}" / f"{number}{ending}"
                 write(file, 100 * label + 10 * patient + number)

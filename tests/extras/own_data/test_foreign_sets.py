@@ -128,10 +128,7 @@ def test_each_row_of_the_page_that_reads_a_folder_is_here() -> None:
     "name", [*SETS, *(pytest.param(name, marks=pytest.mark.slow) for name in AT_NIGHT)]
 )
 def test_a_foreign_set_becomes_a_private_record_in_one_command(
-    name: str,
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     typed, printed = rows()[name]
     monkeypatch.chdir(tmp_path)

@@ -1,0 +1,197 @@
+"""`zdp-bench data` says what is missing and where to get it, fetches and checks it."""
+
+from __future__ import annotations
+
+import functools
+import http.server
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from tests.conftest import write_mini_mnist
+from tests.data.helpers import dataset
+from tests.extras.own_data.own_data import KINDS, write_classes
+from tests.test_cli import run
+from zdp_bench.data import cache, files, mnist
+from zdp_bench.data.files import Card, RemoteFile, fetch, md5
+from zdp_bench.data.mnist import Mnist
+from zdp_bench.errors import UserError
+from zdp_bench.report.terminal import say_state
+
+RAW = Path("MNIST/raw")
+OWN = [of for of in files.cards() if not of.uses]
+
+
+def test_every_card_is_whole() -> None:
+    for of in files.cards():
+        assert of.title
+        assert of.licence
+        assert of.citation
+        assert of.provenance in ("official", "derived", "synthetic", "own")
+        assert of.address.startswith("https://") == bool(of.files)
+        for file in of.files:
+            assert len(file.md5) == 32
+            assert not Path(file.path).is_absolute()
+            assert ".." not in file.path
+    for of in OWN:
+        assert bool(of.access) == bool(of.holds)
+        made = of.provenance in ("synthetic", "own") or of.name == "phase_digits"
+        assert of.holds or of.files or made
+
+
+@pytest.mark.parametrize(
+    "name", [of.name for of in files.cards() if of.holds or of.files or of.uses]
+)
+def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    of = files.card(name)
+    assert say_state(tmp_path, of).startswith("missing: ")
+    code, _, err = run(capsys, "data", "check", name, "--root", str(tmp_path))
+    assert (code, "is missing" in err) == (2, True)
+    if of.holds:
+        assert len(err.splitlines()) == 1
+        for said in (err, run(capsys, "data", "fetch", name, "--root", str(tmp_path))[2]):
+            assert of.source in said
+            assert of.access in said
+            assert "above" not in said
+
+
+@pytest.mark.parametrize("of", [of for of in OWN if not of.files], ids=lambda of: of.name)
+def test_a_set_that_is_there_or_needs_no_files_says_so(
+    of: Card, small_root: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    if of.holds:
+        assert fetch(small_root, of) == []
+        says = "present; a run checks its files"
+    else:
+        others = {"phase_digits": "bundled", "folder": "your own files, at dataset.path"}
+        says = f"{others.get(of.name, 'generated')}; it needs no files here"
+    code, out, _ = run(capsys, "data", "check", of.name, "--root", str(small_root))
+    assert (code, out) == (0, f"{of.name}: {says}\n")
+
+
+def test_a_folder_that_cannot_be_written_is_named_and_not_the_network(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    says = r"file.*: cannot be written \(.+\)\. Set paths\.data"
+    for root in (tmp_path / "file", tmp_path / "file" / "root"):
+        with pytest.raises(UserError, match=says) as caught:
+            fetch(root, files.card("mnist"))
+        assert "http" not in str(caught.value)
+        with pytest.raises(UserError, match="cannot be written"):
+            dataset("cpsc2018_synthetic").load(root)
+
+
+def test_a_folder_that_is_given_is_looked_at(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Whatever its kind, rate and size: each file is read whole."""
+    for kind, (ending, _, _) in KINDS.items():
+        folder = write_classes(tmp_path / kind, kind, patients=2)
+        code, out, _ = run(capsys, "data", "check", str(folder))
+        assert (code, out) == (0, f"{folder}: 8 files checked, 0 refused\n")
+        bad = folder / f"sick/s1/1{ending}"
+        bad.write_bytes(bad.read_bytes()[: bad.stat().st_size // 2])
+        code, out, err = run(capsys, "data", "check", str(folder))
+        assert (code, out) == (2, f"{folder}: 8 files checked, 1 refused\n")
+        assert "s1/1" in err
+
+
+def test_a_check_tells_of_a_missing_window_once(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = write_classes(tmp_path / "d", "picture")
+    for name in "01":  # of 16 bits that do not say how many are used
+        Image.fromarray(np.full((8, 8), 4000, np.uint16)).save(folder / f"sick/s3/{name}.png")
+    code, out, err = run(capsys, "data", "check", str(folder))
+    assert (code, out) == (2, f"{folder}: 24 files checked, 1 refused\n")
+    assert "dataset.window, such as" in err
+
+
+def test_the_cache_says_what_it_takes_and_is_deleted(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:  # fmt: skip
+    monkeypatch.setattr(cache, "MENTIONED", 100)
+    for kind in ("folder", "films"):
+        cache.load_or_make(kind, "d" * 64, (10, 40), np.uint8, iter([np.zeros((10, 40))]))
+    assert "will take 0.0 GB; `zdp-bench data cache --delete`" in caplog.text
+    for words, says in ((["data", "cache"], "in all"), (["data", "cache", "--delete"], "deleted")):
+        code, out, _ = run(capsys, *words)
+        assert code == 0
+        assert "folder: 1 arrays" in out
+        assert out.strip().endswith(says)
+    assert not list((tmp_path / "cache").rglob("*.npy"))
+
+
+# ------------------------------------------------------------------------------------ downloading
+
+
+@pytest.fixture
+def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
+    """A web server on this machine that holds the tiny MNIST: its address and its folder."""
+    folder = write_mini_mnist(tmp_path / "mirror")
+
+    class Quiet(http.server.SimpleHTTPRequestHandler):
+        def log_message(self, *_: object) -> None: ...
+
+    server = http.server.ThreadingHTTPServer(
+        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
+    )
+    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
+    thread.start()
+    yield f"http://127.0.0.1:{server.server_port}", folder
+    server.shutdown()
+    server.server_close()
+    thread.join()
+
+
+def _card(folder: Path, address: str = "") -> Card:
+    described = [
+        RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in sorted(folder.iterdir())
+    ]
+    return Card("mnist", "", "official", "", "", "", address=address, files=tuple(described))
+
+
+def test_missing_files_are_fetched_and_damaged_ones_refused(
+    mirror: tuple[str, Path], tmp_path: Path
+) -> None:
+    address, folder = mirror
+    root, of = tmp_path / "root", _card(folder, address)
+    assert len(fetch(root, of)) == 4
+    assert fetch(root, of) == []  # nothing is fetched twice
+    assert len(Mnist(check=False).load(root).train) == 200
+    images = "train-images-idx3-ubyte.gz"
+    (root / RAW / images).unlink()
+    (folder / images).write_bytes(b"<html>a captive portal</html>")
+    with pytest.raises(UserError, match="does not match its MD5"):
+        fetch(root, of)
+    assert not (root / RAW / images).exists()
+
+
+def test_no_network_is_one_sentence(mini_mnist: Path, tmp_path: Path) -> None:
+    of = _card(mini_mnist / RAW, "http://127.0.0.1:9")
+    says = r"lacks t10k-images.*could not be reached.*zdp-bench data fetch mnist"
+    with pytest.raises(UserError, match=says) as caught:
+        fetch(tmp_path / "root", of)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_with_another_checksum_is_refused_before_a_byte_is_unpacked(
+    mini_mnist: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(mnist, "read_idx", lambda *_, **__: pytest.fail("unpacked"))
+    with pytest.raises(UserError, match="bytes where"):
+        Mnist().load(mini_mnist)
+    of, labels = _card(mini_mnist / RAW).files[1], mini_mnist / RAW / "t10k-labels-idx1-ubyte.gz"
+    assert of.path.endswith(labels.name)
+    files.verify(labels, of, "mnist")
+    whole = bytearray(labels.read_bytes())
+    whole[9] ^= 1  # the gzip header's operating-system byte: the content still unpacks
+    labels.write_bytes(bytes(whole))
+    with pytest.raises(UserError, match=r"t10k-labels.*MD5 .* was expected"):
+        files.verify(labels, of, "mnist")
