@@ -2,16 +2,15 @@
 
 from __future__ import annotations
 
-from functools import cache
 from pathlib import Path
 from urllib.error import URLError
 
 import pytest
 import torch
 from torch import nn
-from torchvision.models import ResNet18_Weights, resnet18
+from torchvision.models import ResNet18_Weights
 
-from tests.gradients.zoo import ZOO, model_case
+from tests.gradients.zoo import ZOO, model_case, resnet18_weights
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_options
 from zdp_bench.errors import UserError
@@ -153,14 +152,12 @@ def test_a_harmonic_blocks_responses_are_those_of_2d_cosines_at_equal_power() ->
     torch.testing.assert_close(vectors @ vectors.T, torch.eye(5))
     x = torch.randn(2, 3, 7, 8, dtype=torch.complex128)
     found = responses(x, vectors.double()).unflatten(1, (3, 24))
-    torch.testing.assert_close(
-        found.abs().square().mean(dim=(-2, -1)), torch.ones(2, 3, 24, dtype=torch.float64)
-    )
+    powers = found.abs().square().mean(dim=(-2, -1))
+    torch.testing.assert_close(powers, torch.ones_like(powers))
     plane = torch.outer(vectors[2], vectors[3]).double()
     # the middle of a map, where nothing is mirrored
-    by_hand = torch.stack(
-        [(x[1, 2, 1:6, column : column + 5] * plane).sum() for column in range(4)]
-    )
+    windows = [x[1, 2, 1:6, column : column + 5] for column in range(4)]
+    by_hand = torch.stack([(window * plane).sum() for window in windows])
     ratio = by_hand / found[1, 2, 5 * 2 + 3 - 1, 3, 2:6]
     # real, positive, and one for all
     torch.testing.assert_close(ratio, ratio[:1].abs().expand(4).to(ratio))
@@ -172,6 +169,13 @@ def test_a_harmonic_block_without_a_signal_stays_finite() -> None:
     assert torch.equal(model(torch.zeros(1, 1, 8, 9)), torch.zeros(1, 1, 8, 9))
 
 
+# Networks that take [height, width] as one channel, or any shape.
+WITHOUT_CHANNELS = ("mlp", "l_linear", "x_linear", "linear_map", "dfa_cnn", "lenet5", "model3")
+WITHOUT_CHANNELS += ("alexnet", "resnet20")
+RELU = {"hidden": [8], "activation": "relu"}
+CARDIOID = {"hidden": [8], "activation": "cardioid"}
+CHANNELS = {f"{kind}_cnn": {"channels": [4]} for kind in ("complex", "real")}
+NO_CHANNEL = r"needs examples of shape \[channels, height, width\], but these are \[28, 28\]"
 REFUSED = [
     ("vgg11_unet", (1, 48, 64), {}, "must divide by 32"),
     ("vgg11", (1, 28, 28), {}, "at least 32²"),
@@ -185,29 +189,13 @@ REFUSED = [
     ("resnet20", (3, 32, 32), {"groups": 5}, r"model\.groups=5"),
     ("lenet5", (8, 8), {}, "8×8: images are too small for that depth"),
     ("speech_cnn", (1, 13, 40), {}, "at least 14×14"),
+    ("complex_mlp", (8, 8), RELU, "'relu' is for real numbers.*Take one of cardioid"),
+    ("real_mlp", (8, 8), CARDIOID, "'cardioid' is for complex numbers.*Take one of mish"),
     *(
-        (
-            *(f"{kind}_mlp", (8, 8), {"hidden": [8], "activation": name}),
-            f"'{name}' is for {other} numbers.*Take one of {first}",
-        )
-        for kind, name, other, first in (
-            ("complex", "relu", "real", "cardioid"),
-            ("real", "cardioid", "complex", "mish"),
-        )
+        (name, (28, 28), CHANNELS.get(name, {}), NO_CHANNEL)
+        for name in names("model")
+        if not name.endswith(WITHOUT_CHANNELS)
     ),
-]
-# Networks that take [height, width] as one channel, or any shape.
-WITHOUT_CHANNELS = ("mlp", "l_linear", "x_linear", "linear_map", "dfa_cnn", "lenet5", "model3")
-WITHOUT_CHANNELS += ("alexnet", "resnet20")
-REFUSED += [
-    (
-        name,
-        (28, 28),
-        {"channels": [4]} if name in ("complex_cnn", "real_cnn") else {},
-        r"needs examples of shape \[channels, height, width\], but these are \[28, 28\]",
-    )
-    for name in names("model")
-    if not name.endswith(WITHOUT_CHANNELS)
 ]
 
 
@@ -244,19 +232,6 @@ def test_every_model_can_be_built_without_numbers(name: str) -> None:
     assert {n: t.shape for n, t in sketch.items()} == {n: t.shape for n, t in ours.items()}
 
 
-@cache
-def some_weights() -> dict[str, torch.Tensor]:
-    torch.manual_seed(0)
-    return dict(resnet18().state_dict())
-
-
-def weights_file(folder: Path) -> str:
-    path = folder / "resnet18.pth"
-    if not path.exists():
-        torch.save(some_weights(), path)
-    return str(path)
-
-
 @pytest.mark.parametrize(
     ("name", "shape"), [("lenet5", (28, 28)), ("model3", (3, 32, 32)), ("alexnet", (3, 32, 32))]
 )
@@ -264,35 +239,37 @@ def test_circulant_layers_stand_where_dense_ones_do(name: str, shape: tuple[int,
     dense, circulant = (
         lookup("model", name)(shape, 10, linear=linear) for linear in ("dense", "circulant")
     )
-    pairs = [
-        (a, b)
-        for a, b in zip(dense.modules(), circulant.modules(), strict=True)
-        if isinstance(b, CirculantLinear | nn.Linear)
-    ]
+    both = zip(dense.modules(), circulant.modules(), strict=True)
+    pairs = [(a, b) for a, b in both if isinstance(b, CirculantLinear | nn.Linear)]
     assert len(pairs) in (2, 3)
     for of_dense, of_circulant in pairs:
-        assert isinstance(of_circulant, CirculantLinear)
-        assert tuple(of_circulant.dense().shape) == tuple(of_dense.weight.shape)
+        assert of_circulant.dense().shape == of_dense.weight.shape
     assert pairs[-1][1].block == 10
     x = torch.randn(2, *shape)
     assert dense(x).shape == circulant(x).shape == (2, 10)
 
 
+@pytest.fixture(scope="module")
+def weights() -> str:
+    return resnet18_weights()
+
+
 @pytest.mark.parametrize("convolutions", [1, 2])
 def test_transfer_trains_the_last_convolutions_and_a_new_head(
-    tmp_path: Path, convolutions: int
+    weights: str, convolutions: int
 ) -> None:
     model = lookup("model", "resnet18_transfer")(
-        (3, 32, 32), 10, convolutions=convolutions, weights=weights_file(tmp_path)
+        (3, 32, 32), 10, convolutions=convolutions, weights=weights
     )
+    started = torch.load(weights)
     retrained = [f"network.layer4.1.conv{number}.weight" for number in (1, 2)][-convolutions:]
     assert list(trainable(model)) == [*retrained, "network.fc.weight", "network.fc.bias"]
-    torch.testing.assert_close(model.network.conv1.weight, some_weights()["conv1.weight"])
+    torch.testing.assert_close(model.network.conv1.weight, started["conv1.weight"])
     x = torch.randn(3, 3, 32, 32)
     # nothing mixes examples, and nothing is kept of them
     one, several = model.train()(x[:1]), model(x)
     torch.testing.assert_close(one, several[:1])
-    assert torch.equal(model.network.bn1.running_mean, some_weights()["bn1.running_mean"])
+    assert torch.equal(model.network.bn1.running_mean, started["bn1.running_mean"])
 
 
 def test_without_weights_there_is_a_sentence(
@@ -305,14 +282,15 @@ def test_without_weights_there_is_a_sentence(
     monkeypatch.setattr(ResNet18_Weights, "get_state_dict", unreachable)
     with pytest.raises(UserError, match=r"could not download them.*Set model\.weights=FILE"):
         make((3, 32, 32), 10)
-    with pytest.raises(UserError, match=r"model\.weights=.*absent\.pth: file not found"):
-        make((3, 32, 32), 10, weights=str(tmp_path / "absent.pth"))
     (tmp_path / "text.pth").write_text("no weights")
-    with pytest.raises(UserError, match="cannot be read as weights"):
-        make((3, 32, 32), 10, weights=str(tmp_path / "text.pth"))
     torch.save({"conv1.weight": torch.zeros(1)}, tmp_path / "other.pth")
-    with pytest.raises(UserError, match="not the weights of a ResNet-18"):
-        make((3, 32, 32), 10, weights=str(tmp_path / "other.pth"))
+    for name, says in (
+        ("absent", r"model\.weights=.*absent\.pth: file not found"),
+        ("text", "cannot be read as weights"),
+        ("other", "not the weights of a ResNet-18"),
+    ):
+        with pytest.raises(UserError, match=says):
+            make((3, 32, 32), 10, weights=str(tmp_path / f"{name}.pth"))
 
 
 def test_it_is_the_network_of_the_appendix() -> None:

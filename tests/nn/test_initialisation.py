@@ -49,14 +49,14 @@ def test_every_layer_of_every_model_has_unit_power_on_noise(case: Case) -> None:
     found = powers(model, noise)
     scaled = 0
     for name, layer in layers.items():
-        if not layer.weight.requires_grad:  # type: ignore[union-attr]
-            assert torch.equal(layer.weight, before[f"{name}.weight"])  # type: ignore[arg-type]
+        if not layer.weight.requires_grad:
+            assert torch.equal(layer.weight, before[f"{name}.weight"])
         elif not before[f"{name}.weight"].any():  # a block that starts from its input
             assert found[name] == 0
         else:
             scaled += 1
             assert found[name] == pytest.approx(1, rel=1e-3)
-            assert getattr(layer, "bias", None) is None or not layer.bias.any()  # type: ignore
+            assert getattr(layer, "bias", None) is None or not layer.bias.any()
     assert scaled or case.name.startswith(
         ("model complex_harmonic", "model real_linear", "model complex_linear")
     )
@@ -101,7 +101,7 @@ def test_a_layer_used_twice_is_scaled_once_and_a_batchnorm_learns_nothing() -> N
     model = Twice()
     scale_to_unit_variance(model, torch.randn(2048, 8))
     assert model.training
-    assert not model.norm.running_mean.any()  # type: ignore[union-attr]
+    assert not model.norm.running_mean.any()
     first = model.layer(torch.randn(2048, 8))
     assert first.square().mean().item() == pytest.approx(1, rel=0.1)
 

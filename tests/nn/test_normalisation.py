@@ -59,9 +59,7 @@ def test_equals_the_papers_listing(shape, groups, dtype, tolerance) -> None:
 
 def test_affine_parameters_start_as_in_the_paper_and_multiply_as_complex_numbers() -> None:
     norm, x = ComplexGroupNorm(2, 4, dtype=torch.complex128), correlated((2, 4, 5, 5))
-    torch.testing.assert_close(
-        norm.weight.detach(), torch.full((4,), (1 + 1j) / 2**0.5, dtype=torch.complex128)
-    )
+    torch.testing.assert_close(norm.weight, torch.full_like(norm.weight, (1 + 1j) / 2**0.5))
     assert not norm.bias.any()
     with torch.no_grad():
         norm.weight.copy_(torch.tensor([1j, 2, 0.5 - 1j, -1]))
@@ -105,9 +103,8 @@ def test_degenerate_groups_are_finite_and_so_are_their_gradients(what) -> None:
     assert torch.isfinite(torch.view_as_real(y)).all()
     assert torch.isfinite(torch.view_as_real(gradient)).all()
     # white numbers have Σ|ŷ|² = 2(n − 1), and eps only takes from it
-    assert float(y.detach().reshape(2, 2, -1).abs().square().sum(dim=2).max()) <= 2 * 71 * (
-        1 + 1e-3
-    )
+    powers = y.detach().reshape(2, 2, -1).abs().square().sum(dim=2)
+    assert float(powers.max()) <= 2 * 71 * (1 + 1e-3)
 
 
 def test_a_record_alone_comes_out_as_among_others() -> None:
@@ -119,10 +116,9 @@ def test_a_record_alone_comes_out_as_among_others() -> None:
 
 def test_norms_by_name() -> None:
     assert per_sample_norm(None, 8, torch.complex64) == []
-    (norm,) = per_sample_norm("group", 24, torch.complex64)
-    assert (norm.groups, norm.channels) == (12, 24)  # type: ignore[union-attr]
-    (norm,) = per_sample_norm("instance", 24, torch.complex64)
-    assert norm.groups == 24
+    for how, groups in (("group", 12), ("instance", 24)):
+        (norm,) = per_sample_norm(how, 24, torch.complex64)
+        assert (norm.groups, norm.channels) == (groups, 24)
     (norm,) = per_sample_norm("group", 32, torch.float32)
     assert isinstance(norm, nn.GroupNorm)
     assert norm.num_groups == 16

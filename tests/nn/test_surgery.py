@@ -9,11 +9,15 @@ import torch
 from torch import nn
 
 from tests.training.model_checks.models import IMAGES, check, convolutional, mlp
+from tests.training.test_run import Silent
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
+from zdp_bench.extras.sharing.export import export
+from zdp_bench.extras.sharing.loading import load
 from zdp_bench.nn import surgery
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.surgery import RealInput, real_shape, standardise, standardise_weights
+from zdp_bench.training.run import run
 from zdp_bench.training.setup import Setup
 
 
@@ -62,11 +66,6 @@ def test_a_layer_may_say_itself_what_takes_its_place() -> None:
     assert surgery.surgery(model)[0]["is"] == "Identity"
 
 
-def test_a_replacement_without_a_batchnorm_is_refused() -> None:
-    with pytest.raises(UserError, match="has no BatchNorm"):
-        surgery.replace_batchnorm(mlp(), "group")
-
-
 @pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
 def test_filters_have_mean_0_and_norm_1(dtype: torch.dtype) -> None:
     weight = 3 * torch.randn(4, 2, 3, 3, dtype=dtype) + 1
@@ -94,7 +93,9 @@ def test_a_filter_of_one_number_and_a_transposed_convolution_stay() -> None:
     assert types[2] is not nn.Conv2d
 
 
-def test_without_a_convolution_it_is_refused() -> None:
+def test_a_model_without_such_a_layer_is_refused() -> None:
+    with pytest.raises(UserError, match="has no BatchNorm"):
+        surgery.replace_batchnorm(mlp(), "group")
     with pytest.raises(UserError, match="no convolution"):
         standardise_weights(nn.Linear(2, 2))
 
@@ -114,10 +115,9 @@ def test_what_it_does_not_go_with_is_one_sentence(more: list[str], sentence: str
 # An example's shape [1, 16, 16], and networks with real weights that take it.
 COMPLEX = ["recipe=quickstart", "algorithm=dp_sgd", "dataset=synthetic_images"]
 COMPLEX += ["dataset.complex_valued=true", "dataset.shape=[1,16,16]", "dataset.train=60"]
-REAL = ["real_mlp", "real_cnn", "lenet5"]
 
 
-@pytest.mark.parametrize("model", REAL)
+@pytest.mark.parametrize("model", ["real_mlp", "real_cnn", "lenet5"])
 def test_no_real_network_drops_an_imaginary_part(model: str) -> None:
     for _ in range(2):  # torch warns once a process
         with pytest.raises(UserError, match="complex_as=channels"):
@@ -125,7 +125,7 @@ def test_no_real_network_drops_an_imaginary_part(model: str) -> None:
     for mapped, channels in (("magnitude", 1), ("channels", 2)):
         setup = Setup.of(configured([*COMPLEX, f"model={model}", f"model.complex_as={mapped}"]))
         inputs, _ = setup.data.train.batch(torch.arange(3))
-        seen = setup.model[0](inputs)  # type: ignore[index]
+        seen = setup.model[0](inputs)
         assert seen.shape == (3, channels, 16, 16)
         assert not seen.is_complex()
         setup.check_model()
@@ -144,11 +144,6 @@ def test_the_mapping_is_what_it_says() -> None:
 
 
 def test_a_mapped_model_trains_and_is_exported(tmp_path: Path) -> None:
-    from tests.training.test_run import Silent
-    from zdp_bench.extras.sharing.export import export
-    from zdp_bench.extras.sharing.loading import load
-    from zdp_bench.training.run import run
-
     words = [*COMPLEX, "model=real_mlp", "model.complex_as=channels", f"paths.results={tmp_path}"]
     record = run(configured([*words, "trainer.epochs=1"]), Silent()).record
     assert record["config"]["model"]["complex_as"] == "channels"

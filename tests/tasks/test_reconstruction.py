@@ -25,15 +25,11 @@ def ssim_by_hand(a: np.ndarray, b: np.ndarray, largest: float) -> float:
     values = []
     for top in range(a.shape[0] - 6):
         for left in range(a.shape[1] - 6):
-            x, y = (
-                a[top : top + 7, left : left + 7].ravel(),
-                b[top : top + 7, left : left + 7].ravel(),
-            )
+            x, y = (image[top : top + 7, left : left + 7].ravel() for image in (a, b))
             cov = np.cov(x, y)
             above = (2 * x.mean() * y.mean() + c1) * (2 * cov[0, 1] + c2)
-            values.append(
-                above / ((x.mean() ** 2 + y.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2))
-            )
+            below = (x.mean() ** 2 + y.mean() ** 2 + c1) * (cov[0, 0] + cov[1, 1] + c2)
+            values.append(above / below)
     return float(np.mean(values))
 
 
@@ -43,10 +39,9 @@ def test_the_metrics_of_a_volume_on_fixed_arrays() -> None:
     error = answer - reference
     assert found["nmse"] == pytest.approx((error**2).sum() / (reference**2).sum())
     assert found["psnr"] == pytest.approx(10 * math.log10(reference.max() ** 2 / (error**2).mean()))
-    by_hand = np.mean(
-        [ssim_by_hand(a, b, reference.max()) for a, b in zip(reference, answer, strict=True)]
-    )
-    assert found["ssim"] == pytest.approx(by_hand)
+    pairs = zip(reference, answer, strict=True)
+    by_hand = [ssim_by_hand(a, b, reference.max()) for a, b in pairs]
+    assert found["ssim"] == pytest.approx(np.mean(by_hand))
 
 
 def test_simple_cases_in_round_numbers() -> None:
@@ -78,9 +73,8 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
     assert found["ssim"] == pytest.approx((1 + expected) / 2, rel=1e-5)
     baseline = [volume_metrics(v, 0.7 * v + 0.1 * v[..., ::-1]) for v in (bright, dim)]
     for name in ("nmse", "psnr", "ssim"):
-        assert found[f"zero_filled_{name}"] == pytest.approx(
-            np.mean([b[name] for b in baseline]), rel=1e-5
-        )
+        expected = np.mean([b[name] for b in baseline])
+        assert found[f"zero_filled_{name}"] == pytest.approx(expected, rel=1e-5)
     apart = TASK.metrics(outputs, targets)  # without groups every slice is a volume
     assert apart["psnr"] != pytest.approx(found["psnr"]) or math.isinf(apart["psnr"])
 
@@ -88,9 +82,8 @@ def test_slices_of_a_volume_are_measured_together_in_the_scanners_units() -> Non
 def test_an_example_that_is_a_volume_measures_the_same() -> None:
     outputs, targets, groups = as_examples(volume(0), volume(2))
     order = groups.argsort(stable=True)
-    together = TASK.metrics(
-        outputs[order].unflatten(0, (2, 3)), targets[order].unflatten(0, (2, 3))
-    )
+    whole = (each[order].unflatten(0, (2, 3)) for each in (outputs, targets))
+    together = TASK.metrics(*whole)
     assert together == pytest.approx(TASK.metrics(outputs[order], targets[order], groups[order]))
 
 
@@ -102,6 +95,5 @@ def test_the_loss_is_l1_in_the_slices_unit_one_an_example() -> None:
     brighter = TASK.loss(outputs, 500 * targets)
     assert torch.allclose(brighter, TASK.loss(outputs, targets), rtol=1e-4, atol=1e-6)
     by_volume = TASK.loss(outputs.unflatten(0, (2, 3)), targets.unflatten(0, (2, 3)))
-    assert torch.allclose(
-        by_volume, torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1), atol=1e-6
-    )
+    means = torch.stack(expected).unflatten(0, (2, 3)).mean(dim=1)
+    assert torch.allclose(by_volume, means, atol=1e-6)

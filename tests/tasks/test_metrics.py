@@ -1,0 +1,81 @@
+"""ROC-AUC, Dice per volume, and the losses, by their definitions; condensing changes no number."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+import torch
+
+from zdp_bench.tasks.classification import BinaryClassification, Classification
+from zdp_bench.tasks.segmentation import Segmentation
+
+
+def area(outputs: list[list[float]], targets: list[int]) -> float:
+    found = Classification().metrics(torch.tensor(outputs), torch.tensor(targets))
+    return found["roc_auc"]
+
+
+def test_roc_auc_of_two_classes_counts_ordered_pairs() -> None:
+    outputs = [[0.0, 0.1], [0.0, 0.4], [0.0, 0.35], [0.0, 0.8]]
+    assert area(outputs, [0, 0, 1, 1]) == 0.75
+    assert area(outputs, [1, 1, 0, 0]) == 0.25
+
+
+def test_roc_auc_of_three_classes_is_the_mean_of_one_against_the_rest() -> None:
+    shares = [[0.6, 0.3, 0.1], [0.2, 0.5, 0.3], [0.1, 0.1, 0.8], [0.7, 0.2, 0.1]]
+    outputs = torch.tensor(shares).log().tolist()
+    # Ordered pairs: 2 of 3, 3 of 4 (0.3 is above 0.2), and 3 of 3.
+    assert area(outputs, [0, 1, 2, 1]) == pytest.approx((2 / 3 + 3 / 4 + 1) / 3)
+
+
+def test_roc_auc_is_nan_where_a_class_is_missing() -> None:
+    assert math.isnan(area([[0.0, 1.0], [1.0, 0.0]], [1, 1]))
+    assert math.isnan(area([[0.0, 1.0, 0.0], [1.0, 0.0, 0.0]], [0, 1]))
+
+
+def test_one_logit_has_a_logistic_loss_and_a_roc_auc_of_any_scale() -> None:
+    task = BinaryClassification()
+    expected = [-math.log(1 / (1 + math.exp(-0.3))), -math.log(1 - 1 / (1 + math.exp(1.2)))]
+    found = task.loss(torch.tensor([[0.3], [-1.2]]), torch.tensor([1, 0]))
+    assert found.tolist() == pytest.approx(expected, rel=1e-5)
+    scores, truth = torch.tensor([[0.1], [0.4], [0.35], [0.8]]), torch.tensor([0, 0, 1, 1])
+    for scaled in (scores, scores * 9 + 100):
+        assert task.metrics(scaled, truth)["roc_auc"] == 0.75
+    assert math.isnan(task.metrics(scores, torch.ones_like(truth))["roc_auc"])
+
+
+MASKS = torch.zeros(4, 2, 2, dtype=torch.uint8)
+MASKS[0, 0, 0] = MASKS[0, 0, 1] = MASKS[1, 1, 1] = 1
+LOGITS = torch.full((4, 1, 2, 2), -3.0)
+LOGITS[0, 0, 0, 0] = LOGITS[1, 0, 0, 0] = 2.0
+VOLUMES = torch.tensor([7, 7, 9, 9])
+
+
+def test_dice_is_that_of_volumes_not_of_slices() -> None:
+    """Volume 7: 1 voxel right, 2 found, 3 true: 2·1/(2 + 3). Volume 9: empty, found empty: 1."""
+    found = Segmentation().metrics(LOGITS, MASKS, VOLUMES)
+    assert found["dice"] == pytest.approx((0.4 + 1) / 2)
+    assert found["dice_worst"] == pytest.approx(0.4)
+    alone = Segmentation().metrics(LOGITS, MASKS)  # each slice its own volume: 2/3, 0, 1, 1
+    assert alone["dice"] == pytest.approx((2 / 3 + 0 + 1 + 1) / 4)
+
+
+def test_condensed_batches_give_the_same_numbers() -> None:
+    task = Segmentation()
+    parts = [task.condense(LOGITS[i : i + 2], MASKS[i : i + 2]) for i in (0, 2)]
+    assert task.metrics(torch.cat(parts), MASKS, VOLUMES) == task.metrics(LOGITS, MASKS, VOLUMES)
+
+
+@pytest.mark.parametrize("loss", ["bce", "dice", "bce_dice"])
+def test_the_loss_of_a_perfect_answer_is_zero(loss: str) -> None:
+    task = Segmentation(loss=loss)
+    perfect = task.loss(torch.where(MASKS.unsqueeze(1) > 0, 40.0, -40.0), MASKS)
+    torch.testing.assert_close(perfect, torch.zeros(4), atol=1e-5, rtol=0)
+
+
+def test_the_sum_is_both_parts() -> None:
+    losses = ("bce_dice", "bce", "dice")
+    both, bce, dice = (Segmentation(loss=name).loss(LOGITS, MASKS) for name in losses)
+    torch.testing.assert_close(both, bce + dice)
+    torch.testing.assert_close(bce[2], torch.tensor(0.0485874), atol=1e-6, rtol=0)  # log(1 + e⁻³)
