@@ -22,7 +22,7 @@ from zdp_bench.report.budget import say_together
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
-from zdp_bench.training.interrupts import end_with_parent, explain, find_stop
+from zdp_bench.training.interrupts import Stopped, end_with_parent, explain, find_stop
 from zdp_bench.training.spending import read_spending
 
 if TYPE_CHECKING:
@@ -72,7 +72,8 @@ class SweepJob:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
-        if os.getpid() != self._starter and "joblib" in hydra.launcher._target_:
+        worker = os.getpid() != self._starter and "joblib" in hydra.launcher._target_
+        if worker:
             end_with_parent(self._starter)
         try:
             overrides = list(hydra.overrides.task)
@@ -80,8 +81,10 @@ class SweepJob:
             made = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
             headline, spent = made.record["headline"], made.record["privacy"]["epsilon_tight"]
             return Made(headline["name"], headline["value"], spent, made.path.parent)
-        except Exception as error:
+        except (Exception, Stopped) as error:
             if stop := find_stop(error):
+                if worker:  # it would wait for another job
+                    os._exit(stop.exit_code)
                 raise stop from None
             if isinstance(error, UserError):
                 return error

@@ -8,6 +8,7 @@ the last checkpoint stays.
 from __future__ import annotations
 
 import errno
+import multiprocessing
 import os
 import signal
 import tempfile
@@ -24,6 +25,7 @@ from zdp_bench.errors import UserError, explain_missing
 # Exit codes of a process that was asked to stop and has saved its state. 75 is EX_TEMPFAIL, "try
 # again later"; a shell's 143 stands for any process that SIGTERM ended, saved or not.
 EXIT_CODES = {signal.SIGTERM: 75, signal.SIGINT: 130}
+SECONDS_TO_SAVE = 60
 
 # Reasons for a failed write that a user can remove.
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
@@ -81,9 +83,14 @@ def stop_signals() -> Iterator[Callable[[], int]]:
 
 @contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM raise `Stopped` outside of runs, where there is nothing to save."""
+    """Let SIGTERM raise `Stopped` outside of runs, once the runs of a sweep's workers are saved."""
 
     def leave(number: int, frame: FrameType | None) -> None:
+        workers = multiprocessing.active_children()  # joblib would kill them
+        for worker in workers:
+            worker.terminate()
+        for worker in workers:
+            worker.join(SECONDS_TO_SAVE)
         raise Stopped(number)
 
     before = signal.signal(signal.SIGTERM, leave)
@@ -104,9 +111,7 @@ def end_with_parent(parent: int) -> None:
     def watch() -> None:
         while os.getppid() == parent:
             time.sleep(1)
-        while True:  # the first may stop a run, which is saved; the worker would wait for another
-            os.kill(os.getpid(), signal.SIGTERM)
-            time.sleep(1)
+        os.kill(os.getpid(), signal.SIGTERM)
 
     threading.Thread(target=watch, daemon=True).start()
 
@@ -128,7 +133,7 @@ def explain_write_errors(
         ) from None
 
 
-def explain(error: Exception) -> UserError | None:
+def explain(error: BaseException) -> UserError | None:
     """Return a sentence for what the system refuses: memory, a path, a package; None for others."""
     if sentence := explain_memory_error(error):
         return sentence
@@ -140,7 +145,7 @@ def explain(error: Exception) -> UserError | None:
     return explain_missing(error) if isinstance(error, ImportError) else None
 
 
-def explain_memory_error(error: Exception) -> UserError | None:
+def explain_memory_error(error: BaseException) -> UserError | None:
     """Return a sentence if the system, or a limit such as `ulimit -v`, refuses memory."""
     refused = isinstance(error, OSError) and error.errno == errno.ENOMEM
     said = any(words in str(error) for words in NO_MEMORY)
