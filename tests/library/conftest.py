@@ -9,8 +9,7 @@ from typing import Any
 import pytest
 from torch import nn
 
-import zdp_bench
-from tests.library.small import defaults, network
+from tests.library.small import begin, network
 from zdp_bench import Private
 from zdp_bench.library import trails
 
@@ -31,11 +30,8 @@ def make(tmp_path: Path) -> Iterator[Make]:
     def private(model: nn.Module | None = None, **changed: Any) -> Private:
         for earlier in held:
             earlier.close()
-        model = network() if model is None else model
-        given = defaults(model) | {"ledger": tmp_path / "ledger.jsonl"} | changed
-        if "target_epsilon" not in given:
-            given.setdefault("noise_multiplier", 1.2)
-        held.append(zdp_bench.make_private(model, **given))
+        given = {"ledger": tmp_path / "ledger.jsonl"} | changed
+        held.append(begin(network() if model is None else model, **given))
         return held[-1]
 
     yield private

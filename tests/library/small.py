@@ -2,14 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
-from zdp_bench import Private
+import zdp_bench
+from zdp_bench import Private, UserError
+from zdp_bench.library.examples import Items
 
 EXAMPLES, CLASSES = 60, 3
 
@@ -44,12 +50,44 @@ def defaults(model: nn.Module) -> dict[str, Any]:
     }
 
 
+def begin(model: nn.Module, ledger: Path, **changed: Any) -> Private:
+    """`make_private` with defaults; close what it returns."""
+    given = defaults(model) | {"ledger": ledger} | changed
+    if "target_epsilon" not in given:
+        given.setdefault("noise_multiplier", 1.2)
+    return zdp_bench.make_private(model, **given)
+
+
 def train(private: Private, most: int | None = None) -> list[Tensor]:
-    """Take the steps that are left, or so many; return the first layer's weights after each."""
+    """Take the steps that are left, or so many; return the first weights after each."""
     seen = []
     for batch in private.batches():
         private.step(batch)
-        seen.append(private.model[0].weight.detach().clone())  # type: ignore[index]
+        seen.append(next(private.model.parameters()).detach().clone())
         if len(seen) == most:
             break
     return seen
+
+
+@contextmanager
+def reading() -> Iterator[list[list[int]]]:
+    """Yield what becomes the list of the batches that are read, each by its examples' indices."""
+    seen: list[list[int]] = []
+    read = Items.batch
+
+    def batch(self: Items, indices: Any) -> Any:
+        seen.append([int(index) for index in indices])
+        return read(self, indices)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Items, "batch", batch)
+        yield seen
+
+
+def refusal(act: Callable[[], object]) -> str:
+    """Return the sentence with which something is refused; '' if it is done."""
+    try:
+        act()
+    except UserError as error:
+        return str(error)
+    return ""

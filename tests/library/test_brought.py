@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils import parametrizations, weight_norm
 from torch.nn.utils.rnn import pack_padded_sequence
-from torch.utils.checkpoint import checkpoint
 
 import zdp_bench
 from tests.library.conftest import Make
@@ -68,19 +67,18 @@ def test_a_penalty_that_begins_late_is_not_dropped_either(make: Make) -> None:
 
 @pytest.mark.parametrize("several", [False, True])
 def test_a_regularisers_gradient_is_added_after_clipping_and_noise(
-    make: Make, several: bool
+    make: Make, tmp_path: Path, several: bool
 ) -> None:
     model, plain = network(), network()
     before = weights_of(model)
-    for each, given in ((model, {"regulariser": penalty}), (plain, {})):
+    both: tuple[tuple[Any, dict[str, Any]], ...] = (model, {"regulariser": penalty}), (plain, {})
+    for each, given in both:
         optimizer: Any = torch.optim.SGD(each.parameters(), lr=0.5)
         if several:
-            parts = each[0].parameters(), each[2].parameters()  # type: ignore[index]
+            parts = each[0].parameters(), each[2].parameters()
             optimizer = [torch.optim.SGD(part, lr=0.5) for part in parts]
-        private = make(each, optimizer=optimizer, **WHOLE | given)
-        train(private)
-        private.close()
-        private.ledger.path.unlink()
+        given |= {"optimizer": optimizer, "ledger": tmp_path / f"{len(given)}.jsonl"}
+        train(make(each, **WHOLE | given))
     torch.testing.assert_close(weights_of(model), weights_of(plain) - 0.5 * 0.6 * before)
 
 
@@ -237,8 +235,10 @@ def brought() -> dict[str, tuple[nn.Module, list[Any], Any]]:
 
 @pytest.mark.parametrize("name", brought())
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
-    """`probe` where guesses are no use; sums are those of each example alone."""
+def test_examples_of_any_domain_are_served(
+    make: Make, name: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """`probe` where guesses are no use; sums are those of each example alone, as is told."""
     model, dataset, own = brought()[name]
     given: dict[str, Any] = {"dataset": dataset, "loss": own}
     if name == "five or more":
@@ -247,7 +247,8 @@ def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
         given["probe"] = torch.utils.data.default_collate(dataset[:3])
     before = weights_of(model)
     private = make(model, **given | WHOLE | {"expected_batch": 20, "max_grad_norm": 0.1})
-    examples = private.examples
+    said = r"Made\) looks at numbers \(\w+\): examples are processed one at a time"
+    assert bool(re.search(said, caplog.text)) == (name == "five or more")
     alone, by_hand = torch.zeros_like(before), brought()[name][0]
     for index in range(20):
         inputs, targets = torch.utils.data.default_collate([dataset[index]])
@@ -255,20 +256,8 @@ def test_examples_of_any_domain_are_served(make: Make, name: str) -> None:
         gradients = torch.autograd.grad(own(outputs, targets).sum(), [*by_hand.parameters()])
         g = torch.cat([part.flatten() for part in gradients])
         alone += g * (0.1 / g.norm()).clamp(max=1.0)
-    train_one = next(private.batches())
-    private.step(train_one)
+    train(private)
     torch.testing.assert_close(weights_of(model), before - 0.5 * alone / 20, rtol=1e-4, atol=1e-6)
-    assert len(examples) == 20
-
-
-def test_what_looks_at_numbers_is_told_and_run_alone(
-    make: Make, caplog: pytest.LogCaptureFixture
-) -> None:
-    """`sum of those of each example alone`: see `test_examples_of_any_domain_are_served`."""
-    dataset = brought()["five or more"][1]
-    make(not_negative(5.0), dataset=dataset, probe=torch.utils.data.default_collate(dataset[:4]))
-    said = r"Made\) looks at numbers \(\w+\): examples are processed one at a time"
-    assert re.search(said, caplog.text)
 
 
 # ----------------------------------------------------------------------------- the true reason
@@ -277,11 +266,6 @@ def test_what_looks_at_numbers_is_told_and_run_alone(
 def contrastive(outputs: Tensor, targets: Tensor) -> Tensor:
     near = F.normalize(outputs, dim=1)
     return loss(near @ near.T / 0.1, torch.arange(len(near)))
-
-
-def checkpointed() -> nn.Module:
-    function = lambda net, x: checkpoint(net.inside, x, use_reentrant=True)  # noqa: E731
-    return Made(function, inside=network())
 
 
 def keeps() -> nn.Module:
@@ -315,25 +299,14 @@ def between(layer: nn.Module) -> nn.Module:
     return nn.Sequential(nn.Linear(4, 6), layer, nn.Linear(6, CLASSES))
 
 
-def linear() -> nn.Module:
-    return nn.Linear(6, 6)
-
-
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
         ({"loss": contrastive}, r"compares the examples of a batch.*\(\(a, b\), target\)"),
         ({"loss": lambda o, t: [loss(o, t)]}, "the loss gives list for 1 example"),
         ({"loss": "cross_entropy"}, "give a function of"),
-        (
-            {"model": checkpointed},
-            r"Made\): torch\.utils\.checkpoint is called",
-        ),
-        ({"model": lambda: between(weight_norm(linear()))}, r"layer '1' .*weight_norm writes"),
-        (
-            {"model": autocast},
-            r"'inside' .* runs under torch\.autocast.*precision=\"bf16\"",
-        ),
+        ({"model": lambda: between(weight_norm(nn.Linear(6, 6)))}, "layer '1' .*weight_norm wri"),
+        ({"model": autocast}, "'inside' .* runs under torch.autocast.*precision=\"bf16\""),
         (
             {"model": sparse, "dataset": [(torch.tensor([1, 2]), 0)] * 20},
             r"layer '0' \(Embedding\) has sparse gradients.*sparse=False",
@@ -343,7 +316,7 @@ def linear() -> nn.Module:
             "do not make one batch.*pad them in the dataset",
         ),
         (
-            {"model": lambda: between(parametrizations.spectral_norm(linear()))},
+            {"model": lambda: between(parametrizations.spectral_norm(nn.Linear(6, 6)))},
             "changes '_u' in each pass",
         ),
         ({"model": keeps}, r"stores training examples in 'kl'"),

@@ -12,28 +12,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-import zdp_bench
 from tests.ledgers import in_a_fork, steps_in
 from tests.library.conftest import Make
-from tests.library.small import defaults, loss, network, train
-from zdp_bench import Private, UserError
+from tests.library.small import begin, loss, network, refusal, train
+from zdp_bench import UserError
 from zdp_bench.errors import Busy
-
-
-def refusal(act: Callable[[], object]) -> str:
-    try:
-        act()
-    except UserError as error:
-        return str(error)
-    return ""
-
-
-def make_beside(model: nn.Module, of: Any, ledger: Path) -> Private:
-    """Another training, while the first is not closed."""
-    given = defaults(model) | {"loss": of, "ledger": ledger, "noise_multiplier": 1.2}
-    return zdp_bench.make_private(model, **given)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +49,7 @@ def test_the_end_of_a_fork_does_not_let_go_of_the_ledger(make: Make) -> None:
     private = make()
     in_a_fork(lambda: private.close() or "closed")
     with pytest.raises(Busy):
-        make_beside(network(), loss, private.ledger.path)
+        begin(network(), private.ledger.path)
 
 
 @pytest.mark.parametrize("method", ["spawn", "forkserver"])
@@ -111,7 +96,6 @@ def test_threads_take_their_steps_one_after_the_other(make: Make, tmp_path: Path
     assert said[0] == ""
     assert "accepts the last batch" in said[1]
     assert (private.done, steps_in(tmp_path / "ledger.jsonl")) == (1, [0])
-    other = make_beside(model, slow, tmp_path / "other.jsonl")
-    with other:
+    with begin(model, tmp_path / "other.jsonl", loss=slow) as other:
         assert two(lambda: train(private, most=3), lambda: train(other, most=3)) == ["", ""]
     assert most[0] == 1

@@ -8,13 +8,14 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 import zdp_bench
-from tests.library.models import HEAVY, QUICK, ComplexViT, bert, cut, loss, targets_of, vit
+from tests.modules import Made
 
-BOUND = 0.7
+CLASSES, BOUND = 5, 0.7
 
 pytestmark = [
     # torch's, of LSTM and attention under vmap on a CPU
@@ -22,6 +23,183 @@ pytestmark = [
     # transformers', of a name that peft asks for
     pytest.mark.filterwarnings("ignore:.*gradient_checkpointing"),
 ]
+
+# networks with random weights, small enough for a test, and batches for them
+
+
+def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+    """One number per example, whether it has one target or a map of them."""
+    losses = F.cross_entropy(outputs, targets, reduction="none")
+    return losses.flatten(1).mean(dim=1) if losses.dim() > 1 else losses
+
+
+def convnext() -> tuple[nn.Module, Any]:
+    """timm's ConvNeXt-tiny with fewer and narrower blocks."""
+    timm = pytest.importorskip("timm")
+    sizes = {"depths": (1, 1, 2, 1), "dims": (8, 16, 24, 32)}
+    return timm.create_model("convnext_tiny", num_classes=CLASSES, **sizes), images()
+
+
+def vit() -> tuple[nn.Module, Any]:
+    """timm's ViT-tiny for small images."""
+    timm = pytest.importorskip("timm")
+    sizes = {"img_size": 32, "patch_size": 8, "embed_dim": 24, "depth": 2, "num_heads": 3}
+    return timm.create_model("vit_tiny_patch16_224", num_classes=CLASSES, **sizes), images()
+
+
+class Logits(nn.Module):
+    """The output that counts of a Hugging Face model, which returns an object.
+
+    A mask [B, T] is looked into (`mask.all()`), which torch.func cannot do; [B, 1, 1, T] is not.
+    Positions for each example keep the model on the fast engine.
+    """
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, input_ids: Tensor, attention_mask: Tensor) -> Tensor:
+        hidden = torch.finfo(torch.float32).min * (1.0 - attention_mask.float())
+        positions = torch.arange(input_ids.shape[1]).expand_as(input_ids)
+        return self.model(
+            input_ids,
+            attention_mask=hidden[:, None, None, :],
+            position_ids=positions,
+            token_type_ids=torch.zeros_like(input_ids),
+        ).logits
+
+
+def bert() -> tuple[nn.Module, Any]:
+    """Hugging Face's BERT with a classifier: inputs by name."""
+    transformers = pytest.importorskip("transformers")
+    config = transformers.BertConfig(
+        vocab_size=50,
+        hidden_size=24,
+        num_hidden_layers=2,
+        num_attention_heads=2,
+        intermediate_size=48,
+        max_position_embeddings=16,
+        num_labels=CLASSES,
+        hidden_dropout_prob=0.0,
+        attention_probs_dropout_prob=0.0,
+        attn_implementation="eager",
+    )
+    mask = torch.ones(4, 8, dtype=torch.long)
+    mask[1, 5:] = mask[2, 2:] = 0
+    inputs = {"input_ids": torch.randint(0, 50, (4, 8)), "attention_mask": mask}
+    return Logits(transformers.BertForSequenceClassification(config)), inputs
+
+
+def lstm() -> tuple[nn.Module, Any]:
+    """Over tokens."""
+    held = nn.Embedding(30, 8), nn.LSTM(8, 12, 2, batch_first=True), nn.Linear(12, CLASSES)
+    last = lambda net, tokens: net.head(net.lstm(net.embedding(tokens))[0][:, -1])  # noqa: E731
+    model = Made(last, **dict(zip(("embedding", "lstm", "head"), held, strict=True)))
+    return model, torch.randint(0, 30, (4, 6))
+
+
+def siamese() -> tuple[nn.Module, Any]:
+    """One network on two inputs: `model(a, b)`."""
+    features = nn.Sequential(nn.Conv2d(1, 4, 3), nn.ReLU(), nn.Flatten())
+    apart = lambda net, a, b: net.head((net.features(a) - net.features(b)).abs())  # noqa: E731
+    model = Made(apart, features=features, head=nn.Linear(4 * 36, CLASSES))
+    return model, (torch.randn(4, 1, 8, 8), torch.randn(4, 1, 8, 8))
+
+
+def images() -> Tensor:
+    return torch.randn(4, 3, 32, 32)
+
+
+def unet() -> tuple[nn.Module, Any]:
+    """MONAI's 3-D U-Net, whose default is InstanceNorm; a class for each voxel."""
+    networks = pytest.importorskip("monai.networks.nets")
+    sizes: dict[str, Any] = {"channels": (4, 8, 8), "strides": (2, 2), "num_res_units": 1}
+    model = networks.UNet(spatial_dims=3, in_channels=1, out_channels=CLASSES, **sizes)
+    return model, torch.randn(4, 1, 8, 8, 8)
+
+
+class ComplexNet(nn.Module):
+    """Layers of complexPyTorch, which hold real parameters in pairs."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        layers = pytest.importorskip("complexPyTorch.complexLayers")
+        self.conv, self.relu = layers.ComplexConv2d(1, 4, 3), layers.ComplexReLU()
+        self.linear = layers.ComplexLinear(4 * 36, CLASSES)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.linear(self.relu(self.conv(z)).flatten(1)).abs()
+
+
+def complex_net() -> tuple[nn.Module, Any]:
+    return ComplexNet(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+
+
+class Patches(nn.Module):
+    """Cut an image [B, 1, 8, 8] into 4 patches of 16 numbers, embedded."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Conv2d(1, 8, 4, stride=4, dtype=torch.complex64)
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.embed(z).flatten(2).transpose(1, 2)
+
+
+class ComplexViT(nn.Module):
+    """torchcvnn's vision transformer, and a head as its documentation has it.
+
+    Its own norms take their statistics over the batch: see `test_norms_over_the_batch_are_refused`.
+    """
+
+    def __init__(self, norm: str | None = None) -> None:
+        super().__init__()
+        layers = pytest.importorskip("torchcvnn.nn")
+        norm_layer = getattr(layers, norm) if norm else nn.Identity
+        self.backbone = layers.ViT(Patches(), 2, 2, 8, 16, norm_layer=norm_layer)
+        self.head = nn.Sequential(nn.Linear(8, CLASSES, dtype=torch.complex64), layers.Mod())
+
+    def forward(self, z: Tensor) -> Tensor:
+        return self.head(self.backbone(z).mean(dim=1))
+
+
+def complex_vit() -> tuple[nn.Module, Any]:
+    return ComplexViT(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+
+
+def lora() -> tuple[nn.Module, Any]:
+    """BERT, frozen, with the adapters of peft on its attention and a head that trains."""
+    peft = pytest.importorskip("peft")
+    logits, inputs = bert()
+    config = peft.LoraConfig(
+        r=2, target_modules=["query", "value"], task_type="SEQ_CLS", lora_dropout=0.0
+    )
+    adapted = Logits(peft.get_peft_model(logits.model, config))  # type: ignore[attr-defined]
+    for name, parameter in adapted.named_parameters():
+        if "lora_B" in name:  # they begin at zero, where nothing moves lora_A
+            nn.init.normal_(parameter, std=0.1)
+    return adapted.train(), inputs
+
+
+def targets_of(model: nn.Module, inputs: Any) -> Tensor:
+    """Return classes, one for each example or, if the model answers with maps, one each place."""
+    args = inputs if isinstance(inputs, tuple) else () if isinstance(inputs, dict) else (inputs,)
+    with torch.no_grad():
+        outputs = model(*args, **(inputs if isinstance(inputs, dict) else {}))
+    return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
+
+
+QUICK = [vit, lstm, siamese, complex_net, complex_vit, lora]
+HEAVY = [convnext, bert, unet]  # seconds each
+
+
+def cut(inputs: Any, at: slice | int) -> Any:
+    """Return some examples, or one, of a tensor, a tuple or a dictionary of tensors."""
+    if isinstance(inputs, dict):
+        return {name: value[at] for name, value in inputs.items()}
+    if isinstance(inputs, tuple):
+        return tuple(value[at] for value in inputs)
+    return inputs[at]
 
 
 def sum_by_torch_func(model: nn.Module, inputs: Any, targets: Tensor) -> dict[str, Tensor]:

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from torch.func import functional_call, grad
 
 from tests.library.conftest import Make
-from tests.library.small import EXAMPLES, data, loss, network, train
+from tests.library.small import EXAMPLES, data, loss, network, reading, train
 from zdp_bench import UserError
 from zdp_bench.library.examples import find_owners
 from zdp_bench.privacy.accounting import pld
@@ -92,20 +92,10 @@ def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
     assert "examples_per_owner" not in report
 
 
-def test_a_drawn_owner_brings_all_examples_or_so_many(
-    make: Make, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_drawn_owner_brings_all_examples_or_so_many(make: Make) -> None:
     for most in (8, 2):
         private = make(unit=OWNERS, sample_rate=0.4, max_examples=most, count_earlier=True)
-        seen: list[list[int]] = []
-        read = type(private.examples).batch
-
-        def batch(self: Any, indices: Any, read: Any = read, seen: Any = seen) -> Any:
-            seen.append([int(index) for index in indices])
-            return read(self, indices)
-
-        with monkeypatch.context() as patch:
-            patch.setattr(type(private.examples), "batch", batch)
+        with reading() as seen:
             train(private, most=4)
         assert seen
         for drawn in seen:

@@ -31,15 +31,14 @@ from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, data, defaults, network, train
+from tests.library.small import CLASSES, begin, data, defaults, network, reading, train
+from tests.modules import Made
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.library import trails
-from zdp_bench.library.examples import Items
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger
 from zdp_bench.privacy.accounting import pld
-from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
-from zdp_bench.privacy.noise import add_noise
+from zdp_bench.privacy.noise import HedgedNoise
 from zdp_bench.training import step
 
 
@@ -162,7 +161,7 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
     stages: list[Any] = []
-    accountant = PLDAccountant()
+    accountant = PLDAccountant(value_discretization_interval=1e-3)  # the default takes seconds
     for noise, bound, rate in ((1.4, 1.0, 0.2), (1.0, 0.5, 0.2), (1.0, 2.0, 0.5)):
         given: dict[str, Any] = {"noise_multiplier": noise, "max_grad_norm": bound}
         given |= {"sample_rate": rate, "ledger": tmp_path / f"{len(stages)}.jsonl"}
@@ -183,12 +182,6 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
         stages[2].export(tmp_path / "card")
 
 
-def loaded(model: nn.Module) -> nn.Module:
-    other = network()
-    other.load_state_dict(model.state_dict())
-    return other
-
-
 def changed(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], nn.Module]:
     def copied(model: nn.Module) -> nn.Module:
         other = copy.deepcopy(model)
@@ -200,59 +193,38 @@ def changed(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], nn.Modu
     return copied
 
 
-class Around(nn.Module):
-    """Another network with a trained one, frozen, inside."""
-
-    def __init__(self, inner: nn.Module) -> None:
-        super().__init__()
-        self.inner, self.last = inner.requires_grad_(False), nn.Linear(CLASSES, CLASSES)
-
-    def __getitem__(self, place: int) -> nn.Module:
-        return self.last
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.inner(x))
+def merged(model: Any) -> nn.Module:
+    """Weights and biases in one parameter, their units in another order."""
+    first = nn.Linear(5, 6, bias=False)
+    both = torch.cat([model[0].weight, model[0].bias.unsqueeze(1)], dim=1)
+    first.weight = nn.Parameter(both.detach().flip(0))
+    return nn.Sequential(nn.ConstantPad1d((0, 1), 1.0), first, nn.Tanh(), nn.Linear(6, CLASSES))
 
 
-class Merged(nn.Module):
-    """A network in other parameters: two in one, or its units in another order, or in a buffer."""
+def in_a_buffer(model: Any) -> nn.Module:
+    def function(net: Any, x: Tensor) -> Tensor:
+        return net.last((net.first(x) + F.linear(x, net.held)).tanh())
 
-    def __init__(self, model: nn.Module, how: str) -> None:
-        super().__init__()
-        first, last = model[0], model[2]  # type: ignore[index]
-        order = torch.arange(6).flip(0)
-        self.first = nn.Linear(4, 6)
-        self.last = nn.Linear(7, CLASSES, bias=False)
-        with torch.no_grad():
-            self.first.weight.copy_(first.weight[order])
-            self.first.bias.copy_(first.bias[order])
-            self.last.weight.copy_(torch.cat([last.weight[:, order], last.bias[:, None]], dim=1))
-        if how == "buffer":
-            self.register_buffer("held", self.first.weight.detach().clone())
-            nn.init.normal_(self.first.weight)
-            nn.init.normal_(self.last.weight)
+    held = model[0].weight.detach().flip(0)
+    return Made(function, first=nn.Linear(4, 6), last=nn.Linear(6, CLASSES), held=held)
 
-    def __getitem__(self, place: int) -> nn.Module:
-        return self.first
 
-    def forward(self, x: Tensor) -> Tensor:
-        held = getattr(self, "held", None)
-        hidden = self.first(x) if held is None else F.linear(x, held) + self.first(x)
-        return self.last(F.pad(hidden.tanh(), (0, 1), value=1.0))
+def frozen(model: nn.Module) -> nn.Module:
+    inner = copy.deepcopy(model).requires_grad_(False)
+    return nn.Sequential(inner, nn.Linear(CLASSES, CLASSES))
 
 
 HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "merged": lambda model: Merged(model, "merged"),
-    "in a buffer": lambda model: Merged(model, "buffer"),
+    "merged": merged,
+    "in a buffer": in_a_buffer,
     "itself": lambda model: model,
     "wrapped": lambda model: nn.Sequential(*model.children()),
     "copied": copy.deepcopy,
-    "loaded": loaded,
     "converted": lambda model: copy.deepcopy(model).double(),
     "moved": changed(lambda p: p + 1e-7 * torch.randn_like(p)),
     "scaled": changed(lambda p: 0.5 * p),
     "rounded": changed(lambda p: p.bfloat16().to(p)),
-    "frozen": lambda model: Around(copy.deepcopy(model)),
+    "frozen": frozen,
 }
 
 
@@ -451,15 +423,9 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make, tmp_path: P
     single, gradient = [(*data()[0],)], {}
     for precision in (None, "bf16"):
         model, before = network(), network()
-        given = {
-            "dataset": single,
-            "sample_rate": 1.0,
-            "expected_batch": 1,
-            "noise_multiplier": 0.0,
-        }
-        given |= {"ledger": tmp_path / f"{precision}.jsonl"}
-        private = make(model, precision=precision, max_grad_norm=0.1, epochs=1, **given)
-        train(private)
+        given = {"dataset": single, "sample_rate": 1.0, "expected_batch": 1, "epochs": 1}
+        given |= {"noise_multiplier": 0.0, "max_grad_norm": 0.1, "precision": precision}
+        train(make(model, ledger=tmp_path / f"{precision}.jsonl", **given))
         pairs = zip(model.parameters(), before.parameters(), strict=True)
         moved = [(old - new).detach().flatten() / 0.5 for new, old in pairs]
         gradient[precision] = torch.cat(moved)
@@ -469,21 +435,17 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make, tmp_path: P
 
 
 def test_one_training_at_a_time_holds_a_ledger(make: Make, tmp_path: Path) -> None:
-    model = network()
-    make(model)
-    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "ledger.jsonl"}
+    make()
     with pytest.raises(Busy, match=r"another run uses this ledger; close\(\) it"):
-        zdp_bench.make_private(model, **given)
+        begin(network(), tmp_path / "ledger.jsonl")
 
 
 @pytest.mark.parametrize("link", [os.symlink, os.link])
 def test_a_ledger_of_two_names_is_refused(make: Make, tmp_path: Path, link: Any) -> None:
     make()
     link(tmp_path / "ledger.jsonl", tmp_path / "other.jsonl")
-    model = network()
-    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "other.jsonl"}
     with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second name"):
-        zdp_bench.make_private(model, **given)
+        begin(network(), tmp_path / "other.jsonl")
 
 
 @pytest.mark.parametrize("where", ["save", "export", "close", "step"])
@@ -572,9 +534,7 @@ def test_a_full_disk_is_one_sentence_and_loses_no_step(
 
 
 def test_a_training_that_is_let_go_with_its_folder_says_nothing(tmp_path: Path) -> None:
-    model = network()
-    given = defaults(model) | {"noise_multiplier": 1.2, "ledger": tmp_path / "own/ledger.jsonl"}
-    private = zdp_bench.make_private(model, **given)
+    private = begin(network(), tmp_path / "own/ledger.jsonl")
     train(private, most=1)
     shutil.rmtree(tmp_path / "own")
     del private
@@ -663,14 +623,7 @@ def test_the_names_are_there_and_typed() -> None:
 
 def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
     """What makes the sums differ may be nothing that the key covers, such as the loss's file."""
-    block = Block("a", (1000,), "float32", 1.0, 1.0, "real")
-    mechanism = Mechanism((block,), Sampling("poisson", 0.5, 2.0, 4))
-    keys = Keys("first", seed=1, secure=False)
-    one, other = (
-        add_noise({"a": torch.full((1000,), by)}, mechanism, keys.noise("key"), 0)["a"] - by
-        for by in (0.0, 1.0)
-    )
-    assert float((one - other).std()) > 1
+    assert isinstance(Keys("first", seed=1, secure=False).noise("key"), HedgedNoise)
 
 
 def mix(module: nn.Module, inputs: object, output: torch.Tensor) -> torch.Tensor:
@@ -701,26 +654,11 @@ RATE, EXPECTED = 0.4, 2.0
 
 def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, Any], set[int]]:
     """All that a training on so many examples tells, and the examples that it drew."""
-    drawn: set[int] = set()
-    read = Items.batch
-
-    def batch(self: Items, indices: Any) -> Any:
-        drawn.update(map(int, indices))
-        return read(self, indices)
-
-    dataset = [data()[index] for index in range(many)]
-    private = make(
-        dataset=dataset,
-        sample_rate=RATE,
-        expected_batch=EXPECTED,
-        epochs=8,
-        ledger=folder / f"{many}" / "ledger.jsonl",
-        **given,
-    )
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Items, "batch", batch)
-        for one in private.batches():
-            private.step(one)
+    given |= {"sample_rate": RATE, "expected_batch": EXPECTED, "epochs": 8}
+    given |= {"dataset": [data()[index] for index in range(many)]}
+    private = make(ledger=folder / f"{many}" / "ledger.jsonl", **given)
+    with reading() as seen:
+        train(private)
     private.save()
     private.export(folder / f"{many}" / "model")
     report = json.loads((folder / f"{many}" / "model" / "report.json").read_text())
@@ -738,7 +676,7 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
         "ledger": (folder / f"{many}" / "model" / "ledger.jsonl").read_bytes(),
         "shown": repr(private),
     }
-    return facts, drawn
+    return facts, {index for batch in seen for index in batch}
 
 
 @pytest.mark.parametrize(

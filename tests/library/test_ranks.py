@@ -7,19 +7,159 @@ from typing import Any
 
 import pytest
 import torch
+from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, parallelize_module
 from torch.nn.parallel import DistributedDataParallel
 
+import zdp_bench
 from tests.ledgers import end_of
 from tests.library.conftest import Make
-from tests.library.ranks_driver import CASES, STEPS, main, trained, weights_of
+from tests.library.small import begin, data, loss, network, reading, refusal, train
 from tests.training.test_distributed import together
+from zdp_bench import Private, UserError
+from zdp_bench.library.keys import Keys
+from zdp_bench.training.distributed import join
+
+OWNERS = [index % 7 for index in range(60)]
+CASES: dict[str, dict[str, Any]] = {
+    "records": {},
+    "pieces": {"micro_batch": 3},
+    "owners": {"unit": OWNERS, "sample_rate": 0.4, "expected_batch": 3, "max_examples": 4},
+    "secure": {"secure": True},
+}
+STEPS = 4
+
+# ----------------------------------------------------------------------- what each process does
+
+
+def started(folder: Path, name: str, model: nn.Module | None = None, **changed: Any) -> Private:
+    return begin(network() if model is None else model, folder / f"{name}.jsonl", **changed)
+
+
+def weights_of(private: Private) -> dict[str, Tensor]:
+    return {name: p.detach().clone() for name, p in private.model.named_parameters()}
+
+
+def trained(folder: Path, name: str) -> Private:
+    """A case after a few steps, with keys that every number of processes has."""
+    private = started(folder, name, **CASES[name])
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(Keys, "of_step", lambda _, __, ledger: f"key {ledger.releases}")
+        train(private, most=STEPS)
+    return private
+
+
+def shares_of_secure_batches(folder: Path) -> list[list[list[int]]]:
+    """The examples that each process read, step by step."""
+    private = started(folder, "secure_batches", secure=True)
+    steps = []
+    with reading() as seen:
+        for batch in private.batches():
+            seen.clear()
+            private.step(batch)
+            steps.append([index for read in seen for index in read])
+    return private.ranks.gather(steps)
+
+
+def uneven_steps(folder: Path) -> list[str]:
+    """What the processes say where one of them leaves out a step of the other's."""
+    private = started(folder, "uneven")
+    train(private, most=2)
+    private.done += private.ranks.rank
+    return private.ranks.gather(refusal(lambda: train(private, most=1)))
+
+
+def resumed(folder: Path) -> tuple[int, int]:
+    """Save, take a step more, and go on from what was saved; other processes have no file."""
+    private = started(folder, "resumed")
+    train(private, most=2)
+    private.save()
+    train(private, most=1)
+    private.close()
+    private.ranks.broadcast(None)  # until rank 0 has let go of the ledger
+    again = started(folder, "resumed")
+    assert again.resume()
+    train(again, most=1)
+    return again.done, again.report()["steps"]
+
+
+def noise_of_nothing(folder: Path, **changed: Any) -> Tensor:
+    """The noise of a step whose gradients are zero, from weights that differ between processes."""
+    torch.manual_seed(join("cpu").rank)
+    model = nn.Sequential(nn.Linear(4, 6000), nn.Linear(6000, 3))
+    flat = {"loss": lambda outputs, _: 0.0 * outputs.sum(dim=1)}
+    private = started(folder, f"noise{len(changed)}", model, **flat, **changed)
+    before = weights_of(private)["0.weight"]
+    train(private, most=1)
+    return (weights_of(private)["0.weight"] - before) * 12 / 0.5
+
+
+def refused(folder: Path, **changed: Any) -> list[str]:
+    """What each process is told to these arguments."""
+    ranks = join("cpu")
+    return ranks.gather(refusal(lambda: started(folder, f"refused{ranks.rank}", **changed)))
+
+
+def otherwise(rank: int) -> dict[str, dict[str, Any]]:
+    """What rank 1 does otherwise, by the fact that is named."""
+    shuffled = [data()[(index + rank) % 60] for index in range(60)]
+    plain = network()
+    model = nn.Sequential(nn.Linear(4, 6), nn.Tanh() if rank else nn.ReLU(), nn.Linear(6, 3))
+    return {
+        "set of arguments: the bound": {"max_grad_norm": 1.0 + rank},
+        "set of arguments: the rate": {"sample_rate": 0.2 + 0.1 * rank},
+        "set of arguments: the randomness": {"secure": bool(rank)},
+        "data set": {"dataset": shuffled},
+        "list of owners": CASES["owners"] | {"unit": [(i + rank) // 9 for i in range(60)]},
+        "model": {"model": model, "optimizer": torch.optim.SGD(model.parameters(), lr=0.5)},
+        "optimizer": {"model": plain, "optimizer": torch.optim.SGD(plain.parameters(), 1.0 + rank)},
+    }
+
+
+def split_models(folder: Path) -> list[str]:
+    """What is said of weights that torch has split, by the step and by the sum alone."""
+    mesh = init_device_mesh("cpu", (2,))
+    whole, by_layer = fully_shard(network(), mesh=mesh), network()
+    parallelize_module(by_layer, mesh, {"0": ColwiseParallel()})
+    said = refused(folder, model=whole) + refused(folder, model=by_layer)
+    alone = refusal(lambda: zdp_bench.clipped_sum(whole, loss, data().tensors, 1.0))  # type: ignore[arg-type]
+    return [*said, alone]
+
+
+def find(folder: Path) -> None:
+    """Do all of it; rank 0 writes FOLDER/found.pt."""
+    ranks = join("cpu")
+    found: dict[str, Any] = {"same": True}
+    for name in CASES:
+        private = trained(folder, name)
+        weights = weights_of(private)
+        theirs, of_first = ranks.broadcast((weights, private.report()))
+        found["same"] &= not ranks.max(
+            not all(torch.equal(weights[key], theirs[key]) for key in weights)
+            or private.report() != of_first
+        )
+        found[name] = weights, private.epsilon
+    found["resumed"] = resumed(folder)
+    found["noise"] = noise_of_nothing(folder), noise_of_nothing(folder, secure=True)
+    found["seeded"] = refused(folder, seed=1)
+    found["different"] = {k: refused(folder, **v) for k, v in otherwise(ranks.rank).items()}
+    found["shares"] = shares_of_secure_batches(folder)
+    found["uneven"] = uneven_steps(folder)
+    found["split"] = split_models(folder)
+    if ranks.is_first:
+        torch.save(found, folder / "found.pt")
+
+
+# ------------------------------------------------------------------------------ what is found
 
 
 @pytest.fixture(scope="module")
 def joint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What two processes found, and the folder they wrote into."""
     folder = tmp_path_factory.mktemp("ranks")
-    for done in together(2, lambda: main(folder), at=folder):
+    for done in together(2, lambda: find(folder), at=folder):
         assert done.returncode == 0, done.stderr[-3000:]
     return folder, torch.load(folder / "found.pt", weights_only=True)
 
@@ -64,27 +204,19 @@ def test_a_saved_training_goes_on_in_all_processes(joint: tuple[Path, Any]) -> N
 
 
 def test_what_several_processes_cannot_do_is_refused(joint: tuple[Path, Any]) -> None:
-    for sentence in joint[1]["seeded"]:
-        assert "2 train together; leave it out" in sentence
-    for name, said in joint[1]["different"].items():
-        for sentence in said:
-            assert f"rank 1 has another {name.partition(':')[0]} than rank 0" in sentence, name
-
-
-def test_processes_that_are_not_at_the_same_step_say_so(joint: tuple[Path, Any]) -> None:
-    for sentence in joint[1]["uneven"]:
-        assert "rank 1 has another step than rank 0" in sentence
-
-
-def test_a_model_that_is_split_among_processes_is_refused(joint: tuple[Path, Any]) -> None:
-    for sentence in joint[1]["split"]:
-        assert "split among processes" in sentence
+    found = joint[1]
+    refused = [(said, "2 train together; leave it out") for said in found["seeded"]]
+    refused += [(said, "rank 1 has another step than rank 0") for said in found["uneven"]]
+    refused += [(said, "split among processes") for said in found["split"]]
+    for name, of_each in found["different"].items():
+        named = f"rank 1 has another {name.partition(':')[0]} than rank 0"
+        refused += [(said, named) for said in of_each]
+    assert len(refused) == 2 + 2 + 5 + 14
+    assert not [(said, sentence) for said, sentence in refused if sentence not in said]
 
 
 def test_the_wrapper_of_torch_is_refused(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(DistributedDataParallel, "__init__", torch.nn.Module.__init__)
-    from zdp_bench.errors import UserError
-
     wrapped = DistributedDataParallel()  # type: ignore[call-arg]
     wrapped.register_parameter("weight", torch.nn.Parameter(torch.zeros(1)))
     with pytest.raises(UserError, match="give the module itself"):

@@ -178,7 +178,7 @@ def execution_digest(
     """
     if device.type != "cpu" and not deterministic:
         return ""
-    libraries = {name: version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
+    libraries = {name: _version(name) for name in ("torch", "numpy", "scipy", "cryptography")}
     chip = (
         torch.cuda.get_device_name(device)
         if device.type == "cuda"
@@ -195,6 +195,9 @@ def execution_digest(
         micro_batch,
     )
     return hashlib.sha256(repr(what).encode()).hexdigest()
+
+
+_version = cache(version)  # each takes a millisecond
 
 
 def code_digest(used: Plugins) -> str:

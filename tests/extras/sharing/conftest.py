@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Callable
-from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,8 @@ import pytest
 import torch
 import yaml
 
-import zdp_bench
 from tests.library.conftest import make  # noqa: F401 - a fixture of this folder too
-from tests.library.small import defaults, network, train
+from tests.library.small import begin, network, train
 from tests.training.test_run import carry_out
 from zdp_bench import records
 from zdp_bench.extras.sharing.export import export, texts_of
@@ -41,9 +39,8 @@ def exported(finished: Outcome, tmp_path_factory: pytest.TempPathFactory) -> Pat
 @pytest.fixture(scope="session")
 def of_loop(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The export of a loop of one's own, which no test may change."""
-    place, model = tmp_path_factory.mktemp("loop"), network()
-    given = defaults(model) | {"ledger": place / "ledger.jsonl", "noise_multiplier": 1.2}
-    with closing(zdp_bench.make_private(model, **given)) as private:
+    place = tmp_path_factory.mktemp("loop")
+    with begin(network(), place / "ledger.jsonl") as private:
         train(private)
         metrics = {"accuracy": torch.tensor(0.75)}
         private.export(place / "model", data="points", metrics=metrics)  # type: ignore[arg-type]

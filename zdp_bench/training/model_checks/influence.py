@@ -158,8 +158,9 @@ def _foreign_functions(output: Tensor) -> str:
     return ""
 
 
-def _python_draws() -> str:
-    return repr((random.getstate(), np.random.get_state()))
+def _python_draws() -> Any:
+    state: Any = np.random.get_state()
+    return random.getstate(), state[1].tobytes(), state[2:]
 
 
 @dataclass(frozen=True)
