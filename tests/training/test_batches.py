@@ -6,7 +6,6 @@ from __future__ import annotations
 import gc
 import logging
 import weakref
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,9 +40,20 @@ from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import Outcome
 from zdp_bench.training.step import sum_contributions
 
+CPU = torch.device("cpu")
+
 
 def plan(tmp_path: Path, *overrides: str, size: int = 100) -> Plan:
     return Plan.of(configured(tmp_path, *overrides), size)
+
+
+def test_poissons_rate_follows_the_expected_batch(tmp_path: Path) -> None:
+    words = ["trainer.sample_rate=null", "trainer.batch_size=4", "trainer.epochs=2"]
+    of = plan(tmp_path, *words)
+    assert of.sampling == Sampling("poisson", 0.04, 4.0, 100)
+    assert of.steps == 50
+    with pytest.raises(UserError, match=r"trainer\.batch_size=4: the training set has only 3"):
+        plan(tmp_path, *words, size=3)
 
 
 def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
@@ -55,9 +65,8 @@ def test_poisson_epochs_are_expected_passes(tmp_path: Path) -> None:
     assert [of.epoch_ending_at(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step) for step in ends] == list(range(1, 11))
     assert [of.epoch_of(step + 1) for step in ends[:-1]] == list(range(2, 11))
-    assert of.draw(0, 5)[1] == pytest.approx(
-        3.0
-    )  # the divisor is the EXPECTED batch size, whatever was drawn
+    # the divisor is the EXPECTED batch size, whatever was drawn
+    assert of.draw(0, 5)[1] == pytest.approx(3.0)
     assert len({len(of.draw(0, step)[0]) for step in range(50)}) > 1
 
 
@@ -69,13 +78,8 @@ def test_a_plan_draws_at_the_rate_that_is_accounted(
     """ε is computed from `sampling.sample_rate`: drawing at another one is invisible in every other
     number of a run."""
     size, rate = 400, 0.03
-    of = plan(
-        tmp_path,
-        f"trainer.sampling={scheme}",
-        f"trainer.sample_rate={rate}",
-        "trainer.epochs=75",
-        size=size,
-    )
+    words = [f"trainer.sampling={scheme}", f"trainer.sample_rate={rate}", "trainer.epochs=75"]
+    of = plan(tmp_path, *words, size=size)
     assert (of.sampling.sample_rate, of.sampling.records) == (rate, size)
     assert of.steps > 2000
     taken = np.zeros((of.steps, size), dtype=bool)
@@ -113,23 +117,14 @@ def test_an_epoch_shorter_than_a_step_still_has_one(tmp_path: Path) -> None:
 
 
 def test_the_shuffled_divisor_is_the_batch_there_is(tmp_path: Path) -> None:
-    of = plan(
-        tmp_path,
-        "algorithm=sgd",
-        "trainer=shuffled",
-        "trainer.sample_rate=null",
-        "trainer.batch_size=30",
-        "trainer.epochs=2",
-    )
+    batches = ["trainer=shuffled", "trainer.sample_rate=null", "trainer.batch_size=30"]
+    of = plan(tmp_path, "algorithm=sgd", *batches, "trainer.epochs=2")
     assert of.steps == 8
-    sizes = [of.draw(0, step)[1] for step in range(8)]
-    assert sizes == [30, 30, 30, 10] * 2
-    epochs = [
-        sorted(i for step in steps for i in of.draw(0, step)[0])
-        for steps in (range(4), range(4, 8))
-    ]
-    assert epochs == [list(range(100))] * 2
-    assert of.draw(0, 0)[0].tolist() != of.draw(0, 4)[0].tolist()
+    drawn, sizes = zip(*(of.draw(0, step) for step in range(8)), strict=True)
+    assert sizes == (30, 30, 30, 10) * 2
+    for epoch in (drawn[:4], drawn[4:]):
+        assert sorted(np.concatenate(epoch)) == list(range(100))
+    assert drawn[0].tolist() != drawn[4].tolist()
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -139,18 +134,13 @@ def test_one_record_more_changes_no_other_records_augmentation(
     """The seed stands in every record of a run: given it, neighbouring batches may differ in one
     share alone."""
     config = configured(tmp_path, f"privacy.secure={str(secure).lower()}", "trainer.micro_batch=4")
-    records_ = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
+    examples = Examples(torch.arange(100.0).view(100, 1), torch.zeros(100))
+
+    def augment(inputs: Tensor, chance: Tensor) -> Tensor:
+        return inputs + chance[:, :1]
 
     def changed(*indices: int) -> dict[int, float]:
-        pieces = micro_batches(
-            records_,
-            np.array(indices),
-            config,
-            torch.device("cpu"),
-            "key",
-            5,
-            lambda x, chance: x + chance[:, :1],
-        )
+        pieces = micro_batches(examples, np.array(indices), config, CPU, "key", 5, augment)
         values = torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
         return dict(zip(indices, values, strict=True))
 
@@ -170,9 +160,6 @@ def test_adam_is_fused_on_a_cpu_but_for_complex_parameters(tmp_path: Path) -> No
     config = configured(tmp_path, "optimizer=adam", "+optimizer.fused=true")
     with pytest.raises(UserError, match=r"optimizer\.fused=true"):
         build_optimizer(config, is_complex)
-
-
-CPU = torch.device("cpu")
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -213,10 +200,8 @@ def problem() -> Problem:
 
 def pieces(size: Size, records: int = 11, shares: Any = None) -> MicroBatches:
     torch.manual_seed(1)
-    inputs, targets = (
-        torch.randn(records, 3, dtype=torch.complex128),
-        torch.randn(records, dtype=torch.float64),
-    )
+    inputs = torch.randn(records, 3, dtype=torch.complex128)
+    targets = torch.randn(records, dtype=torch.float64)
     return MicroBatches(records, lambda cut: (inputs[cut], targets[cut]), size, shares=shares)
 
 
@@ -260,9 +245,8 @@ def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> Non
             raise torch.OutOfMemoryError("CUDA out of memory")
         return steady.piece(cut)
 
-    found = sum_contributions(
-        algorithm, algorithm.mechanism(), MicroBatches(11, piece, Size(4)), CPU
-    )
+    failing = MicroBatches(11, piece, Size(4))
+    found = sum_contributions(algorithm, algorithm.mechanism(), failing, CPU)
     for name, value in expected.items():
         torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
 
@@ -286,19 +270,15 @@ def test_other_errors_are_not_taken_for_it() -> None:
         sum_contributions(greedy, greedy.mechanism(), iter(pieces(Size(4))), CPU)
 
 
-@pytest.mark.parametrize("records", [0, 10, 11])
-def test_every_record_is_in_one_piece(records: int) -> None:
+@pytest.mark.parametrize(("records", "sizes"), [(0, []), (10, [5, 5]), (11, [5, 5, 1])])
+def test_every_record_is_in_one_piece(records: int, sizes: list[int]) -> None:
     config = parse(compose(["recipe=quickstart", "trainer.micro_batch=5"]))
     found = Examples(torch.arange(20.0).unsqueeze(1), torch.zeros(20, dtype=torch.long))
     drawn = np.arange(records)[::-1].copy()
     parts = list(micro_batches(found, drawn, config, CPU, "key"))
-    assert [len(inputs) for inputs, _ in parts] == [5] * (records // 5) + [records % 5] * (
-        records % 5 > 0
-    )
-    assert (
-        torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)]).flatten().tolist()
-        == drawn.tolist()
-    )
+    assert [len(inputs) for inputs, _ in parts] == sizes
+    inputs = torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)])
+    assert inputs.flatten().tolist() == drawn.tolist()
 
 
 @pytest.mark.slow
@@ -321,9 +301,8 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
     model = lookup("model", "complex_cnn")((2, 16, 16), 3, channels=[4, 4])
     like = torch.zeros(0, 2, 16, 16, dtype=torch.complex64), torch.zeros(0)
     a_record = bytes_per_example(model, loss, like)
-    assert (
-        4 * 16 * 16 * 8 <= a_record <= 50 * 4 * 16 * 16 * 8
-    )  # some maps of 4 channels, and no parameters
+    a_map = 4 * 16 * 16 * 8  # of 4 channels
+    assert a_map <= a_record <= 50 * a_map  # some of them, and no parameters
     assert all(parameter.grad is None for parameter in model.parameters())
     for fit, expected in ((0, 1), (1, 1), (5, 4), (64, 64), (10_000, 256)):
         free = int(fit * a_record * memory.PASSES / memory.SHARE) + 1
@@ -346,8 +325,7 @@ def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
         "/sys/fs/cgroup/memory.max": 700,
         "/sys/fs/cgroup/memory.current": 600,
     }
-    number: Callable[..., Any] = lambda path, *_: told[path]  # noqa: E731
-    monkeypatch.setattr(memory, "_number", number)
+    monkeypatch.setattr(memory, "_number", lambda path, *_: told[path])
     assert available_memory() == 100
     told["/sys/fs/cgroup/memory.max"] = None
     assert available_memory() == 1000
@@ -372,13 +350,13 @@ def test_on_a_gpu_halving_finds_what_fits(monkeypatch: pytest.MonkeyPatch) -> No
         task = Problem(model, loss, Sampling("poisson", 0.1, 2048, 20480))
         algorithm = ZetaDPSGD(task, noise_multiplier=1.0, max_grad_norm=0.5)
         inputs, targets = torch.randn(4096, 2, 64, 64, dtype=torch.complex64), torch.zeros(4096)
-        size = initial_size(
-            model, loss, (inputs[:1].to(device), targets[:1].to(device)), 2048, device
-        )
+
+        def piece(cut: slice) -> gradients.Batch:
+            return inputs[cut].to(device), targets[cut].to(device)
+
+        size = initial_size(model, loss, piece(slice(1)), 2048, device)
         assert size.examples == 4096
-        batches = MicroBatches(
-            4096, lambda cut: (inputs[cut].to(device), targets[cut].to(device)), size
-        )
+        batches = MicroBatches(4096, piece, size)
         assert sum_contributions(algorithm, algorithm.mechanism(), batches, device)
         assert size.examples < 4096
     finally:

@@ -3,6 +3,7 @@ undisturbed run does."""
 
 from __future__ import annotations
 
+import itertools
 import os
 import random
 import resource
@@ -22,6 +23,7 @@ from tests.drivers import start
 from tests.training.test_run import (
     TINY,
     Silent,
+    after_each_step,
     carry_out,
     configured,
     kill_after,
@@ -33,7 +35,6 @@ from zdp_bench import cli, records
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.errors import UserError
 from zdp_bench.training import batches, setup
-from zdp_bench.training import run as experiment
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run import Outcome, run
 
@@ -44,17 +45,14 @@ def whole(tiny: tuple[Path, Outcome]) -> records.Record:
     return repeatable(tiny[1].record)
 
 
-def after_step(monkeypatch: pytest.MonkeyPatch, at: int, do: Any) -> Any:
-    """Have `do` done at the end of step number `at` (from 0); returns what undoes it."""
-    real = experiment.private_step
+def signal_after(patch: pytest.MonkeyPatch, at: int, *numbers: int) -> None:
+    """Have signals sent at the end of step number `at`, from 0."""
 
-    def step(training: Any, number: int, *rest: Any) -> None:
-        real(training, number, *rest)
-        if number == at:
-            do()
+    def act(_: object, step: int) -> None:
+        for number in numbers if step == at else ():
+            os.kill(os.getpid(), number)
 
-    monkeypatch.setattr(experiment, "private_step", step)
-    return lambda: monkeypatch.setattr(experiment, "private_step", real)
+    after_each_step(patch, act)
 
 
 def stop_and_go_on(
@@ -63,10 +61,10 @@ def stop_and_go_on(
     """Return a whole run and one that was stopped after step `at`; both must end alike."""
     whole = carry_out(folder / "whole", *words)
     torch.manual_seed(2)  # another process stands elsewhere in its own stream
-    undo = after_step(monkeypatch, at, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    with pytest.raises(Stopped):
-        carry_out(folder / "stopped", *words)
-    undo()
+    with monkeypatch.context() as patch:
+        signal_after(patch, at, signal.SIGTERM)
+        with pytest.raises(Stopped):
+            carry_out(folder / "stopped", *words)
     resumed = carry_out(folder / "stopped", *words)
     assert repeatable(resumed.record) == repeatable(whole.record)
     assert same(weights_of(whole), weights_of(resumed))
@@ -97,15 +95,15 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
     number: int,
     code: int,
 ) -> None:
-    undo = after_step(monkeypatch, 6, lambda: os.kill(os.getpid(), number))
     before = signal.getsignal(number)
     monkeypatch.setattr(COMMANDS["run"], "run", lambda _: carry_out(tmp_path))
-    with pytest.raises(SystemExit) as left:
-        cli.main(["run"])
+    with monkeypatch.context() as patch:
+        signal_after(patch, 6, number)
+        with pytest.raises(SystemExit) as left:
+            cli.main(["run"])
     assert left.value.code == code
     assert "the same command continues from here" in capsys.readouterr().err
     assert signal.getsignal(number) == before
-    undo()
     watcher = Silent()
     assert repeatable(run(configured(tmp_path), watcher).record) == whole
     assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
@@ -134,12 +132,12 @@ def test_a_command_that_saves_nothing_does_not_say_that_it_continues(
 def test_a_signal_in_the_last_step_finishes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
 ) -> None:
-    after_step(monkeypatch, 19, lambda: os.kill(os.getpid(), signal.SIGTERM))
+    signal_after(monkeypatch, 19, signal.SIGTERM)
     assert repeatable(carry_out(tmp_path).record) == whole
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    after_step(monkeypatch, 3, lambda: [os.kill(os.getpid(), signal.SIGINT) for _ in range(2)])
+    signal_after(monkeypatch, 3, signal.SIGINT, signal.SIGINT)
     with pytest.raises(KeyboardInterrupt):
         carry_out(tmp_path)
 
@@ -224,12 +222,7 @@ def test_a_folder_that_cannot_be_used_is_told_before_the_work(
     says: str,
     tmp_path: Path,
     capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def forbidden(*_: Any) -> Any:
-        raise AssertionError("an attack was made")
-
-    monkeypatch.setattr("zdp_bench.extras.audit.recipe.audit", forbidden)
     places = {"file": tmp_path / "file", "none": tmp_path / "none"}
     places["file"].write_text("")
     with pytest.raises(SystemExit) as left:
@@ -277,22 +270,16 @@ def test_a_verb_that_shows_ends_quietly_when_nobody_reads_or_nothing_is_open() -
 
 
 def test_what_layers_draw_is_a_function_of_seed_and_step() -> None:
-    def draws(*of: int) -> list[float]:
-        batches.seed_layers(*of)
+    def draws(*of: int, secure: bool = False) -> list[float]:
+        batches.seed_layers(*of, secure=secure)
         return [float(torch.rand(())), float(np.random.rand()), random.random()]
 
     first = draws(1, 7, 0)
     assert first == draws(1, 7, 0)
-    for other in ((2, 7, 0), (1, 8, 0), (1, 7, 1)):
-        assert all(a != b for a, b in zip(first, draws(*other), strict=True))
-
-
-def test_what_layers_draw_is_nobodys_to_foresee_where_a_run_is_secure() -> None:
-    drawn = []
-    for _ in range(2):
-        batches.seed_layers(1, 7, 0, secure=True)
-        drawn.append((float(torch.rand(())), float(np.random.rand()), random.random()))
-    assert all(a != b for a, b in zip(*drawn, strict=True))
+    others = [draws(*of) for of in ((2, 7, 0), (1, 8, 0), (1, 7, 1))]
+    others += [draws(1, 7, 0, secure=True) for _ in range(2)]  # nobody's to foresee
+    for one, other in itertools.combinations([first, *others], 2):
+        assert all(a != b for a, b in zip(one, other, strict=True))
 
 
 def test_a_run_with_dropout_resumes_to_the_same_weights(

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -25,6 +26,8 @@ from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import Outcome, run
+from zdp_bench.training.spending import read_sources
+from zdp_bench.training.step import Training
 
 TINY = ["recipe=quickstart", "trainer.epochs=2", "trainer.sample_rate=0.1", "model.hidden=[8]"]
 TINY += ["accountant=gdp_clt"]  # the fastest
@@ -69,23 +72,55 @@ def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
     return all(torch.equal(first[name], second[name]) for name in first)
 
 
+def after_each_step(patch: pytest.MonkeyPatch, act: Callable[[Training, int], object]) -> None:
+    """Have runs call `act` with the training and the step's number, from 0, after each step."""
+    real = experiment.private_step
+
+    def step(training: Training, number: int, *rest: Any) -> None:
+        real(training, number, *rest)
+        act(training, number)
+
+    patch.setattr(experiment, "private_step", step)
+
+
+class PowerCut(BaseException):
+    pass
+
+
+def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path, *words: str) -> None:
+    """Run until `step` is done, and no further."""
+
+    def die(training: Training, number: int) -> None:
+        if number == step:
+            training.ledger.close()
+            raise PowerCut
+
+    with monkeypatch.context() as patch:
+        after_each_step(patch, die)
+        with pytest.raises(PowerCut):
+            carry_out(results, *words)
+
+
 def test_a_run_writes_what_it_promises(finished: Outcome, tmp_path: Path) -> None:
-    record, privacy = finished.record, finished.record["privacy"]
-    assert finished.path == records.folder(tmp_path, "quickstart", record["run"]) / "record.json"
+    record, privacy, home = finished.record, finished.record["privacy"], finished.path.parent
+    assert home == records.folder(tmp_path, "quickstart", record["run"])
     wanted = {"record.json", "ledger.jsonl", "spending.json", "checkpoint.pt", "run.log"}
-    assert {path.name for path in finished.path.parent.iterdir()} == wanted
-    assert privacy["steps"] == 20 == len(steps_in(finished.path.parent / "ledger.jsonl"))
+    assert {path.name for path in home.iterdir()} == wanted
+    assert privacy["steps"] == 20 == len(steps_in(home / "ledger.jsonl"))
     assert privacy["z"] == pytest.approx(1.5)
     assert 0 < privacy["epsilon_tight"] < privacy["epsilon_rdp"]
     assert [epoch["step"] for epoch in record["epochs"]] == [10, 20]
     assert record["data"]["provenance"] == "derived"
     assert record["headline"] == {"name": "accuracy", "value": record["metrics"]["accuracy"]}
-    json.loads(
-        finished.path.read_text(), parse_constant=lambda name: pytest.fail(f"{name} is no JSON")
-    )
+    text = finished.path.read_text()
+    json.loads(text, parse_constant=lambda name: pytest.fail(f"{name} is no JSON"))
     # an image is in two records
     assert (privacy["examples_per_patient"], privacy["unit"]) == (2, "image")
     assert 1.5 * privacy["epsilon_tight"] < privacy["epsilon_patient"] < math.inf
+    # which files were read stays in the folder
+    (source,) = read_sources(home) or ()
+    assert source in (home / "spending.json").read_text()
+    assert source not in text
 
 
 def test_files_that_a_kill_left_half_written_go_with_the_same_command(
@@ -109,23 +144,16 @@ def cut_checkpoint(home: Path) -> None:
     (home / "checkpoint.pt").write_bytes(whole[: len(whole) // 2])  # of a copy that broke off
 
 
-def write_other_bytes(home: Path) -> None:
-    (home / "checkpoint.pt").write_bytes(b"\x80\x04not a checkpoint")
+def leave_out(line: int) -> Callable[[Path], None]:
+    """Leave out one of the ledger's lines that stand for steps, and all of starts."""
 
+    def change(home: Path) -> None:
+        head, *lines = (home / "ledger.jsonl").read_text().splitlines(keepends=True)
+        lines = [line for line in lines if '"state"' not in line]
+        del lines[line]
+        (home / "ledger.jsonl").write_text("".join([head, *lines]))
 
-def rewrite_ledger(home: Path, change: Callable[[list[str]], list[str]]) -> None:
-    """Change the lines that stand for steps, and leave out those of starts."""
-    head, *lines = (home / "ledger.jsonl").read_text().splitlines(keepends=True)
-    lines = [line for line in lines if '"state"' not in line]
-    (home / "ledger.jsonl").write_text("".join([head, *change(lines)]))
-
-
-def take_a_step_out(home: Path) -> None:
-    rewrite_ledger(home, lambda lines: lines[:1] + lines[2:])
-
-
-def cut_ledger(home: Path) -> None:
-    rewrite_ledger(home, lambda lines: lines[:-1])
+    return change
 
 
 def name_another_run(home: Path) -> None:
@@ -144,10 +172,9 @@ def change_the_optimizer(home: Path) -> None:
     [
         (change_the_optimizer, r"checkpoint\.pt: does not fit this run: .* force=true"),
         (cut_checkpoint, r"checkpoint\.pt: is damaged.*force=true"),
-        (write_other_bytes, r"checkpoint\.pt: is damaged.*force=true"),
         (name_another_run, "belongs to run ffffffffffff"),
-        (take_a_step_out, r"ledger\.jsonl, line 3.*edited.*cannot be trusted"),
-        (cut_ledger, r"holds \d+ steps, but the checkpoint beside it was written after 20"),
+        (leave_out(1), r"ledger\.jsonl, line 3.*edited.*cannot be trusted"),
+        (leave_out(-1), r"holds \d+ steps, but the checkpoint beside it was written after 20"),
     ],
 )
 def test_a_damaged_file_is_refused_by_name(
@@ -170,29 +197,22 @@ def test_a_damaged_record_is_refused_and_written_again_once_it_is_gone(
     assert repeatable(carry_out(tmp_path).record) == repeatable(finished.record)
 
 
-def test_only_the_test_set_is_evaluated_and_no_training_metric_is_recorded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_another_seed_is_another_run_of_the_same_experiment_and_only_the_test_set_is_evaluated(
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    sets: list[Any] = []
+    sizes: list[int] = []
     real = evaluation.predict
 
     def spy(model: Any, task: Any, test: Any, *rest: Any) -> Any:
-        sets.append(test)
+        sizes.append(len(test))
         return real(model, task, test, *rest)
 
     monkeypatch.setattr(evaluation, "predict", spy)
-    outcome = carry_out(tmp_path)
-    assert sets
-    assert all(len(test) == 360 for test in sets)  # the test set, never the training set
-    assert not [
-        key for key in outcome.record["metrics"] | outcome.record["epochs"][0] if "train" in key
-    ]
-
-
-def test_another_seed_is_another_run_of_the_same_experiment(
-    finished: Outcome, tmp_path: Path
-) -> None:
     other = carry_out(tmp_path, "seed=1")
+    assert set(sizes) == {360}  # the test set's, never the training set's
+    assert not [
+        key for key in other.record["metrics"] | other.record["epochs"][0] if "train" in key
+    ]
     assert not same(weights_of(finished), weights_of(other))
     assert other.record["experiment"] == finished.record["experiment"]
     assert other.record["run"] != finished.record["run"]
@@ -212,10 +232,6 @@ def test_the_same_run_again_is_found_and_force_repeats_it(
     assert (first.path.parent / "ledger.jsonl.1").exists()
 
 
-class PowerCut(BaseException):
-    pass
-
-
 def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
     finished: Outcome, tmp_path: Path
 ) -> None:
@@ -231,22 +247,6 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
         carry_out(own)
     again = carry_out(own, "force=true")
     assert again.record["epochs"] == finished.record["epochs"]
-
-
-def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path, *words: str) -> None:
-    """Run until `step` is done, and no further."""
-    real = experiment.private_step
-
-    def dying(training: Any, number: int, *rest: Any) -> None:
-        real(training, number, *rest)
-        if number == step:
-            training.ledger.close()
-            raise PowerCut
-
-    with monkeypatch.context() as patch:
-        patch.setattr(experiment, "private_step", dying)
-        with pytest.raises(PowerCut):
-            carry_out(results, *words)
 
 
 @pytest.mark.parametrize("dies_after", [3, 13])
@@ -290,24 +290,20 @@ def test_a_missing_cuda_device_is_one_sentence() -> None:
 
 
 @pytest.mark.parametrize(
-    ("words", "why"),
+    ("word", "why"),
     [
         (
-            ["model=complex_cnn"],
-            r"model=complex_cnn: needs examples of shape \[channels, height, width\], but these "
-            r"are \[8, 8\]\. Use a model",
+            "model=complex_cnn",
+            r": needs examples of shape \[channels, height, width\], but these are \[8, 8\]\. Use",
         ),
-        (
-            ["task=binary_classification"],
-            "task=binary_classification: needs two classes, but dataset=phase_digits has 10",
-        ),
+        ("task=binary_classification", ": needs two classes, but dataset=phase_digits has 10"),
     ],
 )
 def test_what_does_not_fit_is_told_before_anything_is_trained(
-    tmp_path: Path, words: list[str], why: str
+    tmp_path: Path, word: str, why: str
 ) -> None:
-    with pytest.raises(UserError, match=why) as told:
-        run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", *words])), Silent())
+    with pytest.raises(UserError, match=word + why) as told:
+        run(parse(compose(["recipe=quickstart", f"paths.results={tmp_path}", word])), Silent())
     assert "\n" not in str(told.value)
     assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
 
@@ -337,3 +333,18 @@ def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str) -> None
     for bad in (math.nan, math.inf):
         test, task = Examples(torch.full(shape, bad), targets), lookup("task", name)()
         assert math.isnan(evaluate(torch.nn.Identity(), task, test, torch.device("cpu"))["loss"])
+
+
+def test_a_private_reconstruction_by_slice(tmp_path: Path) -> None:
+    words = "recipe=mri_recon_small dataset=kspace_phantom dataset.patients=4 dataset.slices=2"
+    words += f" dataset.test_share=0.25 trainer.epochs=1 threads=1 paths.data={tmp_path}"
+    outcome = run(parse(compose([*words.split(), f"paths.results={tmp_path}"])), Silent())
+    privacy = outcome.record["privacy"]
+    drawn = {"scheme": "poisson", "sample_rate": 1 / 6, "expected_batch_size": 1.0, "records": 6}
+    assert privacy["sampling"] == drawn
+    assert privacy["examples_per_patient"] == 2
+    assert privacy["epsilon_patient"] > privacy["epsilon_tight"]
+    assert outcome.record["headline"]["name"] == "ssim"
+    with np.load(outcome.path.parent / "example.npz", allow_pickle=False) as arrays:
+        shapes = {name: image.shape for name, image in arrays.items()}
+    assert shapes == dict.fromkeys(("reference", "zero_filled", "reconstruction"), (32, 40))

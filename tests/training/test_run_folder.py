@@ -7,7 +7,6 @@ import dataclasses
 import errno
 import fcntl
 import logging
-import multiprocessing
 import os
 import tempfile
 from collections.abc import Callable, Iterator
@@ -18,11 +17,12 @@ from typing import Any
 import pytest
 import torch
 
+from tests.drivers import fork
 from tests.test_cli import run as command
 from tests.training.test_run import (
     TINY,
-    PowerCut,
     Silent,
+    after_each_step,
     carry_out,
     configured,
     kill_after,
@@ -33,6 +33,7 @@ from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.report import papers
@@ -40,7 +41,7 @@ from zdp_bench.training import run
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Reporter
 from zdp_bench.training.run import Outcome
-from zdp_bench.training.spending import read_spendings
+from zdp_bench.training.spending import FILE, read_spendings
 
 
 @contextmanager
@@ -169,25 +170,33 @@ def test_force_draws_new_noise_where_the_code_is_another(
     assert not same(weights_of(carry_out(tmp_path, "force=true")), first)
 
 
-def test_two_processes_that_force_a_run_at_once_lose_no_release(tmp_path: Path) -> None:
+def tight(privacy: dict[str, Any], steps: int) -> float:
+    """The ε of so many steps of a run with this privacy section."""
+    mechanism = Mechanism.of_z(privacy["z"], Sampling(**privacy["sampling"]))
+    return tight_epsilon(mechanism, steps, privacy["delta"])
+
+
+def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
+    finished: Outcome, tmp_path: Path
+) -> None:
     """One waits for the other, then sets its ledger aside as well: all three count, in ε too."""
-    first = carry_out(tmp_path, "privacy.secure=true").record["privacy"]
-    words = (tmp_path, "privacy.secure=true", "force=true")
-    at_once = multiprocessing.get_context("fork")
-    processes = [at_once.Process(target=carry_out, args=words) for _ in range(2)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join()
-        assert process.exitcode == 0
-    (path,) = tmp_path.rglob("record.json")
-    record = records.read(path)
-    assert record
-    privacy = record["privacy"]
-    assert privacy["steps"] == 3 * first["steps"]
-    whole = Mechanism.of_z(privacy["z"], Sampling(**privacy["sampling"]))
-    assert privacy["epsilon_tight"] == pytest.approx(tight_epsilon(whole, 60, privacy["delta"]))
-    assert len([*path.parent.glob("ledger.jsonl*")]) == 3
+    secure, own = "privacy.secure=true", finished.record["privacy"]
+    first = carry_out(tmp_path / "secure", secure)
+    before = weights_of(first)
+    forced = [fork(lambda: carry_out(tmp_path / "secure", secure, "force=true")) for _ in range(2)]
+    assert [os.waitpid(child, 0)[1] for child in forced] == [0, 0]
+    assert not same(weights_of(first), before)
+    privacy = (records.read(first.path) or {})["privacy"]
+    assert privacy["steps"] == 3 * own["steps"]
+    assert privacy["epsilon_tight"] == pytest.approx(tight(privacy, 60))
+    assert len([*first.path.parent.glob("ledger.jsonl*")]) == 3
+    (found,), _ = read_spendings(tmp_path / "secure")
+    assert found.spent.steps == 60 == read_json(found.home / FILE)["privacy"]["steps"]
+    # and a run says whether it is one
+    secured = first.record["privacy"]
+    assert (own["randomness"], secured["randomness"]) == ("seeded", "cryptographic")
+    assert own["epsilon_tight"] == secured["epsilon_tight"]
+    assert first.record["run"] != finished.record["run"]
 
 
 def write_other_weights(results: Path) -> None:
@@ -208,13 +217,7 @@ def test_a_killed_run_that_goes_on_otherwise_takes_its_steps_again_with_other_no
     set_threads: Callable[[int], None],
 ) -> None:
     keys: list[str] = []
-    real = run.private_step
-
-    def spy(training: Any, step: int, *rest: Any) -> None:
-        keys.append(training.noise.key)
-        real(training, step, *rest)
-
-    monkeypatch.setattr(run, "private_step", spy)
+    after_each_step(monkeypatch, lambda training, _: keys.append(training.noise.key))
     set_threads(2 if change == "threads=1" else 1)
     kill_after(monkeypatch, 13, tmp_path)  # four steps behind the checkpoint, which stands at 10
     if change == "another code":
@@ -234,22 +237,10 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(
     """In σ, in the rate, in one training example: with shared noise their difference would show the
     sums as they are."""
     keys: list[str] = []
-
-    def note(training: Any, *_: Any) -> None:
-        keys.append(training.noise.key)
-        training.ledger.close()
-        raise PowerCut
-
-    monkeypatch.setattr(run, "private_step", note)
-    changes: list[list[str]] = [
-        [],
-        ["algorithm.noise_multiplier=1.6"],
-        ["optimizer.lr=0.4"],
-        ["algorithm.max_grad_norm=2"],
-    ]
-    for i, change in enumerate(changes):
-        with pytest.raises(PowerCut):
-            carry_out(tmp_path / f"{i}", *change)
+    after_each_step(monkeypatch, lambda training, _: keys.append(training.noise.key))
+    noise, rate, bound = "algorithm.noise_multiplier=1.6", "optimizer.lr=0.4", "max_grad_norm=2"
+    for i, change in enumerate([[], [noise], [rate], [f"algorithm.{bound}"]]):
+        kill_after(monkeypatch, 0, tmp_path / f"{i}", *change)
     load = run.load_data
 
     def without_one(config: Run) -> Splits:
@@ -258,8 +249,7 @@ def test_two_runs_that_differ_share_neither_noise_nor_batches(
         return dataclasses.replace(splits, train=fewer, digest=splits.digest[::-1])
 
     monkeypatch.setattr(run, "load_data", without_one)
-    with pytest.raises(PowerCut):
-        carry_out(tmp_path / "fewer")
+    kill_after(monkeypatch, 0, tmp_path / "fewer")
     assert len(set(keys)) == 5
     plan = Plan(Sampling("poisson", 0.1, 100.0, 1000), 1, 10)
     batches = {plan.draw(key, 0)[0].tobytes() for key in keys}
