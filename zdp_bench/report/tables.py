@@ -166,10 +166,10 @@ def data_notes(runs: Iterable[Record]) -> list[str]:
     notes = set()
     for run in runs:
         data, start = run["data"], "zero_filled_"
-        if data["notes"]:
-            notes.add(f"{data['name']}: {data['provenance']}, {data['notes']}.")
         of = {k.removeprefix(start): v for k, v in run["metrics"].items() if k.startswith(start)}
+        more = [data["notes"]] if data["notes"] else []
         if of:
-            said = ", ".join(f"{name} {value:.4g}" for name, value in of.items())
-            notes.add(f"{data['name']}, zero-filled: {said}.")
+            more.append(f"zero-filled: {', '.join(f'{k} {v:.4g}' for k, v in of.items())}")
+        if more:
+            notes.add(f"{data['name']}: {data['provenance']}, {'; '.join(more)}.")
     return sorted(notes)
