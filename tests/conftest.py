@@ -32,15 +32,18 @@ import pytest
 import torch
 from omegaconf import DictConfig, OmegaConf
 
-from zdp_bench.config.compose import _STORED, files
+from zdp_bench import assets
+from zdp_bench.config.compose import files
+from zdp_bench.config.schema import GROUPS
 from zdp_bench.config.words import parse_words
+from zdp_bench.experiments.claims import merge_job
 
 # Folders whose tests carry out no run.
 NO_RUNS = {"algorithms", "config", "gradients", "models", "nn", "privacy", "tasks"}
 
+CHOICES = "|".join(("recipe", "launcher", *GROUPS))  # a word of these names a plug-in
 compose_anew = hydra.compose
-composed: dict[tuple[str, ...], DictConfig] = {}
-VALUE = re.compile(r"((?!hydra)\w+(\.\w+)+|seed|force|threads|device)=")
+composed: dict[tuple[str | Path, ...], DictConfig] = {}
 
 
 def compose(config_name: str, overrides: list[str]) -> DictConfig:
@@ -48,22 +51,29 @@ def compose(config_name: str, overrides: list[str]) -> DictConfig:
 
     Whatever is not as plain as that, and every mistake, is Hydra's own.
     """
-    values = [word for word in overrides if VALUE.match(word)]
+    values = [word for word in overrides if re.match(rf"(?!hydra|({CHOICES})=)[\w.]+=", word)]
     chosen = [word for word in overrides if word not in values]
-    names = {word.removeprefix("recipe=") for word in chosen if word.startswith("recipe=")}
-    if not names <= set(files("recipe")):
-        return compose_anew(config_name, overrides)
-    paths = [*files("recipe").values(), *files("dataset").values()]
-    key = (*chosen, *map(str, [*paths, *_STORED.values()]))
+    key = (*chosen, assets.CONF, assets.DATASETS, assets.RECIPES)
     try:
         if key not in composed:
-            composed[key] = compose_anew(config_name, chosen)
+            composed[key] = merge(chosen)
         config = copy.deepcopy(composed[key])
         for override in parse_words(values):
             assert not override.is_sweep_override()
             OmegaConf.update(config, override.key_or_group, override.value(), merge=True)
     except Exception:
         return compose_anew(config_name, overrides)
+    return config
+
+
+def merge(chosen: list[str]) -> DictConfig:
+    """Return a recipe with our plug-ins by merging their files, which is 20 times as fast."""
+    names = dict(word.split("=") for word in chosen)
+    assert len(names) == len(chosen)
+    assert all(kind in ("recipe", *GROUPS) and name in files(kind) for kind, name in names.items())
+    recipe = names.pop("recipe")
+    config = OmegaConf.create(merge_job(recipe, map("=".join, names.items())))
+    OmegaConf.set_struct(config, True)
     return config
 
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from zdp_bench import assets
-from zdp_bench.config import configured
+from zdp_bench.config import check, configured
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.plugins import (
     MODEL_KEYS,
@@ -25,19 +25,17 @@ from zdp_bench.config.plugins import (
 from zdp_bench.config.schema import MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
+from zdp_bench.experiments.claims import compose_job
 from zdp_bench.registry import HOMES, lookup, names, register
-from zdp_bench.report import papers
-
-OF_PAPERS = {recipe for table in papers.available() for recipe in papers.recipes_of(table)}
 
 
 @pytest.mark.parametrize("recipe", assets.group(assets.RECIPES))
 def test_every_recipe_is_valid_and_says_how_to_run_it(recipe: str) -> None:
-    """Those of the papers' tables are composed by `tests/experiments/test_claims.py`."""
+    """Hydra composes the same of it: `tests/experiments/test_claims.py`."""
     chosen = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("defaults", [])
     needed = [one["override /representation"] for one in chosen if "representation" in str(one)]
-    if recipe not in OF_PAPERS and set(needed) <= set(names("representation")):
-        assert configured([f"recipe={recipe}"]).recipe == recipe
+    if set(needed) <= set(names("representation")):
+        assert check(compose_job(recipe, ())).recipe == recipe
     header = assets.group(assets.RECIPES)[recipe].read_text(encoding="utf-8").splitlines()[:2]
     assert header[0].startswith("# ")
     words = header[1].split()

@@ -77,6 +77,13 @@ def compose_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
     Hydra takes a tenth of a second for each, and all tables have five hundred jobs. Recipes choose
     plug-ins and set values, no more, so merging their files does. A test holds both equal.
     """
+    merged = merge_job(recipe, job)
+    _look_up(merged)
+    return merged
+
+
+def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
+    """Return the same with interpolations that are not resolved yet."""
     base, body = (
         assets.read_yaml(assets.CONF / "config.yaml"),
         assets.read_yaml(files("recipe")[recipe]),
@@ -92,7 +99,6 @@ def compose_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
     for override in parse_words([word for word in job if word.partition("=")[0] not in GROUPS]):
         _merge(merged, _nest(override.key_or_group, override.value()))
     del merged["hydra"]
-    _look_up(merged)
     return merged
 
 
