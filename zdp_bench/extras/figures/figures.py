@@ -106,7 +106,7 @@ def draw_kept(points: pd.DataFrame) -> Figure:
         axes.plot(of["kept"], of["at"], label=f"ε = {x:g}", **style)
     axes.set_yticks(range(len(rows)), rows)
     axes.invert_yaxis()
-    axes.set_xlabel("share of the non-private score kept, %, mean over seeds")
+    axes.set_xlabel("share of the non-private gain kept, %, mean over seeds")
     axes.set_title("What privacy costs, at a tight ε")
     axes.legend(loc="lower left", bbox_to_anchor=(0.1, 0.1))
     return figure
