@@ -14,10 +14,10 @@ from tests.data.helpers import dataset, write_cifar10
 from zdp_bench.data import nifti, roahd
 from zdp_bench.extras.standins import ecg
 
-# The stand-ins of sets that are got by hand.
+# The stand-ins of sets that are got by hand, small.
 SMALL: dict[str, dict[str, Any]] = {
     "chest_xray_synthetic": {"count": 60, "seed": 1},
-    "cpsc2018_synthetic": {"count": 6, "seed": 1},
+    "cpsc2018_synthetic": {"count": 6, "seed": 1, "test_share": 0.4},
     "kspace_phantom": {"patients": 6, "slices": 3, "height": 8, "width": 10},
     "mri_sequences_synthetic": {"patients": 7, "test_share": 0.4},
     "msd_synthetic": {"volumes": 5},

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import wave
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 
 from zdp_bench.data import nifti
+from zdp_bench.extras.own_data.folder import Folder
 
 RATE = 100  # Hz of the recordings
 
@@ -84,6 +86,11 @@ KINDS = {
     "clip": (".wav", write_wav, {"length": 32, "rate": RATE}),
     "recording": (".hea", write_wfdb, {"length": 32, "rate": RATE}),
 }
+
+
+def folder(path: Path, kind: str = "picture", /, **options: Any) -> Folder:
+    """`dataset=folder` of files of one kind, with examples of 8 × 8 pixels or 32 samples."""
+    return Folder(**{"path": str(path), "size": 8, **KINDS[kind][2], **options})
 
 
 def write_classes(folder: Path, kind: str, patients: int = 6) -> Path:

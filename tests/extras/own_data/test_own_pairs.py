@@ -11,24 +11,20 @@ import torch
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.extras.own_data.own_data import write_nifti, write_wav
+from tests.extras.own_data.own_data import folder, write_nifti, write_wav
 from tests.training.test_run import Silent
-from zdp_bench.config import compose, parse
-from zdp_bench.data import Part
+from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.own_data.folder import Folder
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
 from zdp_bench.training.run import run
-
-SIDE = 8
 
 
 def pixels(number: int, noise: int) -> np.ndarray:
     """A square of 8 pixels: a ramp of its own, with noise on it."""
     random = np.random.default_rng([number, noise])
-    ramp = np.linspace(0, 100 + 10 * number, SIDE) + np.zeros((SIDE, 1))
-    return (ramp + noise * random.integers(0, 60, (SIDE, SIDE))).astype(np.uint8)
+    ramp = np.linspace(0, 100 + 10 * number, 8) + np.zeros((8, 1))
+    return (ramp + noise * random.integers(0, 60, (8, 8))).astype(np.uint8)
 
 
 def save(path: Path, values: np.ndarray) -> Path:
@@ -49,13 +45,8 @@ def films(tmp_path: Path) -> Path:
     return tmp_path / "films.csv"
 
 
-def folder(path: Path, **options: Any) -> Folder:
-    return Folder(path=str(path), **{"size": SIDE} | options)
-
-
 def test_targets_are_the_reference_and_the_image(films: Path, tmp_path: Path) -> None:
     splits = folder(films, mean=0.0, deviation=1.0).load(tmp_path)
-    assert isinstance(splits.train, Part)
     inputs, targets = splits.train.batch(torch.arange(len(splits.train)))
     for row, number in enumerate(splits.train.rows.tolist()):
         noisy, clean = (torch.from_numpy(pixels(number, noise) / 255).float() for noise in (1, 0))
@@ -96,7 +87,7 @@ def test_a_private_run_reconstructs_and_its_export_predicts(films: Path, tmp_pat
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={films}", "dataset.size=8"]
     words += ["model=real_unet", "model.width=2", "model.depth=1", "task=reconstruction"]
     words += ["algorithm=dp_sgd", "privacy.unit=patient", "trainer.epochs=1"]
-    record = run(parse(compose([*words, f"paths.results={tmp_path}"])), Silent()).record
+    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record
     assert {"ssim", "psnr", "nmse", "zero_filled_ssim"} <= set(record["metrics"])
     assert record["privacy"]["epsilon_of"] == "patient"
     assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]
@@ -113,9 +104,8 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
         with pytest.raises(UserError, match=says):
             folder(films, **options).info(tmp_path)
     save(tmp_path / "clean/03.png", np.zeros((9, 8), np.uint8))
-    assert_refused(
-        lambda: folder(films).load(tmp_path), "clean/03.png", "9×8 pixels, but its image"
-    )
+    says = "9×8 pixels, but its image"
+    assert_refused(lambda: folder(films).load(tmp_path), "clean/03.png", says)
     write_nifti(tmp_path / "clean/03.nii.gz", 3)
     films.write_text(films.read_text().replace("clean/03.png", "clean/03.nii.gz"))
     assert_refused(lambda: folder(films).load(tmp_path), "03.nii.gz", "it is of kind volume")

@@ -15,13 +15,8 @@ import pytest
 from PIL import Image
 
 from tests.data.helpers import assert_refused
-from tests.extras.own_data.own_data import KINDS, write_classes, write_dicom, write_png
+from tests.extras.own_data.own_data import KINDS, folder, write_classes, write_dicom, write_png
 from zdp_bench.errors import UserError
-from zdp_bench.extras.own_data.folder import Folder
-
-
-def load(path: Path, kind: str) -> None:
-    Folder(path=str(path), size=8, **KINDS[kind][2]).load(path)
 
 
 def put(data: bytes, at: int) -> Callable[[Path], object]:
@@ -53,9 +48,8 @@ def dicom(**changes: Any) -> Callable[[Path], object]:
 
 def deflate(path: Path) -> None:
     """Name the deflated syntax in a DICOM file's head, as long as the one it has."""
-    path.write_bytes(
-        path.read_bytes().replace(b"1.2.840.10008.1.2.1\0", b"1.2.840.10008.1.2.1.99", 1)
-    )
+    syntax = b"1.2.840.10008.1.2.1"
+    path.write_bytes(path.read_bytes().replace(syntax + b"\0", syntax + b".99", 1))
 
 
 WEB_PAGE = b"<html>not found</html>"
@@ -80,20 +74,21 @@ DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
 @pytest.mark.parametrize("case", range(len(DAMAGED)))
 def test_a_crafted_file_is_refused_by_name(tmp_path: Path, case: int) -> None:
     kind, spoil, says = DAMAGED[case]
-    write_classes(tmp_path / "d", kind)
-    bad = tmp_path / "d" / "sick/s4" / f"0{KINDS[kind][0]}"
+    write_classes(tmp_path / "d", kind, 2)
+    bad = tmp_path / "d" / "sick/s1" / f"0{KINDS[kind][0]}"
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # pydicom's, while it writes what it would not
         spoil(bad)
-    assert_refused(lambda: load(tmp_path / "d", kind), "s4", says)
+    assert_refused(lambda: folder(tmp_path / "d", kind).load(tmp_path), "s1", says)
 
 
 def test_a_signal_with_marked_gaps_is_refused(tmp_path: Path) -> None:
-    write_classes(tmp_path / "d", "recording")
-    (tmp_path / "d/sick/s4/0.dat").write_bytes(b"\0\x80" * 80)  # WFDB's mark of an invalid sample
-    header = tmp_path / "d/sick/s4/0.hea"
+    write_classes(tmp_path / "d", "recording", 2)
+    (tmp_path / "d/sick/s1/0.dat").write_bytes(b"\0\x80" * 80)  # WFDB's mark of an invalid sample
+    header = tmp_path / "d/sick/s1/0.hea"
     header.write_text(re.sub(r"-?\d+ 0 (I|V5)\b", r"0 0 \1", header.read_text()))  # their checksum
-    assert_refused(lambda: load(tmp_path / "d", "recording"), "s4", "samples that are not finite")
+    data = folder(tmp_path / "d", "recording")
+    assert_refused(lambda: data.load(tmp_path), "s1", "samples that are not finite")
 
 
 def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) -> None:
@@ -103,20 +98,22 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     mask = tmp_path / "d/masks/p3.png"
     whole = mask.read_bytes()
     mask.write_bytes(whole[:50])
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "cannot be read")
+    assert_refused(lambda: folder(tmp_path / "d").load(tmp_path), "masks/p3.png", "cannot be read")
     Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "masks/p3.png", "a colour picture")
+    assert_refused(
+        lambda: folder(tmp_path / "d").load(tmp_path), "masks/p3.png", "a colour picture"
+    )
     mask.unlink()
     Image.fromarray(np.zeros((10, 12), dtype=np.uint8)).save(mask.with_suffix(".jpg"))
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "p3.jpg", "it is of kind picture")
+    assert_refused(lambda: folder(tmp_path / "d").load(tmp_path), "p3.jpg", "it is of kind picture")
     mask.with_suffix(".jpg").unlink()
     deep = np.zeros((10, 12), dtype=np.uint16)
     deep[:, :6] = 1  # of 65,535: a label, not a grey
     Image.fromarray(deep).save(mask)
-    made = Folder(path=str(tmp_path / "d"), size=12).load(tmp_path)
-    parts = [part for part in (made.train, made.test) if 3 in part.groups]  # type: ignore[operator]
-    (at,) = (parts[0].groups == 3).nonzero()  # type: ignore[union-attr]
-    assert parts[0].batch(at)[1].sum() == 6 * 12
+    made = folder(tmp_path / "d", size=12).load(tmp_path)
+    (part,) = (part for part in (made.train, made.test) if 3 in part.groups)
+    (at,) = (part.groups == 3).nonzero()
+    assert part.batch(at)[1].sum() == 6 * 12
 
 
 CSVS: list[tuple[bytes, str]] = [
@@ -162,7 +159,7 @@ def test_a_crafted_csv_is_refused(tmp_path: Path, body: bytes, says: str) -> Non
     (home / "link.png").symlink_to(tmp_path / "secret.png")
     (home / "twin.png").symlink_to(home / "a.png")
     (home / "list.csv").write_bytes(body)
-    assert_refused(lambda: load(home / "list.csv", "picture"), "", says)
+    assert_refused(lambda: folder(home / "list.csv").load(tmp_path), "", says)
 
 
 REFUSED: list[tuple[str, dict[str, Any], str]] = [
@@ -188,11 +185,9 @@ REFUSED: list[tuple[str, dict[str, Any], str]] = [
 def test_options_that_mean_nothing_for_a_kind_are_refused(
     tmp_path: Path, kind: str, options: dict[str, Any], says: str
 ) -> None:
-    write_classes(tmp_path / "d", kind)
+    write_classes(tmp_path / "d", kind, 2)
     with pytest.raises(UserError, match=says):
-        Folder(**{"path": str(tmp_path / "d"), "size": 8, **KINDS[kind][2], **options}).load(
-            tmp_path
-        )
+        folder(tmp_path / "d", kind, **options).load(tmp_path)
 
 
 TABLE = "patientId;x;Target\np1;3;0\np1;9;0\np2;;1\np3;;0\np4;;1\n"
@@ -219,13 +214,18 @@ def test_a_csv_of_other_columns_is_described(
         write_png(tmp_path / f"{name}.png", 3)
     (tmp_path / "labels.csv").write_text(body)
     described = {"columns": MAPPED, "test_share": 0.5, "split_seed": 1, **options}
-    data = Folder(path=str(tmp_path / "labels.csv"), size=8, **described)
+    data = folder(tmp_path / "labels.csv", **described)
     if says:
         assert_refused(lambda: data.info(tmp_path), "", says)
     else:
         info = data.info(tmp_path)
         assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
-    home = Folder(path=str(tmp_path), size=8, columns=MAPPED)
+
+
+def test_a_folder_has_no_columns_and_classes_alone(tmp_path: Path) -> None:
+    home = folder(tmp_path, columns=MAPPED)
     assert_refused(lambda: home.info(tmp_path), "dataset.columns", "applies to a CSV")
-    (write_classes(tmp_path / "d", "picture") / "note.txt").write_text("x")
-    assert_refused(lambda: load(tmp_path / "d", "picture"), "note.txt", "is not a class folder")
+    (write_classes(tmp_path / "d", "picture", 2) / "note.txt").write_text("x")
+    assert_refused(
+        lambda: folder(tmp_path / "d").load(tmp_path), "note.txt", "is not a class folder"
+    )

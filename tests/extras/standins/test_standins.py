@@ -8,30 +8,24 @@ from typing import Any
 import pytest
 import torch
 
+from tests.data.conftest import SMALL
 from tests.data.helpers import dataset
 from zdp_bench.data import Splits
 
-SMALL: dict[str, dict[str, Any]] = {
-    "chest_xray_synthetic": {"count": 80, "size": 24},
-    "cpsc2018_synthetic": {"count": 20},
-    "kspace_phantom": {"patients": 3, "slices": 1, "height": 8, "width": 8},
-    "mri_sequences_synthetic": {"patients": 4, "slices": 2, "size": 8},
-    "msd_synthetic": {"volumes": 5, "size": 16},
-    "msd_volumes_synthetic": {"volumes": 5, "shape": [8, 8, 6]},
-    "speech_commands_synthetic": {"clips_per_word": 10, "words": ["yes", "no"]},
-}
+STAND_INS = {**SMALL, "msd_volumes_synthetic": {"volumes": 5, "shape": [8, 8, 6]}}
 
 
-@pytest.mark.parametrize("name", SMALL)
+@pytest.mark.parametrize("name", STAND_INS)
 def test_a_stand_in_is_written_once_and_read_as_its_release(name: str, tmp_path: Path) -> None:
-    first, again = (dataset(name, **SMALL[name]).load(tmp_path) for _ in range(2))
+    options = {**STAND_INS[name], "seed": 2}
+    first, again = (dataset(name, **options).load(tmp_path) for _ in range(2))
     assert first.digest == again.digest
     assert first.provenance == "synthetic"
     assert len(list((tmp_path / "synthetic").iterdir())) == 1
-    other = dataset(name, **SMALL[name], seed=1).load(tmp_path)
+    other = dataset(name, **options | {"seed": 3}).load(tmp_path)
     assert other.digest != first.digest
     assert len(list((tmp_path / "synthetic").iterdir())) == 2
-    assert dataset(name, **SMALL[name]).info(tmp_path).found
+    assert dataset(name, **options).info(tmp_path).found
 
 
 def _differ(splits: Splits, measure: Any) -> float:
