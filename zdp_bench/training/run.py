@@ -1,4 +1,4 @@
-"""One run, read from top to bottom: data, model, algorithm, steps, metrics, record."""
+"""One run: `run` sets it up, takes its steps, evaluates the model and writes the record."""
 
 from __future__ import annotations
 
