@@ -4,17 +4,24 @@ of them."""
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
+import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from zdp_bench.algorithms import Problem
+from zdp_bench import registry
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.config import compose, parse
 from zdp_bench.nn import surgery
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.registry import lookup
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup, names
 from zdp_bench.training import model_checks
+from zdp_bench.training.progress import Watcher
+from zdp_bench.training.run import run
 
 CLASSES = 4
 IMAGES = torch.zeros(0, 2, 6, 6)
@@ -28,12 +35,37 @@ def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:
     return F.cross_entropy(outputs, targets, reduction="none")
 
 
-def check(
-    model: nn.Module, inputs: Tensor = VECTORS, loss: Callable[..., Tensor] = cross_entropy
-) -> list[str]:
+def algorithm_for(
+    model: nn.Module, loss: Any = cross_entropy, kind: Any = None, bound: float = 1.0
+) -> Algorithm:
     problem = Problem(model, loss, Sampling("poisson", 0.1, 8.0, 80))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    return model_checks.check(model, algorithm, loss, (inputs, LABELS)).fixed_state
+    kind = kind or lookup("algorithm", "zeta_dp_sgd")
+    return kind(problem, noise_multiplier=1.0, max_grad_norm=bound)
+
+
+def check(
+    model: nn.Module,
+    inputs: Tensor = VECTORS,
+    loss: Callable[..., Tensor] = cross_entropy,
+    targets: Tensor = LABELS,
+) -> list[str]:
+    return model_checks.check(
+        model, algorithm_for(model, loss), loss, (inputs, targets)
+    ).fixed_state
+
+
+def run_probe(
+    monkeypatch: pytest.MonkeyPatch,
+    build: Callable[[tuple[int, ...], int], nn.Module],
+    results: Path,
+    *overrides: str,
+) -> Record:
+    """Carry out a run with a model of this shape and so many outputs, which joins the others."""
+    names("model")  # loads the real ones first
+    monkeypatch.setitem(registry._builders["model"], "probe", build)
+    words = ["recipe=quickstart", "model.name=probe", "~model.hidden", "~model.activation"]
+    words += ["~model.init", "accountant=gdp_clt", "threads=1", f"paths.results={results}"]
+    return run(parse(compose([*words, *overrides])), Watcher()).record
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:

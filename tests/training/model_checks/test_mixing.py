@@ -12,6 +12,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
 
+from tests.modules import Made
 from tests.training.model_checks.models import (
     CLASSES,
     IMAGES,
@@ -35,24 +36,16 @@ class BatchWideNorm(nn.Module):
         return (x - x.mean()) / x.std()
 
 
-class MixesInItsOwnForward(nn.Module):
-    def __init__(self) -> None:
-        super().__init__()
-        self.first, self.last = nn.Linear(5, 8), nn.Linear(8, CLASSES)
+def mixing_in_its_own_forward() -> nn.Module:
+    def forward(net: Any, x: Tensor) -> Tensor:
+        return net.last(net.first(x) - net.first(x).mean(dim=0))
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.last(self.first(x) - self.first(x).mean(dim=0))
+    return Made(forward, first=nn.Linear(5, 8), last=nn.Linear(8, CLASSES))
 
 
-class Attention(nn.Module):
+def attend(net: Any, x: Tensor) -> Tensor:
     """batch_first left at False: attends over the samples."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.attention = nn.MultiheadAttention(8, 2)
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0].squeeze(1)
+    return net.attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0].squeeze(1)
 
 
 MIXING: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
@@ -72,16 +65,16 @@ MIXING: dict[str, tuple[Callable[[], nn.Module], Tensor, str]] = {
         r"layer '0' \(BatchWideNorm\).*use zdp_bench\.nn\.ComplexGroupNorm there",
     ),
     "attention over samples": (
-        lambda: mlp(Attention()),
+        lambda: mlp(Made(attend, attention=nn.MultiheadAttention(8, 2))),
         VECTORS,
-        r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Attention\)",
+        r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Made\)",
     ),
     "a forward of its own": (
-        lambda: nn.Sequential(nn.Identity(), MixesInItsOwnForward()),
+        lambda: nn.Sequential(nn.Identity(), mixing_in_its_own_forward()),
         VECTORS,
-        r"layer '1' \(MixesInItsOwnForward\)",
+        r"layer '1' \(Made\)",
     ),
-    "the model's forward": (MixesInItsOwnForward, VECTORS, r"the model \(MixesInItsOwnForward\)"),
+    "the model's forward": (mixing_in_its_own_forward, VECTORS, r"the model \(Made\)"),
 }
 
 
@@ -141,71 +134,56 @@ IDS, LENGTHS = torch.zeros(3, 10, dtype=torch.int64), torch.ones(3, dtype=torch.
 MASK = torch.ones(3, 10, dtype=torch.bool)
 
 
-class Net(nn.Module):
-    """A function of a few layers and the inputs."""
-
-    def __init__(self, function: Callable[..., Tensor], width: int) -> None:
-        super().__init__()
-        torch.manual_seed(0)
-        self.function, self.last = function, nn.Linear(width, CLASSES)
-        self.embedding = nn.Embedding(50, width) if function is embedded else nn.Identity()
-        of_lengths = function in (packed, last_state, masked_by_length)
-        self.lstm = nn.LSTM(2, width, batch_first=True) if of_lengths else nn.Identity()
-
-    def forward(self, *inputs: Tensor) -> Tensor:
-        return self.function(self, *inputs)
-
-
-def trimmed(net: Net, x: Tensor) -> Tensor:
+def trimmed(net: Any, x: Tensor) -> Tensor:
     last = int((x != 0).any(0).any(-1).nonzero().max()) + 1
     return net.last(x[:, :last]).mean(1)
 
 
-def embedded(net: Net, ids: Tensor) -> Tensor:
+def embedded(net: Any, ids: Tensor) -> Tensor:
     last = int((ids != 0).any(0).nonzero().max()) + 1
     return net.last(net.embedding(ids[:, :last])).mean(1)
 
 
-def imputed(net: Net, x: Tensor) -> Tensor:
+def imputed(net: Any, x: Tensor) -> Tensor:
     missing = x == 0
     return net.last(torch.where(missing, x.sum(0) / (~missing).sum(0).clamp(min=1), x))
 
 
-def nan_imputed(net: Net, x: Tensor) -> Tensor:
+def nan_imputed(net: Any, x: Tensor) -> Tensor:
     return net.last(torch.where(x.isnan(), x.nanmean(0), x))
 
 
-def whole(net: Net, x: Tensor) -> Tensor:
+def whole(net: Any, x: Tensor) -> Tensor:
     y = net.last(x)
     return y - 5 * (x == x.round()).float().mean() * y.mean(0, keepdim=True)
 
 
-def shared_mask(net: Net, x: Tensor, mask: Tensor) -> Tensor:
+def shared_mask(net: Any, x: Tensor, mask: Tensor) -> Tensor:
     kept = mask.any(0)[:, None]
     return (net.last(x) * kept).sum(1) / kept.sum(0)
 
 
-def run_lstm(net: Net, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
+def run_lstm(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     states, (last, _) = net.lstm(packed)
     return pad_packed_sequence(states, batch_first=True)[0], last[-1]
 
 
-def packed(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+def packed(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return net.last(run_lstm(net, x, lengths)[0]).mean(1)
 
 
-def last_state(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+def last_state(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return net.last(run_lstm(net, x, lengths)[1])
 
 
-def masked_by_length(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+def masked_by_length(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
     states = run_lstm(net, x, lengths)[0]
     real = torch.arange(states.shape[1]) < lengths[:, None]
     return (net.last(states) * real[..., None]).sum(1) / lengths[:, None]
 
 
-def experts(net: Net, x: Tensor) -> Tensor:
+def experts(net: Any, x: Tensor) -> Tensor:
     """The second expert no sample reaches."""
     outputs = torch.zeros(len(x), CLASSES)
     for chosen in (x[:, 0] < 1e9, x[:, 0] >= 1e9):
@@ -214,31 +192,31 @@ def experts(net: Net, x: Tensor) -> Tensor:
     return outputs
 
 
-def by_size(net: Net, x: Tensor) -> Tensor:
+def by_size(net: Any, x: Tensor) -> Tensor:
     return net.last(x / len(x))
 
 
-def gradient(net: Net, x: Tensor) -> Tensor:
+def gradient(net: Any, x: Tensor) -> Tensor:
     """Force fields and score models answer with a gradient."""
     x = x.detach().requires_grad_()
     with torch.enable_grad():
         return torch.autograd.grad(net.last(x).square().sum(), x, create_graph=True)[0]
 
 
-def nan_as_zero(net: Net, x: Tensor) -> Tensor:
+def nan_as_zero(net: Any, x: Tensor) -> Tensor:
     return net.last(x.nan_to_num())
 
 
-def masked_mean(net: Net, x: Tensor, mask: Tensor) -> Tensor:
+def masked_mean(net: Any, x: Tensor, mask: Tensor) -> Tensor:
     kept = mask[..., None]
     return (net.last(x) * kept).sum(1) / kept.sum(1)
 
 
-def at_its_end(net: Net, x: Tensor, lengths: Tensor) -> Tensor:
+def at_its_end(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
     return net.last(x)[torch.arange(len(x)), lengths - 1]
 
 
-def of_classes(net: Net, ids: Tensor) -> Tensor:
+def of_classes(net: Any, ids: Tensor) -> Tensor:
     return net.last(nn.functional.one_hot(ids, num_classes=50).float()).mean(1)
 
 
@@ -282,13 +260,18 @@ def test_samples_of_any_structure_stay_apart(
     kind: str, function: Callable[..., Tensor], public: bool
 ) -> None:
     width, inputs = KINDS[kind][function]
-    torch.manual_seed(1)
+    torch.manual_seed(0)
+    layers: dict[str, nn.Module] = {"last": nn.Linear(width, CLASSES)}
+    if function is embedded:
+        layers["embedding"] = nn.Embedding(50, width)
+    if function in (packed, last_state, masked_by_length):
+        layers["lstm"] = nn.LSTM(2, width, batch_first=True)
     if public:
         inputs = tree_map(differ, inputs)
-    model, batch = Net(function, width), (inputs, LABELS.new_tensor([0, 1, 2]))
+    model, batch = Made(function, **layers), (inputs, LABELS.new_tensor([0, 1, 2]))
     if kind != "refused":
         check_model(model, cross_entropy, batch, public=public)
         assert (model in _alone) == (kind == "alone")
         return
-    with pytest.raises(UserError, match=r"the model \(Net\) lets one example see another"):
+    with pytest.raises(UserError, match=r"the model \(Made\) lets one example see another"):
         check_model(model, cross_entropy, batch, public=public)

@@ -4,6 +4,7 @@ is left behind."""
 from __future__ import annotations
 
 import copy
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -23,32 +24,20 @@ from tests.training.model_checks.models import (
     NOTHING_FOUND,
     VECTORS,
     Layer,
+    algorithm_for,
     check,
     clean,
     convolutional,
     cross_entropy,
     mlp,
+    run_probe,
 )
-from zdp_bench import registry
-from zdp_bench.algorithms import Problem
-from zdp_bench.config import compose, parse
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.registry import lookup, names
+from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
 from zdp_bench.training.model_checks.influence import check_apart
-from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import run
 
 # ------------------------------------------------------------------------------------- what passes
-
-
-def check_on(device: str, case: Case) -> None:
-    model = case.module(torch.float32).to(device)
-    inputs, targets = (part[:0].to(device) for part in case.batch(1, torch.float32))
-    problem = Problem(model, loss, Sampling("poisson", 0.1, 10, 100))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    model_checks.check(model, algorithm, loss, (inputs, targets), 8)
 
 
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
@@ -61,7 +50,8 @@ def test_every_model_of_the_zoo_keeps_samples_apart_in_a_batch(case: Case) -> No
 @pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
 def test_on_a_gpu_every_model_of_the_zoo_passes(case: Case) -> None:
     """An H200 refused U-Nets, VGG-11 and the DFA network: cuDNN rounds by the batch."""
-    check_on("cuda", case)
+    inputs, targets = (part[:0].to("cuda") for part in case.batch(1, torch.float32))
+    check(case.module(torch.float32).to("cuda"), inputs, loss, targets)
 
 
 def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -85,10 +75,8 @@ def test_a_model_that_keeps_samples_apart_passes_and_is_left_as_it_was(name: str
     random = torch.get_rng_state()
     check(model, inputs)
     assert torch.equal(torch.get_rng_state(), random)
-    for (key, value), old in zip(
-        model.state_dict().items(), before.state_dict().values(), strict=True
-    ):
-        assert torch.equal(value, old), key
+    states = model.state_dict(), before.state_dict()
+    assert all(torch.equal(value, states[1][key]) for key, value in states[0].items())
     for ours, old_module in zip(model.modules(), before.modules(), strict=True):
         assert not ours._forward_hooks
         assert not ours._forward_pre_hooks
@@ -102,21 +90,20 @@ def test_a_network_that_makes_much_of_the_last_bits_passes() -> None:
     each as near to the truth."""
     torch.manual_seed(0)
     model = lookup("model", "complex_unet")((1, 32, 40), 1, width=16, normalisation="instance")
-    loss = lambda outputs, targets: (outputs - targets).square().flatten(1).mean(dim=1)  # noqa: E731
-    problem = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(problem, noise_multiplier=1.0, max_grad_norm=1.0)
-    like = torch.zeros(0, 1, 32, 40, dtype=torch.complex64), torch.zeros(0, 1, 32, 40)
-    assert model_checks.check(model, algorithm, loss, like, 12).fixed_state == []
+
+    def squares(outputs: Tensor, targets: Tensor) -> Tensor:
+        return (outputs - targets).square().flatten(1).mean(dim=1)
+
+    images = torch.zeros(0, 1, 32, 40)
+    assert check(model, images.to(torch.complex64), squares, images) == []
 
 
 # ------------------------------------------------------------------------------------ what is kept
 
 
 def test_running_statistics_are_found() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"layer '1\.0' \(InstanceNorm2d\) stores.*'running_mean'.*track_running_stats=False",
-    ):
+    kept = r"layer '1\.0' \(InstanceNorm2d\) stores.*'running_mean'.*track_running_stats=False"
+    with pytest.raises(UserError, match=kept):
         check(convolutional(nn.InstanceNorm2d(8, track_running_stats=True)), IMAGES)
 
 
@@ -166,8 +153,7 @@ OURS = r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"
 )
 def test_a_sum_that_is_not_that_of_its_contributions_is_found(of: Any, sentence: str) -> None:
     model = mlp()
-    problem = Problem(model, cross_entropy, Sampling("poisson", 0.1, 8.0, 80))
-    algorithm = of(problem, noise_multiplier=1.0, max_grad_norm=1.0)
+    algorithm: Any = algorithm_for(model, kind=of)
     right = algorithm.accumulate
 
     def wrong(total: dict[str, Tensor], batch: Any) -> None:
@@ -181,21 +167,13 @@ def test_a_sum_that_is_not_that_of_its_contributions_is_found(of: Any, sentence:
 
 def test_contributions_beyond_the_bound_are_found() -> None:
     model = mlp()
-    problem = Problem(model, cross_entropy, Sampling("poisson", 0.1, 8.0, 80))
-    algorithm = lookup("algorithm", "zeta_dp_sgd")(
-        problem, noise_multiplier=1.0, max_grad_norm=1e-3
-    )
-    too_small = _halved(algorithm.mechanism())
+    algorithm: Any = algorithm_for(model, bound=1e-3)
+    mechanism = algorithm.mechanism()
+    halved = [replace(block, bound=block.bound / 2) for block in mechanism.blocks]
+    too_small = replace(mechanism, blocks=tuple(halved))
     algorithm.mechanism = lambda: too_small
     with pytest.raises(UserError, match=r"exceeds its bound 0\.0005"):
         model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS))
-
-
-def _halved(mechanism: Any) -> Any:
-    import dataclasses
-
-    blocks = tuple(dataclasses.replace(block, bound=block.bound / 2) for block in mechanism.blocks)
-    return dataclasses.replace(mechanism, blocks=blocks)
 
 
 def test_a_mean_loss_is_refused() -> None:
@@ -212,10 +190,8 @@ def test_a_loss_that_others_would_change_is_said_to_be_computed_alone(caplog: An
 
 
 def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
-    with pytest.raises(
-        UserError,
-        match=r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1",
-    ):
+    said = r"cannot take float32 inputs of shape \[3, 5\]: layer '0' \(Linear\) says: mat1"
+    with pytest.raises(UserError, match=said):
         check(nn.Sequential(nn.Linear(7, CLASSES)))
     with pytest.raises(UserError, match=r"answers 3 examples with \[4\]"):
         check(nn.Sequential(mlp(), Layer(lambda x: x.sum(dim=0))))
@@ -224,57 +200,33 @@ def test_a_model_that_does_not_fit_the_inputs_is_told_where() -> None:
 # --------------------------------------------------------------------------------- from end to end
 
 
-def batchnorm_probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 8) -> nn.Module:
+def with_batchnorm(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     pixels = Layer(lambda z: z.abs().flatten(1))
-    return nn.Sequential(
-        pixels, nn.Linear(64, hidden), nn.BatchNorm1d(hidden), nn.Linear(hidden, outputs)
-    )
+    return nn.Sequential(pixels, nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
 
 
-@pytest.fixture
-def probed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The probe among the models, for one test."""
-    names("model")  # loads the real ones first
-    monkeypatch.setitem(registry._builders["model"], "batchnorm_probe", batchnorm_probe)
+SHORT = ["trainer.epochs=1", "trainer.sample_rate=0.5"]
 
 
-def probe(results: Path, *overrides: str) -> Any:
-    tiny = [
-        "recipe=quickstart",
-        "trainer.epochs=1",
-        "trainer.sample_rate=0.5",
-        f"paths.results={results}",
-        "threads=1",
-    ]
-    mine = [
-        "model.name=batchnorm_probe",
-        "model.hidden=8",
-        "~model.activation",
-        "~model.init",
-        "accountant=gdp_clt",
-    ]
-    return run(parse(compose([*tiny, *mine, *overrides])), Watcher())
-
-
-@pytest.mark.usefixtures("probed")
-def test_non_private_training_takes_batchnorm_as_it_is(tmp_path: Path) -> None:
-    record = probe(tmp_path, "algorithm=sgd").record
+def test_non_private_training_takes_batchnorm_as_it_is(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    record = run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, "algorithm=sgd")
     assert record["model"]["surgery"] == record["model"]["fixed_state"] == []
 
 
-@pytest.mark.usefixtures("probed")
-def test_the_record_says_what_was_replaced(tmp_path: Path) -> None:
-    record = probe(tmp_path, "model.replace_batchnorm=frozen").record
+def test_the_record_says_what_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    frozen = "model.replace_batchnorm=frozen"
+    record = run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, frozen)
     (layer,) = record["model"]["surgery"]
     assert (layer["layer"], layer["was"]) == ("2", "BatchNorm1d")
     assert record["config"]["model"]["replace_batchnorm"] == "frozen"
     assert record["model"]["fixed_state"] == ["2.mean", "2.variance"]
 
 
-@pytest.mark.usefixtures("probed")
 def test_the_check_reads_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given) or NOTHING_FOUND)
-    probe(tmp_path, "model.replace_batchnorm=group")
+    run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, "model.replace_batchnorm=group")
     ((_, _, _, like, _),) = asked
     assert [part.shape for part in like] == [(0, 8, 8), (0,)]

@@ -17,13 +17,9 @@ from torch import Tensor, nn
 from tests.library.conftest import Make, make  # noqa: F401 - a fixture
 from tests.library.small import CLASSES, network, train
 from tests.modules import Made
-from tests.training.model_checks.models import VECTORS, Layer, check, mlp
-from zdp_bench import UserError, registry
-from zdp_bench.config import compose, parse
-from zdp_bench.registry import names
+from tests.training.model_checks.models import Layer, check, mlp, run_probe
+from zdp_bench import UserError
 from zdp_bench.training.model_checks.state import fingerprint, watch
-from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import run
 
 # -------------------------------------------------------------------------- what the check leaves
 
@@ -198,7 +194,7 @@ class Late(nn.Module):
         return x
 
 
-def late(passes: int = 150) -> nn.Module:
+def late(passes: int = 60) -> nn.Module:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(4, 6), Late(passes), nn.Linear(6, CLASSES))
 
@@ -298,7 +294,7 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
 
 
 def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:  # noqa: F811
-    private = make(late(), epochs=40)
+    private = make(late(), epochs=15)
     with pytest.raises(UserError, match="'average' changed in a pass"):
         train(private)
 
@@ -318,23 +314,17 @@ def test_what_is_made_at_the_first_call_ends_nothing(
     assert model(torch.zeros(2, 4)).isfinite().all()
 
 
-def probe(input_shape: tuple[int, ...], outputs: int, *, hidden: int = 6) -> nn.Module:
+def late_model(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     pixels = Layer(lambda z: z.abs().flatten(1)[:, :4])
-    middle = nn.Linear(4, 6), Late(hidden), nn.Linear(6, outputs)
-    return nn.Sequential(pixels, *middle)
+    return nn.Sequential(pixels, nn.Linear(4, 6), Late(30), nn.Linear(6, outputs))
 
 
 def test_a_buffer_that_is_written_late_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    names("model")  # loads the real ones first
-    monkeypatch.setitem(registry._builders["model"], "late_probe", probe)
-    words = ["recipe=quickstart", "trainer.epochs=6", "trainer.sample_rate=0.25", "threads=1"]
-    words += ["model.name=late_probe", "model.hidden=30", "~model.activation"]
-    words += ["~model.init", "accountant=gdp_clt", f"paths.results={tmp_path}"]
-    config = parse(compose(words))
+    words = ["trainer.epochs=6", "trainer.sample_rate=0.25"]
     with pytest.raises(UserError, match="'average' changed in a pass"):
-        run(config, Watcher())
+        run_probe(monkeypatch, late_model, tmp_path, *words)
     assert not list(tmp_path.rglob("record.json"))
 
 
@@ -344,4 +334,3 @@ def test_what_a_guard_sees_survives_copies_and_modes() -> None:
     model.eval()
     model.load_state_dict(copy.deepcopy(model.state_dict()))
     guard.require_unchanged()
-    assert VECTORS.numel() == 0
