@@ -1,4 +1,4 @@
-"""The process of `test_meta_device`: private steps on a device that is no CPU, and has no numbers.
+"""Private steps on a device that has no numbers: for `test_meta_device`, and as its process.
 
     python device_driver.py MODEL...
 
@@ -10,6 +10,7 @@ process by abort, so that it leaves without a farewell.
 
 from __future__ import annotations
 
+import inspect
 import json
 import os
 import sys
@@ -19,16 +20,59 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 from torch._subclasses import FakeTensorMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
-from tests.algorithms.stepping import prepare
+from tests.gradients.harness import loss
+from tests.gradients.zoo import model_case
+from zdp_bench.algorithms import Problem
 from zdp_bench.errors import UserError
-from zdp_bench.registry import names
-from zdp_bench.training.step import private_step
+from zdp_bench.gradients import Batch, trust
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.privacy.noise import SeededNoise
+from zdp_bench.registry import lookup, names
+from zdp_bench.training.step import Training, private_step
 
 DEVICE = "other"
+POISSON = Sampling("poisson", 0.1, 8.0, 80)
+
+
+def move(model: nn.Module, device: str) -> nn.Module:
+    """Put the model on the device: what `to` does, also for tensors that are fake."""
+    moved: dict[int, Tensor] = {}
+    for module in model.modules():
+        for held in (module._parameters, module._buffers):
+            for name, value in held.items():
+                if value is not None and id(value) not in moved:
+                    there = value.detach().to(device)
+                    is_parameter = isinstance(value, nn.Parameter)
+                    moved[id(value)] = (
+                        nn.Parameter(there, value.requires_grad) if is_parameter else there
+                    )
+                if value is not None:
+                    held[name] = moved[id(value)]
+    return model
+
+
+def prepare(
+    model_name: str, algorithm_name: str, folder: Path, device: str
+) -> tuple[Training, Batch]:
+    """Return what a step takes, and a batch for it."""
+    case = model_case(model_name)
+    model = move(case.module(torch.float32), device)
+    trust(model)  # the comparison with the reference reads numbers, once in a run
+    inputs, targets = case.batch(8, torch.float32)
+    make = lookup("algorithm", algorithm_name)
+    known = inspect.signature(make).parameters
+    options = {k: 1.0 for k in ("noise_multiplier", "max_grad_norm") if k in known}
+    algorithm = make(Problem(model, loss, POISSON, like=inputs[:0]), **options)
+    ledger = Ledger(folder / f"{algorithm_name}.jsonl", algorithm.mechanism(), repeatable=True)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    training = Training(algorithm, model, optimizer, SeededNoise(5), ledger)
+    return training, (inputs.to(device), targets.to(device))
 
 
 class Answers(TorchDispatchMode):

@@ -11,7 +11,7 @@ import torch
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from dp_accounting.rdp import RdpAccountant
 
-from tests.algorithms.test_properties import examples, make
+from tests.algorithms.test_properties import examples, make, summed
 from tests.training.test_interrupts import stop_and_go_on
 from zdp_bench.algorithms import adaptive_bound
 from zdp_bench.algorithms.adaptive_bound import COUNT, COUNT_SHARE, SCALE
@@ -20,10 +20,8 @@ from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import rdp_epsilon, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
-from zdp_bench.training.total import Total
 
 CASE = ("dp_sgd", {"clip_quantile": 0.5}, "real")
-CPU = torch.device("cpu")
 
 
 def algorithm_with(**options: object) -> DPSGD:
@@ -54,7 +52,8 @@ def test_gradients_and_count_together_are_the_noise_multiplier(sigma: float) -> 
     by_rdp = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(sampled, 20))
     assert rdp_epsilon(mechanism, 20, 1e-5) == pytest.approx(by_rdp.get_epsilon(1e-5), rel=1e-6)
     every = Mechanism(mechanism.blocks, Sampling("poisson", 1.0, 80.0, 80))
-    exact = PLDAccountant().compose(dp_accounting.SelfComposedDpEvent(both, 3)).get_epsilon(1e-5)
+    whole = PLDAccountant(value_discretization_interval=1e-3)
+    exact = whole.compose(dp_accounting.SelfComposedDpEvent(both, 3)).get_epsilon(1e-5)
     assert tight_epsilon(every, 3, 1e-5) == pytest.approx(exact, rel=2e-3)
 
 
@@ -69,12 +68,10 @@ def test_a_share_more_or_less_moves_the_count_by_half_and_all_by_the_joint_bound
     for at, scale in ((1e-3, 1.0), (0.7, 0.3), (1e3, 1.0), (0.7, math.inf)):  # the last is broken
         algorithm.carried["bound"] = at
         inputs, targets = examples(6, "real", scale)
-        whole, least = Total(algorithm.mechanism(), CPU), Total(algorithm.mechanism(), CPU)
-        first = 1 if shares is None else shares[0]
-        algorithm.accumulate(whole, (inputs, targets), shares)
-        rest = (inputs[first:], targets[first:])
-        algorithm.accumulate(least, rest, None if shares is None else shares[1:])
-        moved = {name: whole[name] - least[name] for name in whole.whole()}
+        first, others = (1, None) if shares is None else (shares[0], shares[1:])
+        whole = summed(algorithm, (inputs, targets), shares=shares)
+        least = summed(algorithm, (inputs[first:], targets[first:]), shares=others)
+        moved = {name: whole[name] - least[name] for name in whole}
         count = float(moved[COUNT]) / SCALE
         assert abs(count) <= 0.5 + 1e-12
         assert sum(float(m.square().sum()) for m in moved.values()) <= bound**2 * (1 + 1e-9)
@@ -84,8 +81,7 @@ def test_a_share_more_or_less_moves_the_count_by_half_and_all_by_the_joint_bound
 
 def test_the_bound_moves_geometrically_and_by_the_release_alone() -> None:
     algorithm = algorithm_with(clip_quantile=0.3)
-    zeros = Total(algorithm.mechanism(), CPU).whole()
-    release = {name: value + 0.01 for name, value in zeros.items()}
+    release = {name: zero + 0.01 for name, zero in summed(algorithm).items()}
     release[COUNT] = torch.tensor([SCALE * 1.5], dtype=torch.float64)  # b̃ = 1/2 + 1.5/8
     found = next(iter(algorithm.postprocess(release, 8.0).values()))
     torch.testing.assert_close(found, torch.full_like(found, 0.01 * 0.7 / 8))

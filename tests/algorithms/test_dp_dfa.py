@@ -11,12 +11,13 @@ import math
 from collections.abc import Callable
 from copy import deepcopy
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.algorithms.test_properties import norm
+from tests.algorithms.test_properties import norm, summed
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_dfa import DPDFA
 from zdp_bench.errors import UserError
@@ -42,16 +43,10 @@ class Chain(nn.Module):
         super().__init__()
         conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
         act = SeparableSigmoid if dtype.is_complex else nn.Tanh
-        self.front = nn.Sequential(
-            conv(2, 3, 3, dtype=dtype), act(), conv(3, 4, 3, dtype=dtype), act(), nn.Flatten()
-        )
-        inside = (
-            nn.Linear(4 * 2 * 3, 6, dtype=dtype),
-            slopes(),
-            nn.Linear(6, 5, dtype=dtype),
-            slopes(),
-        )
-        self.connected = nn.Sequential(*inside, nn.Linear(5, 3, dtype=dtype))
+        front = conv(2, 3, 3, dtype=dtype), act(), conv(3, 4, 3, dtype=dtype), act()
+        self.front = nn.Sequential(*front, nn.Flatten())
+        first, second, last = (nn.Linear(*of, dtype=dtype) for of in ((24, 6), (6, 5), (5, 3)))
+        self.connected = nn.Sequential(first, slopes(), second, slopes(), last)
         self.dtype = dtype
 
     def forward(self, x: Tensor) -> Tensor:
@@ -80,16 +75,9 @@ def batch(count: int, kind: str = "real", scale: float = 1.0) -> tuple[Tensor, T
     return inputs, torch.randint(0, 3, (count,), generator=generator)
 
 
-def dfa(model: nn.Module, **options: object) -> DPDFA:
+def dfa(model: nn.Module, seed: int = 4, **options: Any) -> DPDFA:
     options = {"noise_multiplier": 3.2, "max_grad_norm": 2.0} | options
-    return DPDFA(Problem(model, Classification().loss, UNIFORM, seed=4), **options)  # type: ignore[arg-type]
-
-
-def summed(algorithm: DPDFA, inputs: Tensor, targets: Tensor) -> dict[str, Tensor]:
-    parameters = dict(algorithm.problem.model.named_parameters())
-    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
-    algorithm.accumulate(total, (inputs, targets))
-    return total
+    return DPDFA(Problem(model, Classification().loss, UNIFORM, seed=seed), **options)
 
 
 # ------------------------------------------------------------------------- one example, written out
@@ -104,28 +92,20 @@ def clipped(v: Tensor, bound: float) -> Tensor:
 def share_of_one(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     """Lines 6 to 16 of Algorithm 1 for one example, x [2, 6, 7]: its share by parameter name."""
     model = algorithm.problem.model
-    names = [
-        name
-        for name, module in model.named_modules()
-        if isinstance(module, nn.Linear | nn.Conv2d | ComplexConv2d)
-    ]
+    kinds = nn.Linear | nn.Conv2d | ComplexConv2d
+    layers = {name: layer for name, layer in model.named_modules() if isinstance(layer, kinds)}
     went_in: dict[str, Tensor] = {}
     came_out: dict[str, Tensor] = {}
-    handles = []
-    for name in names:
-        layer = model.get_submodule(name)
-        handles.append(
-            layer.register_forward_pre_hook(lambda _, a, name=name: went_in.__setitem__(name, a[0]))
-        )
-        handles.append(
-            layer.register_forward_hook(
-                lambda _, a, out, name=name: came_out.__setitem__(name, out)
-            )
-        )
+
+    def keep(layer: nn.Module, inputs: tuple[Tensor], output: Tensor) -> None:
+        (name,) = (name for name, own in layers.items() if own is layer)
+        went_in[name], came_out[name] = inputs[0], output
+
+    handles = [layer.register_forward_hook(keep) for layer in layers.values()]
     loss = algorithm.problem.loss(model(x.unsqueeze(0)), y.unsqueeze(0)).sum()
     for handle in handles:
         handle.remove()
-    linear = [name for name in names if isinstance(model.get_submodule(name), nn.Linear)]
+    linear = [name for name, layer in layers.items() if isinstance(layer, nn.Linear)]
     (error,) = torch.autograd.grad(loss, came_out[linear[-1]], retain_graph=True)
     error = clipped(error, algorithm.error_clip)
     share: dict[str, Tensor] = {}
@@ -139,30 +119,21 @@ def share_of_one(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
     for index in reversed(range(len(linear))):
         name = linear[index]
         if index < len(linear) - 1:
-            (delta,) = torch.autograd.grad(
-                fed_back(name, linear[index + 1])[0],
-                came_out[name],
-                fed_back(name, linear[index + 1])[1],
-                retain_graph=True,
-            )
+            h, way = fed_back(name, linear[index + 1])
+            (delta,) = torch.autograd.grad(h, came_out[name], way, retain_graph=True)
         h = clipped(went_in[name][0], algorithm.activation_clips[index])
         share[f"{name}.weight"], share[f"{name}.bias"] = torch.outer(delta[0], h.conj()), delta[0]
-    bound = algorithm.max_grad_norm / math.sqrt(len(names))
-    front = [name for name in names if name not in linear]
+    bound = algorithm.max_grad_norm / math.sqrt(len(layers))
+    front = [name for name in layers if name not in linear]
     for name, following in zip(front, [*front, linear[0]][1:], strict=True):
-        own = {key: p for key, p in model.named_parameters() if key.rpartition(".")[0] == name}
-        h, way = (
-            (came_out[linear[0]], delta)
-            if algorithm.convolutions == "hybrid"
-            else fed_back(name, following)
-        )
+        own = {f"{name}.{key}": p for key, p in layers[name].named_parameters()}
+        h, way = came_out[linear[0]], delta
+        if algorithm.convolutions == "dfa":
+            h, way = fed_back(name, following)
         gradients = torch.autograd.grad(h, list(own.values()), way, retain_graph=True)
-        jointly = clipped(torch.cat([g.flatten() for g in gradients]), bound).split(
-            [g.numel() for g in gradients]
-        )
-        share |= {
-            key: part.view_as(g) for key, part, g in zip(own, jointly, gradients, strict=True)
-        }
+        jointly = clipped(torch.cat([g.flatten() for g in gradients]), bound)
+        parts = jointly.split([g.numel() for g in gradients])
+        share |= {key: part.view_as(own[key]) for key, part in zip(own, parts, strict=True)}
     return {key: value.detach() for key, value in share.items()}
 
 
@@ -171,22 +142,16 @@ def share_of_one(algorithm: DPDFA, x: Tensor, y: Tensor) -> dict[str, Tensor]:
 @pytest.mark.parametrize("bound", [2.0, 0.35])
 def test_the_sum_is_algorithm_1_example_by_example(network: str, kind: str, bound: float) -> None:
     model = dense(kind) if network == "dense" else chain(kind)
-    algorithm = dfa(
-        model, max_grad_norm=bound, convolutions="dfa" if network == "dfa" else "hybrid"
-    )
+    convolutions = "dfa" if network == "dfa" else "hybrid"
+    algorithm = dfa(model, max_grad_norm=bound, convolutions=convolutions)
     inputs, targets = batch(7, kind, scale=20.0)
-    total = summed(algorithm, inputs, targets)
+    total = summed(algorithm, (inputs, targets))
     shares = [share_of_one(algorithm, x, y) for x, y in zip(inputs, targets, strict=True)]
-    assert total.keys() == shares[0].keys()
-    for name, value in total.items():
-        torch.testing.assert_close(
-            value, sum(share[name] for share in shares), rtol=1e-9, atol=1e-12
-        )
-    rows = algorithm.contributions((inputs, targets))
-    for name, value in rows.items():
-        torch.testing.assert_close(
-            value, torch.stack([share[name] for share in shares]), rtol=1e-9, atol=1e-12
-        )
+    rows = {name: torch.stack([share[name] for share in shares]) for name in shares[0]}
+    found = algorithm.contributions((inputs, targets))
+    torch.testing.assert_close(found, rows, rtol=1e-9, atol=1e-12)
+    sums = {name: value.sum(dim=0) for name, value in rows.items()}
+    torch.testing.assert_close(total, sums, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("convolutions", ["hybrid", "dfa"])
@@ -195,17 +160,13 @@ def test_a_first_layer_on_maps_learns_as_one_behind_flatten(convolutions: str) -
     on_maps = deepcopy(flat)
     first = on_maps.connected[0]
     on_maps.front = on_maps.front[:-1]
-    on_maps.connected[0] = MapLinear(
-        first.in_features, first.out_features, dtype=first.weight.dtype
-    )
+    on_maps.connected[0] = MapLinear(24, 6, dtype=first.weight.dtype)
     on_maps.connected[0].load_state_dict(first.state_dict())
-    inputs, targets = batch(7, "complex", scale=20.0)
     expected, found = (
-        summed(dfa(model, convolutions=convolutions), inputs, targets) for model in (flat, on_maps)
+        summed(dfa(model, convolutions=convolutions), batch(7, "complex", scale=20.0))
+        for model in (flat, on_maps)
     )
-    assert found.keys() == expected.keys()
-    for name, value in found.items():
-        torch.testing.assert_close(value, expected[name], rtol=1e-9, atol=1e-12)
+    torch.testing.assert_close(found, expected, rtol=1e-9, atol=1e-12)
 
 
 # ------------------------------------------------------------------------------ what follows from C
@@ -216,11 +177,8 @@ def test_the_activation_clip_is_solved_from_c() -> None:
     algorithm = dfa(network)
     assert algorithm.activation_clips == pytest.approx([19.03] * 3, abs=5e-3)
     # put back into the sensitivity it was solved from
-    total = sum(
-        s**2 * (1 + clip**2)
-        for s, clip in zip(algorithm.signals, algorithm.activation_clips, strict=True)
-    )
-    assert total == pytest.approx(4.0, rel=1e-12)
+    pairs = zip(algorithm.signals, algorithm.activation_clips, strict=True)
+    assert sum(s**2 * (1 + clip**2) for s, clip in pairs) == pytest.approx(4.0, rel=1e-12)
 
 
 def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
@@ -245,8 +203,8 @@ def test_examples_that_break_in_front_contribute_nothing_whoever_stands_beside_t
     algorithm = dfa(chain("real"), convolutions=convolutions)
     inputs, targets = batch(20 + healthy)
     inputs[:20, 0, 3, 3] = math.inf
-    found = summed(algorithm, inputs, targets)
-    alone = summed(algorithm, inputs[20:], targets[20:])
+    found = summed(algorithm, (inputs, targets))
+    alone = summed(algorithm, (inputs[20:], targets[20:]))
     assert norm({name: found[name] - alone[name] for name in found}) < 1e-9
     assert bool(norm(found)) is bool(healthy)
 
@@ -256,29 +214,21 @@ def test_a_slope_set_too_low_does_not_break_the_bound() -> None:
     model.net[1], model.net[3] = nn.Tanh(), nn.Tanh()  # type: ignore[operator]  # γ is 1, not ¼
     algorithm = dfa(model, max_grad_norm=0.5)
     inputs, targets = batch(50, scale=3.0)
-    assert all(
-        norm(summed(algorithm, inputs[i : i + 1], targets[i : i + 1])) <= 0.5 for i in range(50)
-    )
+    for one in zip(inputs.split(1), targets.split(1), strict=True):
+        assert norm(summed(algorithm, one)) <= 0.5
 
 
 def test_feedback_is_gaussian_of_spectral_norm_beta_and_follows_the_seed() -> None:
     model = chain("real")
     inputs, targets = batch(2)
     algorithm = dfa(model, convolutions="dfa")
-    summed(algorithm, inputs, targets)
+    summed(algorithm, (inputs, targets))
     assert set(algorithm._feedback) == {"front.0", "front.2", "connected.0", "connected.2"}
     for matrix in algorithm._feedback.values():
         assert float(torch.linalg.matrix_norm(matrix, 2)) == pytest.approx(0.9, rel=1e-12)
-    again, other = (
-        DPDFA(
-            Problem(model, Classification().loss, UNIFORM, seed=s),
-            noise_multiplier=1.0,
-            max_grad_norm=2.0,
-        )
-        for s in (4, 5)
-    )
-    summed(again, inputs, targets)
-    summed(other, inputs, targets)
+    again, other = (dfa(model, seed=seed) for seed in (4, 5))
+    for one in (again, other):
+        summed(one, (inputs, targets))
     assert torch.equal(again._feedback["connected.0"], algorithm._feedback["connected.0"])
     assert not torch.equal(other._feedback["connected.0"], algorithm._feedback["connected.0"])
 
@@ -294,15 +244,13 @@ def test_claimed_epsilon_is_the_papers_and_tight_epsilon_counts_the_replaced_exa
     sigma: float, batch_size: int, c: float, epochs: int, printed: float
 ) -> None:
     sampling = Sampling("uniform", batch_size / 60_000, batch_size, 60_000)
-    problem = Problem(
-        lookup("model", "real_mlp")((28, 28), 10, hidden=[16]), Classification().loss, sampling
-    )
+    network = lookup("model", "real_mlp")((28, 28), 10, hidden=[16])
+    problem = Problem(network, Classification().loss, sampling)
     share = c / 2  # C is how far a replaced example moves the sum
     multiplier, steps = sigma * batch_size / share, epochs * (60_000 // batch_size)
     mechanism = DPDFA(problem, noise_multiplier=multiplier, max_grad_norm=share).mechanism()
-    claimed = claimed_epsilon(
-        "dp_dfa_2020", Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs)
-    )
+    claim = Claim(multiplier, sampling.sample_rate, steps, 1e-5, 60_000, epochs)
+    claimed = claimed_epsilon("dp_dfa_2020", claim)
     assert math.floor(100 * claimed) / 100 == printed
     assert mechanism.z == pytest.approx(multiplier / 2)
     tight = tight_epsilon(mechanism, steps, 1e-5)
@@ -330,7 +278,7 @@ def test_networks_that_are_no_such_chain_are_refused() -> None:
             return self.last(torch.sigmoid(self.inside(torch.sigmoid(self.inside(x.flatten(1))))))
 
     with pytest.raises(UserError, match="layer 'inside' is called twice"):
-        summed(dfa(Twice().double()), *batch(2))
+        summed(dfa(Twice().double()), batch(2))
 
 
 @pytest.mark.parametrize("build", [dense, chain])
@@ -341,27 +289,23 @@ def test_its_hooks_do_nothing_outside_of_a_step(
     """Another algorithm on the model, evaluation and ordinary training must not meet them."""
     model, plain = build(kind), build(kind)
     inputs, targets = batch(5, kind)
-    expected = summed(dfa(build(kind)), inputs, targets)
+    expected = summed(dfa(build(kind)), (inputs, targets))
     first, second = dfa(model), dfa(model)
     assert torch.equal(model(inputs), plain(inputs))
     for algorithm in (first, second, first):
-        found = summed(algorithm, inputs, targets)
-        assert all(torch.equal(found[name], expected[name]) for name in expected)
+        found = summed(algorithm, (inputs, targets))
+        torch.testing.assert_close(found, expected, rtol=0, atol=0)
     for network in (model, plain):
         torch.nn.functional.cross_entropy(network(inputs), targets).backward()
-    assert all(
-        torch.equal(ours.grad, theirs.grad)
-        for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True)
-    )
+    for ours, theirs in zip(model.parameters(), plain.parameters(), strict=True):
+        assert torch.equal(ours.grad, theirs.grad)
 
 
 def test_a_model_that_is_saved_whole_tells_nothing_of_the_run(tmp_path: Path) -> None:
     """Whoever has the seed can draw the noise again and subtract it."""
     model = dense("real")
-    summed(dfa(model), *batch(3))
-    for part in model.modules():
-        assert not part._forward_pre_hooks
-        assert not part._forward_hooks
+    summed(dfa(model), batch(3))
+    assert not any(part._forward_pre_hooks or part._forward_hooks for part in model.modules())
     torch.save(model, tmp_path / "model.pt")
     assert b"Problem" not in (tmp_path / "model.pt").read_bytes()
 
@@ -379,12 +323,11 @@ def test_layers_of_another_precision_keep_their_bounds() -> None:
 
     torch.manual_seed(0)
     model = Mixed()
-    for parameter in model.last.parameters():
-        parameter.requires_grad_(False)
+    model.last.requires_grad_(False)
     algorithm = dfa(model)
-    inputs, targets = batch(40)
-    for i in range(40):
-        found = algorithm._sums((100 * inputs[i : i + 1].float(), targets[i : i + 1]))
+    inputs, targets = batch(40, scale=100.0)
+    for one in zip(inputs.float().split(1), targets.split(1), strict=True):
+        found = algorithm._sums(one)
         delta, of_input = algorithm.signals[0], algorithm.activation_clips[0]
         assert float(found["first.weight"].double().norm()) <= delta * of_input
         assert float(found["first.bias"].double().norm()) <= delta
@@ -395,7 +338,7 @@ def test_its_hooks_do_nothing_after_a_step_that_failed() -> None:
     algorithm = dfa(model)
     inputs, targets = batch(3)
     with pytest.raises(RuntimeError):
-        summed(algorithm, inputs[:, :1], targets)
+        summed(algorithm, (inputs[:, :1], targets))
     assert all(parameter.requires_grad for parameter in model.parameters())
     assert torch.equal(model(inputs), dense("real")(inputs))
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from tests.algorithms.stepping import prepare
+from tests.algorithms.device_driver import prepare
 from tests.drivers import driven
 from tests.gradients.zoo import ZOO
 from zdp_bench.errors import UserError

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.algorithms.stepping import prepare
+from tests.algorithms.device_driver import prepare
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.mechanism import Sampling
