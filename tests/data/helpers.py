@@ -1,4 +1,4 @@
-"""What tests of data sets share: their options, and how a refusal reads."""
+"""What tests of data sets share: their options, how files are broken, and how a refusal reads."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from PIL import Image
 
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_plugin
@@ -53,3 +54,38 @@ def write_cifar10(root: Path, count: int = 20) -> Path:
         rows[:, 0] = np.arange(count) % cifar10.CLASSES
         rows.tofile(folder / name)
     return folder
+
+
+# ------------------------------------------------------------------------- what is done to a file
+
+Spoil = Callable[[Path], object]
+
+
+def put(content: bytes) -> Spoil:
+    return lambda path: path.write_bytes(content)
+
+
+def change(how: Callable[[bytes], bytes]) -> Spoil:
+    return lambda path: path.write_bytes(how(path.read_bytes()))
+
+
+def keep(count: int) -> Spoil:
+    """Cut a file after so many bytes; a negative count is of those at its end."""
+    return change(lambda whole: whole[:count])
+
+
+def overwrite(place: int, new: bytes) -> Spoil:
+    return change(lambda whole: whole[:place] + new + whole[place:][len(new) :])
+
+
+def edit(old: str, new: str) -> Spoil:
+    return lambda path: path.write_text(path.read_text().replace(old, new))
+
+
+EMPTY, WEB_PAGE = put(b""), put(b"<html>not found</html>" * 50)
+
+
+def bomb(path: Path) -> None:
+    """Write a JPEG of a few hundred bytes whose header announces 20,000 by 20,000 pixels."""
+    Image.new("L", (16, 16)).save(path, format="JPEG")
+    overwrite(path.read_bytes().find(b"\xff\xc0") + 5, 2 * (20_000).to_bytes(2, "big"))(path)

@@ -24,36 +24,26 @@ from PIL import Image
 
 from tests.conftest import idx_bytes
 from tests.data import test_fastmri
-from tests.data.helpers import assert_refused, copy_folder, dataset
+from tests.data.helpers import (
+    EMPTY,
+    WEB_PAGE,
+    Spoil,
+    assert_refused,
+    bomb,
+    change,
+    copy_folder,
+    dataset,
+    edit,
+    keep,
+    overwrite,
+    put,
+)
 from tests.data.test_fastmri import arrays
 from zdp_bench.data import nifti, roahd
 from zdp_bench.data.cifar10 import RECORD
 from zdp_bench.data.mnist import read_idx
 
-Spoil = Callable[[Path], object]
-
 # ------------------------------------------------------------------------- what is done to a file
-
-
-def put(content: bytes) -> Spoil:
-    return lambda path: path.write_bytes(content)
-
-
-def change(how: Callable[[bytes], bytes]) -> Spoil:
-    return lambda path: path.write_bytes(how(path.read_bytes()))
-
-
-def keep(count: int) -> Spoil:
-    """Cut a file after so many bytes; a negative count is of those at its end."""
-    return change(lambda whole: whole[:count])
-
-
-def overwrite(place: int, new: bytes) -> Spoil:
-    return change(lambda whole: whole[:place] + new + whole[place:][len(new) :])
-
-
-def edit(old: str, new: str) -> Spoil:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
 
 
 def rename(suffix: str) -> Spoil:
@@ -93,17 +83,8 @@ def loop(path: Path) -> None:
     path.symlink_to(path)
 
 
-EMPTY, WEB_PAGE = put(b""), put(b"<html>not found</html>" * 50)
-
-
 def film(size: tuple[int, int], kind: str = "JPEG") -> Spoil:
     return lambda path: Image.new("L", size).save(path, format=kind)
-
-
-def bomb(path: Path) -> None:
-    """A film of a few hundred bytes whose header announces 20,000 by 20,000 pixels."""
-    Image.new("L", (16, 16)).save(path)
-    overwrite(path.read_bytes().find(b"\xff\xc0") + 5, 2 * (20_000).to_bytes(2, "big"))(path)
 
 
 def wav(data: np.ndarray | None = None, rate: int = 16_000, subtype: str = "PCM_16") -> Spoil:

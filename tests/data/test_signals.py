@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,7 +10,7 @@ import soundfile
 import wfdb
 
 import zdp_bench
-from tests.data.helpers import assert_refused
+from tests.data.helpers import assert_refused, edit
 from tests.extras.own_data.own_data import RATE, write_wfdb
 from zdp_bench.data import signals
 
@@ -38,10 +36,6 @@ def test_every_sound_is_read_and_a_cut_one_refused(tmp_path: Path, name: str) ->
     assert_refused(lambda: signals.read_sound(path, RATE, 1, 1000), name, "")
 
 
-def edit(old: str, new: str) -> Callable[[Path], object]:
-    return lambda path: path.write_text(path.read_text().replace(old, new))
-
-
 def test_leads_are_read_as_wfdb_reads_them(tmp_path: Path) -> None:
     path = write_wfdb(tmp_path / "long.hea", 7, samples=200)
     record = signals.open_record(path, RATE, 1000)
@@ -58,23 +52,6 @@ def test_a_header_without_a_length_is_as_long_as_its_signal(tmp_path: Path) -> N
     record = signals.open_record(path, RATE, 1000)
     assert record.length == 40
     np.testing.assert_array_equal(signals.read_leads(record, [0, 1], end=30), whole[:30])
-
-
-REFUSED: list[tuple[Callable[[Path], Any], str]] = [
-    (edit("r 2", "r.dat 2"), "calls itself 'r.dat'; WFDB expects only the name, 'r'"),
-    (edit("r 2", "r/2 2"), "is a record of several segments|cannot be read"),
-    (edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
-    (lambda path: path.with_name("r.dat").unlink(), "r.dat: is missing"),
-]
-
-
-@pytest.mark.parametrize(("spoil", "says"), REFUSED)
-def test_a_record_is_refused_for_its_true_reason(
-    tmp_path: Path, spoil: Callable[[Path], object], says: str
-) -> None:
-    path = write_wfdb(tmp_path / "r.hea", 7)
-    spoil(path)
-    assert_refused(lambda: signals.open_record(path, RATE, 1000), "", says)
 
 
 def test_no_other_module_reads_a_signal_of_wfdb() -> None:

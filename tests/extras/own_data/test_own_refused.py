@@ -2,11 +2,7 @@
 
 from __future__ import annotations
 
-import re
-import struct
 import warnings
-import zlib
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,35 +10,12 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from tests.data.helpers import assert_refused
+from tests.data.helpers import WEB_PAGE, Spoil, assert_refused, bomb, edit, keep, overwrite
 from tests.extras.own_data.own_data import KINDS, folder, write_classes, write_dicom, write_png
 from zdp_bench.errors import UserError
 
 
-def put(data: bytes, at: int) -> Callable[[Path], object]:
-    """Overwrite a file's bytes from a place on."""
-
-    def spoil(path: Path) -> None:
-        whole = bytearray(path.read_bytes())
-        whole[at : at + len(data)] = data
-        path.write_bytes(bytes(whole))
-
-    return spoil
-
-
-def bad_png(path: Path, wide: int) -> None:
-    """A PNG whose header announces wide × wide pixels."""
-
-    def chunk(kind: bytes, body: bytes) -> bytes:
-        end = struct.pack(">I", zlib.crc32(kind + body))
-        return struct.pack(">I", len(body)) + kind + body + end
-
-    header = struct.pack(">IIBBBBB", wide, wide, 8, 0, 0, 0, 0)
-    body = chunk(b"IHDR", header) + chunk(b"IDAT", zlib.compress(b"")) + chunk(b"IEND", b"")
-    path.write_bytes(b"\x89PNG\r\n\x1a\n" + body)
-
-
-def dicom(**changes: Any) -> Callable[[Path], object]:
+def dicom(**changes: Any) -> Spoil:
     return lambda path: write_dicom(path, 9, **changes)
 
 
@@ -52,16 +25,18 @@ def deflate(path: Path) -> None:
     path.write_bytes(path.read_bytes().replace(syntax + b"\0", syntax + b".99", 1))
 
 
-WEB_PAGE = b"<html>not found</html>"
 # kind -> what is done to a file, and what the sentence says
-DAMAGED: list[tuple[str, Callable[[Path], object], str]] = [
-    ("picture", lambda path: path.write_bytes(WEB_PAGE), "holds no PNG, JPEG, DICOM"),
-    ("picture", lambda path: bad_png(path, 20_000), "too many|DecompressionBomb"),
-    ("picture", lambda path: bad_png(path, 100), "cannot be read"),
-    ("clip", put(b"\xff" * 4, 40), "announces 4294967295 bytes of samples, but has 80"),
-    ("clip", put(b"\2", 22), "has 2 channels"),
+DAMAGED: list[tuple[str, Spoil, str]] = [
+    ("picture", WEB_PAGE, "holds no PNG, JPEG, DICOM"),
+    ("picture", bomb, "too many|DecompressionBomb"),
+    ("picture", keep(50), "cannot be read"),
+    ("clip", overwrite(40, b"\xff" * 4), "announces 4294967295 bytes of samples, but has 80"),
+    ("clip", overwrite(22, b"\2"), "has 2 channels"),
     ("recording", lambda path: path.with_suffix(".dat").unlink(), "0.dat: is missing"),
-    ("recording", put(b"\0\x80", 0), ""),
+    ("recording", overwrite(0, b"\0\x80"), ""),
+    ("recording", edit("0 2", "0.dat 2"), "calls itself '0.dat'; WFDB expects only the name, '0'"),
+    ("recording", edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
+    ("volume", dicom(), "it is of kind image.; a data set must have files of one kind"),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
     ("image", dicom(Rows=9_000), "cannot be read"),
     ("image", dicom(PhotometricInterpretation="RGB"), "of RGB; expected one grey image per file"),
@@ -82,22 +57,12 @@ def test_a_crafted_file_is_refused_by_name(tmp_path: Path, case: int) -> None:
     assert_refused(lambda: folder(tmp_path / "d", kind).load(tmp_path), "s1", says)
 
 
-def test_a_signal_with_marked_gaps_is_refused(tmp_path: Path) -> None:
-    write_classes(tmp_path / "d", "recording", 2)
-    (tmp_path / "d/sick/s1/0.dat").write_bytes(b"\0\x80" * 80)  # WFDB's mark of an invalid sample
-    header = tmp_path / "d/sick/s1/0.hea"
-    header.write_text(re.sub(r"-?\d+ 0 (I|V5)\b", r"0 0 \1", header.read_text()))  # their checksum
-    data = folder(tmp_path / "d", "recording")
-    assert_refused(lambda: data.load(tmp_path), "s1", "samples that are not finite")
-
-
 def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) -> None:
     for n in range(8):
         write_png(tmp_path / f"d/images/p{n}.png", 99)
         write_png(tmp_path / f"d/masks/p{n}.png", 255)
     mask = tmp_path / "d/masks/p3.png"
-    whole = mask.read_bytes()
-    mask.write_bytes(whole[:50])
+    keep(50)(mask)
     assert_refused(lambda: folder(tmp_path / "d").load(tmp_path), "masks/p3.png", "cannot be read")
     Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
     assert_refused(
