@@ -116,8 +116,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 @pytest.fixture(scope="session", autouse=True)
 def _kept_compositions() -> Iterator[None]:
-    """Keeps what Hydra composes, about 0.1 s each (tests/config composes anew), and waits for no
-    disk: no test cuts the power."""
+    """Keeps what Hydra composes, and waits for no disk: no test cuts the power."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(hydra, "compose", compose)
         patch.setattr(os, "fsync", lambda descriptor: None)

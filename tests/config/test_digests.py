@@ -8,6 +8,7 @@ from contextlib import suppress
 from copy import deepcopy
 from dataclasses import fields
 from functools import partial
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -90,18 +91,11 @@ def test_every_spelling_of_another_key_is_one_configuration() -> None:
     assert sum(map(bool, accepted)) > 20, "of them numbers and truth values"
 
 
-@pytest.mark.parametrize(
-    "words",
-    [
-        [f"algorithm.max_grad_norm={one}" for one in ("1", "1e0", "1.0", "'1.0'")],
-        [f"privacy.secure={one}" for one in ("false", "no", "off", "0")],
-        [f"optimizer.lr={one}" for one in ("1", "1.0", "'1'")],
-        [f"optimizer.nesterov={one}" for one in ("false", "no", "0")],
-    ],
-)
-def test_a_command_line_has_one_digest(words: list[str]) -> None:
-    digests = {experiment_digest(configured(["recipe=quickstart", word])) for word in words}
-    assert len(digests) == 1
+def test_a_command_line_has_one_digest() -> None:
+    norms = [f"algorithm.max_grad_norm={one}" for one in ("1", "1e0", "1.0", "'1.0'")]
+    truths = [f"optimizer.nesterov={one}" for one in ("false", "no", "0")]
+    runs = [configured(["recipe=quickstart", *both]) for both in product(norms, truths)]
+    assert len({experiment_digest(run) for run in runs}) == 1
 
 
 def test_what_a_recipe_looks_up_is_a_number_like_any_other(tmp_path: Path) -> None:

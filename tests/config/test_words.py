@@ -7,6 +7,7 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import fields
+from itertools import product
 from pathlib import Path
 
 import pytest
@@ -76,18 +77,18 @@ MISTAKES = [
     ("privacy.target_epsilon=2 privacy.max_epsilon=1", "privacy.max_epsilon=1 with"),
     ("algorithm=sgd privacy.max_epsilon=1", "max_epsilon=1 ...or add noise"),
     ("algorithm.noise_multiplier=0 privacy.max_epsilon=1", "max_epsilon=1 with"),
-]
-
-# What torch would take and could not use.
-TORCH = [
-    ("optimizer.betas=[0.9]", "List should have at least 2 items"),
-    ("+optimizer.capturable=true", "is not known"),
-    ("optimizer.lr=inf", "must be less than or equal to 1"),
-    ("scheduler.step_size=0", "must be greater than or equal to 1"),
-    ("scheduler.gamma=0", "must be greater than 0"),
-    ("+scheduler.last_epoch=3", "is not known"),
-]
-MORE_OF_TORCH = [
+    # NaN was taken, or "must be at most 1e30"
+    ("optimizer.lr=nan", "optimizer.lr=nan: must be a number."),
+    ("algorithm.noise_multiplier=nan", "algorithm.noise_multiplier=nan: must be a number."),
+    ("privacy.max_epsilon=nan", "privacy.max_epsilon=nan: must be a number."),
+    ("dataset.test_share=nan", "dataset.test_share=nan: must be a number."),
+    # what torch would take and could not use
+    ("optimizer=adam optimizer.betas=[0.9]", "optimizer.betas...should have at least 2 items"),
+    ("optimizer=adam +optimizer.capturable=true", "optimizer.capturable' is not known"),
+    ("optimizer=adam optimizer.lr=inf", "optimizer.lr=inf: must be less than or equal to 1"),
+    ("scheduler=step_lr scheduler.step_size=0", "scheduler.step_size=0: must be greater than"),
+    ("scheduler=step_lr scheduler.gamma=0", "scheduler.gamma=0: must be greater than 0"),
+    ("scheduler=step_lr +scheduler.last_epoch=3", "scheduler.last_epoch' is not known"),
     ("optimizer=rmsprop optimizer.alpha=-1", "optimizer.alpha=-1: must be greater than"),
     ("scheduler=multi_step_lr scheduler.milestones=[0]", "milestones=[0]: must be greater"),
     ("scheduler=reduce_on_plateau +scheduler.mode=most", "scheduler.mode 'most' is not known"),
@@ -102,27 +103,18 @@ def sentence_of(*words: str) -> str:
     return str(caught.value)
 
 
-@pytest.mark.parametrize(
-    ("words", "sentence"), [*MISTAKES, *MORE_OF_TORCH], ids=lambda value: value
-)
+@pytest.mark.parametrize(("words", "sentence"), MISTAKES, ids=lambda value: value)
 def test_a_mistake_ends_in_one_sentence(words: str, sentence: str) -> None:
     assert re.search(
         re.escape(sentence).replace(re.escape("..."), ".*"), sentence_of(*words.split())
     )
 
 
-@pytest.mark.parametrize(("word", "sentence"), TORCH, ids=lambda value: value)
-def test_what_torch_cannot_use_is_refused_by_key(word: str, sentence: str) -> None:
-    said = sentence_of("optimizer=adam", "scheduler=step_lr", word)
-    assert word.lstrip("+").partition("=")[0] in said
-    assert sentence in said
-
-
 def test_what_is_quoted_stays_on_one_line_and_is_cut() -> None:
     assert sentence_of("optimizer=\nñ").startswith("'optimizer= ñ' is not an override")
     said = sentence_of("trainer.epochs=" + "9" * 400)
     assert said.startswith("trainer.epochs=999999999999… (400 digits): ")
-    assert "nested too deep" in sentence_of("seed=" + "sort(" * 3000 + "1" + ")" * 3000)
+    assert "nested too deep" in sentence_of("seed=" + "sort(" * 1500 + "1" + ")" * 1500)
 
 
 # recipe files
@@ -354,11 +346,12 @@ def test_all_our_recipes_would_be_adopted() -> None:
         check_recipe(assets.read_yaml(path))
 
 
-@pytest.mark.parametrize("value", ["${oc.env:HOME}", "${seed}", "${hydra:runtime.cwd}"])
-def test_a_record_refers_to_nothing(value: str) -> None:
+def test_a_record_refers_to_nothing() -> None:
     plain = configured(["recipe=quickstart"]).resolved
     assert config_of({"config": plain}).resolved == plain
-    for section, key in (("claims", "variant"), ("model", "hidden"), ("task", "_target_")):
+    places = ("claims", "variant"), ("model", "hidden"), ("task", "_target_")
+    values = "${oc.env:HOME}", "${seed}", "${hydra:runtime.cwd}"
+    for (section, key), value in product(places, values):
         config = {**plain, section: {**plain[section], key: value}}
         with pytest.raises(UserError, match=r"^record\.json: config: "):
             config_of({"config": config})
