@@ -19,18 +19,27 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 
 
-def driven(script: str, *words: str) -> list[dict[str, Any]]:
-    """Return the lines that `tests/SCRIPT` prints for these words; it must succeed."""
-    path = os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
+def python(
+    *words: str, at: Path | None = None, leaves: int = 0, **env: str
+) -> subprocess.CompletedProcess[str]:
+    """Run Python with the package of this checkout, in the folder `at`; it must leave with this."""
+    env = {"OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)} | env
     done = subprocess.run(
-        [sys.executable, str(ROOT / "tests" / script), *words],
-        env=os.environ | {"OMP_NUM_THREADS": "1", "PYTHONPATH": path},
+        [sys.executable, *words],
+        cwd=at,
+        env=os.environ | env,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert done.returncode == 0, f"{script} {words[-1]}: {done.stderr[-3000:]}"
-    assert "Traceback" not in done.stderr, done.stderr[-3000:]
+    assert done.returncode == leaves, (words, done.stdout[-3000:], done.stderr[-3000:])
+    assert "Traceback" not in done.stderr, (words, done.stderr[-3000:])
+    return done
+
+
+def driven(script: str, *words: str) -> list[dict[str, Any]]:
+    """Return the lines that `tests/SCRIPT` prints for these words."""
+    done = python(str(ROOT / "tests" / script), *words)
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 

@@ -22,6 +22,7 @@ import pytest
 import yaml
 
 from tests.conftest import write_mini_mnist
+from tests.drivers import ROOT, python
 from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
@@ -57,10 +58,7 @@ def test_ctrl_c_while_a_command_ends_prints_no_traceback() -> None:
     command = (
         f"{ending}; import sys; sys.argv[1:] = ['--complete']; import zdp_bench.cli as c; c.main()"
     )
-    done = subprocess.run(
-        [sys.executable, "-c", command], capture_output=True, text=True, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
+    assert python("-c", command).stderr == ""
 
 
 LIGHT = """
@@ -85,22 +83,13 @@ assert not {"torch", "sklearn", "skimage"} & set(sys.modules)
 
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all else of a command."""
-    done = subprocess.run(
-        [sys.executable, "-c", LIGHT],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    assert "reproduce" in done.stdout
+    assert "reproduce" in python("-c", LIGHT, at=tmp_path).stdout
 
 
 def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
     ours, its = pty.openpty()
     words = [sys.executable, "-m", "zdp_bench", "run", "recipe=quickstart"]
-    environment = os.environ | {"PYTHONPATH": str(Path(__file__).resolve().parent.parent)}
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
     with subprocess.Popen(words, cwd=tmp_path, env=environment, stdout=its, stderr=its) as process:
         said = os.read(ours, 100).decode()
         loaded = Path(f"/proc/{process.pid}/maps").read_text()
@@ -123,10 +112,7 @@ MISTAKES = [
     ("run receipe=quickstart", "recipe=NAME is missing; `zdp-bench list recipes`"),
     ("validate recipe=quickstart paths.results=pyproject.toml/x", "pyproject.toml/x: Not a"),
     ("run recipe=quickstart model=/", "model '/' is not known. The nearest of "),
-    (
-        "validate recipe=quickstart launcher=joblib",
-        "launcher=joblib: applies to sweeps only; add -m",
-    ),
+    ("validate recipe=quickstart launcher=joblib", "joblib: applies to sweeps only; add -m"),
     ("reproduce zeta_dp_2021/1 trainer.epochs=1", "trainer.epochs: `zdp-bench reproduce` runs"),
     ("reproduce zeta_dp_2021/1 recipe=quickstart", "recipe: not in `zdp-bench reproduce`; a"),
     ("reproduce zeta_dp_2021/1 seed=3", "say --seeds N"),
@@ -137,10 +123,7 @@ MISTAKES = [
     ("run recipe=quickstart.yaml", "file not found"),
     ("run -m recipe=quickstart seed=1,2 hydra/sweeper=optuna", "has no effect here"),
     ("validate recipe=quickstart claims.table=zeta_dp_2021/99", "claims.table 'zeta_dp_2021/99'"),
-    (
-        "validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3",
-        "A run of your own fills no row: claims.table=null.",
-    ),
+    ("validate recipe=dp_dfa_fig4_fashion algorithm.noise_multiplier=3", "claims.table=null."),
     ("run -m recipe=quickstart hydra.sweep.dir=x", "has no effect here"),
     ("compare nothing nothing", "nothing: does not match any run."),
     ("results recipe=quickstrat", "recipe=quickstrat: none of "),
@@ -156,21 +139,11 @@ MISTAKES = [
     ("run -m recipe=quickstart --show-config", "shows one run: leave -m out"),
     ("run recipe=chest", "Did you mean 'chest_xray_"),
     ("run recipe=quickstart device=gpu", "device=gpu: must be auto, cpu, cuda (a GPU) or cuda:N"),
-    (
-        "run recipe=mri_recon seed=2 paths.data=pyproject.toml",
-        "For example: zdp-bench run recipe=mri_recon seed=2 dataset=kspace_phantom",
-    ),
+    ("run recipe=mri_recon seed=2 paths.data=a.b", "run recipe=mri_recon seed=2 dataset=kspace_"),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
-    (
-        "run recipe=quickstart -m seed=1,2 hydra.launcher._target_=os.system",
-        "choose what runs by name",
-    ),
+    ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=a.b", "choose what runs by name"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
-    (
-        "run recipe=quickstart paths.results=",
-        "paths.results=: String should have at least 1 character",
-    ),
-    ("run recipe=mri_recon scheduler=none +scheduler.eta_min=0.3", "scheduler=none has no keys"),
+    ("run recipe=quickstart paths.results=", "paths.results=: String should have at least 1 char"),
 ]
 
 

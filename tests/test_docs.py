@@ -7,13 +7,10 @@ from __future__ import annotations
 
 import importlib
 import math
-import os
 import pydoc
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +21,8 @@ from torch import nn
 from torch.utils.data import TensorDataset
 
 import zdp_bench
-from tests.test_package import ROOT, run_from_the_wheel, unpacked  # noqa: F401
+from tests.drivers import ROOT, python
+from tests.test_package import unpacked  # noqa: F401
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
@@ -91,7 +89,7 @@ def write_own_data(folder: Path) -> None:
 
     for name in ("make_scans.py", "ball.yaml", "films_private.yaml"):
         shutil.copy(DOCS / "example" / name, folder)
-    subprocess.run([sys.executable, "make_scans.py"], cwd=folder, check=True)
+    python("make_scans.py", at=folder)
     for number in range(40):
         path = folder / "films" / ("NORMAL", "PNEUMONIA")[number % 2] / f"p{number // 2}"
         path.mkdir(parents=True, exist_ok=True)
@@ -182,15 +180,8 @@ def test_heavy_commands_run_where_there_is_data(
             and "here" not in words
             and words[0] not in ("compare", "figure")  # of runs that are not there
         ):
-            runner = (
-                [sys.executable, "-m", "zdp_bench"]
-                if program == "zdp-bench"
-                else [sys.executable, "-m", "torch.distributed.run"]
-            )
-            done = subprocess.run(
-                [*runner, *words], cwd=tmp_path, capture_output=True, text=True, check=False
-            )
-            assert done.returncode == 0, (text, done.stderr[-2000:])
+            runner = "zdp_bench" if program == "zdp-bench" else "torch.distributed.run"
+            python("-m", runner, *words, at=tmp_path)
 
 
 @pytest.mark.slow
@@ -239,30 +230,16 @@ def test_the_plug_in_of_the_tutorial_is_found_by_name_and_trains(tmp_path: Path)
     pytest.importorskip("editables")  # the build tools are those of `make install`
     shutil.copytree(DOCS / "example", tmp_path / "my_lab")
     (install,) = [text for text, _ in read_commands(DOCS / "tutorial.md") if "pip install" in text]
-    installed = subprocess.run(
-        [sys.executable, "-m", *shlex.split(install), "--prefix", str(tmp_path / "prefix")],
-        cwd=tmp_path,
-        env=os.environ | {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert installed.returncode == 0, installed.stderr
+    place = "--prefix", str(tmp_path / "prefix")
+    offline = {"PIP_NO_BUILD_ISOLATION": "0", "PIP_DISABLE_PIP_VERSION_CHECK": "1"}
+    python("-m", *shlex.split(install), *place, at=tmp_path, **offline)
     (site,) = (tmp_path / "prefix").rglob("site-packages")
     (command,) = [
         shlex.split(text)
         for text, _ in read_commands(DOCS / "tutorial.md")
         if "dataset=rings" in text
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", TRY_PLUG_IN, str(site), *command[1:], "trainer.epochs=1"],
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
+    done = python("-c", TRY_PLUG_IN, str(site), *command[1:], "trainer.epochs=1", at=tmp_path)
     trained, _, norm = re.split(r"exit code \d+\n", done.stdout)
     assert re.findall(r"exit code (\d+)", done.stdout) == ["0", "2"]
     assert "rings, synthetic" in trained
@@ -375,11 +352,12 @@ def test_the_lines_of_the_library_page_run_twice_with_the_wheel(
     parts = [OF_THE_READER, *read_lines(), of_gan, "print(zdp_bench.__file__)"]
     (tmp_path / "script.py").write_text("\n".join(parts))
     shutil.copy(DOCS / "example" / "gan.py", tmp_path)
+    here: dict[str, Any] = {"at": tmp_path, "PYTHONPATH": str(unpacked)}
     for _ in range(2):
-        printed = run_from_the_wheel(unpacked, tmp_path, "script.py")
-        assert printed.splitlines()[-1].startswith(str(unpacked))
-        assert 7.9 < float(printed.splitlines()[0]) <= 8.0
-    run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", "verify", "my-model")
+        printed = python("script.py", **here).stdout.splitlines()
+        assert printed[-1].startswith(str(unpacked))
+        assert 7.9 < float(printed[0]) <= 8.0
+    python("-m", "zdp_bench", "verify", "my-model", **here)
 
 
 def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
@@ -468,8 +446,7 @@ def test_the_documentation_builds_without_a_warning(tmp_path: Path) -> None:
     words = shlex.split(
         f"-m sphinx -q -W --keep-going -b html -d {tmp_path}/trees {DOCS} {tmp_path}"
     )
-    done = subprocess.run([sys.executable, *words], capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    python(*words)
     assert (tmp_path / "tutorial.html").is_file()
 
 

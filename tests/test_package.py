@@ -2,23 +2,22 @@
 
 from __future__ import annotations
 
-import os
 import shutil
 import subprocess
 import sys
 import tomllib
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from tests.drivers import ROOT, python
 from tests.test_architecture import EXTRAS as EXTRA_FOLDERS
 from tests.test_cli import TINY, run
 from zdp_bench import assets
 from zdp_bench.errors import EXTRAS
 from zdp_bench.registry import of_extras
-
-ROOT = Path(__file__).resolve().parent.parent
 
 
 @pytest.fixture(scope="module")
@@ -60,24 +59,9 @@ def test_the_wheel_holds_every_yaml_and_reference_and_says_that_it_is_typed(unpa
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
     for command in (["run", "recipe=quickstart", *TINY], ["table", "zeta_dp_2021/1"]):
-        run_from_the_wheel(unpacked, tmp_path, "-m", "zdp_bench", *command)
+        python("-m", "zdp_bench", *command, at=tmp_path, PYTHONPATH=str(unpacked))
     assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
-
-
-def run_from_the_wheel(unpacked: Path, folder: Path, *words: str) -> str:
-    """Carry out Python with the wheel's packages in a folder, and return what it printed."""
-    done = subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**os.environ, "PYTHONPATH": str(unpacked), "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
-    assert done.returncode == 0, done.stderr
-    return done.stdout
 
 
 def rows_of(page: str, table: str) -> list[dict[str, str]]:
@@ -199,22 +183,10 @@ def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
     shutil.copy(ROOT / "pyproject.toml", tmp_path)
     shutil.rmtree(tmp_path / "zdp_bench/extras" / extra)
     shutil.rmtree(tmp_path / "tests/extras" / extra)
+    here: dict[str, Any] = {"at": tmp_path, "PYTHONPATH": str(tmp_path)}
     for words in CORE_COMMANDS:
-        done = python(tmp_path, *words)
-        assert done.returncode == 0, (words, done.stdout[-2000:], done.stderr[-2000:])
+        python(*words, **here)
     for verb, where in of_extras("command").items():
         if f".{extra}." in where:
-            done = python(tmp_path, "-m", "zdp_bench", verb)
-            assert done.returncode == 2
-            assert f"'{verb}' belongs to an extra that is not installed" in done.stderr
-
-
-def python(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(folder)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+            said = python("-m", "zdp_bench", verb, leaves=2, **here).stderr
+            assert f"'{verb}' belongs to an extra that is not installed" in said
