@@ -391,6 +391,16 @@ LAYERS: list[Case] = [
         lambda: UNetShape(ComplexConv2d, ComplexConvTranspose2d, CReLU()),
         (2, 7, 9),
     ),
+    Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 3, 5)),
+    Case("standardised Conv3d", lambda: standardise_weights(nn.Conv3d(2, 3, 2)), (2, 3, 4, 3)),
+    _complex(
+        "standardised ComplexConv1d", lambda: standardise_weights(ComplexConv1d(2, 3, 3)), (2, 7)
+    ),
+    _complex(
+        "standardised ComplexConv3d",
+        lambda: standardise_weights(ComplexConv3d(2, 3, 2)),
+        (2, 3, 4, 3),
+    ),
 ]
 
 

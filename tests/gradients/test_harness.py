@@ -8,8 +8,9 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import CASES, Case, loss
 from tests.gradients.zoo import MODELS, ZOO
-from zdp_bench.gradients import ClippedSum, fast, reference, tape
+from zdp_bench.gradients import ClippedSum, fast, reference, rules, tape
 from zdp_bench.gradients.layer_gradient import LayerGradient
+from zdp_bench.gradients.rules.recurrent import Direction
 from zdp_bench.registry import names
 
 
@@ -159,6 +160,11 @@ def test_backward_is_the_finite_difference(case: Case) -> None:
 
     arguments = (inputs.requires_grad_(), *parameters.values())
     assert torch.autograd.gradcheck(outputs, arguments, fast_mode=True)
+
+
+def test_every_layer_with_a_rule_is_a_case() -> None:
+    cased = {type(layer) for case in CASES for layer in case.module(torch.float64).modules()}
+    assert set(rules._all_rules()) - {Direction} <= cased  # one direction of an LSTM, GRU or RNN
 
 
 def test_a_rule_gives_norms_or_what_it_adds_up() -> None:
