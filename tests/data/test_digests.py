@@ -34,13 +34,11 @@ def listed(root: Path, column: str) -> None:
     """Pictures that a CSV lists, with their class or their reference, and their patients."""
     lines = [f"path,{column},patient,split"]
     for number in range(12):
-        noisy, clean = (
-            write_png(root / "own" / kind / f"{number:02}.png", 40 + number + more).name
-            for kind, more in (("noisy", 0), ("clean", 100))
-        )
-        target = f"clean/{clean}" if column == "reference" else f"c{number % 2}"
-        part = "train" if number < 8 else "test"
-        lines.append(f"noisy/{noisy},{target},p{number // 2},{part}")
+        noisy, clean = (f"{kind}/{number:02}.png" for kind in ("noisy", "clean"))
+        write_png(root / "own" / noisy, 40 + number)
+        write_png(root / "own" / clean, 140 + number)
+        target = clean if column == "reference" else f"c{number % 2}"
+        lines.append(f"{noisy},{target},p{number // 2},{'train' if number < 8 else 'test'}")
     (root / "own" / "list.csv").write_text("\n".join(lines))
 
 
@@ -48,6 +46,7 @@ def of_folder(kind: str, **options: Any) -> dict[str, Any]:
     return {"path": "own", "size": 8, "fit": "resize", **KINDS[kind][2], **options}
 
 
+LISTED = {"path": "own/list.csv", "size": 8}
 SLICES = {"height": 8, "width": 8, "slices": 2, "test_share": 0.4}
 # name and variant -> (the folders of `small_root`, or what writes the files; options)
 CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
@@ -69,21 +68,15 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "roahd every lead": (["roahd"], {"low_bins": 4}),
     "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),
     **{
-        f"folder {kind}": (lambda root, k=kind: write_classes(root / "own", k, 3), of_folder(kind))
-        for kind in KINDS
+        f"folder {k}": (lambda root, k=k: write_classes(root / "own", k, 3), of_folder(k))
+        for k in KINDS
     },
     **{
-        f"folder {kind} masks": (
-            lambda root, k=kind: write_masks(root / "own", k, 6),
-            of_folder(kind),
-        )
-        for kind in ("picture", "volume")
+        f"folder {k} masks": (lambda root, k=k: write_masks(root / "own", k, 6), of_folder(k))
+        for k in ("picture", "volume")
     },
-    "folder listed": (lambda root: listed(root, "label"), {"path": "own/list.csv", "size": 8}),
-    "folder references": (
-        lambda root: listed(root, "reference"),
-        {"path": "own/list.csv", "size": 8},
-    ),
+    "folder listed": (lambda root: listed(root, "label"), LISTED),
+    "folder references": (lambda root: listed(root, "reference"), LISTED),
 }
 WITHOUT_FILES = {"phase_digits", "synthetic_images"}
 # Read by the data set that they stand in for.
@@ -121,11 +114,8 @@ def test_parts_are_apart_and_owners_named_or_refused(
     root, of = files_of
     splits = of.load(root)
     if known := of.released(tmp_path / "empty"):
-        of_release, of_files = (
-            (i.input_shape, i.dtype, i.outputs, i.target_shape, i.target_dtype, i.unit)
-            for i in (known, of.info(root))
-        )
-        assert of_release == of_files
+        for fact in ("input_shape", "dtype", "outputs", "target_shape", "target_dtype", "unit"):
+            assert getattr(known, fact) == getattr(of.info(root), fact)
     parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]
     inside = [Counter(_each(part)) for part in parts]
     for one, other in combinations(inside, 2):

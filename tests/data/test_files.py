@@ -5,14 +5,12 @@ from __future__ import annotations
 import functools
 import http.server
 import threading
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from tests.conftest import write_mini_mnist
 from tests.data.helpers import dataset
 from tests.extras.own_data.own_data import KINDS, write_classes
 from tests.test_cli import run
@@ -43,19 +41,19 @@ def test_every_card_is_whole() -> None:
         assert of.holds or of.files or made
 
 
-@pytest.mark.parametrize(
-    "name", [of.name for of in files.cards() if of.holds or of.files or of.uses]
-)
+NEEDING_FILES = [of for of in files.cards() if of.holds or of.files or of.uses]
+
+
+@pytest.mark.parametrize("of", NEEDING_FILES, ids=lambda of: of.name)
 def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], of: Card
 ) -> None:
-    of = files.card(name)
     assert say_state(tmp_path, of).startswith("missing: ")
-    code, _, err = run(capsys, "data", "check", name, "--root", str(tmp_path))
+    code, _, err = run(capsys, "data", "check", of.name, "--root", str(tmp_path))
     assert (code, "is missing" in err) == (2, True)
     if of.holds:
         assert len(err.splitlines()) == 1
-        for said in (err, run(capsys, "data", "fetch", name, "--root", str(tmp_path))[2]):
+        for said in (err, run(capsys, "data", "fetch", of.name, "--root", str(tmp_path))[2]):
             assert of.source in said
             assert of.access in said
             assert "above" not in said
@@ -131,46 +129,29 @@ def test_the_cache_says_what_it_takes_and_is_deleted(
 # ------------------------------------------------------------------------------------ downloading
 
 
-@pytest.fixture
-def mirror(tmp_path: Path) -> Iterator[tuple[str, Path]]:
-    """A web server on this machine that holds the tiny MNIST: its address and its folder."""
-    folder = write_mini_mnist(tmp_path / "mirror")
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *_: object) -> None: ...
-
-    server = http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
-    )
-    thread = threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True)
-    thread.start()
-    yield f"http://127.0.0.1:{server.server_port}", folder
-    server.shutdown()
-    server.server_close()
-    thread.join()
-
-
 def _card(folder: Path, address: str = "") -> Card:
-    described = [
-        RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in sorted(folder.iterdir())
-    ]
-    return Card("mnist", "", "official", "", "", "", address=address, files=tuple(described))
+    paths = sorted(folder.iterdir())
+    described = tuple(RemoteFile(str(RAW / p.name), p.stat().st_size, md5(p)) for p in paths)
+    return Card("mnist", "", "official", "", "", "", address=address, files=described)
 
 
 def test_missing_files_are_fetched_and_damaged_ones_refused(
-    mirror: tuple[str, Path], tmp_path: Path
+    mini_mnist: Path, tmp_path: Path
 ) -> None:
-    address, folder = mirror
-    root, of = tmp_path / "root", _card(folder, address)
-    assert len(fetch(root, of)) == 4
-    assert fetch(root, of) == []  # nothing is fetched twice
-    assert len(Mnist(check=False).load(root).train) == 200
-    images = "train-images-idx3-ubyte.gz"
-    (root / RAW / images).unlink()
-    (folder / images).write_bytes(b"<html>a captive portal</html>")
-    with pytest.raises(UserError, match="does not match its MD5"):
-        fetch(root, of)
-    assert not (root / RAW / images).exists()
+    folder, root, images = mini_mnist / RAW, tmp_path / "root", "train-images-idx3-ubyte.gz"
+    answer = functools.partial(http.server.SimpleHTTPRequestHandler, directory=str(folder))
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), answer) as server:
+        threading.Thread(target=server.serve_forever, args=(0.01,), daemon=True).start()
+        of = _card(folder, f"http://127.0.0.1:{server.server_port}")
+        assert len(fetch(root, of)) == 4
+        assert fetch(root, of) == []  # nothing is fetched twice
+        assert len(Mnist(check=False).load(root).train) == 200
+        (root / RAW / images).unlink()
+        (folder / images).write_bytes(b"<html>a captive portal</html>")
+        with pytest.raises(UserError, match="does not match its MD5"):
+            fetch(root, of)
+        assert not (root / RAW / images).exists()
+        server.shutdown()
 
 
 def test_no_network_is_one_sentence(mini_mnist: Path, tmp_path: Path) -> None:

@@ -16,10 +16,8 @@ DATA = np.arange(2 * 3 * 4, dtype=np.int16).reshape(2, 3, 4)
 SPACING = (0.5, 1.5, 3.0)
 
 
-def save(path: Path, data: np.ndarray = DATA, affine: np.ndarray | None = None) -> Path:
-    nibabel.save(
-        nibabel.Nifti1Image(data, np.diag([*SPACING, 1.0]) if affine is None else affine), path
-    )
+def save(path: Path, data: np.ndarray) -> Path:
+    nibabel.save(nibabel.Nifti1Image(data, np.diag([*SPACING, 1.0])), path)
     return path
 
 

@@ -68,16 +68,13 @@ MISSING: list[Any] = [*SIGNS, *WORDS]
 @pytest.mark.parametrize("missing", MISSING, ids=repr)
 def test_a_missing_owner_is_refused_by_name(missing: Any) -> None:
     """Five patients without a name became one, who moved the sum by 2 C."""
-    known: list[Any] = (
-        ["p1", "p2"] if isinstance(missing, str) else [type(missing)(n) for n in (1, 2)]
-    )
+    known = ["p1", "p2"] if isinstance(missing, str) else [type(missing)(n) for n in (1, 2)]
     with pytest.raises(UserError, match=f"x: owner {re.escape(repr(missing))} stands for a miss"):
         require_named("x", "owner", [*known, missing])
     column = [*known, missing, *known]
-    with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
-        find_owners(column, 5, None)
-    with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
-        find_owners([("site a", owner) for owner in column], 5, None)
+    for owners in (column, [("site a", owner) for owner in column]):
+        with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
+            find_owners(owners, 5, None)
 
 
 @pytest.mark.parametrize("kind", [int, str, float])

@@ -29,11 +29,8 @@ from zdp_bench.errors import UserError
 def count_by_pixels(splits: Splits) -> Counter[bytes]:
     """How many training examples each image is in, an image told by its pixels."""
     examples = splits.train.batch(torch.arange(len(splits.train)))[0]
-    return Counter(
-        part.contiguous().numpy().tobytes()
-        for example in examples
-        for part in (example.real, example.imag)
-    )
+    images = torch.cat([examples.real, examples.imag])
+    return Counter(image.numpy().tobytes() for image in images)
 
 
 @given(
@@ -50,9 +47,8 @@ def test_an_image_is_in_two_examples_or_in_none(labels: np.ndarray, seed: int) -
     made = couple_images(labels, seed)
     assert len(made.real) == expected == len(labels) - made.left_out
     assert (labels[made.real] + labels[made.partner] == 9).all()
-    assert (
-        np.bincount(np.concatenate((made.real, made.partner)), minlength=len(labels)) % 2 == 0
-    ).all()
+    uses = np.bincount(np.concatenate((made.real, made.partner)))
+    assert (uses % 2 == 0).all()
     assert sorted(made.real) == sorted(made.partner) == sorted(set(made.real))
     assert made.most_of_one == 2
     # A couple's two examples share their images with no other.

@@ -118,6 +118,7 @@ def h5(**changed: Any) -> Spoil:
 
 
 KSPACE = arrays(0)["kspace"]
+ELSEWHERE = h5py.ExternalLink("outside.h5", "/kspace")
 NO_NUMBER = KSPACE.copy()
 NO_NUMBER[2, 3, 4] = np.nan
 
@@ -282,12 +283,7 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("fastmri", H5, h5(**arrays(0, slices=0)), "sides lie in 1 to 4,096"),
     ("fastmri", H5, h5(reconstruction_esc=None), "has no data set 'reconstruction_esc'"),
     ("fastmri", H5, h5(kspace=h5py.SoftLink("/reconstruction_esc")), "'kspace' that is a link"),
-    (
-        "fastmri",
-        H5,
-        h5(kspace=h5py.ExternalLink("outside.h5", "/kspace")),
-        "'kspace' that is a link",
-    ),
+    ("fastmri", H5, h5(kspace=ELSEWHERE), "'kspace' that is a link"),
     ("fastmri", H5, store_externally, "virtual or stored externally"),
     ("fastmri", H5, announce_h5((64, 4096, 4096), (16, 4096, 4096)), "2,147,483,648 bytes"),
     ("fastmri", H5, rename(".hdf"), "is not an .h5 file"),
@@ -308,10 +304,8 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("nifti", "v.nii.gz", FLIPPED, "BadGzipFile"),
     ("nifti", "v.nii.gz", stored_gzip(lambda whole: whole[:-8]), "EOFError"),
     ("nifti", "v.nii.gz", change(go_on), "has data after its voxels"),
-    *(
-        ("nifti labels", "v.nii", volume(np.full((2, 2, 2), value)), "from 0 to 255|not finite")
-        for value in (0.5, -1.0, 300.0, np.nan)
-    ),
+    *(("nifti labels", "v.nii", volume(VOXELS + x), "from 0 to 255") for x in (0.5, -1.0, 300.0)),
+    ("nifti labels", "v.nii", volume(VOXELS + np.nan), "not finite"),
     ("nifti labels", "v.nii.gz", FLIPPED, "BadGzipFile"),
     # volumes of four channels
     ("mri_sequences", HEADS, keep(-200), CUT),

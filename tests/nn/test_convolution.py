@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from torch import nn
+from torch import Tensor, nn
 from torch.func import vmap
 
 from zdp_bench.nn import convolution
@@ -51,10 +51,8 @@ def test_equals_torchs_complex_convolution(ours, options) -> None:
 def test_a_gradient_of_a_gradient_is_torchs(channels: int, size: tuple[int, int]) -> None:
     """Also where loops of our own go forward, which have no second derivative."""
     torch.manual_seed(0)
-    layer, native = (
-        ComplexConv2d(channels, 16, 3),
-        nn.Conv2d(channels, 16, 3, dtype=torch.complex64),
-    )
+    layer = ComplexConv2d(channels, 16, 3)
+    native = nn.Conv2d(channels, 16, 3, dtype=torch.complex64)
     native.load_state_dict(layer.state_dict())
     given, found = torch.randn(2, channels, *size, dtype=torch.complex64), []
     for each in (layer, native):
@@ -92,15 +90,16 @@ def test_conjugated_weights_and_torchs_transforms_are_convolved_alike() -> None:
     torch.manual_seed(0)
     model, other = ComplexConv2d(6, 5, 3, bias=False), ComplexConv2d(6, 5, 3, bias=False)
     x = torch.randn(2, 6, 5, 4, dtype=torch.complex64)
-    conjugate = convolution._Convolve.apply(x, model.weight.conj(), None, model.arguments)
+
+    def convolve(weight: Tensor) -> Tensor:
+        return convolution._Convolve.apply(x, weight, None, model.arguments)
+
+    conjugate = convolve(model.weight.conj())
     torch.testing.assert_close(conjugate, model(x.conj().resolve_conj()).conj().resolve_conj())
     rows = vmap(lambda one: model(one.unsqueeze(0))[0])(x)
     torch.testing.assert_close(rows, model(x))
     weights = torch.stack([model.weight.detach(), other.weight.detach()])
-    both = vmap(lambda weight: convolution._Convolve.apply(x, weight, None, model.arguments))(
-        weights
-    )
-    torch.testing.assert_close(both, torch.stack([model(x), other(x)]))
+    torch.testing.assert_close(vmap(convolve)(weights), torch.stack([model(x), other(x)]))
 
 
 # torch's compiler does so itself
@@ -117,7 +116,6 @@ def test_torch_compiles_it_in_one_piece(layer) -> None:
     expected, found = layer(x), compiled(x)
     torch.testing.assert_close(found, expected, check_stride=False, rtol=1e-4, atol=1e-5)
     direction = torch.randn_like(expected)
-    theirs, ours = (
-        torch.autograd.grad(y, list(layer.parameters()), direction) for y in (expected, found)
-    )
+    weights = list(layer.parameters())
+    theirs, ours = (torch.autograd.grad(y, weights, direction) for y in (expected, found))
     torch.testing.assert_close(ours, theirs, rtol=1e-4, atol=1e-3)

@@ -61,16 +61,14 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
     for n in range(8):
         write_png(tmp_path / f"d/images/p{n}.png", 99)
         write_png(tmp_path / f"d/masks/p{n}.png", 255)
-    mask = tmp_path / "d/masks/p3.png"
+    mask, data = tmp_path / "d/masks/p3.png", folder(tmp_path / "d")
     keep(50)(mask)
-    assert_refused(lambda: folder(tmp_path / "d").load(tmp_path), "masks/p3.png", "cannot be read")
+    assert_refused(lambda: data.load(tmp_path), "masks/p3.png", "cannot be read")
     Image.fromarray(np.zeros((10, 12, 3), dtype=np.uint8)).save(mask)
-    assert_refused(
-        lambda: folder(tmp_path / "d").load(tmp_path), "masks/p3.png", "a colour picture"
-    )
+    assert_refused(lambda: data.load(tmp_path), "masks/p3.png", "a colour picture")
     mask.unlink()
     Image.fromarray(np.zeros((10, 12), dtype=np.uint8)).save(mask.with_suffix(".jpg"))
-    assert_refused(lambda: folder(tmp_path / "d").load(tmp_path), "p3.jpg", "it is of kind picture")
+    assert_refused(lambda: data.load(tmp_path), "p3.jpg", "it is of kind picture")
     mask.with_suffix(".jpg").unlink()
     deep = np.zeros((10, 12), dtype=np.uint16)
     deep[:, :6] = 1  # of 65,535: a label, not a grey
@@ -190,7 +188,6 @@ def test_a_csv_of_other_columns_is_described(
 def test_a_folder_has_no_columns_and_classes_alone(tmp_path: Path) -> None:
     home = folder(tmp_path, columns=MAPPED)
     assert_refused(lambda: home.info(tmp_path), "dataset.columns", "applies to a CSV")
-    (write_classes(tmp_path / "d", "picture", 2) / "note.txt").write_text("x")
-    assert_refused(
-        lambda: folder(tmp_path / "d").load(tmp_path), "note.txt", "is not a class folder"
-    )
+    classes = write_classes(tmp_path / "d", "picture", 2)
+    (classes / "note.txt").write_text("x")
+    assert_refused(lambda: folder(classes).load(tmp_path), "note.txt", "is not a class folder")

@@ -136,11 +136,10 @@ def network_of_own_weights(folder: Path, *more: str) -> list[str]:
 
 def test_weights_trained_on_the_private_data_are_refused(tmp_path: Path) -> None:
     words = network_of_own_weights(tmp_path, "dataset=cifar10")
-    private, other = (
-        configured([*words, f"representation.trained_on={name}"]) for name in ("CIFAR10", "svhn")
-    )
+    private = configured([*words, "representation.trained_on=CIFAR10"])
     with pytest.raises(UserError, match="were trained on CIFAR10, which this run should keep"):
         build_representation(private, (3, 32, 32), torch.float32)
+    other = configured([*words, "representation.trained_on=svhn"])
     build_representation(other, (3, 32, 32), torch.float32)
 
 
@@ -166,9 +165,8 @@ def test_without_one_nothing_is_in_the_digest() -> None:
     assert content == {"name": None}
     without = {key: value for key, value in plain.resolved.items() if key != "representation"}
     assert experiment_digest(plain) == experiment_digest(replace(plain, resolved=without))
-    assert experiment_digest(plain) != experiment_digest(
-        configured(["recipe=quickstart", "representation=scattering"])
-    )
+    other = configured(["recipe=quickstart", "representation=scattering"])
+    assert experiment_digest(plain) != experiment_digest(other)
     says = r"representation\.J'? is not known|representation=none has no keys"
     for words in (["+representation.J=3"], ["representation=none", "representation.J=3"]):
         with pytest.raises(UserError, match=says):
