@@ -13,34 +13,39 @@ import torch
 from tests.conftest import write_mini_mnist
 from tests.training.test_run import Silent
 from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.run import Outcome, run
 from zdp_bench.training.setup import ModelSetup
 
-GENERATED = [
-    "recipe=quickstart",
-    "dataset=synthetic_images",
-    "dataset.shape=[1,8,8]",
-    "dataset.train=60",
-    "dataset.test=20",
-    "algorithm=dp_sgd",
-    "model=real_mlp",
-    "model.hidden=[8]",
-    "trainer.epochs=1",
-    "trainer.sample_rate=0.5",
-]
+SMALL = ["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "model.hidden=[8]"]
+SMALL += ["trainer.epochs=1", "trainer.sample_rate=0.5"]
+GENERATED = [*SMALL, "dataset=synthetic_images", "dataset.shape=[1,8,8]"]
+GENERATED += ["dataset.train=60", "dataset.test=20"]
+FROM = "model.init_from=quickstart"
+
+
+def configured(results: Path, *overrides: str) -> Run:
+    return parse(compose([*GENERATED, f"paths.results={results}", *overrides]))
 
 
 def carry_out(results: Path, *overrides: str) -> Outcome:
-    return run(parse(compose([*GENERATED, f"paths.results={results}", *overrides])), Silent())
+    return run(configured(results, *overrides), Silent())
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> Outcome:
+    """A finished run on generated pictures, only to be read."""
+    return carry_out(tmp_path_factory.mktemp("start"))
 
 
 @pytest.fixture
-def start(tmp_path: Path) -> Outcome:
-    """A finished run on generated pictures."""
-    return carry_out(tmp_path)
+def start(done: Outcome, tmp_path: Path) -> Outcome:
+    """The finished run in this test's own results folder."""
+    home = tmp_path.joinpath(*done.path.parts[-4:-1])
+    shutil.copytree(done.path.parent, home)
+    return replace(done, path=home / "record.json")
 
 
 def told(outcome: Outcome, **data: str) -> None:
@@ -52,29 +57,27 @@ def told(outcome: Outcome, **data: str) -> None:
 
 
 def setup_of(results: Path, *overrides: str) -> ModelSetup:
-    return ModelSetup.of(parse(compose([*GENERATED, f"paths.results={results}", *overrides])))
+    return ModelSetup.of(configured(results, *overrides))
 
 
 def test_a_model_starts_from_the_weights_that_a_run_ended_with(
     start: Outcome, tmp_path: Path
 ) -> None:
     saved = torch.load(start.path.parent / "checkpoint.pt", weights_only=True)["model"]
-    found = setup_of(tmp_path, "model.init_from=quickstart", "seed=5").model.state_dict()
+    found = setup_of(tmp_path, FROM, "seed=5").model.state_dict()
     assert all(torch.equal(found[name], saved[name]) for name in saved)
     fresh = setup_of(tmp_path, "seed=5").model.state_dict()
     assert not all(torch.equal(fresh[name], saved[name]) for name in saved)
 
 
 def test_the_record_names_the_start_and_its_data(start: Outcome, tmp_path: Path) -> None:
-    record: Record = carry_out(tmp_path, "model.init_from=quickstart", "seed=1").record
-    assert record["start"]["run"] == start.record["run"]
-    assert record["start"]["recipe"] == "quickstart"
-    assert record["start"]["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
-    assert record["start"]["public"] is True
-    assert (
-        "starts from public weights: recipe=quickstart on synthetic_images"
-        in (record["data"]["notes"])
-    )
+    record = carry_out(tmp_path, FROM, "seed=1").record
+    told = record["start"]
+    assert (told["run"], told["recipe"]) == (start.record["run"], "quickstart")
+    assert told["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
+    assert told["public"] is True
+    said = "starts from public weights: recipe=quickstart on synthetic_images"
+    assert said in record["data"]["notes"]
     assert "start" not in start.record
 
 
@@ -82,8 +85,7 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
     start: Outcome, tmp_path: Path
 ) -> None:
     def digest_in(results: Path) -> str:
-        words = [*GENERATED, f"paths.results={results}", "model.init_from=quickstart"]
-        return digest_of(parse(compose(words)), "data")
+        return digest_of(configured(results, FROM), "data")
 
     first = digest_in(tmp_path)
     shutil.copytree(tmp_path, tmp_path / "moved")
@@ -95,32 +97,24 @@ def test_runs_from_other_weights_are_other_runs_with_other_noise(
     assert digest_in(tmp_path) != first  # the same configuration
     carry_out(tmp_path, "seed=1")
     with pytest.raises(UserError, match=r"2 runs match.*quickstart/"):
-        setup_of(tmp_path, "model.init_from=quickstart")
+        setup_of(tmp_path, FROM)
 
 
 def test_weights_that_know_private_data_are_refused(start: Outcome, tmp_path: Path) -> None:
     told(start, provenance="official", name="chest_xray")
     with pytest.raises(UserError, match="chest_xray, which is neither generated nor public"):
-        setup_of(tmp_path, "model.init_from=quickstart")
+        setup_of(tmp_path, FROM)
     told(start, name="brought_by_a_plugin")
     with pytest.raises(UserError, match="neither generated nor public"):
-        setup_of(tmp_path, "model.init_from=quickstart")
+        setup_of(tmp_path, FROM)
     told(start, name="cifar10")
-    setup_of(tmp_path, "model.init_from=quickstart")  # its card says that it is public
+    setup_of(tmp_path, FROM)  # its card says that it is public
 
 
 def test_public_data_that_the_run_is_to_protect_is_refused(start: Outcome, tmp_path: Path) -> None:
     told(start, provenance="official", name="fashion_mnist")
-    config = parse(
-        compose(
-            [
-                "recipe=quickstart",
-                "dataset=fashion_mnist",
-                "model.init_from=quickstart",
-                f"paths.results={tmp_path}",
-            ]
-        )
-    )
+    own = ["recipe=quickstart", "dataset=fashion_mnist", FROM, f"paths.results={tmp_path}"]
+    config = parse(compose(own))
     with pytest.raises(UserError, match="whose files this run should keep private"):
         digest_of(config, "data")
     for one, other in (("public_kspace", "cifar10"), ("cifar10", "public_kspace")):
@@ -134,12 +128,11 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
     for name in ("FashionMNIST", "Other"):
         shutil.copytree(tmp_path / "MNIST", tmp_path / name)
     shutil.rmtree(tmp_path / "MNIST")
-    words = ["recipe=quickstart", "algorithm=dp_sgd", "model=real_mlp", "model.hidden=[4]"]
-    words += ["dataset.check=false", "trainer.epochs=1", "trainer.sample_rate=0.5"]
-    words += [f"paths.data={tmp_path}", f"paths.results={tmp_path / 'results'}"]
+    words = [*SMALL, "dataset.check=false", f"paths.data={tmp_path}"]
+    words.append(f"paths.results={tmp_path / 'results'}")
     run(parse(compose([*words, "dataset=fashion_mnist"])), Silent())
     (tmp_path / "Other").rename(tmp_path / "MNIST")
-    config = parse(compose([*words, "dataset=mnist", "model.init_from=quickstart"]))
+    config = parse(compose([*words, "dataset=mnist", FROM]))
     with pytest.raises(UserError, match="whose files this run should keep private"):
         run(config, Silent())
     write_mini_mnist(tmp_path, train=150, test=40)  # no file is as before
@@ -147,18 +140,16 @@ def test_the_same_files_under_another_name_are_refused(tmp_path: Path) -> None:
 
 
 def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path) -> None:
-    with pytest.raises(UserError, match=r"no finished run.*zdp-bench run recipe=mnist"):
-        setup_of(tmp_path, "model.init_from=mnist")
-    run = start.record["run"]
-    setup_of(tmp_path, f"model.init_from={run[:8]}")  # as `results` prints it
-    with pytest.raises(UserError, match="`zdp-bench results` lists the runs"):
-        setup_of(tmp_path, "model.init_from=0123456789")
-    with pytest.raises(UserError, match="belong to another model or have other shapes"):
-        setup_of(tmp_path, "model.init_from=quickstart", "model.hidden=[9]")
-    with pytest.raises(UserError, match="federated training starts from new weights"):
-        setup_of(tmp_path, "model.init_from=quickstart", "federated.nodes=2")
-    with pytest.raises(UserError, match=r"model\.start=unit_variance.*Use only one of them"):
-        setup_of(tmp_path, "model.init_from=quickstart", "model.start=unit_variance")
+    for word, said in (
+        ("model.init_from=mnist", r"no finished run.*zdp-bench run recipe=mnist"),
+        ("model.init_from=0123456789", "`zdp-bench results` lists the runs"),
+        ("model.hidden=[9]", "belong to another model or have other shapes"),
+        ("federated.nodes=2", "federated training starts from new weights"),
+        ("model.start=unit_variance", r"model\.start=unit_variance.*Use only one of them"),
+    ):
+        with pytest.raises(UserError, match=said):
+            setup_of(tmp_path, FROM, word)
+    setup_of(tmp_path, f"model.init_from={start.record['run'][:8]}")  # as `results` prints it
     (start.path.parent / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match="no finished run with weights"):
-        setup_of(tmp_path, "model.init_from=quickstart")
+        setup_of(tmp_path, FROM)

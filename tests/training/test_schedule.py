@@ -3,8 +3,8 @@ kill."""
 
 from __future__ import annotations
 
-import dataclasses
 import math
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.test_run import carry_out
+from tests.training.test_run import after_each_step, carry_out
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Plugin
 from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
-from zdp_bench.training import build, evaluation
-from zdp_bench.training import run as experiment
+from zdp_bench.training import evaluation
+from zdp_bench.training.build import build_scheduler
 from zdp_bench.training.checkpoint import load, state_digest
-from zdp_bench.training.run import average_weights
+from zdp_bench.training.run import Outcome, average_weights
 
 RECORDS, VALIDATION = (Examples(torch.zeros(2, 3), torch.zeros(2)) for _ in range(2))
 UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
@@ -31,20 +31,20 @@ UNVALIDATED = Splits(RECORDS, RECORDS, (3,), 1, "synthetic", "")
 def rates(monkeypatch: pytest.MonkeyPatch) -> list[float]:
     """The learning rate of every step that is taken from now on."""
     seen: list[float] = []
-    step = experiment.private_step
-
-    def watched(training: Any, *rest: Any) -> None:
-        seen.append(training.optimizer.param_groups[0]["lr"])
-        step(training, *rest)
-
-    monkeypatch.setattr(experiment, "private_step", watched)
+    after_each_step(monkeypatch, lambda of, _: seen.append(of.optimizer.param_groups[0]["lr"]))
     return seen
+
+
+def build(*words: str, data: Splits = UNVALIDATED, lr: float = 1.0, **changes: Any) -> Any:
+    """The schedule of a configuration, for an optimiser with one parameter."""
+    config = replace(parse(compose(["recipe=quickstart", *words])), **changes)
+    return build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=lr), data, 1)
 
 
 def test_the_rate_follows_torchs_schedule(tmp_path: Path, rates: list[float]) -> None:
     own = ["scheduler=step_lr", "scheduler.step_size=1", "scheduler.gamma=0.5", "optimizer.lr=0.8"]
-    carry_out(tmp_path / "torchs", *own, "trainer.epochs=4")
-    assert rates == [0.8] * 10 + [0.4] * 10 + [0.2] * 10 + [0.1] * 10
+    carry_out(tmp_path, *own)
+    assert rates == [0.8] * 10 + [0.4] * 10
 
 
 def test_warmup_cosine_takes_a_step_every_step(tmp_path: Path, rates: list[float]) -> None:
@@ -57,25 +57,16 @@ def test_warmup_cosine_takes_a_step_every_step(tmp_path: Path, rates: list[float
 
 
 def test_warmup_cosine_without_a_warm_up_starts_at_the_rate() -> None:
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=2.0)
-    config = parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=0"]))
-    schedule = build.build_scheduler(config, optimizer, UNVALIDATED, 1)
-    assert schedule is not None
-    assert optimizer.param_groups[0]["lr"] == 2.0
+    words = ["scheduler=warmup_cosine", "scheduler.warmup=0"]
+    assert build(*words, lr=2.0).optimizer.param_groups[0]["lr"] == 2.0
     with pytest.raises(UserError, match=r"scheduler\.warmup=1.*less than 1"):
-        parse(compose(["recipe=quickstart", "scheduler=warmup_cosine", "scheduler.warmup=1"]))
+        build(words[0], "scheduler.warmup=1")
 
 
 def test_torchs_refusal_of_a_value_is_one_sentence() -> None:
-    config = parse(compose(["recipe=quickstart"]))
     steep = Plugin("linear_lr", {"start_factor": 7})  # what the key's range would refuse
     with pytest.raises(UserError, match=r"scheduler=linear_lr: .*factor"):
-        build.build_scheduler(
-            dataclasses.replace(config, scheduler=steep),
-            torch.optim.SGD([torch.zeros(1)], lr=1.0),
-            UNVALIDATED,
-            1,
-        )
+        build(scheduler=steep)
 
 
 def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
@@ -85,28 +76,24 @@ def test_the_rate_is_halved_when_the_public_validation_loss_stagnates(
     lowers the rate after it."""
     losses = {id(VALIDATION): iter([3.0, 2.0, 2.0, 2.0, 1.0])}  # of no other examples
     monkeypatch.setattr(evaluation, "evaluate", lambda *given: {"loss": next(losses[id(given[2])])})
-    optimizer = torch.optim.SGD([torch.zeros(1)], lr=1.0)
-    config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
-    data = dataclasses.replace(UNVALIDATED, validation=VALIDATION)
-    scheduler = build.build_scheduler(config, optimizer, data, 1)
-    assert scheduler is not None
+    validated = replace(UNVALIDATED, validation=VALIDATION)
+    scheduler = build("scheduler=reduce_on_plateau", data=validated)
     rates = []
     for _ in range(5):
-        watched: Any = (torch.nn.Identity(), None, data.validation, torch.device("cpu"))
+        watched: Any = (torch.nn.Identity(), None, VALIDATION, torch.device("cpu"))
         evaluation.step_schedule(scheduler, *watched)
-        rates.append(optimizer.param_groups[0]["lr"])
+        rates.append(scheduler.optimizer.param_groups[0]["lr"])
     assert rates == [1.0, 1.0, 1.0, 0.5, 0.5]
 
 
 def test_a_plateau_needs_validation_records() -> None:
-    config = parse(compose(["recipe=quickstart", "scheduler=reduce_on_plateau"]))
+    plateau = "scheduler=reduce_on_plateau"
     with pytest.raises(UserError, match="dataset=phase_digits has none") as run:
-        build.build_scheduler(config, torch.optim.SGD([torch.zeros(1)], lr=1.0), UNVALIDATED, 1)
+        build(plateau)
     with pytest.raises(UserError) as told:  # as early as that, and in the same words
-        validate(config)
+        validate(parse(compose(["recipe=quickstart", plateau])))
     assert str(told.value) == str(run.value)
-    films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic"]
-    films += ["scheduler=reduce_on_plateau"]
+    films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic", plateau]
     validate(parse(compose(films)), trial=False)
     with pytest.raises(UserError, match=r"or more dataset\.validation_share\."):
         validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)
@@ -126,33 +113,28 @@ def test_the_average_moves_slowly_only_after_a_warm_up() -> None:
 
 
 def test_the_average_of_all_steps_is_evaluated_and_saved_and_costs_no_epsilon(
-    finished: experiment.Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     seen: list[dict[str, Tensor]] = []
     after: list[dict[str, Tensor]] = []
-    step, predict = experiment.private_step, evaluation.predict
+    predict = evaluation.predict
 
     def copy(model: nn.Module) -> dict[str, Tensor]:
         return {name: value.clone() for name, value in model.state_dict().items()}
-
-    def stepped(training: Any, *rest: Any) -> None:
-        step(training, *rest)
-        after.append(copy(training.model))
 
     def predicted(model: nn.Module, *rest: Any) -> Any:
         seen.append(copy(model))
         return predict(model, *rest)
 
-    monkeypatch.setattr(experiment, "private_step", stepped)
+    after_each_step(monkeypatch, lambda training, _: after.append(copy(training.model)))
     monkeypatch.setattr(evaluation, "predict", predicted)
     outcome = carry_out(tmp_path, "trainer.ema=0.5")
     average = after[0]
     for t, weights in enumerate(after[1:], start=1):
         decay = min(0.5, (1 + t) / (10 + t))
         average = {name: decay * average[name] + (1 - decay) * weights[name] for name in weights}
-    assert outcome.record["privacy"] == finished.record["privacy"] | {
-        "ledger": outcome.record["privacy"]["ledger"]
-    }
+    privacy = outcome.record["privacy"]
+    assert privacy == finished.record["privacy"] | {"ledger": privacy["ledger"]}
     saved = load(outcome.path.parent / "checkpoint.pt", outcome.record["run"])
     assert saved is not None
     for name, value in average.items():
