@@ -10,24 +10,24 @@ import pytest
 import torch
 from torch import nn
 
-from tests.training.test_run import carry_out, repeatable
+from tests.training.test_run import carry_out, repeatable, weights_of
 from zdp_bench.errors import UserError
 from zdp_bench.training.batches import read_ahead
 from zdp_bench.training.machine import arithmetic, pick_device
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = (
-    SimpleNamespace(mechanism=lambda: SimpleNamespace(is_private=True), sums_in_float32=False),
-    SimpleNamespace(mechanism=lambda: SimpleNamespace(is_private=False)),
+    SimpleNamespace(
+        mechanism=lambda is_private=of: SimpleNamespace(is_private=is_private),
+        sums_in_float32=False,
+    )
+    for of in (True, False)
 )
 
 
-def flags() -> tuple:
-    return (
-        torch.get_float32_matmul_precision(),
-        torch.backends.cudnn.allow_tf32,
-        torch.get_deterministic_debug_mode(),
-    )
+def flags() -> tuple[str, bool, int]:
+    tf32 = torch.backends.cudnn.allow_tf32
+    return torch.get_float32_matmul_precision(), tf32, torch.get_deterministic_debug_mode()
 
 
 def test_tf32_is_off_unless_asked_for_and_everything_is_set_back() -> None:
@@ -62,9 +62,7 @@ def test_a_precision_that_would_lie_is_refused(
 def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
     model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2))
     inside = []
-    model[1].register_forward_hook(
-        lambda module, inputs, output: inside.append((inputs[0].dtype, output.dtype))
-    )
+    model[1].register_forward_hook(lambda _, x, y: inside.append((x[0].dtype, y.dtype)))
     with arithmetic("bf16", False, model, PLAIN, CPU):
         out = model(torch.ones(1, 3))
         assert not torch.is_autocast_enabled("cpu")
@@ -78,13 +76,9 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
 
 
 def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:
-    plain = carry_out(tmp_path / "a", "trainer.micro_batch=40")
-    other = carry_out(
-        tmp_path / "b",
-        "trainer.micro_batch=40",
-        "execution.prefetch=2",
-        "execution.deterministic=true",
-    )
+    pieces, ahead = "trainer.micro_batch=40", "execution.prefetch=2"
+    plain = carry_out(tmp_path / "a", pieces)
+    other = carry_out(tmp_path / "b", pieces, ahead, "execution.deterministic=true")
     assert repeatable(plain.record) == repeatable(other.record)
     assert other.record["environment"]["execution"]["prefetch"] == 2
 
@@ -117,19 +111,10 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> Non
         pytest.skip("no CUDA device")
     os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", ":4096:8")
     words = ["device=cuda", "execution.deterministic=true"]
-    first, second = (
-        carry_out(tmp_path / "a", *words),
-        carry_out(tmp_path / "b", *words, "execution.prefetch=3"),
-    )
+    first = carry_out(tmp_path / "a", *words)
+    second = carry_out(tmp_path / "b", *words, "execution.prefetch=3")
     assert repeatable(first.record) == repeatable(second.record)
-    noiseless = ["algorithm.noise_multiplier=0"]
-    gpu, cpu = (
-        carry_out(tmp_path / "c", *words, *noiseless),
-        carry_out(tmp_path / "d", "device=cpu", *noiseless),
-    )
-    weights = [
-        torch.load(o.path.parent / "checkpoint.pt", weights_only=True, map_location="cpu")["model"]
-        for o in (gpu, cpu)
-    ]
-    for name in weights[0]:
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-4, atol=1e-5)
+    noiseless = "algorithm.noise_multiplier=0"
+    gpu = carry_out(tmp_path / "c", *words, noiseless)
+    cpu = carry_out(tmp_path / "d", "device=cpu", noiseless)
+    torch.testing.assert_close(weights_of(gpu), weights_of(cpu), rtol=1e-4, atol=1e-5)

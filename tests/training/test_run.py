@@ -65,7 +65,8 @@ def repeatable(record: records.Record) -> records.Record:
 
 def weights_of(outcome: Outcome) -> dict[str, Tensor]:
     """The weights that a run's checkpoint holds."""
-    return torch.load(outcome.path.parent / "checkpoint.pt", weights_only=True)["model"]
+    path = outcome.path.parent / "checkpoint.pt"
+    return torch.load(path, weights_only=True, map_location="cpu")["model"]
 
 
 def same(first: dict[str, Tensor], second: dict[str, Tensor]) -> bool:
