@@ -3,23 +3,120 @@ writes."""
 
 from __future__ import annotations
 
-import json
 import subprocess
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
-from tests.distributed_driver import FEW, STEPS, train_cases, trained
+from tests.algorithms.test_properties import CASES, examples, make
 from tests.drivers import Child, start
 from tests.ports import free_port
-from zdp_bench import cli
+from zdp_bench import cli, records
 from zdp_bench.config import compose, parse
+from zdp_bench.config.schema import Run
+from zdp_bench.data import Splits
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.ledger import Copy, Ledger, Position
+from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.noise import SecureNoise, SeededNoise
+from zdp_bench.training import run as module
 from zdp_bench.training.distributed import ALONE, Ranks, is_distributed, join, leave, rank
 from zdp_bench.training.progress import Watcher
-from zdp_bench.training.run import run
+from zdp_bench.training.setup import Setup, load_data
+from zdp_bench.training.step import Training, private_step
+
+Weights = dict[str, Tensor]
+FEW = list({(name, kind): (name, options, kind) for name, options, kind in CASES}.values())
+STEPS = 3
+SIZES = (13, 0, 1)  # examples of each step: a share may be empty, and a batch too
+QUICK = ["recipe=quickstart", "trainer.epochs=1", "model.hidden=[4]", "accountant=gdp_clt"]
+
+# ---------------------------------------------------------------------------- what each rank does
+
+
+def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> Weights:
+    """The weights after a few steps of a case: rank 0 keeps the ledger in `folder`."""
+    algorithm, model, kind = make(case)
+    noise = SecureNoise() if secure else SeededNoise(5)
+    folder.mkdir(parents=True, exist_ok=True)
+    ledger: Any = Copy((), Position(0, ""), noise.repeatable)
+    if ranks.is_first:
+        ledger = Ledger(folder / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
+    optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+    training = Training(algorithm, model, optimizer, noise, ledger, None, ranks)
+    for step, size in zip(range(STEPS), SIZES, strict=True):
+        inputs, targets = examples(size, kind, seed=step)
+        mine = ranks.take_share(np.arange(size))
+        batches = [(inputs[mine], targets[mine])] if len(mine) else []
+        private_step(training, step, iter(batches), 8.0)
+    assert ledger.releases == STEPS
+    ledger.close()
+    return {name: value.detach().clone() for name, value in model.named_parameters()}
+
+
+def everywhere(ranks: Ranks, weights: Weights) -> bool:
+    """Whether every rank has rank 0's very bits."""
+    theirs = ranks.broadcast(weights)
+    return not ranks.max(int(not all(torch.equal(weights[name], theirs[name]) for name in weights)))
+
+
+OTHER = Mechanism.of_z(1.0, Sampling("poisson", 0.5, 1.0, 2))
+# What rank 1 does otherwise, by the fact that is named.
+OTHERWISE: dict[str, Callable[[pytest.MonkeyPatch], list[str]]] = {
+    "configuration: the bound": lambda _: ["algorithm.max_grad_norm=2"],
+    "configuration: the rate": lambda _: ["trainer.sample_rate=0.2"],
+    "configuration: the seed": lambda _: ["seed=5"],
+    "configuration: how often is saved": lambda _: ["execution.checkpoint_steps=3"],
+    "data set": lambda patch: patch.setattr(module, "load_data", other_data) or [],
+    "code": lambda patch: patch.setattr(module, "code_digest", lambda _: "other") or [],
+    "mechanism": lambda patch: patch.setattr(Setup, "mechanism", OTHER) or [],
+    "nothing": lambda _: ["paths.data=/elsewhere", "trainer.micro_batch=64"],
+}
+
+
+def other_data(config: Run) -> Splits:
+    return replace(load_data(config), digest="other")
+
+
+def refused(ranks: Ranks, folder: Path) -> dict[str, list[str]]:
+    """What each rank says to a run of which rank 1 does something otherwise."""
+    found = {}
+    for name, change in OTHERWISE.items():
+        with pytest.MonkeyPatch.context() as patch:
+            changed = change(patch) if ranks.rank == 1 else []
+            said = ""
+            try:
+                carry_out(folder / "own_runs", *QUICK, *changed)
+            except UserError as error:
+                said = str(error)
+        found[name] = ranks.gather(said)
+    return found
+
+
+def carry_out(results: Path, *words: str) -> module.Outcome:
+    return module.run(parse(compose([*words, f"paths.results={results}"])), Watcher())
+
+
+def train_cases(folder: Path) -> None:
+    """Do all that several ranks do for the tests; rank 0 writes what they found."""
+    ranks = join("cpu")
+    cases = []
+    for number, case in enumerate(FEW):
+        weights = trained(case, ranks, folder / f"case{number}")
+        cases.append((weights, everywhere(ranks, weights)))
+    first, other = (
+        trained(CASES[0], ranks, folder / f"secure{number}", secure=True) for number in range(2)
+    )
+    found = {"cases": cases, "secure": everywhere(ranks, first), "refused": refused(ranks, folder)}
+    if ranks.is_first:
+        assert any(not torch.equal(first[name], other[name]) for name in first)
+        torch.save(found, folder / "weights.pt")
 
 
 def together(
@@ -43,14 +140,17 @@ def command(*words: str) -> Callable[[], object]:
     return lambda: cli.main(["run", *words])
 
 
+# --------------------------------------------------------------------------------------- the tests
+
+
 @pytest.fixture(
     scope="module", params=[2, pytest.param(4, marks=[pytest.mark.slow, pytest.mark.timeout(1800)])]
 )
 def joint(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> tuple[Path, dict]:
-    """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and the
-    weights."""
+    """Every case's steps, taken by 2 (and 4) processes: the folder they wrote into, and what they
+    found."""
     folder = tmp_path_factory.mktemp(f"ranks{request.param}")
     for done in together(request.param, lambda: train_cases(folder), at=folder):
         assert done.returncode == 0, done.stderr[-3000:]
@@ -64,8 +164,7 @@ def test_several_processes_come_to_what_one_comes_to(
     folder, found = joint
     weights, everywhere = found["cases"][number]
     alone = trained(FEW[number], ALONE, tmp_path)
-    for name in alone:
-        torch.testing.assert_close(weights[name], alone[name], rtol=1e-5, atol=1e-5)
+    torch.testing.assert_close(weights, alone, rtol=1e-5, atol=1e-5)
     assert everywhere, "a rank came to other weights"
     kept = [(root / "ledger.jsonl").read_text() for root in (folder / f"case{number}", tmp_path)]
     assert kept[0] == kept[1]
@@ -82,6 +181,10 @@ def test_ranks_that_differ_all_say_so_before_they_wait(joint: tuple[Path, dict])
     assert len([*joint[0].glob("own_runs/runs/quickstart/*/record.json")]) == 1
 
 
+def test_secure_noise_is_drawn_once_for_all(joint: tuple[Path, dict]) -> None:
+    assert joint[1]["secure"]
+
+
 @pytest.mark.timeout(120)
 def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
     words = ["recipe=quickstart", f"paths.results={tmp_path / 'results'}"]
@@ -94,35 +197,20 @@ def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
     assert not [*tmp_path.rglob("record.json")]
 
 
-def test_secure_noise_is_drawn_once_for_all(joint: tuple[Path, dict]) -> None:
-    assert joint[1]["secure"]
-
-
 def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
-    words = [
-        "recipe=quickstart",
-        "trainer.epochs=1",
-        "trainer.sample_rate=0.2",
-        "model.hidden=[4]",
-        "accountant=gdp_clt",
-    ]
-    words += ["threads=1", "optimizer=adam", "trainer.micro_batch=64"]
+    words = [*QUICK, "trainer.sample_rate=0.2", "threads=1"]
+    words += ["optimizer=adam", "trainer.micro_batch=64"]
     two = together(2, command(*words, f"paths.results={tmp_path / 'two'}"), at=tmp_path)
     assert [done.returncode for done in two] == [0, 0], two[0].stderr + two[1].stderr
     assert "tight ε" in two[0].stdout
     assert two[1].stdout == ""
-    run(parse(compose([*words, f"paths.results={tmp_path / 'one'}"])), Watcher())
-    homes = [
-        next((tmp_path / name / "runs" / "quickstart").glob("*/record.json")).parent
-        for name in ("one", "two")
-    ]
-    assert homes[0].name == homes[1].name
+    alone = carry_out(tmp_path / "one", *words)
+    (joint,) = records.read_all(tmp_path / "two")
+    homes = [records.folder(tmp_path / name, "quickstart", joint["run"]) for name in ("one", "two")]
     weights = [torch.load(home / "checkpoint.pt", weights_only=True)["model"] for home in homes]
-    for name in weights[0]:
-        torch.testing.assert_close(weights[0][name], weights[1][name], rtol=1e-5, atol=1e-5)
-    single, joint = (json.loads((home / "record.json").read_text()) for home in homes)
-    assert single["privacy"] == joint["privacy"]
-    assert (single["environment"]["ranks"], joint["environment"]["ranks"]) == (1, 2)
+    torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
+    assert alone.record["privacy"] == joint["privacy"]
+    assert [one["environment"]["ranks"] for one in (alone.record, joint)] == [1, 2]
 
 
 def test_a_sweep_is_no_work_for_torchrun(

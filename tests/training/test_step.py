@@ -29,9 +29,7 @@ CPU = torch.device("cpu")
 
 def problem(kind: type[ZetaDPSGD] = ZetaDPSGD) -> tuple[nn.Module, ZetaDPSGD]:
     torch.manual_seed(0)
-    model = nn.Sequential(
-        nn.Linear(3, 4, dtype=torch.complex64), nn.Linear(4, 2, dtype=torch.complex64)
-    )
+    model = nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 2)).to(torch.complex64)
     loss = lambda outputs, targets: outputs.abs().square().sum(dim=1)  # noqa: E731
     of = Problem(model, loss, Sampling("poisson", 0.1, 2, 20))
     return model, kind(of, noise_multiplier=1.0, max_grad_norm=1.0)
@@ -77,9 +75,7 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
 
 def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_path: Path) -> None:
     class Negated(ZetaDPSGD):
-        def postprocess(
-            self, noisy: dict[str, torch.Tensor], expected_batch_size: float
-        ) -> dict[str, torch.Tensor]:  # type: ignore[override]
+        def postprocess(self, noisy: Any, expected_batch_size: float) -> Any:
             return {name: -value for name, value in mean(noisy, expected_batch_size).items()}
 
     moved = []
@@ -149,11 +145,9 @@ def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None
     assert (whole["0.weight"] == 2 + 2j).all()
     assert (whole["1.bias"] == 1).all()
     assert not whole["0.bias"].any()
-    assert all(
-        (whole[block.name].shape, str(whole[block.name].dtype))
-        == (block.shape, f"torch.{block.dtype}")
-        for block in mechanism.blocks
-    )
+    for block in mechanism.blocks:
+        sums = whole[block.name]
+        assert (sums.shape, str(sums.dtype)) == (block.shape, f"torch.{block.dtype}")
 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:
@@ -177,7 +171,14 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
     with training(path) as of:
         of.ledger.begin("code", 0, "new")
         assert of.ledger.counted_again == 0
-        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory(of.algorithm.accumulate))
+        accumulate, fails = of.algorithm.accumulate, iter([True])
+
+        def once_out_of_memory(total: Any, batch: Batch) -> None:
+            if next(fails, False):
+                raise MemoryError("out of memory")
+            accumulate(total, batch)
+
+        monkeypatch.setattr(of.algorithm, "accumulate", once_out_of_memory)
         before = weights(of)
         with pytest.raises(UserError, match=r"out of memory in step 0, .*trainer\.micro_batch=4"):
             private_step(of, 0, whole, 7.0)
@@ -187,44 +188,27 @@ def test_a_step_taken_again_in_smaller_pieces_ends_before_its_release(
         assert of.ledger.counted_again == 1
 
 
-def once_out_of_memory(accumulate: Any) -> Any:
-    calls = iter([True])
-
-    def failing(total: Any, batch: Batch) -> None:
-        if next(calls, False):
-            raise MemoryError("out of memory")
-        accumulate(total, batch)
-
-    return failing
-
-
 @pytest.mark.parametrize("count", [1000, 17_000, 200_000])
 def test_one_example_more_moves_a_sum_of_many_by_its_bound(tmp_path: Path, count: int) -> None:
     """All examples are the same: rounding errors add up."""
     noise = SeededNoise("key")
     with training(tmp_path / "ledger.jsonl", noise) as of:
         row = torch.randn(1, 3, dtype=torch.complex64)
-        inputs, device = row.expand(count + 1, 3).contiguous(), CPU
+        inputs, targets = row.expand(count + 1, 3).contiguous(), torch.zeros(count + 1)
         mechanism = of.algorithm.mechanism()
 
         def released(count: int) -> dict[str, torch.Tensor]:
             pieces = read_in_pieces(
-                lambda cut: (inputs[:count][cut], torch.zeros(count)[cut]),
-                count,
-                Size(5000),
-                device,
+                lambda cut: (inputs[:count][cut], targets[:count][cut]), count, Size(5000), CPU
             )
-            total = sum_contributions(of.algorithm, mechanism, pieces, device)
+            total = sum_contributions(of.algorithm, mechanism, pieces, CPU)
             return add_noise(total, mechanism, noise, 0)
 
         one, other = released(count), released(count + 1)
         moved = [torch.linalg.vector_norm((other[name] - one[name]).cdouble()) for name in one]
         assert torch.stack(moved).norm() <= 1 + 1e-5
-        assert {value.dtype for value in one.values()} == {
-            torch.complex64 if count <= 1024 else torch.complex128
-        }
-        pieces = [
-            (inputs[cut : cut + 1000], torch.zeros(1000)) for cut in range(0, count - 1, 1000)
-        ]
+        wide = torch.complex64 if count <= 1024 else torch.complex128
+        assert {value.dtype for value in one.values()} == {wide}
+        pieces = zip(inputs[:count].split(1000), targets[:count].split(1000), strict=True)
         private_step(of, 0, pieces, count)
         assert {p.dtype for p in of.model.parameters()} == {torch.complex64}
