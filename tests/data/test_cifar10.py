@@ -38,6 +38,7 @@ def _reorder(folder: Path) -> None:
             part.tofile(folder / name)
 
 
+@pytest.mark.slow
 @pytest.mark.real_data
 def test_the_jpeg_copy_is_never_called_official(data_root: Path) -> None:
     if not (data_root / "cifar-10-batches-bin").is_dir():

@@ -38,6 +38,7 @@ from tests.data.helpers import (
     overwrite,
     put,
 )
+from tests.data.test_digests import CASES as SETS
 from tests.data.test_fastmri import arrays
 from zdp_bench.data import nifti, roahd
 from zdp_bench.data.cifar10 import RECORD
@@ -366,17 +367,6 @@ READERS: dict[str, Callable[[Path], object]] = {
     "nifti": nifti.read,
     "nifti labels": nifti.read_labels,
 }
-OPTIONS: dict[str, dict[str, Any]] = {
-    "chest_xray": {"size": 16},
-    "cifar10": {"check": False},
-    "cpsc2018": {"test_share": 0.25},
-    "fastmri": test_fastmri.SMALL,
-    "kspace_from_volumes": {"height": 8, "width": 8, "test_share": 0.4},
-    "mnist": {"check": False},
-    "mri_sequences": {"size": 16, "slices": 3, "validation_patients": 1},
-    "msd": {"size": 32, "validation_share": 0.2, "test_share": 0.4},
-    "speech_commands": {"words": ["yes", "no"], "test_share": 0.3},
-}
 
 
 @pytest.mark.parametrize("case", range(len(CASES)), ids=lambda n: f"{CASES[n][0]}-{n}")
@@ -394,7 +384,7 @@ def test_what_is_broken_is_refused_by_name(case: int, small_root: Path, tmp_path
     def load(**more: Any) -> str:
         if name in READERS:
             return str(READERS[name](path))
-        splits = dataset(name.split()[0], **OPTIONS.get(name, {}) | more).load(root)
+        splits = dataset(name, **SETS[name][1] | more).load(root)
         for part in (splits.train, splits.test):
             part.batch(torch.arange(len(part)))
         return splits.notes
