@@ -164,26 +164,6 @@ def verbs() -> dict[str, argparse.ArgumentParser]:
     return dict(found.choices)
 
 
-def lacking() -> Iterator[list[str]]:
-    """Yield every verb's command line without one of the arguments that it must have."""
-    for verb, of in verbs().items():
-        must = [a for a in of._actions if a.required and a.nargs != "*"]
-        for left_out in must:
-            words = [verb]
-            for action in must:
-                if action is not left_out:
-                    words += [*action.option_strings[:1], str(next(iter(action.choices or "x")))]
-            yield words
-
-
-@pytest.mark.parametrize("words", list(lacking()), ids=" ".join)
-def test_a_missing_argument_is_one_sentence(
-    words: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
-    said = leave(words, capsys)
-    assert "are required: " in said or "is not known" in said
-
-
 EMPTY = [
     ("results", "/results: contains no runs. `zdp-bench run recipe=quickstart` creates one here"),
     ("results recipe=quickstart metric=accuracy --by seed --sort seed", "contains no runs"),

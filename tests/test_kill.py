@@ -1,22 +1,32 @@
-"""kill -9 at any moment of a step: ε after the resume is never below an uninterrupted run's at the
-same step."""
+"""kill -9 at any moment of a step, or of a command: nothing finished is lost, the end is bit for
+bit that of the uninterrupted one or the ledger is higher, and ε is never below it.
+
+`pytest --slow --kills 1000 --seed 7 tests/test_kill.py` kills whole commands as often as it says;
+the seed of a nightly run is in its first lines, so that what failed can be repeated.
+"""
 
 from __future__ import annotations
 
+import contextlib
 import os
 import random
+import select
 import signal
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.drivers import fork
-from zdp_bench import records
+from zdp_bench import cli, records
+from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.accounting import pld
 from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.report import papers
 from zdp_bench.training import checkpoint
 from zdp_bench.training import run as experiment
 from zdp_bench.training import step as engine
@@ -111,10 +121,7 @@ def jobs() -> dict[str, tuple[list[str], list[list[Any]]]]:
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """Every job, carried out: name -> {"kills", "statuses", "record"}.
-
-    At night `tests/test_endurance.py` kills these and other commands at random moments.
-    """
+    """Every job, carried out: name -> {"kills", "statuses", "record"}."""
     folder, found = tmp_path_factory.mktemp("killed"), {}
     for name, (overrides, kills) in jobs().items():
         config = configured([*overrides, f"paths.results={folder / name}"])
@@ -194,3 +201,100 @@ def test_a_killed_run_still_stops_where_its_budget_ends(runs: dict[str, dict[str
     assert privacy["epsilon_tight"] <= 2.6 < pld(1.5, 0.25, steps + 1, 1e-4)
     for run in killed:
         assert repeatable(run["record"]) == repeatable(record), run["kills"]
+
+
+# -------------------------------------------- at random moments of every command that takes long
+
+RUN = [*TINY, "execution.checkpoint_steps=3", "paths.results=RESULTS"]
+SEARCH = ["--sampler", "random", "--trials", "3", "--epsilon", "3"]
+COMMANDS: dict[str, list[str]] = {
+    "run": ["run", *RUN],
+    "secure": ["run", *RUN, "privacy.secure=true"],
+    "sweep": ["run", "-m", *RUN, "seed=1,2,3", "algorithm.noise_multiplier=1.0,2.0"],
+    "search": [
+        *("search", *RUN, "dataset.validation_share=0.2", "optimizer.lr=interval(0.1,2)", *SEARCH)
+    ],
+    "federation": ["run", *RUN, "federated.nodes=3"],
+    "reproduce": ["reproduce", "--profile", "smoke", "paths.results=RESULTS", "--seeds", "1"],
+}
+
+
+def carry_out(name: str, results: Path, seconds: float | None) -> bool:
+    """Carry out the command in a child, killed after so many seconds; True if it was killed."""
+    words = [word.replace("RESULTS", str(results)) for word in COMMANDS[name]]
+    log = results.with_suffix(".txt")
+    child = fork(lambda: cli.main(words), log)
+    if seconds is not None:
+        ended = os.pidfd_open(child)
+        select.select([ended], [], [], seconds)
+        os.close(ended)
+        os.kill(child, signal.SIGKILL)  # a child that has ended keeps its number until waited for
+    status = os.waitpid(child, 0)[1]
+    assert status in (0, signal.SIGKILL), (name, results, log.read_text()[-2000:])
+    return status == signal.SIGKILL
+
+
+def kill(name: str, folder: Path, kills: int, seed: int) -> list[Path]:
+    """Give the command again and again, killed at moments drawn from the time T of a whole one.
+
+    Whenever it ends all the same, it starts in a new results folder. Returns the folders: that of
+    the whole command, and those of the killed ones, finished.
+    """
+    began = time.monotonic()
+    ends = [folder / "whole", folder / "killed-1"]
+    assert not carry_out(name, ends[0], None)
+    lasts, rng, landed = time.monotonic() - began, random.Random(f"{name}{seed}"), 0
+    while landed < kills:
+        if carry_out(name, ends[-1], rng.uniform(0, lasts)):
+            landed += 1
+        else:
+            ends.append(folder / f"killed-{len(ends)}")
+    carry_out(name, ends[-1], None)
+    return ends
+
+
+def read(results: Path) -> dict[str, records.Record]:
+    """Every record under a results folder, by where it lies."""
+    found = {path: records.read(path) for path in results.rglob("record.json")}
+    return {
+        str(path.relative_to(results)): repeatable(record)
+        for path, record in found.items()
+        if record
+    }
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_the_command_is_one_that_exists(name: str) -> None:
+    parse_arguments(COMMANDS[name])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(6 * 3600)
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_command_that_is_killed_over_and_over_ends_as_the_whole_one(
+    name: str,
+    tmp_path: Path,
+    pytestconfig: pytest.Config,
+    monkeypatch: pytest.MonkeyPatch,
+    set_threads: Callable[[int], None],
+) -> None:
+    if name == "federation":
+        pytest.importorskip("flwr")
+    set_threads(1)  # a fork of several may wait for threads that it lacks
+    # Of `reproduce`; all tables take ten minutes.
+    monkeypatch.setattr(papers, "available", lambda: ["zeta_dp_2021/1"])
+    with contextlib.suppress(SystemExit):  # its children have what this process imported
+        cli.main([word.replace("RESULTS", str(tmp_path / "warm")) for word in COMMANDS[name]])
+    seed = pytestconfig.getoption("seed")
+    kills = -(-pytestconfig.getoption("kills") // len(COMMANDS))
+    first, *ends = (read(end) for end in kill(name, tmp_path, kills, seed))
+    assert first
+    for killed in ends:
+        assert killed.keys() == first.keys(), f"--seed {seed}"
+        if name != "secure":
+            assert killed == first, f"--seed {seed}"
+            continue
+        for where, record in killed.items():
+            privacy, least = record["privacy"], first[where]["privacy"]
+            assert privacy["steps"] == privacy["ledger"]["entries"] >= least["steps"]
+            assert privacy["epsilon_tight"] >= least["epsilon_tight"]

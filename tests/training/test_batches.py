@@ -139,14 +139,17 @@ def test_one_record_more_changes_no_other_records_augmentation(
     def augment(inputs: Tensor, chance: Tensor) -> Tensor:
         return inputs + chance[:, :1]
 
-    def changed(*indices: int) -> dict[int, float]:
-        pieces = micro_batches(examples, np.array(indices), config, CPU, "key", 5, augment)
+    def changed(*indices: int, key: str = "key", step: int = 5) -> dict[int, float]:
+        pieces = micro_batches(examples, np.array(indices), config, CPU, key, step, augment)
         values = torch.cat([inputs for inputs, _ in pieces]).flatten().tolist()
         return dict(zip(indices, values, strict=True))
 
     without, with_one_more = changed(3, 8, 20, 21, 50, 99), changed(2, 3, 8, 20, 21, 50, 99)
     assert with_one_more.pop(2) != 2.0
     assert with_one_more == without
+    others = changed(*without, key="another's"), changed(*without, step=6)
+    moved = [at - index for drawn in (without, *others) for index, at in drawn.items()]
+    assert len({*moved}) == 3 * 6
 
 
 MLPS = ("real_mlp", "complex_mlp")
