@@ -29,26 +29,25 @@ from zdp_bench.privacy.ledger import (
 )
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
-MECHANISM = Mechanism(
-    (Block("w", (3,), "float32", 1.0, 1.5, "real"),), Sampling("poisson", 0.1, 10.0, 100)
-)
-OTHER = Mechanism(
-    (Block("w", (3,), "float32", 1.0, 1.0, "real"),), Sampling("poisson", 0.1, 10.0, 100)
+SAMPLING = Sampling("poisson", 0.1, 10.0, 100)
+MECHANISM, OTHER = (
+    Mechanism((Block("w", (3,), "float32", 1.0, std, "real"),), SAMPLING) for std in (1.5, 1.0)
 )
 
 
-def write(path: Path, steps: int, repeatable: bool = True) -> Position:
-    ledger = Ledger(path, MECHANISM, repeatable)
-    for step in range(steps):
+def write(
+    path: Path, *steps: int, repeatable: bool = True, at_least: Position | None = None
+) -> Ledger:
+    """The ledger after these steps more, closed."""
+    ledger = Ledger(path, MECHANISM, repeatable, at_least)
+    for step in steps:
         ledger.append(step)
     ledger.close()
-    return ledger.position
+    return ledger
 
 
 def reopen(path: Path, repeatable: bool = True, at_least: Position | None = None) -> Ledger:
-    ledger = Ledger(path, MECHANISM, repeatable, at_least)
-    ledger.close()
-    return ledger
+    return write(path, repeatable=repeatable, at_least=at_least)
 
 
 @pytest.fixture
@@ -60,7 +59,7 @@ def path(tmp_path: Path) -> Path:
 
 
 def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
-    position = write(path, 4)
+    position = write(path, 0, 1, 2, 3).position
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("step") for line in lines] == [None, 0, 1, 2, 3]
     assert lines[0]["mechanism"] == MECHANISM.digest()
@@ -72,7 +71,7 @@ def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
 @pytest.mark.parametrize("kind", ["file", "copy"])
 def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) -> None:
     """Not even a step that is there, whose noise it would draw for other sums."""
-    write(path, 2)
+    write(path, 0, 1)
     ledger = Ledger(path, MECHANISM, True)
     held = ledger if kind == "file" else pickle.loads(pickle.dumps(ledger.copy()))
     before = path.read_bytes()
@@ -106,17 +105,19 @@ def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
     assert in_a_fork(act) == "1"
 
 
-def test_a_repeatable_step_drawn_again_counts_once(path: Path) -> None:
-    write(path, 5)
-    ledger = Ledger(path, MECHANISM, repeatable=True)
-    assert [ledger.holds(step) for step in (0, 4, 5)] == [True, True, False]
+@pytest.mark.parametrize(("repeatable", "releases"), [(True, 5), (False, 8)])
+def test_a_step_drawn_again_counts_unless_it_repeats(
+    path: Path, repeatable: bool, releases: int
+) -> None:
+    write(path, 0, 1, 2, 3, 4, repeatable=repeatable)
+    ledger = Ledger(path, MECHANISM, repeatable)
+    assert [ledger.holds(step) for step in (0, 4, 5)] == [repeatable, repeatable, False]
     for step in (2, 3, 4):
         ledger.append(step)
-    assert ledger.releases == 5
+    assert ledger.releases == releases
     ledger.append(5)
-    assert ledger.releases == 6
     ledger.close()
-    assert reopen(path).releases == 6
+    assert ledger.releases == reopen(path, repeatable).releases == releases + 1
 
 
 def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(path: Path) -> None:
@@ -126,17 +127,6 @@ def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(p
             ledger.append(0, of=weights)
         ledger.close()
         assert ledger.releases == releases
-
-
-def test_a_step_that_cannot_be_repeated_counts_every_time(path: Path) -> None:
-    write(path, 5, repeatable=False)
-    ledger = Ledger(path, MECHANISM, repeatable=False)
-    for step in (2, 3, 4):
-        assert not ledger.holds(step)
-        ledger.append(step)
-    assert ledger.releases == 8
-    ledger.close()
-    assert reopen(path, repeatable=False).releases == 8
 
 
 # --------------------------------------------------------------------------- steps reserved ahead
@@ -171,7 +161,7 @@ def killed_at(path: Path, steps: int, until: int, most: int | None = None, **how
 def test_steps_are_reserved_for_a_fifth_of_a_second_and_the_chain_does_not_tell(
     path: Path, tmp_path: Path
 ) -> None:
-    plain = write(tmp_path / "plain", 300)
+    plain = write(tmp_path / "plain", *range(300)).position
     ledger = reserving(path, 300, 1000)
     lines = path.read_text().splitlines()
     assert 300 * 0.005 / 0.2 <= len(lines) <= 30
@@ -191,7 +181,7 @@ def test_after_a_kill_what_was_reserved_counts(path: Path, repeatable: bool) -> 
     after = reopen(path, repeatable)
     assert 100 < after.releases <= 100 + 0.2 / 0.005 + 1
     assert after.releases == len(steps_in(path))
-    ledger = Ledger(path, MECHANISM, repeatable, at_least=killed.position)  # as of a checkpoint
+    ledger = Ledger(path, MECHANISM, repeatable, killed.position)  # as of a checkpoint
     ledger.reserve(1000)
     for step in range(60, 110):
         ledger.append(step)
@@ -270,9 +260,7 @@ def test_a_reservation_that_was_edited_is_refused(path: Path, old: str, new: str
 def begun(
     path: Path, made: str, step: int, state: str, upto: int, secure: bool = False
 ) -> tuple[Ledger, int]:
-    """A process that goes on at `step` and is stopped after `upto` steps; and how many it was told
-    count again.
-    """
+    """A process from `step` to `upto`, and how many steps it was told count again."""
     ledger = Ledger(path, MECHANISM, repeatable=not secure)
     ledger.begin(made, step, state)
     for number in range(step, upto):
@@ -401,7 +389,7 @@ class Faulty:
 
 def test_a_short_write_is_finished(path: Path) -> None:
     ledger = Ledger(path, MECHANISM, repeatable=True)
-    ledger._file = Faulty(ledger._file)  # type: ignore[assignment]
+    ledger._file = Faulty(ledger._file)
     ledger.append(0)
     ledger.close()
     assert path.read_bytes().endswith(b"\n")
@@ -419,7 +407,7 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
     file = ledger._file
     with monkeypatch.context() as patch:
         if fault == "full":
-            ledger._file = Faulty(file, full=True)  # type: ignore[assignment]
+            ledger._file = Faulty(file, full=True)
         else:
             patch.setattr(module.os, "fsync", raising(fault))
         with pytest.raises((OSError, KeyboardInterrupt)):
@@ -489,7 +477,7 @@ def test_an_interrupt_at_any_line_of_code_leaves_a_ledger_that_is_right(
 @pytest.mark.parametrize("repeatable", [True, False])
 def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable: bool) -> None:
     whole = tmp_path / "whole"
-    write(whole, 3, repeatable)
+    write(whole, 0, 1, 2, repeatable=repeatable)
     data = whole.read_bytes()
     ends = [i + 1 for i, byte in enumerate(data) if byte == 10]
     near = {end + shift for end in [0, *ends] for shift in (-1, 0, 1, 2)}
@@ -501,29 +489,19 @@ def test_a_kill_inside_a_line_counts_the_step_it_cut(tmp_path: Path, repeatable:
         begun = 0 if length <= ends[0] else sum(length > end for end in ends)
         assert ledger.releases == begun, length
         assert reopen(path, repeatable).releases == begun  # what was mended is whole
-        goes_on = Ledger(path, MECHANISM, repeatable)
-        for step in range(begun, 3):
-            goes_on.append(step)
-        goes_on.close()
+        write(path, *range(begun, 3), repeatable=repeatable)
         assert path.read_bytes() == data  # and the chain is that of an unbroken run
 
 
 def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    write(path, 3, repeatable=False)
+    write(path, 0, 1, 2, repeatable=False)
     path.write_bytes(path.read_bytes()[:-10])
-
-    class PowerCut(BaseException):
-        pass
-
-    def cut(*_: object) -> None:
-        raise PowerCut
-
     for name in ("fsync", "replace"):
         with monkeypatch.context() as patch:
-            patch.setattr(module.os, name, cut)
-            with pytest.raises(PowerCut):
+            patch.setattr(module.os, name, raising(SystemExit()))
+            with pytest.raises(SystemExit):
                 Ledger(path, MECHANISM, repeatable=False)
     assert reopen(path, repeatable=False).releases == 3
 
@@ -532,93 +510,72 @@ def test_a_kill_while_a_cut_line_is_mended_loses_nothing(
 
 
 def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
-    whole = tmp_path / "whole"
-    write(whole, 4)
-    lines = whole.read_text().splitlines(keepends=True)
-    second = json.loads(lines[2])
-    edits = {
-        3: [*lines[:2], *lines[3:]],  # dropped: the chain breaks where the next one stands
-        2: [lines[0], lines[2], lines[1], *lines[3:]],  # reordered
-        4: [*lines[:3], lines[2], *lines[3:]],  # doubled
-        5: [*lines[:4], json.dumps(json.loads(lines[4]) | {"step": 7}) + "\n"],  # changed
-        1: ["not json\n", *lines[1:]],
-    }
-    more = [
-        # its digest taken away
-        (3, [*lines[:2], json.dumps({"step": second["step"]}) + "\n", *lines[3:]]),
-        (3, [*lines[:2], "7\n", *lines[3:]]),
-        (3, [*lines[:2], "[]\n", *lines[3:]]),
-        (3, [*lines[:2], "\n", *lines[3:]]),
+    path = tmp_path / "edited"
+    write(path, 0, 1, 2, 3)
+    lines = path.read_text().splitlines(keepends=True)
+    edits = [
+        (3, [*lines[:2], *lines[3:]]),  # dropped: the chain breaks where the next one stands
+        (2, [lines[0], lines[2], lines[1], *lines[3:]]),  # reordered
+        (4, [*lines[:3], lines[2], *lines[3:]]),  # doubled
+        (5, [*lines[:4], json.dumps(json.loads(lines[4]) | {"step": 7}) + "\n"]),  # changed
+        (1, ["not json\n", *lines[1:]]),
         (1, lines[1:]),  # the head dropped
     ]
-    for number, text in [*edits.items(), *more]:
-        path = tmp_path / "edited"
+    # without its digest, and what is no line at all
+    edits += [(3, [*lines[:2], f"{text}\n", *lines[3:]]) for text in ('{"step": 1}', 7, "[]", "")]
+    for number, text in edits:
         path.write_text("".join(text))
         with pytest.raises(LedgerError, match=rf"edited, line {number}: "):
-            Ledger(path, MECHANISM, repeatable=True)
+            reopen(path)
     path.write_bytes(lines[0].encode() + b"\xff\xfe\n")
     with pytest.raises(LedgerError, match="edited, line 2: not a ledger line"):
-        Ledger(path, MECHANISM, repeatable=True)
+        reopen(path)
 
 
 def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
+    digest = write(path, 0, 1).position.digest
+    lines = path.read_bytes()
     for body in ({"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}):
-        write(path, 2)
-        digest = json.loads(path.read_text().splitlines()[-1])["sha256"]
-        with path.open("ab") as file:
-            file.write(make_line(digest, body) + b"\n")
+        path.write_bytes(lines + make_line(digest, body) + b"\n")
         with pytest.raises(LedgerError, match="line 4: not a step"):
-            Ledger(path, MECHANISM, repeatable=True)
-        path.unlink()
+            reopen(path)
 
 
 @pytest.mark.parametrize("kept", [0, 1, 3])
 def test_a_ledger_that_ends_before_the_checkpoint_is_refused(path: Path, kept: int) -> None:
-    position = write(path, 5)
+    position = write(path, *range(5)).position
     lines = path.read_bytes().splitlines(keepends=True)
+    said = rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated"
     for fragment in (b"", b'{"st'):  # nor does a fragment stand for the missing steps
         path.write_bytes(b"".join(lines[: 1 + kept]) + fragment)
-        with pytest.raises(
-            LedgerError,
-            match=rf"line {2 + kept}: the file ends here.*{kept} steps.*after 5; it was truncated",
-        ):
-            Ledger(path, MECHANISM, True, position)
+        with pytest.raises(LedgerError, match=said):
+            reopen(path, at_least=position)
 
 
 def test_an_emptied_or_missing_ledger_is_refused_beside_a_checkpoint(path: Path) -> None:
-    position = write(path, 2)
+    position = write(path, 0, 1).position
     path.write_bytes(b"")
     with pytest.raises(LedgerError, match="line 1: the file ends here"):
-        Ledger(path, MECHANISM, True, position)
+        reopen(path, at_least=position)
     path.unlink()
     with pytest.raises(LedgerError, match="is missing"):
-        Ledger(path, MECHANISM, True, position)
+        reopen(path, at_least=position)
 
 
 def test_another_runs_ledger_is_refused(path: Path) -> None:
-    write(path, 3)
+    write(path, 0, 1, 2)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism"):
         Ledger(path, OTHER, True)
     with pytest.raises(LedgerError, match="line 1: belongs to another mechanism or noise source"):
-        Ledger(path, MECHANISM, False)
+        reopen(path, repeatable=False)
     # of the same mechanism, but with other steps: only the checkpoint can tell
-    ledger = Ledger(path.with_name("other"), MECHANISM, repeatable=False)
-    for step in (0, 0, 1):
-        ledger.append(step)
-    ledger.close()
-    position = write(path.with_name("mine"), 3, repeatable=False)
+    write(path.with_name("other"), 0, 0, 1, repeatable=False)
+    position = write(path.with_name("mine"), 0, 1, 2, repeatable=False).position
     with pytest.raises(LedgerError, match="does not hold the step that the checkpoint"):
-        Ledger(path.with_name("other"), MECHANISM, False, position)
+        reopen(path.with_name("other"), False, position)
 
 
 # -------------------------------------------------------------------------------------- a long run
-
-
-def write_long(path: Path, steps: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A ledger as a run of so many steps writes it, without waiting for the disk."""
-    with monkeypatch.context() as patch:
-        patch.setattr(module.os, "fsync", lambda descriptor: None)
-        write(path, steps)
 
 
 def peak_of_opening(path: Path) -> int:
@@ -635,8 +592,9 @@ def test_a_long_ledger_takes_no_more_memory_than_a_short_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     short, long = tmp_path / "short", tmp_path / "long"
-    write_long(short, 10, monkeypatch)
-    write_long(long, 4_000, monkeypatch)
+    monkeypatch.setattr(module.os, "fsync", lambda descriptor: None)  # no wait for the disk
+    write(short, *range(10))
+    write(long, *range(4_000))
     assert peak_of_opening(long) < peak_of_opening(short) + 16_000
     assert reopen(long).releases_before(3_000) == 3_000
 
@@ -656,8 +614,7 @@ def test_a_long_ledger_of_many_starts_counts_as_its_steps_one_by_one(path: Path)
         for copy in (ledger, ledger.copy(), reopen(path)):
             copy.generation = ledger.generation
             for before in range(13):
-                assert copy.releases_before(before) == sum(
-                    done < before or of != ledger.generation for done, of in plain
-                )
+                counted = [done < before or of != ledger.generation for done, of in plain]
+                assert copy.releases_before(before) == sum(counted)
             assert [copy.holds(n) for n in range(13)] == [ledger.holds(n) for n in range(13)]
         assert ledger.releases == len(plain)

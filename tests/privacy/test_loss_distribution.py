@@ -1,6 +1,4 @@
-"""Laws of privacy losses: above the true curve everywhere, tight, and never below what a real batch
-leaks.
-"""
+"""Laws of privacy losses: tight, above the true curve, and never below what a real batch leaks."""
 
 from __future__ import annotations
 
@@ -58,15 +56,8 @@ def uniform_delta(z: float, q: float, at: float) -> float:
     return remove_delta(z, q, at) if at >= 0 else add_delta(z, q, at)
 
 
-CASES = [
-    (1.1, 0.01),
-    (0.5, 0.3),
-    (3.0, 0.001),
-    (0.05, 0.02),
-    (50.0, 0.9),
-    (1.0, 3e-5),
-    (0.8, 0.999),
-]
+CASES = [(1.1, 0.01), (0.5, 0.3), (3.0, 0.001), (0.05, 0.02), (50.0, 0.9), (1.0, 3e-5)]
+CASES += [(0.8, 0.999)]
 
 
 @pytest.mark.parametrize("steps", [1, 10_000])  # the two grids
@@ -93,59 +84,45 @@ def test_a_batch_of_nearly_everyone_is_nearly_the_plain_gaussian(z: float, steps
     assert pld(z, nearly, steps, 1e-5) == pytest.approx(closed, rel=2e-3)
 
 
-def mixture(means: np.ndarray, z: float, at: np.ndarray) -> np.ndarray:
-    return norm.pdf(at[:, None], means[None, :], z).mean(axis=1)
-
-
-def real_batch_deltas(
-    one: list[float], other: list[float], size: int, z: float, at: float
-) -> tuple[float, float]:
-    """The exact δ of one and of two releases of the noisy sum of a random batch; by integration on
-    a grid.
-    """
+def real_batch_delta(
+    one: list[float], other: list[float], size: int, z: float, at: float, steps: int
+) -> float:
+    """The exact δ of one or two noisy sums of a random batch, by integration on a grid."""
     x = np.linspace(-size - 9 * z, size + 9 * z, 1200)
-    densities = [
-        mixture(np.array([sum(b) for b in itertools.combinations(data, size)]), z, x)
-        for data in (one, other)
-    ]
-    p, q = (d * (x[1] - x[0]) for d in densities)
-    twice = np.maximum(0.0, np.multiply.outer(p, p) - math.exp(at) * np.multiply.outer(q, q)).sum()
-    return float(np.maximum(0.0, p - math.exp(at) * q).sum()), float(twice)
+    masses = []
+    for data in (one, other):
+        sums = np.array([sum(batch) for batch in itertools.combinations(data, size)])
+        mass = norm.pdf(x[:, None], sums, z).mean(axis=1) * (x[1] - x[0])
+        masses.append(np.multiply.outer(mass, mass) if steps == 2 else mass)
+    return float(np.maximum(0.0, masses[0] - math.exp(at) * masses[1]).sum())
 
 
-@pytest.mark.parametrize("at", [0.0, 0.2, 1.0])
+@pytest.mark.parametrize(("at", "steps"), [(0.0, 1), (0.2, 1), (0.2, 2), (1.0, 1)])
 @pytest.mark.parametrize(("replaced", "size"), [(1, 1), (1, 2), (2, 2)])
 def test_real_batches_never_leak_more_than_the_uniform_law(
-    replaced: int, size: int, at: float
+    replaced: int, size: int, at: float, steps: int
 ) -> None:
-    """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1: σ = 2 on the sum,
-    so z = 1.
-    """
+    """Data sets of 5 numbers in [−1, 1], `replaced` of them changed from 1 to −1; σ = 2, z = 1."""
     chances = [
         math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size)
         for j in range(replaced + 1)
     ]
     (law,) = uniform_laws(1.0, several_examples(np.log(chances)), 1, 1e-5)
-    squared = (
-        Law(law.width, 2 * law.first, np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2)
-        if at == 0.2
-        else None
-    )
+    if steps == 2:
+        mass, infinite = np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2
+        law = Law(law.width, 2 * law.first, mass, infinite)
     for rest in ([0.0] * 4, [1.0] * 4, [-1.0] * 4, [1.0, 1.0, -1.0, -1.0], [0.3, -0.9, 0.5, 1.0]):
         rest = rest[: 5 - replaced]
         for a, b in ((1.0, -1.0), (-1.0, 1.0), (1.0, 0.0)):
-            once, twice = real_batch_deltas(
-                [*rest, *[a] * replaced], [*rest, *[b] * replaced], size, 2.0, at
-            )
+            one, other = ([*rest, *[value] * replaced] for value in (a, b))
+            delta = real_batch_delta(one, other, size, 2.0, at, steps)
             # the bound is attained; the grid of integration is not finer
-            assert once <= law_delta(law, at) + 1e-5
-            if squared is not None:
-                assert twice <= law_delta(squared, at) + 1e-5
+            assert delta <= law_delta(law, at) + 1e-5
 
 
 @pytest.mark.parametrize(("z", "q", "steps"), [(1.1, 0.01, 1000), (1.0, 0.1, 1), (10.0, 0.9, 100)])
 def test_the_poisson_law_agrees_with_dp_accounting(z: float, q: float, steps: int) -> None:
-    theirs = peer.from_gaussian_mechanism(z, sampling_prob=q)
+    theirs = peer.from_gaussian_mechanism(z, sampling_prob=q, value_discretization_interval=3e-4)
     theirs = theirs.self_compose(steps) if steps > 1 else theirs
     assert pld(z, q, steps, 1e-5) == pytest.approx(theirs.get_epsilon_for_delta(1e-5), rel=5e-4)
 
@@ -154,7 +131,7 @@ def test_several_examples_agree_with_dp_accountings_mixture() -> None:
     z, q, k, steps = 1.3, 0.05, 3, 40
     chances = binom.pmf(np.arange(k + 1), k, q)
     theirs = peer.from_mixture_gaussian_mechanism(
-        z, [*range(k + 1)], [*chances], value_discretization_interval=2e-3
+        z, [*range(k + 1)], [*chances], value_discretization_interval=1e-2
     )
     ours = epsilon(poisson_laws(z, several_examples(np.log(chances)), steps, 1e-5), steps, 1e-5)
     assert ours == pytest.approx(theirs.self_compose(steps).get_epsilon_for_delta(1e-5), rel=2e-3)
@@ -164,27 +141,25 @@ def test_several_examples_agree_with_dp_accountings_mixture() -> None:
 @pytest.mark.parametrize("q", [1e-6, 0.999])
 @pytest.mark.parametrize("steps", [1, pytest.param(100_000, marks=pytest.mark.slow)])
 def test_extremes_do_not_fail(z: float, q: float, steps: int) -> None:
+    unsampled = gdp_epsilon(math.sqrt(steps) / z, 1e-5)
     for bound in (pld, pld_uniform):
-        # sampling does not hurt
-        assert (
-            0 <= bound(z, q, steps, 1e-5) <= gdp_epsilon(math.sqrt(steps) / z, 1e-5) * 1.02 + 1e-6
-        )
+        assert 0 <= bound(z, q, steps, 1e-5) <= unsampled * 1.02 + 1e-6  # sampling does not hurt
 
 
 def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
-    for delta in (1e-10, 1e-15):
-        value = pld(5.0, 0.1, 1_000_000, delta)
-        assert value <= rdp(5.0, 0.1, 1_000_000, delta) * 1.01
-        assert value > pld(5.0, 0.1, 1_000_000, 100 * delta)
+    for delta in (1e-13, 1e-15):
+        value = pld(5.0, 0.1, 100_000, delta)
+        assert value <= rdp(5.0, 0.1, 100_000, delta) * 1.01
+        assert value > pld(5.0, 0.1, 100_000, 100 * delta)
     assert pld(1.1, 0.01, 1000, 1e-18) > pld(1.1, 0.01, 1000, 1e-12) > pld(1.1, 0.01, 1000, 1e-9)
 
 
 def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     """Near the FFT's floor the answer must lie above what the composed law says at δ itself."""
-    (law,) = uniform_laws(1.1, one_example(0.01), 100_000, 1e-11)
-    _, composed = self_convolve(law.mass, 100_000, 1e-16)
-    floor = len(composed) * abs(min(composed))
-    steps, delta = 100_000, 5 * floor
+    steps = 100_000
+    (law,) = uniform_laws(1.1, one_example(0.01), steps, 1e-11)
+    _, composed = self_convolve(law.mass, steps, 1e-16)
+    delta = 5 * len(composed) * abs(min(composed))
     offset, mass = self_convolve(law.mass, steps, min(1e-15, 1e-4 * delta))
     infinite = min(1e-15, 1e-4 * delta) + steps * law.infinite
     as_it_stands = DensePLDPmf(
@@ -196,11 +171,9 @@ def test_what_rounding_may_hide_is_charged_to_delta() -> None:
 # ------------------------------------------------------------------------------------- lower bounds
 
 
-@pytest.mark.parametrize(("z", "q", "steps"), [(2.0, 0.1, 300)])
-def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair(
-    z: float, q: float, steps: int
-) -> None:
+def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair() -> None:
     """Theirs from below rounds every loss down, which costs more than our charge for rounding."""
+    z, q, steps = 2.0, 0.1, 300
     below, above = (
         peer.from_gaussian_mechanism(
             z, sampling_prob=q, pessimistic_estimate=up, use_connect_dots=up
@@ -223,24 +196,17 @@ def test_the_attack_on_one_step_reaches_delta(z: float, q: float) -> None:
 
 
 def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
-    """A rate just below 1 composes on the grid what has a closed form; the loss of one step is
-    0.125 ± 0.125·8.
-    """
+    """Steps without sampling, which have a closed form."""
     for steps, cell in itertools.product((1, 8, 64), (0.01, 0.1, 0.5)):
         law = grid_of_a_gaussian(8.0, cell)
         exact = gdp_epsilon(math.sqrt(steps) / 8, 1e-4)
         assert epsilon((law,), steps, 1e-4) >= exact * (1 - 1e-9)
-        assert (
-            exact - (4.5 * math.sqrt(steps) + 2) * cell
-            < epsilon_at_least(law, steps, 1e-4)
-            <= exact
-        )
+        least = exact - (4.5 * math.sqrt(steps) + 2) * cell
+        assert least < epsilon_at_least(law, steps, 1e-4) <= exact
 
 
 def grid_of_a_gaussian(z: float, width: float) -> Law:
-    """The law that connects the dots of N(1, z²) against N(0, z²), from its curve δ(ε) alone (dp-
-    accounting's own way).
-    """
+    """The law that connects the dots of N(1, z²) against N(0, z²), by dp-accounting."""
     theirs = peer.from_gaussian_mechanism(z, value_discretization_interval=width)
     pmf = theirs._pmf_remove.to_dense_pmf()
     return Law(width, pmf._lower_loss, np.asarray(pmf._probs), pmf._infinity_mass)
@@ -250,14 +216,11 @@ def grid_of_a_gaussian(z: float, width: float) -> Law:
 def test_the_attack_succeeds_on_real_batches(
     replaced: int, size: int, z: float, steps: int
 ) -> None:
-    """Ten numbers, all −½ but for those replaced, which are +½: their batches drawn and told apart
-    by the likelihood.
-    """
+    """Batches of ten numbers, −½ but for those replaced, +½, are told apart by the likelihood."""
     delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
     chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
-    low = epsilon_at_least(
-        attack_law(z, several_examples(np.log(chances)), steps, delta), steps, delta
-    )
+    law = attack_law(z, several_examples(np.log(chances)), steps, delta)
+    low = epsilon_at_least(law, steps, delta)
     data = np.full(10, -0.5)
     data[:replaced] = 0.5
     loss = np.zeros(draws)
@@ -282,9 +245,8 @@ def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     """Over all of the line whose mass is kept, with several examples as with one."""
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
     losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
-    np.testing.assert_allclose(
-        _loss(_where(losses, z, weights), z, weights), losses, rtol=1e-9, atol=1e-12
-    )
+    found = _loss(_where(losses, z, weights), z, weights)
+    np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
 
 
 def test_a_mixture_keeps_the_chance_of_one_however_small() -> None:
