@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
-from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -28,26 +28,15 @@ from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import sum_contributions
 
 OWNERS = np.array([7, 3, 7, 9, 3, 7, 5])  # patients 3, 5, 7, 9 with 2, 1, 3, 1 records
-HEADS = [  # 12 patients to train with 12 examples each
-    "recipe=quickstart",
-    "dataset=mri_sequences_synthetic",
-    "dataset.patients=16",
-    "dataset.test_share=0.25",
-    "dataset.size=8",
-    "dataset.slices=3",
-    "privacy.unit=patient",
-]
-SHORT = [
-    "accountant=rdp",
-    "privacy.target_epsilon=null",
-    "algorithm.noise_multiplier=2.0",
-    "trainer.sample_rate=0.3",
-]
+HEADS = "recipe=quickstart dataset=mri_sequences_synthetic privacy.unit=patient"
+# 12 patients to train with 12 examples each
+HEADS += " dataset.patients=16 dataset.test_share=0.25 dataset.size=8 dataset.slices=3"
+HEADS += " accountant=rdp algorithm.noise_multiplier=2 trainer.sample_rate=0.3 trainer.epochs=3"
 
 
 def config(root: Path, *overrides: str) -> Run:
     paths = [f"paths.data={root / 'data'}", f"paths.results={root / 'results'}"]
-    return configured([*HEADS, *SHORT, "trainer.epochs=3", *paths, *overrides])
+    return configured([*HEADS.split(), *paths, *overrides])
 
 
 def carry_out(root: Path, *overrides: str) -> Outcome:
@@ -135,9 +124,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
 
         batches = MicroBatches(len(indices), piece, Size(size), shares=shares)
         found = sum_contributions(setup.algorithm, setup.mechanism, batches, setup.device)
-        return torch.cat(
-            [torch.view_as_real(value.cdouble()).flatten() for value in found.values()]
-        )
+        return torch.cat([torch.view_as_real(sums.cdouble()).flatten() for sums in found.values()])
 
     whole = total(everyone, 2048)
     torch.testing.assert_close(total(everyone, 5), whole, rtol=1e-4, atol=1e-9)
@@ -151,12 +138,10 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
 def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     outcome = carry_out(tmp_path, "privacy.max_examples=4")
     privacy = outcome.record["privacy"]
-    people = privacy["sampling"]["records"]
-    drawn = Sampling("poisson", 0.3, 0.3 * people, people)
+    drawn = Sampling("poisson", 0.3, 0.3 * 12, 12)
     assert Sampling(**privacy["sampling"]) == drawn
     assert privacy["steps"] == 10
-    block = Block("all", (1,), "complex64", 1.0, 2.0, "circular")
-    alone = Mechanism((block,), drawn)
+    alone = Mechanism((Block("all", (1,), "complex64", 1.0, 2.0, "circular"),), drawn)
     right = tight_epsilon(alone, 10, privacy["delta"])
     assert privacy["epsilon_tight"] == pytest.approx(right)
     assert privacy["epsilon_patient"] == privacy["epsilon_tight"]
@@ -180,6 +165,12 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
         (["privacy.unit=example", "privacy.max_examples=3"], "privacy.unit=patient only"),
         (["privacy.max_examples=0"], "greater than or equal to 1"),
         (["privacy.unit=person"], "privacy.unit"),
+        # such a run said 'ε of a patient', with each example taken for a patient
+        (["recipe=ecg", "dataset=cpsc2018_synthetic"], "data set does not state who owns"),
+        *(
+            ([f"dataset={name}"], "data set does not state who owns")
+            for name in ("mnist", "fashion_mnist", "cifar10")
+        ),
     ],
 )
 def test_what_cannot_be_is_one_sentence(overrides: list[str], words: str) -> None:
@@ -192,13 +183,6 @@ def test_a_batch_of_more_patients_than_there_are_is_refused(tmp_path: Path) -> N
     many = ["trainer.sample_rate=null", "trainer.batch_size=60"]
     with pytest.raises(UserError, match="has only 12 patients"):
         Setup.of(config(tmp_path, *many))
-
-
-@pytest.mark.parametrize("name", ["cpsc2018_synthetic", "mnist", "fashion_mnist", "cifar10"])
-def test_patients_of_a_data_set_that_names_none_are_refused(name: str) -> None:
-    """Such a run said 'ε of a patient', with each example taken for a patient."""
-    with pytest.raises(UserError, match="data set does not state who owns"):
-        configured(["recipe=ecg", "privacy.unit=patient", f"dataset={name}"])
 
 
 def test_images_that_share_examples_are_one_unit() -> None:
@@ -214,36 +198,30 @@ def test_images_that_share_examples_are_one_unit() -> None:
 def test_the_model_check_tries_shares_also_where_every_patient_has_one_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    asked: list[Any] = []
-    monkeypatch.setattr(
-        model_checks, "check", lambda *given: asked.append(given[-1]) or NOTHING_FOUND
-    )
-    for unit in ("patient", "example"):
-        Setup.of(
-            config(tmp_path, "privacy.max_examples=null", f"privacy.unit={unit}")
-        ).check_model()
-    one = ["privacy.max_examples=1"]
-    Setup.of(config(tmp_path, *one)).check_model()
-    assert asked == [True, False, True]
+    check = Mock(return_value=NOTHING_FOUND)
+    monkeypatch.setattr(model_checks, "check", check)
+    for word in ("privacy.max_examples=null", "privacy.unit=example", "privacy.max_examples=1"):
+        Setup.of(config(tmp_path, word)).check_model()
+    assert [call.args[-1] for call in check.call_args_list] == [True, False, True]
 
 
-FILMS = [
-    "recipe=chest_xray_small_strict",
-    "dataset=chest_xray_synthetic",
-    "dataset.count=60",
-    "dataset.size=32",
-    "trainer.epochs=1",
-    "trainer.sample_rate=0.2",
-]
+FILMS = "recipe=chest_xray_small_strict dataset=chest_xray_synthetic dataset.count=60"
+FILMS += " dataset.size=32 trainer.epochs=1 trainer.sample_rate=0.2 trainer.augmentations=3"
 
 
 def films(root: Path, *overrides: str) -> Run:
-    return configured([*FILMS, f"paths.data={root}", "trainer.augmentations=3", *overrides])
+    return configured([*FILMS.split(), f"paths.data={root}", *overrides])
 
 
 @pytest.fixture(scope="module")
 def setup(tmp_path_factory: pytest.TempPathFactory) -> Setup:
     return Setup.of(films(tmp_path_factory.mktemp("films")))
+
+
+@pytest.fixture(scope="module")
+def plain(setup: Setup) -> Setup:
+    """The same without augmented views."""
+    return Setup.of(films(setup.config.data_root, "trainer.augmentations=null"), data=setup.data)
 
 
 def test_an_example_comes_in_so_many_views_of_its_own(setup: Setup) -> None:
@@ -258,14 +236,12 @@ def test_an_example_comes_in_so_many_views_of_its_own(setup: Setup) -> None:
     assert torch.equal(again, inputs)
 
 
-def test_the_first_view_is_the_one_there_is_without_the_key(setup: Setup) -> None:
-    plain = Setup.of(films(setup.config.data_root, "trainer.augmentations=null"), data=setup.data)
+def test_the_first_view_is_the_one_there_is_without_the_key(setup: Setup, plain: Setup) -> None:
     ((one, _),), ((three, _),) = (s.draw("key", 0)[0] for s in (plain, setup))
     assert torch.equal(three[::3], one)
 
 
-def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup) -> None:
-    plain = Setup.of(films(setup.config.data_root, "trainer.augmentations=null"), data=setup.data)
+def test_it_is_part_of_what_is_computed_and_costs_no_epsilon(setup: Setup, plain: Setup) -> None:
     assert experiment_digest(plain.config) != experiment_digest(setup.config)
     assert plain.mechanism == setup.mechanism
     assert plain.epsilon(5) == setup.epsilon(5)

@@ -250,15 +250,23 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
     assert again.record["epochs"] == finished.record["epochs"]
 
 
-@pytest.mark.parametrize("dies_after", [3, 13])
+@pytest.mark.parametrize(
+    ("words", "step", "done"),  # by default, the last whole epoch is saved
+    [([], 3, 0), ([], 13, 10), (["execution.checkpoint_steps=4"], 17, 16)],
+)
 def test_a_killed_run_goes_on_and_ends_the_same(
-    finished: Outcome, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dies_after: int
+    tiny: tuple[Path, Outcome],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    words: list[str],
+    step: int,
+    done: int,
 ) -> None:
-    kill_after(monkeypatch, dies_after, tmp_path / "killed")
+    kill_after(monkeypatch, step, tmp_path, *words)
     watcher = Silent()
-    resumed = run(configured(tmp_path / "killed"), watcher)
-    assert watcher.done_at_start == (10 if dies_after >= 10 else 0)  # the last whole epoch
-    assert repeatable(resumed.record) == repeatable(finished.record)
+    resumed = run(configured(tmp_path), watcher)  # without the key: it is no part of the run
+    assert watcher.done_at_start == done
+    assert repeatable(resumed.record) == repeatable(tiny[1].record)
 
 
 def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:
@@ -324,13 +332,17 @@ def test_a_run_that_diverges_does_not_wait_for_the_end_of_the_epoch(
 
 
 @pytest.mark.parametrize(
-    "name", ["classification", "binary_classification", "segmentation", "reconstruction"]
+    ("name", "shape", "targets"),
+    [
+        ("classification", (2, 3), torch.tensor([0, 1])),
+        ("binary_classification", (2, 1), torch.tensor([0, 1])),
+        ("segmentation", (2, 1, 8, 8), torch.zeros(2, 8, 8)),
+        ("reconstruction", (2, 1, 8, 8), torch.rand(2, 2, 8, 8)),
+    ],
 )
-def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(name: str) -> None:
-    shape = {"classification": (2, 3), "binary_classification": (2, 1)}.get(name, (2, 1, 8, 8))
-    targets = {"segmentation": torch.zeros(2, 8, 8), "reconstruction": torch.rand(2, 2, 8, 8)}.get(
-        name, torch.tensor([0, 1])
-    )
+def test_outputs_that_are_no_numbers_have_a_loss_that_is_none(
+    name: str, shape: tuple[int, ...], targets: Tensor
+) -> None:
     for bad in (math.nan, math.inf):
         test, task = Examples(torch.full(shape, bad), targets), lookup("task", name)()
         assert math.isnan(evaluate(torch.nn.Identity(), task, test, torch.device("cpu"))["loss"])

@@ -65,9 +65,9 @@ def test_a_second_user_reads_a_finished_run(
     monkeypatch.setattr(papers, "available", lambda: ["zeta_dp_2021/1"])  # a page of one table
     with tempfile.TemporaryDirectory() as place:
         results, own = Path(place) / "results", Path(place) / "own"
-        for folder in (place, own):  # pytest's own folders are closed to other users
-            Path(folder).mkdir(exist_ok=True)
-            Path(folder).chmod(0o777)
+        for folder in (Path(place), own):  # pytest's own folders are closed to other users
+            folder.mkdir(exist_ok=True)
+            folder.chmod(0o777)
         for name in ("HOME", "XDG_CACHE_HOME", "ZDP_DATA"):
             monkeypatch.setenv(name, str(own))
         words = ["run", *TINY, "seed=1", f"paths.results={results}"]
@@ -75,14 +75,10 @@ def test_a_second_user_reads_a_finished_run(
         def read(to: Path) -> list[tuple[int, str, str]]:
             """Return what each verb that reads says."""
             to.mkdir()
-            own = ("--results", str(results))
-            return [
-                command(capsys, *words),
-                command(capsys, "results", *own),
-                command(capsys, "report", "--output", str(to / "report.html"), *own),
-                command(capsys, "export", "quickstart", "--to", str(to / "model"), *own),
-                command(capsys, "table", "zeta_dp_2021/1", *own),
-            ]
+            report, export = f"report --output {to}/page.html", f"export quickstart --to {to}/model"
+            verbs = ["results", report, export, "table zeta_dp_2021/1"]
+            reading = [[*verb.split(), "--results", str(results)] for verb in verbs]
+            return [command(capsys, *verb) for verb in (words, *reading)]
 
         first = read(own / "first")  # what it imports may be in a home that is closed to others
         with as_another_user(results):
@@ -91,8 +87,7 @@ def test_a_second_user_reads_a_finished_run(
         assert [(code, err) for code, _, err in first] == [(0, "")] * 5
         assert [(code, err) for code, _, err in second[:-1]] == [(0, "")] * 4
         assert "done before" in second[0][1]
-        assert second[-1][0] == 0
-        assert second[-1][2] == ""  # the table is as it was, so nothing is written
+        assert (second[-1][0], second[-1][2]) == (0, "")  # as it was, so nothing is written
         assert (refused[0], refused[2].count("\n")) == (2, 1), refused[2]
 
 

@@ -17,7 +17,15 @@ from torch import Tensor, nn
 from tests.library.conftest import Make, make  # noqa: F401 - a fixture
 from tests.library.small import CLASSES, network, train
 from tests.modules import Made
-from tests.training.model_checks.models import Layer, check, mlp, run_probe
+from tests.training.model_checks.models import (
+    IMAGES,
+    VECTORS,
+    Layer,
+    check,
+    convolutional,
+    mlp,
+    run_probe,
+)
 from zdp_bench import UserError
 from zdp_bench.training.model_checks.state import fingerprint, watch
 
@@ -64,26 +72,6 @@ def carries(net: Any, x: Tensor) -> Tensor:
     outputs, state = net.gru(x.unsqueeze(1), net.state)
     net.state = state.detach()
     return outputs[:, -1]
-
-
-@pytest.mark.parametrize(
-    ("layer", "reason"),
-    [
-        (Layer(by_thread), "answers otherwise after other examples went through it"),
-        (Layer(by_environment), "stores training examples in 'function.environ"),
-        (
-            Made(carries, gru=nn.GRU(8, 8, batch_first=True), state=None),
-            r"layer '1' \(Made\) stores training examples in 'state'",
-        ),
-    ],
-    ids=["thread", "environment", "state"],
-)
-def test_what_is_kept_between_passes_is_the_reason(
-    layer: nn.Module, reason: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("ZDP_TEST_HELD", "0")
-    with pytest.raises(UserError, match=reason):
-        check(mlp(layer))
 
 
 class Shortens(nn.Module):
@@ -163,14 +151,25 @@ def hooked(kind: str) -> nn.Module:
         (lambda: mlp(Made(caches, seen={"last": [None]})), r"stores.*'seen\['last'\]\[0\]'"),
         (lambda: hooked("forward"), r"layer '1' \(ReLU\) stores.*'_forward_hooks.*kept"),
         (lambda: hooked("pre"), r"layer '1' \(ReLU\) stores.*'_forward_pre_hooks.*kept"),
+        (
+            lambda: convolutional(nn.InstanceNorm2d(8, track_running_stats=True)),
+            r"layer '1\.0' \(InstanceNorm2d\) stores.*'running_mean'.*track_running_stats=False",
+        ),
+        (
+            lambda: mlp(Made(carries, gru=nn.GRU(8, 8, batch_first=True), state=None)),
+            r"layer '1' \(Made\) stores training examples in 'state'",
+        ),
+        (lambda: mlp(Layer(by_environment)), "stores training examples in 'function.environ"),
+        (lambda: mlp(Layer(by_thread)), "answers otherwise after other examples went through it"),
     ],
 )
 def test_what_keeps_examples_is_found_wherever_it_keeps_them(
-    make_model: Callable[[], nn.Module], sentence: str
+    make_model: Callable[[], nn.Module], sentence: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setenv("ZDP_TEST_HELD", "0")
     model = make_model()
     with pytest.raises(UserError, match=sentence):
-        check(model)
+        check(model, IMAGES if isinstance(model[0], nn.Conv2d) else VECTORS)
     assert not torch.as_tensor(getattr(model[1], "average", 0)).any()  # and put back
 
 
