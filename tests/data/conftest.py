@@ -10,9 +10,8 @@ import numpy as np
 import pytest
 
 from tests.conftest import write_mini_mnist
-from tests.data.helpers import dataset, write_cifar10
+from tests.data.helpers import dataset, write_cifar10, write_ecg
 from zdp_bench.data import nifti, roahd
-from zdp_bench.extras.standins import ecg
 
 # The stand-ins of sets that are got by hand, small.
 SMALL: dict[str, dict[str, Any]] = {
@@ -37,10 +36,8 @@ def small_root(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name, options in SMALL.items():
         dataset(name, **options).write(root)
     people, hippocampi = root / roahd.FOLDER, root / nifti.HIPPOCAMPI
-    people.mkdir(parents=True)
-    for name in ("RN0000", "RL0000", "RN0001", "RL0001"):
-        leads = ecg.draw_recording("RL" in name, 1.1, np.random.default_rng(int(name[2:])))
-        ecg.write_wfdb(people, name, leads, roahd.CODES[name[:2]][0])
+    for number, name in enumerate(("RN0000", "RL0000", "RN0001", "RL0001")):
+        write_ecg(people, name, number, roahd.CODES[name[:2]][0], seconds=1.1)
     hippocampi.mkdir(parents=True)
     for number, shape in enumerate([(9, 10, 11), (12, 9, 4), (20, 14, 9), (9, 9, 9), (8, 4, 9)]):
         voxels = np.random.default_rng(number).random(shape)

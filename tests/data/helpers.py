@@ -16,6 +16,7 @@ from zdp_bench import assets
 from zdp_bench.config.plugins import check_plugin
 from zdp_bench.data import Dataset, cifar10
 from zdp_bench.errors import UserError
+from zdp_bench.extras.standins import ecg
 from zdp_bench.registry import lookup
 
 
@@ -54,6 +55,15 @@ def write_cifar10(root: Path, count: int = 20) -> Path:
         rows[:, 0] = np.arange(count) % cifar10.CLASSES
         rows.tofile(folder / name)
     return folder
+
+
+def write_ecg(
+    folder: Path, name: str, number: int, diagnosis: str = "", seconds: float = 2.0
+) -> None:
+    """Write a recording of twelve leads; those of odd numbers show left bundle branch block."""
+    folder.mkdir(parents=True, exist_ok=True)
+    leads = ecg.draw_recording(number % 2 == 1, seconds, np.random.default_rng(number))
+    ecg.write_wfdb(folder, name, leads, diagnosis)
 
 
 # ------------------------------------------------------------------------- what is done to a file

@@ -7,20 +7,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from tests.data.helpers import write_ecg
 from zdp_bench.data import cpsc2018
 from zdp_bench.data.cpsc2018 import FOLDER, Cpsc2018
 from zdp_bench.data.roahd import FOLDS, Roahd
 from zdp_bench.errors import UserError
-from zdp_bench.extras.standins.ecg import draw_recording, write_wfdb
 
 
 def write_headers(root: Path, *diagnoses: str, first: int = 0) -> Path:
     """Write recordings A0000, A0001, …, or from number `first` on, of some diagnoses."""
     folder = root / FOLDER / "cinc2020_wfdb"
-    folder.mkdir(parents=True, exist_ok=True)
     for number, diagnosis in enumerate(diagnoses, start=first):
-        leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
-        write_wfdb(folder, f"A{number:04d}", leads, diagnosis)
+        write_ecg(folder, f"A{number:04d}", number, diagnosis)
     return folder
 
 

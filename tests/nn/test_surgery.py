@@ -2,22 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 import torch
 from torch import nn
 
 from tests.training.model_checks.models import IMAGES, check, convolutional, mlp
-from tests.training.test_run import Silent
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
-from zdp_bench.extras.sharing.export import export
-from zdp_bench.extras.sharing.loading import load
 from zdp_bench.nn import surgery
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.surgery import RealInput, real_shape, standardise, standardise_weights
-from zdp_bench.training.run import run
 from zdp_bench.training.setup import Setup
 
 
@@ -141,12 +135,3 @@ def test_the_mapping_is_what_it_says() -> None:
         assert torch.equal(channels.flatten()[:4], z.real.flatten()[:4])
     with pytest.raises(TypeError, match="real already"):
         RealInput("magnitude")(torch.ones(1, 2))
-
-
-def test_a_mapped_model_trains_and_is_exported(tmp_path: Path) -> None:
-    words = [*COMPLEX, "model=real_mlp", "model.complex_as=channels", f"paths.results={tmp_path}"]
-    record = run(configured([*words, "trainer.epochs=1"]), Silent()).record
-    assert record["config"]["model"]["complex_as"] == "channels"
-    export(tmp_path, "quickstart", tmp_path / "model")
-    outputs = load(tmp_path / "model")(torch.randn(2, 1, 16, 16, dtype=torch.complex64))
-    assert outputs.shape == (2, 10)

@@ -16,10 +16,10 @@ import pytest
 import soundfile
 from PIL import Image
 
+from tests.data.helpers import write_ecg
 from tests.extras.own_data.own_data import write_nifti
 from tests.test_docs import DOCS, exit_code_of
 from zdp_bench.data import nifti
-from zdp_bench.extras.standins.ecg import draw_recording, write_wfdb
 
 PAGE = (DOCS / "own_data.md").read_text(encoding="utf-8")
 
@@ -35,12 +35,6 @@ def table(path: Path, head: str, *lines: str) -> None:
     path.write_text("\n".join([head, *lines]) + "\n")
 
 
-def ecg(folder: Path, name: str, number: int, diagnosis: str = "") -> None:
-    folder.mkdir(parents=True, exist_ok=True)
-    leads = draw_recording(number % 2 == 1, 2.0, np.random.default_rng(number))
-    write_wfdb(folder, name, leads, diagnosis)
-
-
 def film(path: Path, number: int) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     pixels = np.random.default_rng(number).integers(0, 256, (32, 39), dtype=np.uint8)
@@ -51,7 +45,7 @@ def write_ptb_xl(root: Path) -> None:
     lines = []
     for n in range(20):
         name = f"records500/00000/{n:05}_hr"
-        ecg(root / Path(name).parent, f"{n:05}_hr", n)
+        write_ecg(root / Path(name).parent, f"{n:05}_hr", n)
         codes = "{'IMI': 100.0, 'SR': 0.0}" if n % 2 else "{'NORM': 80.0}"
         lines.append(f'{n},{n // 2}.0,56.0,"{codes}",{n // 2 % 10 + 1},records100/x_lr,{name}')
     head = "ecg_id,patient_id,age,scp_codes,strat_fold,filename_lr,filename_hr"
@@ -61,7 +55,7 @@ def write_ptb_xl(root: Path) -> None:
 def write_ludb(root: Path) -> None:
     rhythms = ("Sinus rhythm", '"Atrial fibrillation\nwith aberrant complexes"')
     for n in range(1, 17):
-        ecg(root / "data", str(n), n)
+        write_ecg(root / "data", str(n), n)
     lines = [f'{n},F,51,{rhythms[n % 2]},"normal"' for n in range(1, 17)]
     table(root / "ludb.csv", "ID,Sex,Age,Rhythms,Electric axis of the heart", *lines)
 
