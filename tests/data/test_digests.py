@@ -63,7 +63,7 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "msd": (["Task03_Liver"], {"size": 16, "validation_share": 0.2}),
     "msd_volumes": (["Task03_Liver"], {"task": "liver", "shape": [8, 8, 6], "test_share": 0.4}),
     "phasemnist": (["MNIST"], {"check": False}),
-    "public_kspace": ([cifar10.FOLDER], {"train": 20, "test": 10}),
+    "public_kspace": ([cifar10.FOLDER], {"train": 8, "test": 4}),
     "roahd": (["roahd"], {}),
     "roahd every lead": (["roahd"], {"low_bins": 4}),
     "speech_commands": (["SpeechCommands"], {"words": ["yes", "no"], "test_share": 0.3}),

@@ -43,7 +43,7 @@ def test_every_layer_of_every_model_has_unit_power_on_noise(case: Case) -> None:
     model = case.module(torch.float32)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     layers = {name: m for name, m in model.named_modules() if has_matrix(m)}
-    noise = case.batch(64, torch.float32)[0]
+    noise = case.batch(16, torch.float32)[0]
     scale_to_unit_variance(model, noise)
     assert not any(module._forward_hooks for module in model.modules())
     found = powers(model, noise)
