@@ -1,59 +1,56 @@
-"""Sweeps: processes that share one, what a killed one leaves, launchers, and failures."""
+"""Sweeps: processes that share one, what a killed one leaves, launchers, and failures.
+
+Processes that a command starts end with it, however it ends, and begin nothing more.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
+import time
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
+from hydra.core.config_store import ConfigStore
+from omegaconf import OmegaConf
 
 from tests.test_records import record
+from zdp_bench import assets
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
-from zdp_bench.experiments.sweep import name_job, show_sweep, sweep
+from zdp_bench.experiments.sweep import Job, name_job, show_sweep, sweep
 from zdp_bench.training.interrupts import Stopped
 from zdp_bench.training.run_folder import Outcome, only_one_process
 
-TINY = [
-    "recipe=quickstart",
-    "trainer.epochs=1",
-    "trainer.sample_rate=0.5",
-    "model.hidden=[4]",
-    "accountant=gdp_clt",
-    "threads=1",
-]
+QUICK = ["recipe=quickstart", "model.hidden=[4]", "accountant=gdp_clt", "threads=1"]
+SHORT = [*QUICK, "trainer.epochs=1", "trainer.sample_rate=0.5"]
+LONG = [*QUICK, "trainer.epochs=10000", "trainer.sample_rate=0.01"]
+SWEEP = [sys.executable, "-m", "zdp_bench", "run", "-m"]
 
 
-def start(*words: str, at: Path) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        [sys.executable, "-m", "zdp_bench", "run", "-m", *words],
-        cwd=at,
-        env=os.environ | {"OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+def carry_out(results: Path, *words: str) -> list[Job]:
+    with hydra_session() as driver:
+        return sweep(driver, ["recipe=quickstart", *words, f"paths.results={results}"])
 
 
-def records(at: Path) -> dict[Path, bytes]:
-    return {path: path.read_bytes() for path in at.glob("results/runs/quickstart/*/record.json")}
-
-
-def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_job_that_fails_or_that_another_process_is_at_holds_up_no_other(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Another holds job 2 until job 3 is done: the order shows that nobody waited in between."""
     done: list[int] = []
     held = only_one_process(tmp_path / "2")
     held.__enter__()
 
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> Outcome:
+    def carry_out_job(config, overrides: list[str], wait: bool = True, **_) -> Outcome:
         if config.seed == 4:
             raise UserError("four is not to be had.")
+        if config.seed == 5:
+            raise ZeroDivisionError("one over nothing\nand more")
         if config.seed == 3:
             held.__exit__(None, None, None)
         with only_one_process(tmp_path / str(config.seed), wait):
@@ -61,15 +58,14 @@ def test_a_job_that_another_process_is_at_is_left_to_it_and_waited_for_at_the_en
         made = record(seed=config.seed)
         return Outcome(made, tmp_path / made["run"] / "record.json", found=False)
 
-    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
-    with hydra_session() as driver:
-        jobs = sweep(
-            driver, ["recipe=quickstart", "seed=1,2,3,4", f"paths.results={tmp_path / 'results'}"]
-        )
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
+    jobs = carry_out(tmp_path / "results", "seed=1,2,3,4,5")
     assert done == [1, 3, 2]
     assert [(job.words[1], job.ended) for job in jobs if isinstance(job.ended, str)] == [
-        ("seed=4", "four is not to be had.")
+        ("seed=4", "four is not to be had."),
+        ("seed=5", "ZeroDivisionError: one over nothing (a bug; its traceback is above)"),
     ]
+    assert "Traceback" in capsys.readouterr().err
     shown = show_sweep(jobs)
     assert shown.columns == ["job", "test", "tight ε", "run"]
     assert shown.rows[1] == ["seed=2", "accuracy 0.5000", "∞", jobs[1].ended.home.name[:8]]
@@ -89,7 +85,7 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
     """SIGTERM while OmegaConf filled a list, whose clean-up then failed, ends the sweep too."""
     done: list[int] = []
 
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> None:
+    def carry_out_job(config, *_: object, **__: object) -> None:
         done.append(config.seed)
         try:
             try:
@@ -99,61 +95,35 @@ def test_a_stop_in_the_middle_of_a_librarys_work_is_none_of_its_errors(
         except AttributeError:
             raise covering from None
 
-    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
-    with hydra_session() as driver, pytest.raises(Stopped):
-        sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path / 'results'}"])
+    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
+    with pytest.raises(Stopped):
+        carry_out(tmp_path, "seed=1,2")
     assert done == [1]
-
-
-def test_a_bug_in_a_job_shows_its_traceback_and_the_sweep_goes_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    def carry_out(config, overrides: list[str], wait: bool = True, **_) -> Outcome:
-        if config.seed == 1:
-            raise ZeroDivisionError("one over nothing\nand more")
-        return Outcome(record(), tmp_path / "none" / "record.json", found=False)
-
-    monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out)
-    with hydra_session() as driver:
-        jobs = sweep(driver, ["recipe=quickstart", "seed=1,2", f"paths.results={tmp_path}"])
-    assert jobs[0].ended == "ZeroDivisionError: one over nothing (a bug; its traceback is above)"
-    assert not isinstance(jobs[1].ended, str)
-    assert "Traceback" in capsys.readouterr().err
 
 
 @pytest.mark.slow
 def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> None:
-    ended = start("launcher=submitit", *TINY, "seed=1,-1", at=tmp_path)
-    out, err = ended.communicate()
+    words = [*SWEEP, "launcher=submitit", *SHORT, "seed=1,-1"]
+    ended = subprocess.run(words, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert ended.returncode == 2
-    assert "sweep: 2 jobs, 1 failed" in out
-    assert "seed=-1: must be greater than or equal to 0." in err
-    assert [json.loads(body)["seed"] for body in records(tmp_path).values()] == [1]
+    assert "sweep: 2 jobs, 1 failed" in ended.stdout
+    assert "seed=-1: must be greater than or equal to 0." in ended.stderr
+    (made,) = tmp_path.glob("results/runs/quickstart/*/record.json")
+    assert json.loads(made.read_text())["seed"] == 1
 
 
 def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no_slurm(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
-    import shutil
-
-    from omegaconf import OmegaConf
-
-    from zdp_bench import assets
-
     body = assets.read_yaml(assets.CONF / "launcher" / "slurm.yaml")["hydra"]["launcher"]
-    from hydra.core.config_store import ConfigStore
-
     with hydra_session():
-        stored = OmegaConf.create(
-            ConfigStore.instance().load("hydra/launcher/submitit_slurm.yaml").node
-        )
-    assert set(body) <= set(stored), "a key that hydra-submitit-launcher does not know"
+        stored = ConfigStore.instance().load("hydra/launcher/submitit_slurm.yaml").node
+    assert set(body) <= set(OmegaConf.create(stored)), "a key that hydra-submitit-launcher has not"
     assert body["max_num_timeout"] > 0
     if shutil.which("srun"):
         pytest.skip("there is a Slurm here")
-    words = ["recipe=quickstart", "launcher=slurm", "seed=1,2", f"paths.results={tmp_path}"]
-    with hydra_session() as driver, pytest.raises(UserError, match="there is no Slurm here"):
-        sweep(driver, words)
+    with pytest.raises(UserError, match="there is no Slurm here"):
+        carry_out(tmp_path, "launcher=slurm", "seed=1,2")
 
 
 def test_a_job_is_called_by_its_overrides() -> None:
@@ -162,6 +132,55 @@ def test_a_job_is_called_by_its_overrides() -> None:
 
 
 def test_a_sweep_without_jobs_is_refused(tmp_path: Path) -> None:
-    words = ["recipe=quickstart", "algorithm=glob(nothing*)", f"paths.results={tmp_path}"]
-    with hydra_session() as driver, pytest.raises(UserError, match="no jobs"):
-        sweep(driver, words)
+    with pytest.raises(UserError, match="no jobs"):
+        carry_out(tmp_path, "algorithm=glob(nothing*)")
+
+
+def alive(session: int) -> list[str]:
+    """Return the processes of a session that have not ended."""
+    found = []
+    for process in Path("/proc").glob("[0-9]*"):
+        try:
+            name, _, rest = (process / "stat").read_text().rpartition(")")
+        except OSError:
+            continue
+        state, _, _, of = rest.split()[:4]
+        if int(of) == session and state not in "ZX":
+            found.append(name)
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(not Path("/proc/self/stat").exists(), reason="processes are listed by /proc")
+@pytest.mark.skipif(find_spec("hydra_plugins") is None, reason="needs hydra_plugins")
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_workers_end_with_their_command(tmp_path: Path, number: signal.Signals) -> None:
+    with (tmp_path / "said").open("w") as said:
+        started = subprocess.Popen(
+            [*SWEEP, "launcher=joblib", *LONG, "seed=1,2,3,4,5"],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            start_new_session=True,
+        )
+    try:
+        while len(begun := list(tmp_path.glob("results/runs/*/*/**/ledger.jsonl"))) < 2 or any(
+            path.read_bytes().count(b"\n") < 4 for path in begun
+        ):
+            assert started.poll() is None, (tmp_path / "said").read_text()
+            time.sleep(0.05)
+        assert len(alive(started.pid)) > 2
+        started.send_signal(number)
+        until = time.monotonic() + 40
+        while left := alive(started.pid):
+            assert time.monotonic() < until, left
+            time.sleep(0.1)
+    finally:
+        if alive(started.pid):
+            os.killpg(started.pid, signal.SIGKILL)
+        code = started.wait()
+    assert code == (-number if number == signal.SIGKILL else 75), (tmp_path / "said").read_text()
+    assert sorted(tmp_path.glob("results/runs/*/*/**/ledger.jsonl")) == sorted(begun)
+    # The workers were asked to stop, and saved their runs.
+    assert len(list(tmp_path.glob("results/runs/*/*/checkpoint.pt"))) == 2

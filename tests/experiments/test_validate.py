@@ -20,9 +20,13 @@ from zdp_bench.config import compose, parse
 from zdp_bench.data import Dataset, Splits
 from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
-from zdp_bench.experiments.validate import validate
+from zdp_bench.experiments.validate import Report, validate
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
+
+
+def validated(*words: str) -> Report:
+    return validate(parse(compose([*words])), trial=False)
 
 
 @pytest.fixture
@@ -55,9 +59,7 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
         torch.save(
             torchvision.models.resnet18(weights=None).state_dict(), tmp_path / "resnet18.pth"
         )
-    report = validate(
-        parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}", *own])), trial=False
-    )
+    report = validated(f"recipe={recipe}", f"paths.data={tmp_path}", *own)
     assert report.data["train"] > 0
     assert sum(layer.parameters for layer in report.layers) == report.model["parameters_real"]
     # GReDP as published adds noise, and leaves a direction without any.
@@ -86,29 +88,21 @@ def test_the_report_agrees_with_the_run(tmp_path: Path) -> None:
     [("phasemnist", "7.27, for an image with 2 examples"), ("mnist", "1 example")],
 )
 def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Path) -> None:
-    report = validate(parse(compose([f"recipe={recipe}", f"paths.data={tmp_path}"])), trial=False)
+    report = validated(f"recipe={recipe}", f"paths.data={tmp_path}")
     facts = show_validation(dataclasses.asdict(report))[0]
     assert shown in str(facts.rows)
 
 
 def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
-    words = [
-        "recipe=chest_xray_strict",
-        "model.width=8",
-        "model.hidden=8",
-        "model.pool=1",
-        "dataset.size=32",
-    ]
-    report = validate(parse(compose([*words, f"paths.data={tmp_path}"])), trial=False)
+    words = ["recipe=chest_xray_strict", "model.width=8", "model.hidden=8", "model.pool=1"]
+    words += ["dataset.size=32", f"paths.data={tmp_path}"]
+    report = validated(*words)
     assert not report.data["found"]
     assert len(report.surgery) == 8
     assert {layer.rule for layer in report.layers if layer.kind == "Linear"} == {
         "book-keeping, linear; C = 1 over all layers"
     }
-    reference = validate(
-        parse(compose([*words, f"paths.data={tmp_path}", "algorithm.gradients=reference"])),
-        trial=False,
-    )
+    reference = validated(*words, "algorithm.gradients=reference")
     assert all(layer.rule.startswith("torch.func, the whole model") for layer in reference.layers)
 
 
@@ -123,10 +117,9 @@ def test_the_verb_prints_json_and_refuses_in_one_sentence(
 
 
 def test_a_data_set_that_can_only_load_is_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = parse(compose(["recipe=quickstart"]))
-    described = validate(config, trial=False)
+    described = validated("recipe=quickstart")
     monkeypatch.setattr(PhaseDigits, "info", Dataset.info)
-    assert validate(config, trial=False) == described
+    assert validated("recipe=quickstart") == described
 
 
 @pytest.mark.parametrize(
@@ -154,11 +147,10 @@ def test_what_a_run_refuses_is_refused_by_validate_too(
 
 
 def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
-    together = ["recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true"]
     with pytest.raises(
         UserError, match=r"^optimizer=sgd: `fused` and `foreach` cannot be `True` together\.$"
     ):
-        validate(parse(compose(together)), trial=False)
+        validated("recipe=mnist", "++optimizer.fused=true", "++optimizer.foreach=true")
 
     def refuses(self: torch.optim.SGD) -> None:
         kinds = {parameter.dtype for group in self.param_groups for parameter in group["params"]}
@@ -166,7 +158,7 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
 
     monkeypatch.setattr(torch.optim.SGD, "step", refuses)
     with pytest.raises(UserError, match=r"^optimizer=sgd: .*: not of \{torch\.complex64\}\."):
-        validate(parse(compose(["recipe=quickstart", "optimizer=sgd"])), trial=False)
+        validated("recipe=quickstart", "optimizer=sgd")
 
 
 @pytest.mark.parametrize(
@@ -175,19 +167,11 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
 def test_no_budget_and_no_target_where_a_direction_gets_no_noise(
     tmp_path: Path, noise: str, asked: str
 ) -> None:
-    words = [
-        "recipe=quickstart",
-        "dataset=synthetic_images",
-        "model=lenet5",
-        "algorithm=gredp",
-        f"algorithm.noise={noise}",
-    ]
-    config = parse(
-        compose([*words, f"privacy.{asked}=2", "threads=1", f"paths.results={tmp_path}"])
-    )
+    words = ["recipe=quickstart", "dataset=synthetic_images", "model=lenet5", "algorithm=gredp"]
+    words += [f"algorithm.noise={noise}", f"privacy.{asked}=2", "threads=1"]
+    config = parse(compose([*words, f"paths.results={tmp_path}"]))
     told = rf"^privacy\.{asked}=2 with algorithm=gredp.*: some direction gets no noise, so .*ε is ∞"
-    with pytest.raises(UserError, match=told):
-        validate(config, trial=False)
-    with pytest.raises(UserError, match=told):
-        run(config, Silent())
+    for does in (validate, lambda config: run(config, Silent())):
+        with pytest.raises(UserError, match=told):
+            does(config)
     assert not list(tmp_path.glob("runs/*/*/record.json"))

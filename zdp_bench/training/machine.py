@@ -137,6 +137,7 @@ def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
     }
 
 
+@cache
 def git_commit() -> str | None:
     """Return the checkout's commit, with `-dirty` if its code was changed; None if installed."""
     root = CONF.parent
