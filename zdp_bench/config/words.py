@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields
+from functools import lru_cache
 from pathlib import Path
 from typing import Any
 
@@ -56,15 +57,19 @@ def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
 
 def parse_words(words: Sequence[str]) -> list[Override]:
     """Return the overrides that words describe."""
+    return [_parse_word(word) for word in words]
+
+
+@lru_cache(maxsize=1024)  # a run parses each word three times, a millisecond each
+def _parse_word(word: str) -> Override:
     try:
-        found: list[Override] = OverridesParser.create().parse_overrides(list(words))
+        found: Override = OverridesParser.create().parse_overrides([word])[0]
     except OverrideParseException as error:
         raise UserError(_explain_syntax(error.override)) from None
     except RecursionError:
         raise UserError("a value is nested too deep; write the values out.") from None
-    for override in found:
-        if not override.key_or_group:
-            raise UserError(_explain_syntax(str(override.input_line)))
+    if not found.key_or_group:
+        raise UserError(_explain_syntax(word))
     return found
 
 
