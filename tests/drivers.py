@@ -1,20 +1,16 @@
-"""Processes of a test's own: scripts beside it, and forks, which have all that is imported.
-
-A script (driver) prints one JSON line a job.
-"""
+"""Processes of a test's own: of Python, and forks, which have all that is imported."""
 
 from __future__ import annotations
 
 import atexit
-import json
 import os
+import socket
 import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -37,10 +33,11 @@ def python(
     return done
 
 
-def driven(script: str, *words: str) -> list[dict[str, Any]]:
-    """Return the lines that `tests/SCRIPT` prints for these words."""
-    done = python(str(ROOT / "tests" / script), *words)
-    return [json.loads(line) for line in done.stdout.splitlines()]
+def free_port() -> int:
+    """Return a port of this machine that nobody listens at."""
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        return int(listener.getsockname()[1])
 
 
 @dataclass(frozen=True)

@@ -22,7 +22,6 @@ from torch.utils.data import TensorDataset
 
 import zdp_bench
 from tests.drivers import ROOT, python
-from tests.test_package import unpacked  # noqa: F401
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
@@ -343,27 +342,10 @@ def read_lines() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
-@pytest.mark.slow
-def test_the_lines_of_the_library_page_run_twice_with_the_wheel(
-    unpacked: Path,  # noqa: F811
-    tmp_path: Path,
-) -> None:
-    of_gan = "import gan\nassert gan.train(judge, generator, films) <= 8.0"
-    parts = [OF_THE_READER, *read_lines(), of_gan, "print(zdp_bench.__file__)"]
-    (tmp_path / "script.py").write_text("\n".join(parts))
-    shutil.copy(DOCS / "example" / "gan.py", tmp_path)
-    here: dict[str, Any] = {"at": tmp_path, "PYTHONPATH": str(unpacked)}
-    for _ in range(2):
-        printed = python("script.py", **here).stdout.splitlines()
-        assert printed[-1].startswith(str(unpacked))
-        assert 7.9 < float(printed[0]) <= 8.0
-    python("-m", "zdp_bench", "verify", "my-model", **here)
-
-
 def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The second time in the cells of the same process; the wheel's test takes another one."""
+    """The second time in the cells of the same process."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(DOCS / "example")
     gan = importlib.import_module("gan")

@@ -58,8 +58,10 @@ def test_the_wheel_holds_every_yaml_and_reference_and_says_that_it_is_typed(unpa
 
 @pytest.mark.slow
 def test_the_wheel_works_in_an_empty_folder(unpacked: Path, tmp_path: Path) -> None:
-    for command in (["run", "recipe=quickstart", *TINY], ["table", "zeta_dp_2021/1"]):
-        python("-m", "zdp_bench", *command, at=tmp_path, PYTHONPATH=str(unpacked))
+    run = f"run recipe=quickstart {' '.join(TINY)}"
+    table, export = "table zeta_dp_2021/1 --write", "export quickstart --to out"
+    for line in (run, table, export, "verify out"):
+        python("-m", "zdp_bench", *line.split(), at=tmp_path, PYTHONPATH=str(unpacked))
     assert (tmp_path / "results" / "tables" / "zeta_dp_2021_table1.md").is_file()
     assert len(list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))) == 1
 

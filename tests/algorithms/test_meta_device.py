@@ -7,6 +7,7 @@ has.
 
 from __future__ import annotations
 
+import json
 from collections import Counter
 from contextlib import closing
 from pathlib import Path
@@ -16,8 +17,9 @@ import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from tests.algorithms import device_driver
 from tests.algorithms.device_driver import prepare
-from tests.drivers import driven
+from tests.drivers import python
 from tests.gradients.zoo import ZOO
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
@@ -81,7 +83,8 @@ ALL = [name for name in ZOO if name != "resnet18_transfer"]  # which reads its w
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_no_tensor_of_a_step_is_left_on_the_cpu() -> None:
-    lines = driven("algorithms/device_driver.py", *ALL)
+    printed = python(device_driver.__file__, *ALL).stdout
+    lines = [json.loads(line) for line in printed.splitlines()]
     assert len(lines) == len(ALL)
     for model_name, found in zip(ALL, lines, strict=True):
         assert {"sgd", "zeta_dp_sgd"} <= found.keys()

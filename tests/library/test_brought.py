@@ -167,24 +167,6 @@ def test_the_number_of_examples_does_not_reach_what_a_regulariser_draws(make: Ma
     assert torch.equal(torch.stack(drawn[:2]), torch.stack(drawn[2:]))
 
 
-def test_several_optimisers_are_saved_and_go_on(make: Make) -> None:
-    def parts() -> tuple[nn.Module, list[torch.optim.Optimizer]]:
-        model = network()
-        return model, [
-            torch.optim.Adam(model[0].parameters(), lr=0.01),  # type: ignore[index]
-            torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9),  # type: ignore[index]
-        ]
-
-    model, optimizers = parts()
-    private = make(model, optimizer=optimizers)
-    train(private, most=3)
-    private.save()
-    model, optimizers = parts()
-    assert make(model, optimizer=optimizers).resume()
-    assert optimizers[0].state[model[0].weight]["step"] == 3  # type: ignore[index]
-    assert "momentum_buffer" in optimizers[1].state[model[2].weight]  # type: ignore[index]
-
-
 # ------------------------------------------------------------ inputs that no random numbers can be
 
 

@@ -189,8 +189,8 @@ def targets_of(model: nn.Module, inputs: Any) -> Tensor:
     return torch.arange(4 * outputs[0, 0].numel()).view(outputs[:, 0].shape) % CLASSES
 
 
-QUICK = [vit, lstm, siamese, complex_net, complex_vit, lora]
-HEAVY = [convnext, bert, unet]  # seconds each
+QUICK = [vit, lstm, siamese, complex_net, complex_vit]
+HEAVY = [convnext, bert, unet, lora]  # seconds each, with what they import
 
 
 def cut(inputs: Any, at: slice | int) -> Any:
@@ -297,7 +297,9 @@ def test_norms_over_the_batch_are_refused_with_their_fix(
         zdp_bench.check_model(model, loss, (inputs, torch.arange(4) % 3), algorithm="zeta_dp_sgd")
 
 
-@pytest.mark.parametrize("make", [vit, bert], ids=lambda make: make.__name__)
+@pytest.mark.parametrize(
+    "make", [vit, pytest.param(bert, marks=pytest.mark.slow)], ids=lambda make: make.__name__
+)
 def test_checkpoints_of_libraries_are_refused_with_their_switch(make: Any) -> None:
     model, inputs = make()
     if make is vit:

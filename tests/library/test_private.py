@@ -97,23 +97,25 @@ def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog:
 
 
 def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
-    def parts() -> tuple[nn.Module, Any, Any]:
-        model = network()
-        optimizer = torch.optim.Adam(model.parameters(), lr=0.01)
-        return model, optimizer, torch.optim.lr_scheduler.StepLR(optimizer, 1, 0.5)
+    def parts() -> tuple[Any, list[torch.optim.Optimizer], Any]:
+        model: Any = network()
+        adam = torch.optim.Adam(model[0].parameters(), lr=0.01)
+        sgd = torch.optim.SGD(model[2].parameters(), lr=0.1, momentum=0.9)
+        return model, [adam, sgd], torch.optim.lr_scheduler.StepLR(adam, 1, 0.5)
 
-    model, optimizer, schedule = parts()
-    private = make(model, optimizer=optimizer)
+    model, optimizers, schedule = parts()
+    private = make(model, optimizer=optimizers)
     train(private, most=3)
     schedule.step()
     private.save(schedule)
-    other, optimizer, schedule = parts()
-    resumed = make(other, optimizer=optimizer)
+    other, (adam, sgd), schedule = parts()
+    resumed = make(other, optimizer=[adam, sgd])
     assert resumed.resume(schedule)
     assert resumed.done == 3
-    assert torch.equal(other[0].weight, model[0].weight)  # type: ignore[index]
-    assert optimizer.param_groups[0]["lr"] == 0.005
-    assert optimizer.state[other[0].weight]["step"] == 3  # type: ignore[index]
+    assert torch.equal(other[0].weight, model[0].weight)
+    assert adam.param_groups[0]["lr"] == 0.005
+    assert adam.state[other[0].weight]["step"] == 3
+    assert "momentum_buffer" in sgd.state[other[2].weight]
     assert resumed.epsilon == pld(1.2, 0.2, 3, 1e-3)
     assert len(train(resumed)) == 7
     with pytest.raises(UserError, match="before the first step"):

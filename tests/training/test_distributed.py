@@ -15,8 +15,7 @@ import torch
 from torch import Tensor
 
 from tests.algorithms.test_properties import CASES, examples, make
-from tests.drivers import Child, start
-from tests.ports import free_port
+from tests.drivers import Child, free_port, start
 from zdp_bench import cli, records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run

@@ -13,9 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from tests.drivers import free_port
 from tests.extras.federated.conftest import TINY, Make, carried_out, repeatable
 from tests.ledgers import steps_in
-from tests.ports import free_port
 from zdp_bench import records
 
 ROOT = Path(__file__).resolve().parents[3]
