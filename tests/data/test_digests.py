@@ -112,10 +112,10 @@ def test_parts_are_apart_and_owners_named_or_refused(
     case: str, files_of: tuple[Path, Dataset], tmp_path: Path
 ) -> None:
     root, of = files_of
-    splits = of.load(root)
+    splits, info = of.load(root), of.info(root)
     if known := of.released(tmp_path / "empty"):
         for fact in ("input_shape", "dtype", "outputs", "target_shape", "target_dtype", "unit"):
-            assert getattr(known, fact) == getattr(of.info(root), fact)
+            assert getattr(known, fact) == getattr(info, fact)
     parts = [part for part in (splits.train, splits.test, splits.validation) if part is not None]
     inside = [Counter(_each(part)) for part in parts]
     for one, other in combinations(inside, 2):
@@ -125,7 +125,7 @@ def test_parts_are_apart_and_owners_named_or_refused(
         with pytest.raises(UserError, match="does not state who owns"):
             count_owners(splits, "privacy.unit=patient")
     else:
-        assert count_owners(splits, "") == of.info(root).owners
+        assert count_owners(splits, "") == info.owners
     assert of.load(root).digest == splits.digest
     for seed in ("split_seed", "pairing_seed", "seed"):
         if hasattr(of, seed) and "folder" not in case:  # whose few patients may fall as before
@@ -206,9 +206,8 @@ def test_a_changed_file_is_refused_or_another_digest_or_the_same_examples(
             return None
 
     with collect_sources() as sources:
-        of.load(root)
+        whole = load()
     assert sources  # by which a run's spending is found
-    whole = load()
     assert whole is not None
     draw, wrong, differ = random.Random(case), [], 0
     for path in choose_files(root, draw, most):
