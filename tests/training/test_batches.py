@@ -14,7 +14,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.training.test_run import carry_out, configured, repeatable, weights_of
+from tests.training.test_run import configured
 from zdp_bench import gradients
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
@@ -37,7 +37,6 @@ from zdp_bench.training.batches import (
 )
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.plan import Plan
-from zdp_bench.training.run import Outcome
 from zdp_bench.training.step import sum_contributions
 
 CPU = torch.device("cpu")
@@ -282,22 +281,6 @@ def test_every_record_is_in_one_piece(records: int, sizes: list[int]) -> None:
     assert [len(inputs) for inputs, _ in parts] == sizes
     inputs = torch.cat([torch.empty(0, 1), *(inputs for inputs, _ in parts)])
     assert inputs.flatten().tolist() == drawn.tolist()
-
-
-@pytest.mark.slow
-def test_micro_batches_change_no_result_and_no_digest(finished: Outcome, tmp_path: Path) -> None:
-    whole = finished.record
-    auto, pieces = (
-        carry_out(tmp_path / size, f"trainer.micro_batch={size}") for size in ("auto", "7")
-    )
-    assert pieces.record["measured"]["micro_batch"] == 7
-    all_of_it = 2 * 0.1 * whole["data"]["train"]
-    assert auto.record["measured"]["micro_batch"] >= all_of_it
-    for record in (auto.record, pieces.record):
-        assert all(record[key] == whole[key] for key in ("run", "experiment", "privacy"))
-        assert record["headline"]["value"] == pytest.approx(whole["headline"]["value"], abs=0.01)
-    assert repeatable(auto.record) | {"config": None} == repeatable(whole) | {"config": None}
-    torch.testing.assert_close(weights_of(pieces), weights_of(finished), rtol=1e-4, atol=1e-5)
 
 
 def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.MonkeyPatch) -> None:

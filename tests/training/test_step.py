@@ -15,14 +15,13 @@ from torch import nn
 from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, add_up
+from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, add_noise
 from zdp_bench.training.batches import MicroBatches, Size, read_in_pieces
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.step import Training, private_step, sum_contributions
-from zdp_bench.training.total import Total
 
 CPU = torch.device("cpu")
 
@@ -129,25 +128,6 @@ def test_the_mechanism_is_asked_for_again_when_other_parameters_train(tmp_path: 
             before = weight.detach().clone()
             private_step(of, 0, iter([]), 2.0)
             assert torch.equal(weight, before) != trains
-
-
-def test_a_total_is_zero_until_something_is_added_and_whole_at_the_end() -> None:
-    _, algorithm = problem()
-    mechanism = algorithm.mechanism()
-    total = Total(mechanism, CPU)
-    value = torch.full((4, 3), 1 + 2j)
-    add_up(total, {"0.weight": value})
-    assert total["0.weight"] is value  # taken as it is
-    add_up(total, {"0.weight": torch.ones(4, 3, dtype=torch.complex64)})
-    total["1.bias"] += 1
-    whole = total.whole()
-    assert list(whole) == [block.name for block in mechanism.blocks]
-    assert (whole["0.weight"] == 2 + 2j).all()
-    assert (whole["1.bias"] == 1).all()
-    assert not whole["0.bias"].any()
-    for block in mechanism.blocks:
-        sums = whole[block.name]
-        assert (sums.shape, str(sums.dtype)) == (block.shape, f"torch.{block.dtype}")
 
 
 def test_the_mean_of_complex_and_conjugated_sums() -> None:
