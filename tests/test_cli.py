@@ -154,16 +154,6 @@ def test_mistakes_end_in_one_sentence_and_2(
     assert message in leave(line.split(), capsys)
 
 
-def verbs() -> dict[str, argparse.ArgumentParser]:
-    """Return the parser of every verb."""
-    (found,) = (
-        action
-        for action in build_parser()._actions
-        if isinstance(action, argparse._SubParsersAction)
-    )
-    return dict(found.choices)
-
-
 EMPTY = [
     ("results", "/results: contains no runs. `zdp-bench run recipe=quickstart` creates one here"),
     ("results recipe=quickstart metric=accuracy --by seed --sort seed", "contains no runs"),
@@ -192,8 +182,10 @@ def test_nothing_to_show_is_no_success(
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
-    assert set(verbs()) == set(cli.COMMANDS)
-    for verb, of in verbs().items():
+    actions = build_parser()._actions
+    (verbs,) = (action for action in actions if isinstance(action, argparse._SubParsersAction))
+    assert set(verbs.choices) == set(cli.COMMANDS)
+    for verb, of in verbs.choices.items():
         assert of.description, verb
         assert not [action.dest for action in of._actions if not action.help], verb
 

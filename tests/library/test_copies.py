@@ -48,7 +48,7 @@ def test_a_fork_takes_no_step(
 def test_the_end_of_a_fork_does_not_let_go_of_the_ledger(make: Make) -> None:
     private = make()
     in_a_fork(lambda: private.close() or "closed")
-    with pytest.raises(Busy):
+    with pytest.raises(Busy, match=r"another run uses this ledger; close\(\) it"):
         begin(network(), private.ledger.path)
 
 

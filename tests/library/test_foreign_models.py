@@ -118,53 +118,32 @@ def unet() -> tuple[nn.Module, Any]:
     return model, torch.randn(4, 1, 8, 8, 8)
 
 
-class ComplexNet(nn.Module):
-    """Layers of complexPyTorch, which hold real parameters in pairs."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        layers = pytest.importorskip("complexPyTorch.complexLayers")
-        self.conv, self.relu = layers.ComplexConv2d(1, 4, 3), layers.ComplexReLU()
-        self.linear = layers.ComplexLinear(4 * 36, CLASSES)
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.linear(self.relu(self.conv(z)).flatten(1)).abs()
+def complex_images() -> Tensor:
+    return torch.randn(4, 1, 8, 8, dtype=torch.complex64)
 
 
 def complex_net() -> tuple[nn.Module, Any]:
-    return ComplexNet(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+    """Layers of complexPyTorch, which hold real parameters in pairs."""
+    layers = pytest.importorskip("complexPyTorch.complexLayers")
+    features = nn.Sequential(layers.ComplexConv2d(1, 4, 3), layers.ComplexReLU(), nn.Flatten())
+    head = layers.ComplexLinear(4 * 36, CLASSES)
+    answer = lambda net, z: net.head(net.features(z)).abs()  # noqa: E731
+    return Made(answer, features=features, head=head), complex_images()
 
 
-class Patches(nn.Module):
-    """Cut an image [B, 1, 8, 8] into 4 patches of 16 numbers, embedded."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.embed = nn.Conv2d(1, 8, 4, stride=4, dtype=torch.complex64)
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.embed(z).flatten(2).transpose(1, 2)
-
-
-class ComplexViT(nn.Module):
+def complex_vit(norm: str | None = None) -> tuple[nn.Module, Any]:
     """torchcvnn's vision transformer, and a head as its documentation has it.
 
     Its own norms take their statistics over the batch: see `test_norms_over_the_batch_are_refused`.
     """
-
-    def __init__(self, norm: str | None = None) -> None:
-        super().__init__()
-        layers = pytest.importorskip("torchcvnn.nn")
-        norm_layer = getattr(layers, norm) if norm else nn.Identity
-        self.backbone = layers.ViT(Patches(), 2, 2, 8, 16, norm_layer=norm_layer)
-        self.head = nn.Sequential(nn.Linear(8, CLASSES, dtype=torch.complex64), layers.Mod())
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.head(self.backbone(z).mean(dim=1))
-
-
-def complex_vit() -> tuple[nn.Module, Any]:
-    return ComplexViT(), torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+    layers = pytest.importorskip("torchcvnn.nn")
+    norm_layer = getattr(layers, norm) if norm else nn.Identity
+    conv = nn.Conv2d(1, 8, 4, stride=4, dtype=torch.complex64)
+    patches = Made(lambda net, z: net.conv(z).flatten(2).transpose(1, 2), conv=conv)
+    backbone = layers.ViT(patches, 2, 2, 8, 16, norm_layer=norm_layer)
+    head = nn.Sequential(nn.Linear(8, CLASSES, dtype=torch.complex64), layers.Mod())
+    answer = lambda net, z: net.head(net.backbone(z).mean(dim=1))  # noqa: E731
+    return Made(answer, backbone=backbone, head=head), complex_images()
 
 
 def lora() -> tuple[nn.Module, Any]:
@@ -266,14 +245,10 @@ def test_the_sum_is_that_of_torch_func_and_a_private_step_is_taken(
 GROUP_NORM = "use zdp_bench.nn.ComplexGroupNorm there"
 
 
-class Normed(nn.Module):
-    def __init__(self, norm: nn.Module) -> None:
-        super().__init__()
-        self.conv, self.norm = nn.Conv2d(1, 4, 3, dtype=torch.complex64), norm
-        self.last = nn.Linear(4 * 36, 3, dtype=torch.complex64)
-
-    def forward(self, z: Tensor) -> Tensor:
-        return self.last(self.norm(self.conv(z)).flatten(1)).abs()
+def normed(norm: nn.Module) -> nn.Module:
+    conv = nn.Conv2d(1, 4, 3, dtype=torch.complex64)
+    layers = conv, norm, nn.Flatten(), nn.Linear(4 * 36, 3, dtype=torch.complex64)
+    return Made(lambda net, z: net.layers(z).abs(), layers=nn.Sequential(*layers))
 
 
 @pytest.mark.parametrize(
@@ -291,10 +266,10 @@ def test_norms_over_the_batch_are_refused_with_their_fix(
     """torchcvnn 0.10 divides by the deviation of a feature over all examples of the batch."""
     torch.manual_seed(0)
     layer = getattr(pytest.importorskip(library), name)
-    model = ComplexViT(name) if name == "LayerNorm" else Normed(layer(4))
-    inputs = torch.randn(4, 1, 8, 8, dtype=torch.complex64)
+    model = complex_vit(name)[0] if name == "LayerNorm" else normed(layer(4))
+    batch = complex_images(), torch.arange(4) % 3
     with pytest.raises(zdp_bench.UserError, match=sentence):
-        zdp_bench.check_model(model, loss, (inputs, torch.arange(4) % 3), algorithm="zeta_dp_sgd")
+        zdp_bench.check_model(model, loss, batch, algorithm="zeta_dp_sgd")
 
 
 @pytest.mark.parametrize(

@@ -86,12 +86,6 @@ def test_owners_are_drawn_and_epsilon_is_theirs(make: Make) -> None:
     assert report["sampling"]["records"] == 120
 
 
-def test_without_a_unit_epsilon_is_of_a_record(make: Make) -> None:
-    report = make().report()
-    assert report["epsilon_of"] == "example"
-    assert "examples_per_owner" not in report
-
-
 def test_a_drawn_owner_brings_all_examples_or_so_many(make: Make) -> None:
     for most in (8, 2):
         private = make(unit=OWNERS, sample_rate=0.4, max_examples=most, count_earlier=True)
