@@ -124,6 +124,13 @@ def _kept_compositions() -> Iterator[None]:
 
 
 @pytest.fixture
+def here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty folder, in which the test is."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.fixture
 def set_threads() -> Iterator[Callable[[int], None]]:
     """Sets how many threads torch uses, until the test is over."""
     before = torch.get_num_threads()

@@ -170,15 +170,10 @@ EMPTY = [
 
 @pytest.mark.parametrize(("line", "message"), EMPTY, ids=[line for line, _ in EMPTY])
 def test_nothing_to_show_is_no_success(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    line: str,
-    message: str,
+    here: Path, capsys: pytest.CaptureFixture[str], line: str, message: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     assert message in leave(line.split(), capsys)
-    assert not list(tmp_path.rglob("*"))
+    assert not list(here.rglob("*"))
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
@@ -201,15 +196,14 @@ def test_the_help_has_every_verb_in_a_group_on_one_line_of_80_columns() -> None:
 
 
 def test_a_configuration_is_shown_and_nothing_is_run(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    capsys: pytest.CaptureFixture[str], here: Path
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     code, out, _ = run(capsys, "run", "--show-config", "recipe=quickstart", "optimizer.lr=0.25")
     assert code == 0
     shown = yaml.safe_load(out)
     assert (shown["recipe"], shown["optimizer"]["lr"]) == ("quickstart", 0.25)
     assert not {"hydra", "launcher"} & set(shown)
-    assert not list(tmp_path.iterdir())
+    assert not list(here.iterdir())
 
 
 def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture[str]) -> None:
@@ -220,11 +214,10 @@ def test_everything_that_is_listed_says_what_it_is(capsys: pytest.CaptureFixture
 
 @pytest.mark.parametrize("verb", ["list", "results", "table zeta_dp_2021/1"])
 def test_every_table_has_every_form(
-    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, verb: str
+    capsys: pytest.CaptureFixture[str], here: Path, verb: str
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     if verb == "results":
-        save(tmp_path / "results", record())
+        save(here / "results", record())
     shown = [run(capsys, *verb.split(), "--format", form) for form in ("md", "csv", "json")]
     assert [code for code, _, _ in shown] == [0, 0, 0]
     page, table, lines = (out for _, out, _ in shown)
@@ -253,9 +246,8 @@ def test_the_real_data_root_checks_out(data_root: Path, capsys: pytest.CaptureFi
 
 
 def test_run_in_an_empty_folder_then_again_then_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     code, out, err = run(capsys, "run", "recipe=quickstart", *TINY)
     assert code == 0, err
     told = ("test accuracy", "claimed ε", "tight ε", "ε per image", "derived", "record.json")
@@ -263,13 +255,12 @@ def test_run_in_an_empty_folder_then_again_then_results(
     assert "done before" in run(capsys, "run", "recipe=quickstart", *TINY)[1]
     shown = run(capsys, "results", "recipe=quickstart", "--format", "json")[1]
     assert len(json.loads(shown)) == 1
-    assert {path.name for path in tmp_path.iterdir()} == {"results"}
+    assert {path.name for path in here.iterdir()} == {"results"}
 
 
 def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
     sweep = ["recipe=quickstart", *TINY, "seed=1,2", "algorithm.max_grad_norm=1,0"]
     code, out, err = run(capsys, "run", "-m", *sweep)
     assert code == 2
@@ -277,9 +268,9 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     assert "Tight ε of these 2 runs on phase_digits together: " in " ".join(out.split())
     assert err.count("algorithm.max_grad_norm=0: must be greater than") == 2, err
     assert "Traceback" not in err
-    records = list((tmp_path / "results" / "runs" / "quickstart").glob("*/record.json"))
+    records = list((here / "results" / "runs" / "quickstart").glob("*/record.json"))
     assert sorted(json.loads(path.read_text())["seed"] for path in records) == [1, 2]
-    listed = tmp_path / "results" / "records.csv"
+    listed = here / "results" / "records.csv"
     assert len(listed.read_text().splitlines()) == 3
     listed.unlink()
     run(capsys, "run", *sweep[:-2], "seed=1", "algorithm.max_grad_norm=1")  # found
@@ -300,10 +291,9 @@ RUN = ["run", "recipe=quickstart"]
 
 @pytest.mark.parametrize("key", ["seed", "device", "algorithm", "paths.results"])
 def test_a_secret_of_the_environment_is_in_no_sentence(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], key: str
 ) -> None:
-    (tmp_path / "hunter2").touch()
-    monkeypatch.chdir(tmp_path)
+    (here / "hunter2").touch()
     monkeypatch.setenv("SECRET", "hunter2")
     said = leave([*RUN, f"{key}=${{oc.env:SECRET}}"], capsys)
     assert "hunter2" not in said
@@ -318,16 +308,13 @@ def test_a_secret_of_the_environment_is_in_no_sentence(
         OSError(errno.ENOMEM, "Cannot allocate memory"),
     ],
 )
+@pytest.mark.usefixtures("here")
 def test_too_little_memory_is_one_sentence(
-    tmp_path: Path,
-    monkeypatch: pytest.MonkeyPatch,
-    capsys: pytest.CaptureFixture[str],
-    error: Exception,
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], error: Exception
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise error
 
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", refuse)
     monkeypatch.setattr(COMMANDS["list"], "run", refuse)
     assert "out of memory" in leave(RUN, capsys)
@@ -377,9 +364,8 @@ def test_verbs_options_recipes_groups_and_keys_are_completed() -> None:
     assert complete(["run", "nothing=x"]) == complete(["rnu", ""]) == []
 
 
-def test_runs_are_completed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    save(tmp_path / "results", record("a", 1), record("ab", 2))
+def test_runs_are_completed(here: Path) -> None:
+    save(here / "results", record("a", 1), record("ab", 2))
     for verb in ("compare", "export"):
         assert complete([verb, ""]) == ["a", "ab"]
         assert complete([verb, "ab/"]) == ["ab/ab200000"]

@@ -115,12 +115,9 @@ FILES_OF = {
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.stem)
-def test_every_command_is_one_that_exists(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_every_command_is_one_that_exists(page: Path, here: Path) -> None:
     """Composed and checked key by key, without being run."""
-    monkeypatch.chdir(tmp_path)
-    FILES_OF.get(page.stem, lambda _: None)(tmp_path)
+    FILES_OF.get(page.stem, lambda _: None)(here)
     for text, _ in read_commands(page):
         program, *words = shlex.split(text)
         if program == "torchrun":
@@ -155,11 +152,10 @@ def test_every_command_is_one_that_exists(
     "page", [page for page in PAGES if quick_commands(page)], ids=lambda page: page.stem
 )
 def test_quick_commands_run_one_after_the_other(
-    page: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    page: Path, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
-    FILES_OF.get(page.stem, lambda _: None)(tmp_path)
+    monkeypatch.setenv("ZDP_DATA", str(here / "no-data"))
+    FILES_OF.get(page.stem, lambda _: None)(here)
     for words, code in quick_commands(page):
         assert exit_code_of(*words) == code, words
 
@@ -185,10 +181,9 @@ def test_heavy_commands_run_where_there_is_data(
 
 @pytest.mark.slow
 def test_the_readmes_examples_print_what_it_shows(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    here: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("ZDP_DATA", str(tmp_path / "no-data"))
+    monkeypatch.setenv("ZDP_DATA", str(here / "no-data"))
     page = (ROOT / "README.md").read_text(encoding="utf-8").replace("\\\n", "")
     (second,) = re.findall(r"^    zdp-bench (run recipe=complex.*)$", page, flags=re.MULTILINE)
     for words in (["run", "recipe=quickstart"], shlex.split(second)):
@@ -342,11 +337,11 @@ def read_lines() -> list[str]:
     return re.findall(r"^```python\n(.*?)^```", page, flags=re.MULTILINE | re.DOTALL)
 
 
+@pytest.mark.usefixtures("here")
 def test_the_lines_of_the_library_page_train_export_and_load_and_run_twice(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """The second time in the cells of the same process."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(DOCS / "example")
     gan = importlib.import_module("gan")
     lines, export, load = read_lines()
@@ -375,11 +370,9 @@ OURS = re.findall(r"^\| `.+` \| `(.+)` \|$", (DOCS / "library.md").read_text(), 
 
 
 @pytest.mark.parametrize("line", OURS)
-def test_each_idiom_beside_opacus_runs(
-    line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("here")
+def test_each_idiom_beside_opacus_runs(line: str) -> None:
     assert len(OURS) == 10
-    monkeypatch.chdir(tmp_path)
     mine: dict[str, Any] = {}
     norm = "nn.BatchNorm1d(8)" if "replace_batchnorm" in line else "nn.GroupNorm(2, 8)"
     exec(OF_THE_READER + READY.replace("NORM", norm), mine)
@@ -404,11 +397,11 @@ def read_outputs(cells: list[dict]) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 @pytest.mark.filterwarnings("ignore")
-def test_the_notebook_prints_what_it_shows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("here")
+def test_the_notebook_prints_what_it_shows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Numbers within 1 %: noise follows from the operating system, and nothing of it is shown."""
     nbclient = pytest.importorskip("nbclient")
     nbformat = pytest.importorskip("nbformat")
-    monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("PYTHONPATH", str(ROOT))
     notebook = nbformat.read(DOCS / "example" / "patients.ipynb", as_version=4)
     shown = read_outputs(notebook.cells)

@@ -25,10 +25,8 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 
 
-def test_the_recipe_validates_and_is_private(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
+@pytest.mark.usefixtures("here")
+def test_the_recipe_validates_and_is_private(capsys: pytest.CaptureFixture[str]) -> None:
     code, out, _ = command(capsys, "new", "recipe", "mine")
     assert code == 0
     assert "zdp-bench validate recipe=./mine.yaml" in out

@@ -209,11 +209,10 @@ class Trap:
 
 
 @pytest.fixture
-def trap(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def trap(here: Path) -> dict[str, str]:
     """Return the callback that loads a pickle, in a folder of its own."""
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "w.pkl").write_bytes(pickle.dumps(Trap(tmp_path / "sprung")))
-    return {"_target_": "joblib.load", "filename": str(tmp_path / "w.pkl")}
+    (here / "w.pkl").write_bytes(pickle.dumps(Trap(here / "sprung")))
+    return {"_target_": "joblib.load", "filename": str(here / "w.pkl")}
 
 
 def refuse(text: str) -> str:
@@ -322,10 +321,9 @@ NO_DATA = [
 
 @pytest.mark.parametrize("text", NO_DATA, ids=[text[:50] for text in NO_DATA])
 def test_what_is_no_data_is_refused_before_it_is_composed(
-    text: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text: str, here: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("HOME", str(tmp_path / "secret"))
+    monkeypatch.setenv("HOME", str(here / "secret"))
     begun = time.process_time()
     assert "secret" not in refuse(text)
     assert time.process_time() - begun < 5

@@ -569,9 +569,8 @@ def test_without_gradients_no_step_is_counted(make: Make, mode: Any) -> None:
 
 
 def test_without_a_ledger_one_is_named_after_the_training_and_said(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    here: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    monkeypatch.chdir(tmp_path)
 
     def started(model: nn.Module, **changed: Any) -> Any:
         optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
@@ -583,7 +582,7 @@ def test_without_a_ledger_one_is_named_after_the_training_and_said(
         train(private)
         private.save()
         assert (private.delta, private.algorithm.max_grad_norm) == (1e-5, 1.0)
-    (file,) = (tmp_path / "ledgers").glob("*.jsonl")
+    (file,) = (here / "ledgers").glob("*.jsonl")
     assert file.name.startswith("Sequential-")
     assert f"ledgers/{file.name}" in caplog.text
     with started(network()) as again:
