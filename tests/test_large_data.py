@@ -46,7 +46,6 @@ def write_fastmri(root: Path, size: int) -> None:
                 ("reconstruction_esc", image, np.float32),
             ):
                 file.create_dataset(name, of, kind, chunks=(1, *of[1:]), fillvalue=kind(1))
-            file["ismrmrd_header"] = "<x/>"
             file.attrs.update({"acquisition": "PD", "max": 1.0, "patient_id": f"p{number}"})
 
 

@@ -64,6 +64,11 @@ def test_only_recordings_that_are_read_make_it_official(
     assert dataset.load(tmp_path).provenance == "derived"
 
 
+def test_a_test_part_without_one_of_the_diagnoses_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="leave one part without one of the two"):
+        Cpsc2018(test_share=0.1).split(tmp_path, [0] * 98 + [1] * 2)
+
+
 @pytest.mark.real_data
 def test_the_real_recordings(data_root: Path) -> None:
     splits = Cpsc2018(positive="RBBB", negative="AF", test_share=0.3).load(data_root)

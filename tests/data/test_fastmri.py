@@ -102,7 +102,7 @@ def arrays(number: int, slices: int = SLICES) -> dict[str, np.ndarray]:
 def write(path: Path, number: int, patient: str | None = None, **changed: object) -> Path:
     """One file in the published layout; `changed` replaces data sets, None leaves one out."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    content = arrays(number) | {"ismrmrd_header": "<ismrmrdHeader/>"} | changed
+    content = arrays(number) | changed
     with h5py.File(path, "w") as file:
         for name, value in content.items():
             if value is not None:

@@ -3,8 +3,7 @@
     singlecoil_train|singlecoil_val/*.h5, each one volume:
         kspace                complex64 [slices, rows, columns]
         reconstruction_esc    float32 [slices, height, width]: the fully sampled magnitude
-        ismrmrd_header        XML
-        attributes            acquisition, max, norm, patient_id
+        attributes            patient_id
     multicoil_train|multicoil_val/*.h5, where there is no single coil (the brain release):
         kspace                complex64 [slices, coils, rows, columns]
         reconstruction_rss    float32 [slices, height, width]: root of the coils' sum of squares
@@ -112,10 +111,9 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         _require_own_bytes(file, "kspace")
         kspace = file["kspace"]
         target = "reconstruction_rss" if kspace.ndim == 4 else "reconstruction_esc"
-        for name in (target, "ismrmrd_header"):
-            _require_own_bytes(file, name)
+        _require_own_bytes(file, target)
         image = file[target]
-        header, shapes = file["ismrmrd_header"], (*kspace.shape, *image.shape)
+        shapes = (*kspace.shape, *image.shape)
         has = f"has kspace {kspace.shape} of {kspace.dtype} and {target} {image.shape}"
         has += f" of {image.dtype}"
         numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
@@ -126,8 +124,6 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         slices, *coils, rows, columns = kspace.shape
         smaller = image.shape[1] <= rows and image.shape[2] <= columns
         expect(smaller, f"{has}; the image is larger than its k-space")
-        text = header.shape == () and header.dtype.kind in "SO"
-        expect(text, "has an ismrmrd_header that is not one piece of text")
         patient = str(file.attrs.get("patient_id", path.stem))
         shape = (slices, rows, columns)
         return KSpaceVolume(path, shape, image.shape[1:], patient, *coils)
