@@ -131,7 +131,7 @@ def environment(device: torch.device, used: Plugins = ()) -> dict[str, Any]:
         else f"cpu ({platform.machine()})",
         "threads": torch.get_num_threads(),
         "python": platform.python_version(),
-        "versions": {"zdp-bench": __version__} | {name: version(name) for name in named},
+        "versions": {"zdp-bench": __version__} | {name: _version(name) for name in named},
         "commit": git_commit(),
         **({"plugins": plugins} if plugins else {}),
     }

@@ -19,7 +19,7 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from tests.library.conftest import Make, make  # noqa: F401 - a fixture
+from tests.library.conftest import Make
 from tests.library.small import CLASSES, loss
 from tests.modules import Made
 from zdp_bench.errors import UserError
@@ -321,11 +321,7 @@ def bring_about(name: str, model: Any) -> None:
 
 
 def moved(
-    make: Make,  # noqa: F811
-    build: Build,
-    prepare: Callable[[Any], None],
-    one: Any,
-    **given: Any,
+    make: Make, build: Build, prepare: Callable[[Any], None], one: Any, **given: Any
 ) -> float | None:
     """By how many bounds one example moves the step's sum; None if the model is refused."""
     ends = []
@@ -353,9 +349,7 @@ def moved(
 
 @pytest.mark.parametrize("name", CASES)
 def test_one_example_moves_a_step_by_its_bound_at_most(
-    make: Make,  # noqa: F811
-    monkeypatch: pytest.MonkeyPatch,
-    name: str,
+    make: Make, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     def prepare(model: Any) -> None:
         bring_about(name, model)
@@ -372,10 +366,7 @@ def regression(outputs: Tensor, targets: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("name", [name for name in CASES if "hook" in name or "back" in name])
-def test_one_far_target_moves_a_step_by_its_bound_at_most(
-    make: Make,  # noqa: F811
-    name: str,
-) -> None:
+def test_one_far_target_moves_a_step_by_its_bound_at_most(make: Make, name: str) -> None:
     dataset = [(x, torch.tensor(1.0)) for x, _ in VECTORS]
     far = (VECTORS[0][0], torch.tensor(1e6))
     prepare = partial(bring_about, name)
@@ -410,10 +401,7 @@ class Texts(nn.Module):
 @pytest.mark.parametrize("pool", ["mean", "lstm"])
 @pytest.mark.parametrize("pad", [0, 2, 50_256])
 def test_a_text_does_not_tell_how_long_the_others_are(
-    make: Make,  # noqa: F811
-    pad: int,
-    pool: str,
-    cut: str,
+    make: Make, pad: int, pool: str, cut: str
 ) -> None:
     generator = torch.Generator().manual_seed(0)
     texts = torch.randint(0, pad + 5, (MANY + 1, 12), generator=generator)

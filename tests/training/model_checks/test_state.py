@@ -14,7 +14,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.library.conftest import Make, make  # noqa: F401 - a fixture
+from tests.library.conftest import Make
 from tests.library.small import CLASSES, network, train
 from tests.modules import Made
 from tests.training.model_checks.models import (
@@ -235,10 +235,7 @@ CHANGES = {
 @pytest.mark.parametrize("steps", [0, 3])
 @pytest.mark.parametrize("kind", CHANGES)
 def test_a_model_changed_after_the_check_is_not_exported(
-    kind: str,
-    steps: int,
-    make: Make,  # noqa: F811
-    tmp_path: Path,
+    kind: str, steps: int, make: Make, tmp_path: Path
 ) -> None:
     change, what = CHANGES[kind]
     model = network()
@@ -265,10 +262,7 @@ class WritesIfLarge(nn.Linear):
 @pytest.mark.parametrize("engine", ["auto", "reference"])
 @pytest.mark.parametrize("by", ["the model", "the loss", "a loss that fails then"])
 def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
-    by: str,
-    engine: str,
-    make: Make,  # noqa: F811
-    tmp_path: Path,
+    by: str, engine: str, make: Make, tmp_path: Path
 ) -> None:
     torch.manual_seed(0)
     layer = WritesIfLarge(4, CLASSES) if by == "the model" else nn.Linear(4, CLASSES)
@@ -292,7 +286,7 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
     assert not private.checkpoint.exists()
 
 
-def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:  # noqa: F811
+def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:
     private = make(late(), epochs=15)
     with pytest.raises(UserError, match="'average' changed in a pass"):
         train(private)
@@ -300,9 +294,7 @@ def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:  # noqa:
 
 @pytest.mark.parametrize("engine", ["auto", "reference"])
 def test_what_is_made_at_the_first_call_ends_nothing(
-    make: Make,  # noqa: F811
-    tmp_path: Path,
-    engine: str,
+    make: Make, tmp_path: Path, engine: str
 ) -> None:
     torch.manual_seed(0)
     model = nn.Sequential(nn.Linear(4, 6), Makes(), nn.Dropout(0.1), nn.Linear(6, CLASSES))
