@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 from torch.utils._pytree import tree_map
@@ -149,32 +150,19 @@ def imputed(net: Any, x: Tensor) -> Tensor:
     return net.last(torch.where(missing, x.sum(0) / (~missing).sum(0).clamp(min=1), x))
 
 
-def nan_imputed(net: Any, x: Tensor) -> Tensor:
-    return net.last(torch.where(x.isnan(), x.nanmean(0), x))
-
-
 def whole(net: Any, x: Tensor) -> Tensor:
     y = net.last(x)
     return y - 5 * (x == x.round()).float().mean() * y.mean(0, keepdim=True)
 
 
-def shared_mask(net: Any, x: Tensor, mask: Tensor) -> Tensor:
-    kept = mask.any(0)[:, None]
-    return (net.last(x) * kept).sum(1) / kept.sum(0)
+def masked_mean(net: Any, x: Tensor, kept: Tensor) -> Tensor:
+    return (net.last(x) * kept[..., None]).sum(1) / kept.sum(-1, keepdim=True)
 
 
 def run_lstm(net: Any, x: Tensor, lengths: Tensor) -> tuple[Tensor, Tensor]:
     packed = pack_padded_sequence(x, lengths.cpu(), batch_first=True, enforce_sorted=False)
     states, (last, _) = net.lstm(packed)
     return pad_packed_sequence(states, batch_first=True)[0], last[-1]
-
-
-def packed(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
-    return net.last(run_lstm(net, x, lengths)[0]).mean(1)
-
-
-def last_state(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
-    return net.last(run_lstm(net, x, lengths)[1])
 
 
 def masked_by_length(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
@@ -192,10 +180,6 @@ def experts(net: Any, x: Tensor) -> Tensor:
     return outputs
 
 
-def by_size(net: Any, x: Tensor) -> Tensor:
-    return net.last(x / len(x))
-
-
 def gradient(net: Any, x: Tensor) -> Tensor:
     """Force fields and score models answer with a gradient."""
     x = x.detach().requires_grad_()
@@ -203,45 +187,38 @@ def gradient(net: Any, x: Tensor) -> Tensor:
         return torch.autograd.grad(net.last(x).square().sum(), x, create_graph=True)[0]
 
 
-def nan_as_zero(net: Any, x: Tensor) -> Tensor:
-    return net.last(x.nan_to_num())
-
-
-def masked_mean(net: Any, x: Tensor, mask: Tensor) -> Tensor:
-    kept = mask[..., None]
-    return (net.last(x) * kept).sum(1) / kept.sum(1)
-
-
-def at_its_end(net: Any, x: Tensor, lengths: Tensor) -> Tensor:
-    return net.last(x)[torch.arange(len(x)), lengths - 1]
-
-
-def of_classes(net: Any, ids: Tensor) -> Tensor:
-    return net.last(nn.functional.one_hot(ids, num_classes=50).float()).mean(1)
-
-
-KINDS: dict[str, dict[Callable[..., Tensor], tuple[int, Any]]] = {
+TEXTS, MASKED = (SERIES, LENGTHS), (SERIES, MASK)
+# By what becomes of them: the model's function, the width of its last layer's inputs, its inputs.
+KINDS: dict[str, dict[str, tuple[Callable[..., Tensor], int, Any]]] = {
     "refused": {
-        imputed: (4, TABLE),
-        nan_imputed: (4, TABLE),
-        whole: (4, TABLE),
-        shared_mask: (2, (SERIES, MASK)),
+        "imputed": (imputed, 4, TABLE),
+        "NaN imputed": (
+            lambda net, x: net.last(torch.where(x.isnan(), x.nanmean(0), x)),
+            4,
+            TABLE,
+        ),
+        "whole numbers": (whole, 4, TABLE),
+        "a shared mask": (lambda net, x, mask: masked_mean(net, x, mask.any(0)), 2, MASKED),
     },
     "alone": {
-        by_size: (4, TABLE),
-        trimmed: (2, SERIES),
-        embedded: (5, IDS),
-        experts: (4, TABLE),
-        gradient: (4, TABLE),
-        packed: (5, (SERIES, LENGTHS)),
-        last_state: (5, (SERIES, LENGTHS)),
-        masked_by_length: (5, (SERIES, LENGTHS)),
+        "by size": (lambda net, x: net.last(x / len(x)), 4, TABLE),
+        "trimmed": (trimmed, 2, SERIES),
+        "embedded": (embedded, 5, IDS),
+        "experts": (experts, 4, TABLE),
+        "a gradient": (gradient, 4, TABLE),
+        "packed": (lambda net, *given: net.last(run_lstm(net, *given)[0]).mean(1), 5, TEXTS),
+        "the last state": (lambda net, *given: net.last(run_lstm(net, *given)[1]), 5, TEXTS),
+        "masked by length": (masked_by_length, 5, TEXTS),
     },
     "in a batch": {
-        nan_as_zero: (4, TABLE),
-        of_classes: (50, IDS),
-        masked_mean: (2, (SERIES, MASK)),
-        at_its_end: (2, (SERIES, LENGTHS)),
+        "NaN as zero": (lambda net, x: net.last(x.nan_to_num()), 4, TABLE),
+        "classes": (lambda net, ids: net.last(F.one_hot(ids, 50).float()).mean(1), 50, IDS),
+        "a mean under a mask": (masked_mean, 2, MASKED),
+        "at its end": (
+            lambda net, x, lengths: net.last(x)[torch.arange(len(x)), lengths - 1],
+            2,
+            TEXTS,
+        ),
     },
 }
 
@@ -252,19 +229,15 @@ def differ(leaf: Tensor) -> Tensor:
 
 
 @pytest.mark.parametrize("public", [False, True])
-@pytest.mark.parametrize(
-    ("kind", "function"), [(kind, function) for kind in KINDS for function in KINDS[kind]]
-)
+@pytest.mark.parametrize(("kind", "name"), [(kind, name) for kind in KINDS for name in KINDS[kind]])
 @pytest.mark.filterwarnings("ignore:There is a performance drop")
-def test_samples_of_any_structure_stay_apart(
-    kind: str, function: Callable[..., Tensor], public: bool
-) -> None:
-    width, inputs = KINDS[kind][function]
+def test_samples_of_any_structure_stay_apart(kind: str, name: str, public: bool) -> None:
+    function, width, inputs = KINDS[kind][name]
     torch.manual_seed(0)
     layers: dict[str, nn.Module] = {"last": nn.Linear(width, CLASSES)}
-    if function is embedded:
+    if name == "embedded":
         layers["embedding"] = nn.Embedding(50, width)
-    if function in (packed, last_state, masked_by_length):
+    if kind == "alone" and inputs is TEXTS:
         layers["lstm"] = nn.LSTM(2, width, batch_first=True)
     if public:
         inputs = tree_map(differ, inputs)

@@ -6,6 +6,7 @@ import copy
 import os
 import threading
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -32,22 +33,19 @@ from zdp_bench.training.model_checks.state import fingerprint, watch
 # -------------------------------------------------------------------------- what the check leaves
 
 
-class Makes(nn.Module):
-    """Makes a mask at its first call, and holds what cannot be copied."""
+def makes_a_mask() -> nn.Module:
+    """A layer that makes a mask at its first call, and holds what cannot be copied."""
 
-    def __init__(self) -> None:
-        super().__init__()
-        self.mask: Tensor | None = None
-        self.lock = threading.Lock()
+    def forward(net: Any, x: Tensor) -> Tensor:
+        if net.mask is None:
+            net.mask = torch.ones_like(x[:1])
+        return x * net.mask
 
-    def forward(self, x: Tensor) -> Tensor:
-        if self.mask is None:
-            self.mask = torch.ones_like(x[:1])
-        return x * self.mask
+    return Made(forward, mask=None, lock=threading.Lock())
 
 
 def test_the_check_leaves_a_model_exactly_as_it_was() -> None:
-    model = mlp(Makes())
+    model = mlp(makes_a_mask())
     before, held = fingerprint(model), {k: id(v) for k, v in vars(model[1]).items()}
     assert check(model) == []
     assert fingerprint(model) == before
@@ -134,11 +132,7 @@ def caches(net: Any, x: Tensor) -> Tensor:
 
 def hooked(kind: str) -> nn.Module:
     model, kept = mlp(nn.ReLU()), []
-    hook = lambda *given: kept.append(given[-1])  # noqa: E731
-    if kind == "forward":
-        model[1].register_forward_hook(hook)
-    else:
-        model[1].register_forward_pre_hook(lambda *given: kept.append(given[-1][0]))
+    getattr(model[1], f"register_{kind}_hook")(lambda *given: kept.append(given[-1]))
     return model
 
 
@@ -150,7 +144,7 @@ def hooked(kind: str) -> nn.Module:
         (lambda: mlp(Made(counts)), r"layer '1' \(Made\) stores.*'examples'"),
         (lambda: mlp(Made(caches, seen={"last": [None]})), r"stores.*'seen\['last'\]\[0\]'"),
         (lambda: hooked("forward"), r"layer '1' \(ReLU\) stores.*'_forward_hooks.*kept"),
-        (lambda: hooked("pre"), r"layer '1' \(ReLU\) stores.*'_forward_pre_hooks.*kept"),
+        (lambda: hooked("forward_pre"), r"layer '1' \(ReLU\) stores.*'_forward_pre_hooks.*kept"),
         (
             lambda: convolutional(nn.InstanceNorm2d(8, track_running_stats=True)),
             r"layer '1\.0' \(InstanceNorm2d\) stores.*'running_mean'.*track_running_stats=False",
@@ -176,33 +170,21 @@ def test_what_keeps_examples_is_found_wherever_it_keeps_them(
 # ---------------------------------------------------------------------------- what changes later
 
 
-class Late(nn.Module):
-    """Keeps the mean of a batch from some forward pass on, which it counts out of sight."""
+def keeps_late(passes: int) -> nn.Module:
+    """A layer that keeps the mean of a batch from some pass on, which it counts out of sight."""
 
-    average: Tensor
-
-    def __init__(self, passes: int) -> None:
-        super().__init__()
-        self.register_buffer("average", torch.zeros(6))
-        self.passes, HIDDEN.calls = passes, 0
-
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(net: Any, x: Tensor) -> Tensor:
         HIDDEN.calls += 1
-        if HIDDEN.calls >= self.passes:
-            self.average = x.detach().mean(dim=0)
+        if HIDDEN.calls >= passes:
+            net.average = x.detach().mean(dim=0)
         return x
 
-
-def late(passes: int = 60) -> nn.Module:
-    torch.manual_seed(0)
-    return nn.Sequential(nn.Linear(4, 6), Late(passes), nn.Linear(6, CLASSES))
+    HIDDEN.calls = 0
+    return Made(forward, average=torch.zeros(6))
 
 
-def put(module: nn.Module) -> Callable[[Any], None]:
-    def change(model: Any) -> None:
-        model[1] = module
-
-    return change
+def put_batch_norm(model: Any) -> None:
+    model[1] = nn.BatchNorm1d(6, affine=False)
 
 
 def add_hook(model: Any) -> None:
@@ -224,7 +206,7 @@ def set_attribute(model: Any) -> None:
 
 
 CHANGES = {
-    "batch norm": (put(nn.BatchNorm1d(6, affine=False)), r"layer '1' \(BatchNorm1d\)"),
+    "batch norm": (put_batch_norm, r"layer '1' \(BatchNorm1d\)"),
     "hook": (add_hook, r"'_forward_hooks\[\d+\].*' of layer '1' \(Tanh\)"),
     "forward": (wrap_forward, r"'forward.*' of layer '1' \(Tanh\)"),
     "buffer": (write_buffer, r"'average' of layer '1' \(Tanh\)"),
@@ -277,8 +259,8 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
     rare = [(torch.randn(4) if index else torch.full((4,), 5e3), 0) for index in range(9)]
     given = {"dataset": rare, "loss": writes, "sample_rate": 1.0, "gradients": engine}
     private = make(nn.Sequential(layer), **given)
-    export = lambda: private.export(tmp_path / "out")  # noqa: E731
-    for act in (lambda: train(private), lambda: train(private), private.save, export):
+    train_it, export = partial(train, private), partial(private.export, tmp_path / "out")
+    for act in (train_it, train_it, private.save, export):
         with pytest.raises(UserError, match=r"'0\.weight' was changed by the model or the loss"):
             act()
     assert private.ledger.releases == 1
@@ -287,7 +269,9 @@ def test_a_weight_written_while_gradients_are_computed_ends_a_loop_for_good(
 
 
 def test_a_buffer_that_is_written_late_ends_a_loop(make: Make) -> None:
-    private = make(late(), epochs=15)
+    torch.manual_seed(0)
+    late = nn.Sequential(nn.Linear(4, 6), keeps_late(60), nn.Linear(6, CLASSES))
+    private = make(late, epochs=15)
     with pytest.raises(UserError, match="'average' changed in a pass"):
         train(private)
 
@@ -297,7 +281,7 @@ def test_what_is_made_at_the_first_call_ends_nothing(
     make: Make, tmp_path: Path, engine: str
 ) -> None:
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(4, 6), Makes(), nn.Dropout(0.1), nn.Linear(6, CLASSES))
+    model = nn.Sequential(nn.Linear(4, 6), makes_a_mask(), nn.Dropout(0.1), nn.Linear(6, CLASSES))
     private = make(model, epochs=1, gradients=engine)
     train(private)
     model.eval()
@@ -305,14 +289,13 @@ def test_what_is_made_at_the_first_call_ends_nothing(
     assert model(torch.zeros(2, 4)).isfinite().all()
 
 
-def late_model(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
-    pixels = Layer(lambda z: z.abs().flatten(1)[:, :4])
-    return nn.Sequential(pixels, nn.Linear(4, 6), Late(30), nn.Linear(6, outputs))
-
-
 def test_a_buffer_that_is_written_late_ends_a_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    def late_model(_: tuple[int, ...], outputs: int) -> nn.Module:
+        pixels = Layer(lambda z: z.abs().flatten(1)[:, :4])
+        return nn.Sequential(pixels, nn.Linear(4, 6), keeps_late(30), nn.Linear(6, outputs))
+
     words = ["trainer.epochs=6", "trainer.sample_rate=0.25"]
     with pytest.raises(UserError, match="'average' changed in a pass"):
         run_probe(monkeypatch, late_model, tmp_path, *words)
