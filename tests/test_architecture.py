@@ -19,18 +19,8 @@ EXTRAS = sorted(path.parent.name for path in PACKAGE.glob("extras/*/__init__.py"
 # package -> the packages it may import; one that is not listed fails, so that a new one is placed
 # with thought
 BASE = {"errors", "disk", "foreign_files", "assets", "registry", "caches", "threads", "__init__"}
-CORE = {
-    "privacy",
-    "gradients",
-    "nn",
-    "algorithms",
-    "models",
-    "tasks",
-    "data",
-    "config",
-    "records",
-    "representations",
-}
+CORE = {"privacy", "gradients", "nn", "algorithms", "models"}
+CORE |= {"tasks", "data", "config", "records", "representations"}
 ALLOWED: dict[str, set[str]] = {  # each after those it may import
     "errors": set(),
     "assets": set(),

@@ -564,10 +564,7 @@ def test_what_is_no_module_of_torch_is_refused(make: Make) -> None:
 @pytest.mark.parametrize(
     ("changed", "sentence"),
     [
-        (
-            {"model": batch_norm()},
-            r"layer '1' \(BatchNorm1d\).*zdp_bench\.nn\.replace_batchnorm\(model, \"group\"\)",
-        ),
+        ({"model": batch_norm()}, r"'1' \(BatchNorm1d\).*replace_batchnorm\(model, \"group\"\)"),
         ({"loss": F.cross_entropy}, r"the loss gives shape \[\].*never a mean"),
         ({"model": network().eval()}, r"call model\.train\(\) before"),
         ({"model": network().requires_grad_(False)}, "nothing to train"),
