@@ -27,7 +27,7 @@ from zdp_bench.nn.convolution import (
 from zdp_bench.nn.memory_format import MapLinear
 from zdp_bench.nn.normalisation import ComplexGroupNorm, ComplexInstanceNorm, ComplexLayerNorm
 from zdp_bench.nn.pooling import AdaptiveMagnitudeMaxPool2d, ComplexAvgPool2d, MagnitudeMaxPool2d
-from zdp_bench.nn.surgery import standardise_weights
+from zdp_bench.nn.surgery import standardise_weights as standardise
 from zdp_bench.registry import names
 
 Seq = nn.Sequential
@@ -79,9 +79,8 @@ def loss(outputs: Tensor, targets: Tensor) -> Tensor:
     if flat.is_complex():
         flat = torch.view_as_real(flat).flatten(1)
     weights = torch.linspace(0.5, 1.5, flat.shape[1], dtype=flat.dtype, device=flat.device)
-    return ((flat - targets.unsqueeze(1).to(flat.dtype)) ** 2 * weights).mean(dim=1) + torch.sin(
-        flat
-    ).mean(dim=1)
+    off = flat - targets.unsqueeze(1).to(flat.dtype)
+    return (off**2 * weights + torch.sin(flat)).mean(dim=1)
 
 
 class OwnScale(nn.Module):
@@ -157,13 +156,8 @@ class UNetShape(nn.Module):
         activation: nn.Module,
     ) -> None:
         super().__init__()
-        self.down, self.deep, self.up, self.last = (
-            conv(2, 4, 3, padding=1),
-            conv(4, 4, 3, stride=2),
-            transposed(4, 4, 2, 2),
-            conv(8, 1, 1),
-        )
-        self.activation = activation
+        self.down, self.deep = conv(2, 4, 3, padding=1), conv(4, 4, 3, stride=2)
+        self.up, self.last, self.activation = transposed(4, 4, 2, 2), conv(8, 1, 1), activation
 
     def forward(self, x: Tensor) -> Tensor:
         kept = self.activation(self.down(x))
@@ -180,11 +174,20 @@ CONVOLUTIONS: tuple[dict[str, object], ...] = (
     {"stride": 2, "padding": 1},
     {"dilation": 2, "padding": 2, "groups": 2, "bias": False},
 )
+PADDINGS: tuple[dict[str, object], ...] = (
+    {"padding": "same", "dilation": (1, 2)},
+    {"padding": (2, 1), "padding_mode": "circular"},
+    {"padding": 1, "padding_mode": "reflect"},
+)
 SHAPES = {1: (4, 9), 2: (4, 7, 8), 3: (4, 5, 6, 5)}
 
 
 def _complex(name: str, build: Callable[[], nn.Module], shape: tuple[int, ...]) -> Case:
     return Case(name, build, shape, "complex")
+
+
+def _words(options: dict[str, object]) -> str:
+    return ",".join(f"{key}={value}" for key, value in options.items())
 
 
 def _convolutions() -> list[Case]:
@@ -196,7 +199,7 @@ def _convolutions() -> list[Case]:
     }
     ours = {ComplexConv1d: 1, ComplexConv2d: 2, ComplexConv3d: 3, ComplexConvTranspose2d: 2}
     for options in CONVOLUTIONS:
-        words = ",".join(f"{k}={v}" for k, v in options.items())
+        words = _words(options)
         for dimensions, pair in torchs.items():
             for layer in pair:
                 build = partial(layer, 4, 6, 3, **options)
@@ -219,28 +222,27 @@ def _convolutions() -> list[Case]:
 LAYERS: list[Case] = [
     Case("Linear", lambda: Seq(nn.Linear(4, 5), nn.ReLU(inplace=True), nn.Linear(5, 3)), (4,)),
     Case("Linear without bias", lambda: nn.Linear(4, 3, bias=False), (4,)),
-    Case("Linear over positions", lambda: Seq(nn.Linear(4, 5), nn.Tanh(), nn.Linear(5, 3)), (6, 4)),
+    Case("Linear over positions", lambda: Seq(nn.Linear(4, 5), nn.Linear(5, 3)), (20, 4)),
     Case("Linear by ghost norm", lambda: nn.Linear(96, 80), (2, 96)),
     _complex(
         "complex Linear", lambda: Seq(_c(nn.Linear, 4, 5), Cardioid(), _c(nn.Linear, 5, 3)), (4,)
     ),
-    _complex("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (6, 4)),
+    _complex("complex Linear over positions", lambda: _c(nn.Linear, 4, 5), (20, 4)),
     _complex("complex Linear by ghost norm", lambda: _c(nn.Linear, 96, 80), (2, 96)),
     Case(
         "standardised Conv2d",
-        lambda: standardise_weights(
+        lambda: standardise(
             Seq(nn.Conv2d(2, 4, 3, padding=1), nn.GroupNorm(2, 4), nn.Tanh(), nn.Conv2d(4, 3, 2))
         ),
         (2, 6, 5),
     ),
-    Case("standardised Conv1d", lambda: standardise_weights(nn.Conv1d(3, 4, 3, groups=1)), (3, 7)),
-    Case(
+    Case("standardised Conv1d", lambda: standardise(nn.Conv1d(3, 4, 3, groups=1)), (3, 7)),
+    _complex(
         "standardised ComplexConv2d",
-        lambda: standardise_weights(
+        lambda: standardise(
             Seq(ComplexConv2d(2, 4, 3), ComplexGroupNorm(2, 4), ComplexConv2d(4, 3, 2))
         ),
         (2, 6, 5),
-        "complex",
     ),
     Case("MapLinear", lambda: Seq(nn.Conv2d(2, 3, 2), nn.Tanh(), MapLinear(36, 3)), (2, 4, 5)),
     _complex(
@@ -249,26 +251,11 @@ LAYERS: list[Case] = [
         (2, 4, 5),
     ),
     *_convolutions(),
-    Case(
-        "CirculantLinear of widths its block does not divide",
-        lambda: CirculantLinear(10, 7, 5, bias=False),
-        (10,),
-    ),
+    Case("CirculantLinear of any width", lambda: CirculantLinear(10, 7, 5, bias=False), (10,)),
     Case("CirculantLinear over positions", lambda: CirculantLinear(5, 4, 3), (2, 3, 5)),
-    Case(
-        "Conv2d padded to the same size",
-        lambda: nn.Conv2d(4, 3, (3, 5), padding="same", dilation=(1, 2)),
-        (4, 7, 8),
-    ),
-    Case(
-        "Conv2d padded circularly",
-        lambda: nn.Conv2d(4, 3, 3, padding=(2, 1), padding_mode="circular"),
-        (4, 7, 8),
-    ),
-    Case(
-        "Conv2d padded by reflection",
-        lambda: nn.Conv2d(4, 3, 3, padding=1, padding_mode="reflect"),
-        (4, 7, 8),
+    *(
+        Case(f"Conv2d({_words(how)})", partial(nn.Conv2d, 4, 3, (3, 5), **how), SHAPES[2])
+        for how in PADDINGS
     ),
     _complex(
         "complex Conv2d of one pixel in groups",
@@ -301,11 +288,7 @@ LAYERS: list[Case] = [
         ),
         (16, 9, 8),
     ),
-    _complex(
-        "complex Conv1d of one position",
-        lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2),
-        (2, 1),
-    ),
+    _complex("Conv1d of one number", lambda: ComplexConv1d(2, 14, 2, padding=1, groups=2), (2, 1)),
     Case(
         "Conv2d of many channels",
         lambda: nn.Conv2d(18, 2, (3, 2), stride=2, padding=1, dilation=2),
@@ -339,9 +322,7 @@ LAYERS: list[Case] = [
         "index",
     ),
     Case(
-        "GroupNorm",
-        lambda: Seq(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(inplace=True)),
-        (4, 6, 7),
+        "GroupNorm", lambda: Seq(nn.Conv2d(4, 6, 3), nn.GroupNorm(2, 6), nn.ReLU(True)), (4, 6, 7)
     ),
     _complex(
         "ComplexGroupNorm",
@@ -351,13 +332,9 @@ LAYERS: list[Case] = [
         (4, 6, 7),
     ),
     _complex(
-        "ComplexGroupNorm without positions",
-        lambda: Seq(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)),
-        (6,),
+        "ComplexGroupNorm of rows", lambda: Seq(ComplexGroupNorm(2, 6), _c(nn.Linear, 6, 2)), (6,)
     ),
-    _complex(
-        "ComplexGroupNorm over three dimensions", lambda: ComplexGroupNorm(2, 4), (4, 3, 4, 2)
-    ),
+    _complex("ComplexGroupNorm of volumes", lambda: ComplexGroupNorm(2, 4), (4, 3, 4, 2)),
     _complex(
         "ComplexInstanceNorm", lambda: Seq(ComplexConv1d(4, 6, 3), ComplexInstanceNorm(6)), (4, 9)
     ),
@@ -375,11 +352,7 @@ LAYERS: list[Case] = [
     Case("packed LSTM", lambda: Sequences(nn.LSTM(3, 4, batch_first=True), True), (5, 3)),
     Case("a layer without a rule", lambda: Seq(OwnScale(), nn.Linear(3, 3), OwnScale()), (3,)),
     Case("a layer called three times", lambda: Twice(nn.Linear(4, 4)), (4,)),
-    _complex(
-        "a complex layer called three times",
-        lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)),
-        (3, 5, 6),
-    ),
+    _complex("called three times", lambda: Twice(ComplexConv2d(3, 3, 3, padding=1)), (3, 5, 6)),
     Case("a shared weight", _tied, (4,)),
     Case("a layer under three names", lambda: _three_names(nn.Linear(4, 4)), (4,)),
     Case("partly frozen", _partly_frozen, (4,)),
@@ -392,28 +365,20 @@ LAYERS: list[Case] = [
         (2, 7, 9),
     ),
     Case("InstanceNorm2d", lambda: nn.InstanceNorm2d(4, affine=True), (4, 3, 5)),
-    Case("standardised Conv3d", lambda: standardise_weights(nn.Conv3d(2, 3, 2)), (2, 3, 4, 3)),
+    Case("standardised Conv3d", lambda: standardise(nn.Conv3d(2, 3, 2)), (2, 3, 4, 3)),
+    _complex("standardised ComplexConv1d", lambda: standardise(ComplexConv1d(2, 3, 3)), (2, 7)),
     _complex(
-        "standardised ComplexConv1d", lambda: standardise_weights(ComplexConv1d(2, 3, 3)), (2, 7)
-    ),
-    _complex(
-        "standardised ComplexConv3d",
-        lambda: standardise_weights(ComplexConv3d(2, 3, 2)),
-        (2, 3, 4, 3),
+        "standardised ComplexConv3d", lambda: standardise(ComplexConv3d(2, 3, 2)), (2, 3, 4, 3)
     ),
 ]
 
 
 def _activation(name: str) -> Case:
     # Real activations are nn's own subclasses; any other is complex.
-    if isinstance(activation(name, 5), nn.ReLU | nn.Mish | nn.Sigmoid | nn.Tanh):
-        return Case(
-            f"activation {name}",
-            lambda: Seq(nn.Linear(4, 5), activation(name, 5), nn.Linear(5, 3)),
-            (4,),
-        )
-    build = lambda: Seq(_c(nn.Linear, 4, 5), activation(name, 5), _c(nn.Linear, 5, 3))  # noqa: E731
-    return Case(f"activation {name}", build, (4,), "complex")
+    is_real = isinstance(activation(name, 5), nn.ReLU | nn.Mish | nn.Sigmoid | nn.Tanh)
+    linear = partial(nn.Linear, dtype=torch.float32 if is_real else torch.complex64)
+    build = lambda: Seq(linear(4, 5), activation(name, 5), linear(5, 3))  # noqa: E731
+    return Case(f"activation {name}", build, (4,), "real" if is_real else "complex")
 
 
 CASES: list[Case] = [*LAYERS, *(_activation(name) for name in names("activation"))]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 from torch import Tensor, nn
@@ -9,6 +11,7 @@ from torch import Tensor, nn
 from tests.gradients.harness import CASES, Case, loss
 from tests.gradients.zoo import MODELS, ZOO
 from zdp_bench.gradients import ClippedSum, fast, reference, rules, tape
+from zdp_bench.gradients.clipping import groups
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.rules.recurrent import Direction
 from zdp_bench.registry import names
@@ -34,8 +37,7 @@ def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
     assert ours.sums.keys() == theirs.sums.keys()
     scale = norm(theirs.sums)
     for name, value in theirs.sums.items():
-        assert ours.sums[name].shape == value.shape
-        assert ours.sums[name].dtype == value.dtype
+        assert (ours.sums[name].shape, ours.sums[name].dtype) == (value.shape, value.dtype)
         assert not ours.sums[name].requires_grad
         assert float((ours.sums[name] - value).abs().max()) <= tolerance * scale + 1e-300, name
     assert ours.norms.shape == theirs.norms.shape
@@ -55,24 +57,22 @@ def assert_same(ours: ClippedSum, theirs: ClippedSum, tolerance: float) -> None:
 def test_fast_is_the_reference(
     case: Case, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = case.module(dtype)
-    inputs, targets = case.batch(4, dtype)
-    whole = reference.clipped_sum(module, loss, (inputs, targets), 1e30, complex_scale=0.5)
-    bound = float(whole.norms.median())  # some examples are clipped, some are not
-    counts = (
-        [(4, False), (1, False)] if dtype == torch.float32 else [(4, False), (4, True), (0, True)]
-    )
-    for count, per_layer in counts:
-        batch = inputs[:count], targets[:count]
-        theirs = reference.clipped_sum(
-            module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
-        )
+    most = 2 if case in MODELS else 4
+    module, (inputs, targets) = case.module(dtype), case.batch(most, dtype)
+    by_torch = reference.per_sample_gradients(module, loss, (inputs, targets), complex_scale=0.5)
+    unclipped = reference.clip(by_torch, groups(module, math.inf, per_layer=False))[1]
+    bound = float(unclipped.median())  # some examples are clipped, some are not
+    others = [(1, False)] if dtype == torch.float32 else [(most, True), (0, True)]
+    for count, per_layer in [(most, False), *others]:
+        first = {name: g[:count] for name, g in by_torch.items()}
+        clipped, norms = reference.clip(first, groups(module, bound, per_layer))
+        sums = {name: value.sum(dim=0) for name, value in clipped.items()}
+        theirs = ClippedSum(sums, norms if per_layer else norms[:, 0])
+        batch, how = (inputs[:count], targets[:count]), {"per_layer": per_layer}
         # Output gradients one by one, as backward meets them, and all at once at its end.
-        for together in (0, 2**30) if count == 4 and not per_layer else (tape.TOGETHER,):
+        for together in (0, 2**30) if count == most and not per_layer else (tape.TOGETHER,):
             monkeypatch.setattr(tape, "TOGETHER", together)
-            ours = fast.clipped_sum(
-                module, loss, batch, bound, per_layer=per_layer, complex_scale=0.5
-            )
+            ours = fast.clipped_sum(module, loss, batch, bound, complex_scale=0.5, **how)
             assert_same(ours, theirs, TOLERANCE[dtype])
 
 

@@ -21,43 +21,45 @@ ENGINES = pytest.mark.parametrize("engine", [fast, reference], ids=["fast", "ref
 of_way = pytest.mark.usefixtures("way")
 
 
-def by_autograd(
+def gradients_by_autograd(
+    module: nn.Module, batch: tuple[Tensor, Tensor]
+) -> list[dict[str, Tensor]]:
+    """One plain backward pass for each share's mean loss; complex parts halved."""
+    parameters, gradients = trainable(module), []
+    for inputs, targets in zip(batch[0].split(SHARES), batch[1].split(SHARES), strict=True):
+        mean = loss(module(inputs), targets).mean()
+        found = torch.autograd.grad(
+            mean, list(parameters.values()), allow_unused=True, materialize_grads=True
+        )
+        halved = (g / 2 if g.is_complex() else g for g in found)
+        gradients.append(dict(zip(parameters, halved, strict=True)))
+    return gradients
+
+
+def clip_each(
     module: nn.Module,
-    batch: tuple[Tensor, Tensor],
-    shares: tuple[int, ...],
+    gradients: list[dict[str, Tensor]],
     bound: float,
     per_layer: bool = False,
     gamma: float | None = None,
 ) -> ClippedSum:
-    """The same by plain backward passes, one for each share's mean loss; complex parts halved."""
-    parameters = trainable(module)
-    sums = {name: torch.zeros_like(p, requires_grad=False) for name, p in parameters.items()}
-    norms, start = [], 0
-    for many in shares:
-        own = slice(start, start + many)
-        start += many
-        mean = loss(module(batch[0][own]), batch[1][own]).mean()
-        found = torch.autograd.grad(mean, list(parameters.values()), allow_unused=True)
-        each = {}
-        for (name, p), g in zip(parameters.items(), found, strict=True):
-            each[name] = torch.zeros_like(p) if g is None else g / 2 if g.is_complex() else g
-        of_share = []
-        for names, limit in groups(module, bound, per_layer):
-            length = norm({name: each[name] for name in names})
-            limit *= SAFETY
-            factor = min(1.0, limit / length) if gamma is None else limit / (length + gamma)
+    sums = {name: torch.zeros_like(g) for name, g in gradients[0].items()}
+    together, norms = groups(module, bound * SAFETY, per_layer), []
+    for each in gradients:
+        for names, limit in together:
+            norms.append(norm({name: each[name] for name in names}))
+            factor = min(1.0, limit / norms[-1]) if gamma is None else limit / (norms[-1] + gamma)
             for name in names:
                 sums[name] += each[name] * factor
-            of_share.append(length)
-        norms.append(of_share)
-    every = torch.tensor(norms, dtype=torch.float64)
+    every = torch.tensor(norms, dtype=torch.float64).view(len(gradients), len(together))
     return ClippedSum(sums, every if per_layer else every[:, 0])
 
 
 def check_against_autograd(case: Case) -> None:
     module, batch = case.module(torch.float64), case.batch(sum(SHARES), torch.float64)
-    bound = float(by_autograd(module, batch, SHARES, 1e30).norms.median())
-    right = by_autograd(module, batch, SHARES, bound)
+    gradients = gradients_by_autograd(module, batch)
+    bound = float(clip_each(module, gradients, 1e30).norms.median())
+    right = clip_each(module, gradients, bound)
     ours = fast.clipped_sum(module, loss, batch, bound, complex_scale=0.5, shares=SHARES)
     assert_same(ours, right, TOLERANCE[torch.float64])
 
@@ -81,7 +83,7 @@ def test_every_way_of_clipping(
 ) -> None:
     module, batch = case.module(torch.float64), case.batch(sum(SHARES), torch.float64)
     how = {"per_layer": per_layer, "gamma": gamma}
-    right = by_autograd(module, batch, SHARES, 0.1, **how)
+    right = clip_each(module, gradients_by_autograd(module, batch), 0.1, **how)
     ours = engine.clipped_sum(module, loss, batch, 0.1, complex_scale=0.5, shares=SHARES, **how)
     assert_same(ours, right, 1e-10)
 
@@ -119,10 +121,10 @@ def test_a_share_moves_the_sum_by_the_bound_at_most(engine: Any, case: Case) -> 
     inputs, targets = case.batch(6, torch.float32)
     for scale in (1.0, 1e3):
         x = inputs if case.kind == "index" else inputs * scale
-        with_it = engine.clipped_sum(module, loss, (x, targets), 0.5, shares=SHARES).sums
-        without = engine.clipped_sum(
-            module, loss, (x[3:], targets[3:]), 0.5, shares=SHARES[1:]
-        ).sums
+        with_it, without = (
+            engine.clipped_sum(module, loss, batch, 0.5, shares=shares).sums
+            for batch, shares in (((x, targets), SHARES), ((x[3:], targets[3:]), SHARES[1:]))
+        )
         moved = {name: with_it[name] - without[name] for name in without}
         assert norm(moved) <= 0.5 * (1 + 1e-5)
 

@@ -26,6 +26,8 @@ def resnet18_weights() -> str:
     return str(path)
 
 
+DFA: dict[str, object] = {"channels": [4, 5], "hidden": [6, 7]}
+VGG: dict[str, object] = {"norm": "group", "groups": 2, "width": 8}
 # Each model of the zoo, small: input shape, outputs, options (functions are called first), kind.
 ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "complex_mlp": ((1, 5, 5), 3, {"hidden": [8, 6]}, "complex"),
@@ -42,21 +44,11 @@ ZOO: dict[str, tuple[tuple[int, ...], int, dict[str, object], Kind]] = {
     "model3": ((1, 8, 9), 3, {"linear": "circulant"}, "real"),
     "alexnet": ((1, 32, 32), 2, {}, "real"),
     "resnet20": ((1, 8, 8), 3, {"groups": 4}, "real"),
-    "complex_dfa_cnn": ((2, 16, 17), 3, {"channels": [4, 5], "hidden": [6, 7]}, "complex"),
-    "real_dfa_cnn": (
-        (16, 17),
-        3,
-        {"channels": [4, 5], "hidden": [6, 7], "fc_activation": "sigmoid"},
-        "real",
-    ),
+    "complex_dfa_cnn": ((2, 16, 17), 3, DFA, "complex"),
+    "real_dfa_cnn": ((16, 17), 3, DFA | {"fc_activation": "sigmoid"}, "real"),
     "transposed_unet": ((2, 8, 12), 2, {"width": 4, "depth": 2}, "real"),
-    "vgg11": (
-        (3, 32, 32),
-        3,
-        {"norm": "group", "groups": 4, "width": 8, "pool": 2, "hidden": 6},
-        "real",
-    ),
-    "vgg11_unet": ((1, 32, 32), 2, {"norm": "group", "groups": 2, "width": 8}, "real"),
+    "vgg11": ((3, 32, 32), 3, VGG | {"pool": 2, "hidden": 6}, "real"),
+    "vgg11_unet": ((1, 32, 32), 2, VGG, "real"),
     "complex_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "real_sequence_cnn": ((1, 8, 9), 4, {}, "complex"),
     "real_linear": ((3, 4), 3, {}, "real"),
