@@ -151,17 +151,13 @@ def test_one_record_more_changes_no_other_records_augmentation(
     assert len({*moved}) == 3 * 6
 
 
-MLPS = ("real_mlp", "complex_mlp")
-
-
 def test_adam_is_fused_on_a_cpu_but_for_complex_parameters(tmp_path: Path) -> None:
-    real, is_complex = (lookup("model", name)((2,), 2, hidden=[3]) for name in MLPS)
-    adam = build_optimizer(configured(tmp_path, "optimizer=adam"), real)
-    assert adam.defaults["fused"]
-    assert not build_optimizer(configured(tmp_path, "optimizer=adam"), is_complex).defaults["fused"]
-    config = configured(tmp_path, "optimizer=adam", "+optimizer.fused=true")
+    adam, fused = configured(tmp_path, "optimizer=adam"), "+optimizer.fused=true"
+    assert build_optimizer(adam, nn.Linear(2, 2)).defaults["fused"]
+    is_complex = nn.Linear(2, 2, dtype=torch.complex64)
+    assert not build_optimizer(adam, is_complex).defaults["fused"]
     with pytest.raises(UserError, match=r"optimizer\.fused=true"):
-        build_optimizer(config, is_complex)
+        build_optimizer(configured(tmp_path, "optimizer=adam", fused), is_complex)
 
 
 def loss(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -181,9 +177,7 @@ class Greedy(ZetaDPSGD):
         super().__init__(problem, noise_multiplier=1.0, max_grad_norm=0.5)
         self.room, self.error = room, error
 
-    def accumulate(
-        self, total: dict[str, Tensor], batch: gradients.Batch, shares: Any = None
-    ) -> None:
+    def accumulate(self, total: Any, batch: gradients.Batch, shares: Any = None) -> None:
         if len(batch[0]) > self.room:
             for value in total.values():
                 value += 1e6  # what a pass that failed half way may have left
@@ -207,8 +201,13 @@ def pieces(size: Size, records: int = 11, shares: Any = None) -> MicroBatches:
     return MicroBatches(records, lambda cut: (inputs[cut], targets[cut]), size, shares=shares)
 
 
+def summed(algorithm: ZetaDPSGD, batches: Any) -> dict[str, Tensor]:
+    return sum_contributions(algorithm, algorithm.mechanism(), batches, CPU)
+
+
+NO_ROOM = torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB.")
 OUT_OF_MEMORY = [
-    torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 2.00 GiB."),
+    NO_ROOM,
     RuntimeError(
         "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you "
         "tried to allocate 8 bytes"
@@ -222,54 +221,46 @@ def test_out_of_memory_halves_the_micro_batch_and_starts_the_sum_anew(
     error: Exception, caplog
 ) -> None:
     task = problem()
-    whole = Greedy(task, 100, error)
-    expected = sum_contributions(whole, whole.mechanism(), pieces(Size(100)), CPU)
+    expected = summed(Greedy(task, 100, error), pieces(Size(100)))
     tight, size = Greedy(task, 3, error), Size(16)
     with caplog.at_level(logging.INFO):
-        found = sum_contributions(tight, tight.mechanism(), pieces(size), CPU)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
+        found = summed(tight, pieces(size))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
     assert size.examples == 2  # 16, 8, 4, 2
     assert len(caplog.records) == 3
-    sum_contributions(tight, tight.mechanism(), pieces(size), CPU)
+    summed(tight, pieces(size))
     assert size.examples == 2  # and the next step begins with what fits
 
 
 def test_a_sum_that_failed_after_some_records_does_not_count_them_twice() -> None:
-    task = problem()
-    algorithm = ZetaDPSGD(task, noise_multiplier=1.0, max_grad_norm=0.5)
-    expected = sum_contributions(algorithm, algorithm.mechanism(), pieces(Size(4)), CPU)
-    failures = iter([True])
-    steady = pieces(Size(4))
+    algorithm = ZetaDPSGD(problem(), noise_multiplier=1.0, max_grad_norm=0.5)
+    expected = summed(algorithm, pieces(Size(4)))
+    failures, steady = iter([True]), pieces(Size(4))
 
     def piece(cut: slice) -> gradients.Batch:
         if cut.start == 8 and next(failures, False):
-            raise torch.OutOfMemoryError("CUDA out of memory")
+            raise NO_ROOM
         return steady.piece(cut)
 
-    failing = MicroBatches(11, piece, Size(4))
-    found = sum_contributions(algorithm, algorithm.mechanism(), failing, CPU)
-    for name, value in expected.items():
-        torch.testing.assert_close(found[name], value, rtol=1e-12, atol=1e-14)
+    found = summed(algorithm, MicroBatches(11, piece, Size(4)))
+    torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-14)
 
 
 @pytest.mark.parametrize(
     ("shares", "what"), [(None, "one example"), ((5, 6), "6 examples of one owner")]
 )
 def test_what_does_not_fit_by_itself_ends_in_a_sentence(shares: Any, what: str) -> None:
-    greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(UserError, match=f"{what} at a time"):
-        sum_contributions(greedy, greedy.mechanism(), pieces(Size(4), shares=shares), CPU)
+        summed(Greedy(problem(), 0, NO_ROOM), pieces(Size(4), shares=shares))
 
 
 def test_other_errors_are_not_taken_for_it() -> None:
     wrong = Greedy(problem(), 0, RuntimeError("mat1 and mat2 shapes cannot be multiplied"))
     with pytest.raises(RuntimeError, match="shapes"):
-        sum_contributions(wrong, wrong.mechanism(), pieces(Size(4)), CPU)
+        summed(wrong, pieces(Size(4)))
     assert not is_out_of_memory(ValueError("a wrong value"))
-    greedy = Greedy(problem(), 0, torch.OutOfMemoryError("CUDA out of memory"))
     with pytest.raises(torch.OutOfMemoryError):  # a plain iterator cannot be gone through again
-        sum_contributions(greedy, greedy.mechanism(), iter(pieces(Size(4))), CPU)
+        summed(Greedy(problem(), 0, NO_ROOM), iter(pieces(Size(4))))
 
 
 @pytest.mark.parametrize(("records", "sizes"), [(0, []), (10, [5, 5]), (11, [5, 5, 1])])

@@ -17,11 +17,8 @@ from zdp_bench.training.machine import arithmetic, pick_device
 
 CPU = torch.device("cpu")
 PRIVATE, PLAIN = (
-    SimpleNamespace(
-        mechanism=lambda is_private=of: SimpleNamespace(is_private=is_private),
-        sums_in_float32=False,
-    )
-    for of in (True, False)
+    SimpleNamespace(mechanism=lambda own=own: own, sums_in_float32=False)
+    for own in (SimpleNamespace(is_private=True), SimpleNamespace(is_private=False))
 )
 
 
@@ -98,6 +95,8 @@ def test_reading_ahead_keeps_order_and_tells_errors(count: int) -> None:
 
 
 def test_ranks_of_one_machine_take_its_gpus_in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
+        pick_device("cuda:63")
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "device_count", lambda: 2)
     assert pick_device("cpu") == CPU

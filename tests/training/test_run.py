@@ -21,7 +21,7 @@ from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.report.terminal import show_run
-from zdp_bench.training import evaluation, machine
+from zdp_bench.training import evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.progress import Watcher
@@ -291,11 +291,6 @@ def test_a_run_whose_loss_grows_a_hundredfold_says_so(tmp_path: Path) -> None:
     record = carry_out(tmp_path, "optimizer.lr=1e9", "trainer.epochs=1").record
     assert record["metrics"]["loss"] < math.inf
     assert "training diverged, the test loss rose from" in record["warning"]
-
-
-def test_a_missing_cuda_device_is_one_sentence() -> None:
-    with pytest.raises(UserError, match=r"device=cuda:63: this machine has \d+ CUDA devices"):
-        machine.pick_device("cuda:63")
 
 
 @pytest.mark.parametrize(
