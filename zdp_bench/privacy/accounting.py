@@ -321,7 +321,7 @@ def patient_epsilon(
     if trivial := _trivial(z, rate, steps, delta):
         return trivial[0]
     if sampling.scheme == "poisson":
-        return epsilon(poisson_laws(z, patients_draws(rate, count), steps, delta), steps, delta)
+        return _pld_of_draws(z, patients_draws(rate, count), steps, delta)
     # Every batch then holds some of this patient's examples: sampling hides nothing.
     if count + batch > sampling.records:
         return pld(z / min(count, batch), 1.0, steps, delta)
@@ -342,6 +342,11 @@ def patient_interval(
     if sampling.scheme != "uniform" or _trivial(z, rate, steps, delta, hopeless=0.0):
         return high, high
     return min(high, _at_least(z, patients_share(sampling, count), steps, delta)), high
+
+
+@lru_cache(maxsize=1024)
+def _pld_of_draws(z: float, drawn: Mixture, steps: int, delta: float) -> float:
+    return epsilon(poisson_laws(z, drawn, steps, delta), steps, delta)
 
 
 def patients_draws(rate: float, count: int) -> Mixture:

@@ -185,16 +185,8 @@ def execution_digest(
         if device.type == "cuda"
         else torch.backends.cpu.get_cpu_capability()
     )
-    what = (
-        code_digest(used),
-        libraries,
-        device.type,
-        chip,
-        platform.machine(),
-        torch.get_num_threads(),
-        ranks,
-        micro_batch,
-    )
+    machine = device.type, chip, platform.machine(), torch.get_num_threads()
+    what = code_digest(used), libraries, *machine, ranks, micro_batch
     return hashlib.sha256(repr(what).encode()).hexdigest()
 
 

@@ -263,18 +263,8 @@ class Loop:
         """Write the checkpoint of this moment."""
         weights, moments, rates, carried = self.states()
         trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
-        state = checkpoint.Checkpoint(
-            self.run,
-            self.step,
-            trained,
-            moments,
-            ledger,
-            self.epochs,
-            rates,
-            nodes or {},
-            last,
-            carried,
-        )
+        kept = trained, moments, ledger, self.epochs, rates, nodes or {}, last, carried
+        state = checkpoint.Checkpoint(self.run, self.step, *kept)
         checkpoint.save(self.home / "checkpoint.pt", state)
 
     def take_steps(
