@@ -134,9 +134,7 @@ def test_an_option_of_a_cross_entropy_sees_one_example_at_most() -> None:
 
     class Curious(Tensor):
         @classmethod
-        def __torch_function__(
-            cls, func: Any, types: Any, args: Any = (), kwargs: Any = None
-        ) -> Any:
+        def __torch_function__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None):
             if func is F.cross_entropy:
                 seen.update(len(each) for each in args if type(each) is Tensor)
             return super().__torch_function__(func, types, args, kwargs)
@@ -231,61 +229,48 @@ KEPT_BY = Memory()
 LONG = [0.0] * 20_000
 
 
-def _in_a_global(large: float) -> float:
-    global KEPT_AT
-    KEPT_AT += large
-    return KEPT_AT
+def keepers(path: Path) -> dict[str, Callable[[float], float]]:
+    """Functions that add a number to what they keep somewhere, and return the sum."""
 
+    def in_a_global(large: float) -> float:
+        global KEPT_AT
+        KEPT_AT += large
+        return KEPT_AT
 
-def _in_an_object(large: float) -> float:
-    KEPT_BY.seen += large
-    return KEPT_BY.seen
+    def in_an_object(large: float) -> float:
+        KEPT_BY.seen += large
+        return KEPT_BY.seen
 
+    def in_a_class(large: float) -> float:
+        Memory.of_class += large
+        return Memory.of_class
 
-def _in_a_class(large: float) -> float:
-    Memory.of_class += large
-    return Memory.of_class
+    def in_a_long_list(large: float) -> float:
+        LONG[0] += large
+        return LONG[0]
 
-
-def _in_a_long_list(large: float) -> float:
-    LONG[0] += large
-    return LONG[0]
-
-
-def _generate() -> Iterator[float]:
-    total = 0.0
-    while True:
-        total += yield total
-
-
-def _in_a_generator() -> Callable[[float], float]:
-    memory = _generate()
-    next(memory)
-    return memory.send
-
-
-def _in_a_file(path: Path) -> Callable[[float], float]:
-    def keep(large: float) -> float:
+    def in_a_file(large: float) -> float:
         path.write_text("x" * int(large) + (path.read_text() if path.exists() else ""))
         return float(len(path.read_text()))
 
-    return keep
+    def generate() -> Iterator[float]:
+        total = 0.0
+        while True:
+            total += yield total
+
+    generator = generate()
+    next(generator)
+    places = {"global": in_a_global, "object": in_an_object, "class": in_a_class}
+    return places | {"list": in_a_long_list, "file": in_a_file, "generator": generator.send}
 
 
 @pytest.mark.parametrize("by", ["outputs", "targets"])
-@pytest.mark.parametrize("where", ["global", "object", "class", "long list", "generator", "file"])
+@pytest.mark.parametrize("where", ["global", "object", "class", "list", "generator", "file"])
 def test_a_loss_that_remembers_in_any_place_is_refused(where: str, by: str, tmp_path: Path) -> None:
     """What the first example leaves behind shows at the first ever, a check's."""
     global KEPT_AT
     KEPT_AT = KEPT_BY.seen = Memory.of_class = LONG[0] = 0.0
-    keep = {
-        "global": _in_a_global,
-        "object": _in_an_object,
-        "class": _in_a_class,
-        "long list": _in_a_long_list,
-        "generator": _in_a_generator(),
-        "file": _in_a_file(tmp_path / "kept"),
-    }[where]
+    keep = keepers(tmp_path / "kept")[where]
 
     def remembering(outputs: Tensor, targets: Tensor) -> Tensor:
         large = outputs.detach().abs().max() > 3 if by == "outputs" else targets.max() == 2

@@ -40,15 +40,12 @@ class TiedHead(nn.Module):
 
     def __init__(self, dtype: torch.dtype) -> None:
         super().__init__()
-        self.embedding = (
-            nn.Linear(WIDTH, 3, bias=False, dtype=dtype)
-            if dtype.is_complex
-            else nn.Embedding(7, 3, dtype=dtype)
-        )
-        self.between = nn.Linear(3, 3 if not dtype.is_complex else WIDTH, dtype=dtype)
-        self.head = nn.Linear(
-            self.between.out_features, self.embedding.weight.shape[0], bias=False, dtype=dtype
-        )
+        self.embedding = nn.Embedding(7, 3, dtype=dtype)
+        if dtype.is_complex:
+            self.embedding = nn.Linear(WIDTH, 3, bias=False, dtype=dtype)
+        outputs, width = self.embedding.weight.shape
+        self.between = nn.Linear(3, width, dtype=dtype)
+        self.head = nn.Linear(width, outputs, bias=False, dtype=dtype)
         self.head.weight = self.embedding.weight
 
     def forward(self, x: Tensor) -> Tensor:
@@ -103,12 +100,8 @@ def build_with_batch(
 
 def everything(model: nn.Module) -> dict[str, Tensor]:
     """Every parameter and buffer under each of its names."""
-    return dict(
-        [
-            *model.named_parameters(remove_duplicate=False),
-            *model.named_buffers(remove_duplicate=False),
-        ]
-    )
+    every = {"remove_duplicate": False}
+    return dict(model.named_parameters(**every)) | dict(model.named_buffers(**every))
 
 
 def assert_unchanged(model: nn.Module, before: dict[str, Tensor]) -> None:
@@ -122,10 +115,8 @@ def gradients_one_by_one(model: nn.Module, inputs: Tensor, targets: Tensor) -> d
     parameters = dict(model.named_parameters())
     losses = [loss(model(inputs[i : i + 1]), targets[i : i + 1]).sum() for i in range(len(inputs))]
     rows = [torch.autograd.grad(one, [*parameters.values()]) for one in losses]
-    return {
-        name: torch.stack(own)
-        for name, own in zip(parameters, zip(*rows, strict=True), strict=True)
-    }
+    stacked = map(torch.stack, zip(*rows, strict=True))
+    return dict(zip(parameters, stacked, strict=True))
 
 
 @every_model
@@ -186,9 +177,8 @@ def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
     inputs, targets = torch.randn(3, 5, 2).double(), torch.zeros(3).double()
     model(inputs)  # gives the last layer its size
     right = gradients_one_by_one(model, inputs, targets)
-    torch.testing.assert_close(
-        reference.per_sample_gradients(model, loss, (inputs, targets)), right
-    )
+    ours = reference.per_sample_gradients(model, loss, (inputs, targets))
+    torch.testing.assert_close(ours, right)
     whole = clipped_sum(model, loss, (inputs, targets), float("inf"))
     torch.testing.assert_close(whole.sums, {name: rows.sum(dim=0) for name, rows in right.items()})
     assert not any(module._forward_pre_hooks for module in model.modules())
@@ -261,10 +251,7 @@ LIMIT = sys.getrecursionlimit()
 LOCAL = threading.local()
 # What keeps a number where no list of places looks, and what of it shows.
 STORES: dict[str, tuple[Callable[[], object], Callable[[], bool]]] = {
-    "interpreter": (
-        lambda: sys.setrecursionlimit(LIMIT + 1),
-        lambda: sys.getrecursionlimit() > LIMIT,
-    ),
+    "python": (lambda: sys.setrecursionlimit(LIMIT + 1), lambda: sys.getrecursionlimit() > LIMIT),
     "thread": (lambda: setattr(LOCAL, "held", 1), lambda: hasattr(LOCAL, "held")),
 }
 

@@ -18,15 +18,7 @@ import pytest
 from tests.ledgers import in_a_fork, steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import (
-    Copy,
-    Ledger,
-    LedgerError,
-    Position,
-    make_line,
-    set_aside,
-    those_aside,
-)
+from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 SAMPLING = Sampling("poisson", 0.1, 10.0, 100)
@@ -95,7 +87,7 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
 
 
 def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
-    sent = pickle.dumps(Copy((), Position(0, ""), True))
+    sent = pickle.dumps(module.Copy((), Position(0, ""), True))
 
     def act() -> str:
         held = pickle.loads(sent)
@@ -140,9 +132,11 @@ def clock(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "time", clock)
 
 
-def reserving(path: Path, steps: int, until: int, most: int | None = None, **how: Any) -> Ledger:
+def reserving(
+    path: Path, steps: int, until: int, most: int | None = None, repeatable: bool = True
+) -> Ledger:
     """A ledger that has taken so many steps."""
-    ledger = Ledger(path, MECHANISM, how.get("repeatable", True))
+    ledger = Ledger(path, MECHANISM, repeatable)
     ledger.reserve(until, most)
     for step in range(steps):
         ledger.append(step)
@@ -150,9 +144,9 @@ def reserving(path: Path, steps: int, until: int, most: int | None = None, **how
     return ledger
 
 
-def killed_at(path: Path, steps: int, until: int, most: int | None = None, **how: Any) -> Ledger:
+def killed_at(*of: Any, **how: Any) -> Ledger:
     """The same, whose process was killed then."""
-    ledger = reserving(path, steps, until, most, **how)
+    ledger = reserving(*of, **how)
     ledger._file.close()
     return ledger
 
@@ -340,7 +334,7 @@ def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
         set_aside(path)
     for copy in (f"{name}.bak", f"{name}.1.bak", f"{name}.bak.1", "1"):
         path.with_name(copy).write_bytes(path.with_name(f"{name}.1").read_bytes())
-    found = [aside.name for aside in those_aside(path)]
+    found = [aside.name for aside in module.those_aside(path)]
     assert found == [f"{name}.{number}" for number in range(1, 12)]
 
 
@@ -536,7 +530,7 @@ def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
     digest = write(path, 0, 1).position.digest
     lines = path.read_bytes()
     for body in ({"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}):
-        path.write_bytes(lines + make_line(digest, body) + b"\n")
+        path.write_bytes(lines + module.make_line(digest, body) + b"\n")
         with pytest.raises(LedgerError, match="line 4: not a step"):
             reopen(path)
 

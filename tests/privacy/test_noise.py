@@ -14,23 +14,11 @@ from torch import Tensor
 
 from zdp_bench.privacy import noise
 from zdp_bench.privacy.mechanism import Block, Mechanism, NoiseKind, Sampling
-from zdp_bench.privacy.noise import (
-    HedgedNoise,
-    NoiseSource,
-    SecureNoise,
-    SecureRandom,
-    SeededNoise,
-    White,
-    add_noise,
-    draw,
-    round_to_grid,
-    stream,
-    widen,
-)
+from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise, White, add_noise, draw
 from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
 CPU = torch.device("cpu")
-SOURCES = [SeededNoise(7), SecureNoise(), HedgedNoise("7")]
+SOURCES = [SeededNoise(7), SecureNoise(), noise.HedgedNoise("7")]
 # Standard errors allowed, and the p-value below which a test of fit fails: the secure source draws
 # anew in every run, and a false alarm should come once in ten million runs.
 Z = 6.5
@@ -169,7 +157,7 @@ def test_no_two_purposes_steps_or_blocks_share_a_stream() -> None:
     keys += [(purpose, step) for purpose in ("sample", "shuffle") for step in range(300)]
     seeds = (0, 1, 7, 2**32, 2**32 + 1, 2**64)
     asked = [(seed, *key) for seed in seeds for key in [*keys, ("model",)]]
-    of_numpy = [stream(*key).generate_state(4, np.uint64) for key in asked]
+    of_numpy = [noise.stream(*key).generate_state(4, np.uint64) for key in asked]
     # The 64 bits that a GPU's generator takes; even 32 hold for this few.
     for bits in (tuple, lambda state: int(state[0]) % 2**63, lambda state: int(state[0]) % 2**32):
         assert len({bits(state) for state in of_numpy}) == len(asked)
@@ -314,7 +302,7 @@ def test_hedged_noise_is_shared_by_equal_sums_alone() -> None:
     sums = torch.randn(5000, generator=torch.Generator().manual_seed(1))
 
     def noise_on(value: Tensor, key: str = "key") -> Tensor:
-        noisy = add_noise({"a": value.clone()}, mechanism, HedgedNoise(key), 0)["a"]
+        noisy = add_noise({"a": value.clone()}, mechanism, noise.HedgedNoise(key), 0)["a"]
         return (noisy - value) / 2.0
 
     own = noise_on(sums)
@@ -356,8 +344,8 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
     large."""
     bare = add_noise(sum_of(seed), SECURE, SecureNoise(), 0)
     assert off_the_grid(bare)["real"] > 0.01  # what this test would see
-    wide = add_noise(widen(sum_of(seed)), SECURE, SecureNoise(), 0)
-    release = round_to_grid(wide, SECURE, SecureNoise())
+    wide = add_noise(noise.widen(sum_of(seed)), SECURE, SecureNoise(), 0)
+    release = noise.round_to_grid(wide, SECURE, SecureNoise())
     assert set(off_the_grid(release).values()) == {0.0}
     for b in SECURE.blocks:
         assert str(release[b.name].dtype) == f"torch.{b.dtype}"
@@ -365,23 +353,23 @@ def test_the_digits_of_a_secure_release_tell_nothing_of_the_sum(seed: int) -> No
 
 def test_what_several_ranks_reduce_is_rounded_as_a_whole() -> None:
     """The noise-free share of another rank brings its own digits."""
-    first, second = (widen(sum_of(seed)) for seed in (2, 1))
+    first, second = (noise.widen(sum_of(seed)) for seed in (2, 1))
     noisy = add_noise(first, SECURE, SecureNoise(), 0)
     reduced = {name: value + second[name] for name, value in noisy.items()}
-    assert set(off_the_grid(round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
+    assert set(off_the_grid(noise.round_to_grid(reduced, SECURE, SecureNoise())).values()) == {0.0}
 
 
 def test_rounding_leaves_a_secure_release_its_law() -> None:
     one = alone(Block("w", (SAMPLES, 2), "complex64", 1.0, 2.5, "circular"))
     sum_ = torch.full((SAMPLES, 2), 0.3 - 70j, dtype=torch.complex64)
-    noisy = add_noise(widen({"w": sum_}), one, SecureNoise(), 0)
-    noise_left = coordinates(round_to_grid(noisy, one, SecureNoise())["w"] - sum_)
+    noisy = add_noise(noise.widen({"w": sum_}), one, SecureNoise(), 0)
+    noise_left = coordinates(noise.round_to_grid(noisy, one, SecureNoise())["w"] - sum_)
     assert_covariance(noise_left, 2.5**2 * torch.eye(4, dtype=torch.float64))
 
 
 def test_seeded_releases_are_not_rounded_to_a_grid() -> None:
     total = zero()
-    assert round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
+    assert noise.round_to_grid(total, MECHANISM, SeededNoise(3))["w"] is total["w"]
 
 
 def test_each_secure_tensor_has_a_key_of_the_operating_system_and_four_streams(
@@ -409,10 +397,10 @@ def test_extreme_random_words_stay_inside_the_open_interval(
     monkeypatch: pytest.MonkeyPatch, fill: bytes
 ) -> None:
     monkeypatch.setattr(noise.os, "urandom", lambda count: fill * count)
-    uniform = SecureRandom().random(4)
+    uniform = noise.SecureRandom().random(4)
     assert ((uniform > 0) & (uniform < 1)).all()
 
 
 def test_secure_uniform_numbers_are_uniform() -> None:
-    uniform = SecureRandom().random(SAMPLES)
+    uniform = noise.SecureRandom().random(SAMPLES)
     assert stats.kstest(uniform, "uniform").pvalue > P
