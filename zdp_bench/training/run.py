@@ -263,8 +263,18 @@ class Loop:
         """Write the checkpoint of this moment."""
         weights, moments, rates, carried = self.states()
         trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
-        kept = trained, moments, ledger, self.epochs, rates, nodes or {}, last, carried
-        state = checkpoint.Checkpoint(self.run, self.step, *kept)
+        state = checkpoint.Checkpoint(
+            self.run,
+            self.step,
+            trained,
+            moments,
+            ledger,
+            self.epochs,
+            rates,
+            nodes or {},
+            last,
+            carried,
+        )
         checkpoint.save(self.home / "checkpoint.pt", state)
 
     def take_steps(
