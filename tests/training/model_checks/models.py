@@ -44,14 +44,13 @@ def algorithm_for(
 
 
 def check(
-    model: nn.Module,
-    inputs: Tensor = VECTORS,
-    loss: Callable[..., Tensor] = cross_entropy,
-    targets: Tensor = LABELS,
+    model: nn.Module, inputs: Any = None, loss: Any = cross_entropy, targets: Tensor = LABELS
 ) -> list[str]:
-    return model_checks.check(
-        model, algorithm_for(model, loss), loss, (inputs, targets)
-    ).fixed_state
+    """What the check of a model returns: of one with convolutions, on images; else, on vectors."""
+    if inputs is None:
+        inputs = IMAGES if any(isinstance(of, nn.Conv2d) for of in model.modules()) else VECTORS
+    algorithm = algorithm_for(model, loss)
+    return model_checks.check(model, algorithm, loss, (inputs, targets)).fixed_state
 
 
 def run_probe(
@@ -63,8 +62,9 @@ def run_probe(
     """Carry out a run with a model of this shape and so many outputs, which joins the others."""
     names("model")  # loads the real ones first
     monkeypatch.setitem(registry._builders["model"], "probe", build)
-    words = ["recipe=quickstart", "model.name=probe", "~model.hidden", "~model.activation"]
-    words += ["~model.init", "accountant=gdp_clt", "threads=1", f"paths.results={results}"]
+    words = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5"]
+    words += ["model.name=probe", "~model.hidden", "~model.activation", "~model.init"]
+    words += ["accountant=gdp_clt", "threads=1", f"paths.results={results}"]
     return run(parse(compose([*words, *overrides])), Watcher()).record
 
 

@@ -19,7 +19,6 @@ from tests.gradients.zoo import MODELS
 from tests.modules import Made
 from tests.training.model_checks.models import (
     CLASSES,
-    IMAGES,
     LABELS,
     NOTHING_FOUND,
     VECTORS,
@@ -63,7 +62,7 @@ def test_a_check_computes_exactly(monkeypatch: pytest.MonkeyPatch) -> None:
         return convolve(*arguments)
 
     monkeypatch.setattr(F, "conv2d", noting)
-    check(convolutional(nn.ReLU()), IMAGES)
+    check(convolutional(nn.ReLU()))
     assert found == {"ieee"}
 
 
@@ -196,19 +195,15 @@ def with_batchnorm(input_shape: tuple[int, ...], outputs: int) -> nn.Module:
     return nn.Sequential(pixels, nn.Linear(64, 8), nn.BatchNorm1d(8), nn.Linear(8, outputs))
 
 
-SHORT = ["trainer.epochs=1", "trainer.sample_rate=0.5"]
-
-
 def test_non_private_training_takes_batchnorm_as_it_is(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    record = run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, "algorithm=sgd")
+    record = run_probe(monkeypatch, with_batchnorm, tmp_path, "algorithm=sgd")
     assert record["model"]["surgery"] == record["model"]["fixed_state"] == []
 
 
 def test_the_record_says_what_was_replaced(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    frozen = "model.replace_batchnorm=frozen"
-    record = run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, frozen)
+    record = run_probe(monkeypatch, with_batchnorm, tmp_path, "model.replace_batchnorm=frozen")
     (layer,) = record["model"]["surgery"]
     assert (layer["layer"], layer["was"]) == ("2", "BatchNorm1d")
     assert record["config"]["model"]["replace_batchnorm"] == "frozen"
@@ -218,6 +213,6 @@ def test_the_record_says_what_was_replaced(tmp_path: Path, monkeypatch: pytest.M
 def test_the_check_reads_no_example(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     asked = []
     monkeypatch.setattr(model_checks, "check", lambda *given: asked.append(given) or NOTHING_FOUND)
-    run_probe(monkeypatch, with_batchnorm, tmp_path, *SHORT, "model.replace_batchnorm=group")
+    run_probe(monkeypatch, with_batchnorm, tmp_path, "model.replace_batchnorm=group")
     ((_, _, _, like, _),) = asked
     assert [part.shape for part in like] == [(0, 8, 8), (0,)]

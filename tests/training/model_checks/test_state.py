@@ -18,15 +18,7 @@ from torch import Tensor, nn
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, network, train
 from tests.modules import Made
-from tests.training.model_checks.models import (
-    IMAGES,
-    VECTORS,
-    Layer,
-    check,
-    convolutional,
-    mlp,
-    run_probe,
-)
+from tests.training.model_checks.models import Layer, check, convolutional, mlp, run_probe
 from zdp_bench import UserError
 from zdp_bench.training.model_checks.state import fingerprint, watch
 
@@ -163,7 +155,7 @@ def test_what_keeps_examples_is_found_wherever_it_keeps_them(
     monkeypatch.setenv("ZDP_TEST_HELD", "0")
     model = make_model()
     with pytest.raises(UserError, match=sentence):
-        check(model, IMAGES if isinstance(model[0], nn.Conv2d) else VECTORS)
+        check(model)
     assert not torch.as_tensor(getattr(model[1], "average", 0)).any()  # and put back
 
 
