@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -269,9 +269,10 @@ SHARED = [c for c in CASES if algorithm_type(c[0]).takes_shares]
 SHARES = (3, 1, 2)
 
 
-def require_that_shares_count_as_one(case: Case) -> None:
+@pytest.mark.parametrize("shared", SHARED, ids=lambda c: "-".join(map(str, (c[0], c[2], c[1]))))
+def test_a_share_counts_as_one_example(shared: Case) -> None:
     """Each share moves the sum by its examples' mean gradient, clipped as one example's is."""
-    algorithm, _, kind = make(case)
+    algorithm, _, kind = make(shared)
     inputs, targets = examples(sum(SHARES), kind)
     each = algorithm.contributions((inputs, targets), SHARES)
     bound = algorithm.mechanism().blocks[0].bound
@@ -289,7 +290,7 @@ def require_that_shares_count_as_one(case: Case) -> None:
     torch.testing.assert_close(thrice, once, rtol=1e-6, atol=1e-9)
 
 
-def require_that_no_batch_is_remembered(case: Case) -> None:
+def test_no_batch_before_changes_a_step(case: Case) -> None:
     """After another batch, a step is that of an instance which saw none but is told what the first
     carries from its release."""
     (used, _, kind), (fresh, _, _) = make(case), make(case)
@@ -303,50 +304,6 @@ def require_that_no_batch_is_remembered(case: Case) -> None:
     torch.testing.assert_close(*rows, rtol=1e-12, atol=1e-14)
     gradients = used.postprocess(after, 8.0), fresh.postprocess(first, 8.0)
     torch.testing.assert_close(*gradients, rtol=1e-12, atol=1e-14)
-
-
-@pytest.mark.parametrize("shared", SHARED, ids=lambda c: "-".join(map(str, (c[0], c[2], c[1]))))
-def test_a_share_counts_as_one_example(shared: Case) -> None:
-    require_that_shares_count_as_one(shared)
-
-
-def test_no_batch_before_changes_a_step(case: Case) -> None:
-    require_that_no_batch_is_remembered(case)
-
-
-class IgnoresShares(lookup("algorithm", "dp_sgd")):  # type: ignore[misc]
-    """Clips every example, though several are of one share."""
-
-    def accumulate(self, total: dict[str, Tensor], batch: Batch, shares: Any = None) -> None:
-        super().accumulate(total, batch)
-
-
-class TunedOnTheFirstBatch(lookup("algorithm", "dp_sgd")):  # type: ignore[misc]
-    """Sums along the directions that its first batch's gradients had."""
-
-    basis: dict[str, Tensor] | None = None
-
-    def accumulate(self, total: dict[str, Tensor], batch: Batch, shares: Any = None) -> None:
-        sums: dict[str, Tensor] = {}
-        super().accumulate(sums, batch, shares)
-        self.basis = self.basis or {name: value.sign() for name, value in sums.items()}
-        for name, value in sums.items():
-            total[name] += value.abs() * self.basis[name]
-
-
-@pytest.mark.parametrize(
-    ("broken", "require_it"),
-    [
-        (IgnoresShares, require_that_shares_count_as_one),
-        (TunedOnTheFirstBatch, require_that_no_batch_is_remembered),
-    ],
-)
-def test_the_properties_find_a_broken_algorithm(
-    broken: type, require_it: Callable[[Case], None], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(registry._builders["algorithm"], "broken", broken)
-    with pytest.raises(AssertionError):
-        require_it(("broken", {}, "real"))
 
 
 # ------------------------------------------------------------------------------- through the engine

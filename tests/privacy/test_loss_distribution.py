@@ -12,20 +12,9 @@ from dp_accounting.pld.common import self_convolve
 from dp_accounting.pld.pld_pmf import DensePLDPmf
 from scipy.stats import binom, hypergeom, norm
 
+from zdp_bench.privacy import loss_distribution as module
 from zdp_bench.privacy.accounting import gdp_epsilon, pld, pld_uniform, rdp
-from zdp_bench.privacy.loss_distribution import (
-    TAIL,
-    Law,
-    _loss,
-    _where,
-    attack_law,
-    epsilon,
-    epsilon_at_least,
-    one_example,
-    poisson_laws,
-    several_examples,
-    uniform_laws,
-)
+from zdp_bench.privacy.loss_distribution import Law, epsilon, one_example, several_examples
 
 EPSILONS = np.concatenate([np.linspace(-4, 4, 41), [-0.01, -1e-3, 1e-3, 0.01, 0.1234]])
 
@@ -63,8 +52,8 @@ CASES += [(0.8, 0.999)]
 @pytest.mark.parametrize("steps", [1, 10_000])  # the two grids
 @pytest.mark.parametrize(("z", "q"), CASES)
 def test_every_law_lies_on_or_closely_above_its_curve(z: float, q: float, steps: int) -> None:
-    remove, add = poisson_laws(z, one_example(q), steps, 1e-5)
-    (uniform,) = uniform_laws(z, one_example(q), steps, 1e-5)
+    remove, add = module.poisson_laws(z, one_example(q), steps, 1e-5)
+    (uniform,) = module.uniform_laws(z, one_example(q), steps, 1e-5)
     for law, curve in ((remove, remove_delta), (add, add_delta), (uniform, uniform_delta)):
         assert math.fsum(law.mass) + law.infinite == pytest.approx(1, abs=1e-12)
         assert law.mass.min() >= 0
@@ -107,7 +96,7 @@ def test_real_batches_never_leak_more_than_the_uniform_law(
         math.comb(replaced, j) * math.comb(5 - replaced, size - j) / math.comb(5, size)
         for j in range(replaced + 1)
     ]
-    (law,) = uniform_laws(1.0, several_examples(np.log(chances)), 1, 1e-5)
+    (law,) = module.uniform_laws(1.0, several_examples(np.log(chances)), 1, 1e-5)
     if steps == 2:
         mass, infinite = np.convolve(law.mass, law.mass), 1 - (1 - law.infinite) ** 2
         law = Law(law.width, 2 * law.first, mass, infinite)
@@ -133,7 +122,9 @@ def test_several_examples_agree_with_dp_accountings_mixture() -> None:
     theirs = peer.from_mixture_gaussian_mechanism(
         z, [*range(k + 1)], [*chances], value_discretization_interval=1e-2
     )
-    ours = epsilon(poisson_laws(z, several_examples(np.log(chances)), steps, 1e-5), steps, 1e-5)
+    ours = epsilon(
+        module.poisson_laws(z, several_examples(np.log(chances)), steps, 1e-5), steps, 1e-5
+    )
     assert ours == pytest.approx(theirs.self_compose(steps).get_epsilon_for_delta(1e-5), rel=2e-3)
 
 
@@ -157,7 +148,7 @@ def test_a_delta_below_the_rounding_of_the_fft_falls_back_to_moments() -> None:
 def test_what_rounding_may_hide_is_charged_to_delta() -> None:
     """Near the FFT's floor the answer must lie above what the composed law says at δ itself."""
     steps = 100_000
-    (law,) = uniform_laws(1.1, one_example(0.01), steps, 1e-11)
+    (law,) = module.uniform_laws(1.1, one_example(0.01), steps, 1e-11)
     _, composed = self_convolve(law.mass, steps, 1e-16)
     delta = 5 * len(composed) * abs(min(composed))
     offset, mass = self_convolve(law.mass, steps, min(1e-15, 1e-4 * delta))
@@ -182,7 +173,7 @@ def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair() -> None
         .get_epsilon_for_delta(1e-5)
         for up in (False, True)
     )
-    ours = epsilon_at_least(attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
+    ours = module.epsilon_at_least(module.attack_law(z, one_example(q), steps, 1e-5), steps, 1e-5)
     assert below <= ours <= above
     assert ours > 0.998 * above
 
@@ -190,7 +181,7 @@ def test_the_attack_agrees_with_dp_accountings_bounds_on_the_same_pair() -> None
 @pytest.mark.parametrize(("z", "q"), [case for case in CASES if case[1] > 1e-4])
 def test_the_attack_on_one_step_reaches_delta(z: float, q: float) -> None:
     for delta in (1e-7, 1e-5, 1e-3):
-        at = epsilon_at_least(attack_law(z, one_example(q), 1, delta), 1, delta)
+        at = module.epsilon_at_least(module.attack_law(z, one_example(q), 1, delta), 1, delta)
         assert at == 0 or remove_delta(z, q, at) >= delta
         assert remove_delta(z, q, 1.01 * at + 1e-6) <= delta
 
@@ -202,7 +193,7 @@ def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
         exact = gdp_epsilon(math.sqrt(steps) / 8, 1e-4)
         assert epsilon((law,), steps, 1e-4) >= exact * (1 - 1e-9)
         least = exact - (4.5 * math.sqrt(steps) + 2) * cell
-        assert least < epsilon_at_least(law, steps, 1e-4) <= exact
+        assert least < module.epsilon_at_least(law, steps, 1e-4) <= exact
 
 
 def grid_of_a_gaussian(z: float, width: float) -> Law:
@@ -219,8 +210,8 @@ def test_the_attack_succeeds_on_real_batches(
     """Batches of ten numbers, −½ but for those replaced, +½, are told apart by the likelihood."""
     delta, draws, rng = 0.01, 400_000, np.random.default_rng(5)
     chances = hypergeom.pmf(np.arange(min(replaced, size) + 1), 10, replaced, size)
-    law = attack_law(z, several_examples(np.log(chances)), steps, delta)
-    low = epsilon_at_least(law, steps, delta)
+    law = module.attack_law(z, several_examples(np.log(chances)), steps, delta)
+    low = module.epsilon_at_least(law, steps, delta)
     data = np.full(10, -0.5)
     data[:replaced] = 0.5
     loss = np.zeros(draws)
@@ -244,8 +235,10 @@ def test_the_attack_succeeds_on_real_batches(
 def test_each_loss_is_found_where_it_is_taken(count: int, z: float) -> None:
     """Over all of the line whose mass is kept, with several examples as with one."""
     weights = binom.logpmf(np.arange(count + 1), count, 0.05)
-    losses = np.linspace(*_loss(np.array([-TAIL * z, count + TAIL * z]), z, weights), 500)[1:]
-    found = _loss(_where(losses, z, weights), z, weights)
+    losses = np.linspace(
+        *module._loss(np.array([-module.TAIL * z, count + module.TAIL * z]), z, weights), 500
+    )[1:]
+    found = module._loss(module._where(losses, z, weights), z, weights)
     np.testing.assert_allclose(found, losses, rtol=1e-9, atol=1e-12)
 
 
