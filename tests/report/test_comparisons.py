@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from sklearn.metrics import roc_auc_score
 
+from tests.test_records import record
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report.comparisons import (
@@ -25,16 +26,8 @@ from zdp_bench.report.comparisons import (
 TRUTH = np.arange(200) % 2
 
 
-def make_run(
-    recipe: str, seed: int, value: float, metric: str = "roc_auc", tests: int = 200
-) -> dict[str, Any]:
-    return {
-        "recipe": recipe,
-        "run": f"{recipe}{seed}".ljust(64, "0"),
-        "seed": seed,
-        "metrics": {metric: value},
-        "data": {"test": tests},
-    }
+def make_run(name: str, seed: int, value: float, metric: str = "roc_auc", tests: int = 200) -> Any:
+    return record(name, seed, metrics={metric: value}, data={"test": tests})
 
 
 def write_scores(

@@ -2,19 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import pytest
 
 pytest.importorskip("playwright")
 
-from playwright.sync_api import Browser
+from playwright.sync_api import Browser, Page, sync_playwright
 
-from tests.extras.page.browser import CHROMIUM, PHONE, WIDE, chromium, see
 from tests.extras.page.test_page import EVIL, private, write_page
 from tests.report.test_tables import own
 from tests.test_records import save
+
+CHROMIUM = (
+    shutil.which("chromium") or shutil.which("chromium-browser") or shutil.which("google-chrome")
+)
+ARGUMENTS = ["--no-sandbox", "--disable-gpu", "--disable-background-networking"]
+WIDE, PHONE = (1280, 900), (390, 844)
 
 pytestmark = [
     pytest.mark.slow,
@@ -26,10 +34,44 @@ CUT = """[...document.querySelectorAll(".tabulator-cell")]
     .filter((cell) => cell.scrollWidth > cell.clientWidth).map((cell) => cell.textContent)"""
 
 
+@dataclass
+class Seen:
+    """A page, and what it said and asked for that it should not."""
+
+    page: Page
+    said: list[str] = field(default_factory=list)
+    requests: list[str] = field(default_factory=list)
+
+
+@contextmanager
+def see(
+    browser: Browser, file: Path, size: tuple[int, int], scheme: str = "light"
+) -> Iterator[Seen]:
+    """Open a file from disk at a size in CSS pixels, and wait until its table of runs stands."""
+    width, height = size
+    context = browser.new_context(
+        viewport={"width": width, "height": height},
+        color_scheme=scheme,  # type: ignore[arg-type]
+        locale="en-GB",
+    )
+    page = context.new_page()
+    seen = Seen(page)
+    page.on("console", lambda message: seen.said.append(f"{message.type}: {message.text}"))
+    page.on("pageerror", lambda error: seen.said.append(f"error: {error}"))
+    page.on("dialog", lambda box: (seen.said.append(f"dialog: {box.message}"), box.dismiss()))
+    page.on("request", lambda request: seen.requests.append(request.url))
+    page.goto(file.as_uri())
+    page.wait_for_selector("#count:has-text('runs')")
+    yield seen
+    context.close()
+
+
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Browser]:
-    with chromium() as browser:
+    with sync_playwright() as driver:
+        browser = driver.chromium.launch(executable_path=CHROMIUM, args=ARGUMENTS)
         yield browser
+        browser.close()
 
 
 @pytest.fixture(scope="module")
