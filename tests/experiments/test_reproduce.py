@@ -27,15 +27,11 @@ dataset: {check: false}
 """
 TINY = {
     "mnist": """\
-defaults:
-  - override /dataset: mnist
-  - override /model: real_mlp
-  - override /algorithm: dp_sgd
+defaults: [{override /dataset: mnist}, {override /model: real_mlp}, {override /algorithm: dp_sgd}]
 claims: {table: zeta_dp_2021/1, row: mnist_private}"""
     + TRAINING,
     "phasemnist": """\
-defaults:
-  - override /dataset: phasemnist
+defaults: [{override /dataset: phasemnist}]
 claims: {table: zeta_dp_2021/1, row: phasemnist_private}"""
     + TRAINING,
 }
@@ -83,14 +79,17 @@ def test_one_of_several_equal_runs_is_made(small: Path, tmp_path: Path) -> None:
     assert [row.filling.recipe for row in plan_of(small, tmp_path).rows] == ["phasemnist"]
 
 
-@pytest.mark.parametrize(("profile", "left"), [("here", 2), ("paper", 0)])
-def test_here_leaves_out_what_the_data_root_lacks(
-    small: Path, tmp_path: Path, profile: str, left: int
+def test_here_leaves_out_what_the_data_root_lacks_and_as_published_variants(
+    small: Path, tmp_path: Path
 ) -> None:
-    plan = plan_of(small, tmp_path / "root", profile=profile)
-    assert len(plan.rows) == 2 - left
-    assert plan.left_out.total() == left
-    assert all("the data root does not have dataset" in why for why in plan.left_out)
+    body = TINY["mnist"].replace("row: mnist_private", "row: mnist_private, variant: wider")
+    (assets.RECIPES / "wide.yaml").write_text(f"# wide\n{body.replace('[4]', '[5]')}")
+    every, here = (plan_of(small, tmp_path, profile=profile) for profile in ("paper", "here"))
+    assert (len(every.rows), every.left_out.total()) == (3, 0)
+    assert (len(here.rows), here.left_out.total()) == (0, 3)
+    assert all("the data root does not have dataset" in why for why in here.left_out)
+    published = plan_of(small, tmp_path, as_published=True)
+    assert [row.filling.recipe for row in published.rows] == ["mnist", "phasemnist"]
 
 
 def test_a_run_that_fails_is_told_and_the_rest_is_made(
@@ -128,8 +127,7 @@ def test_a_launcher_carries_the_runs_out(
     """In other processes, which find the recipes of this installation only."""
     for name in TINY:
         (assets.RECIPES / f"{name}.yaml").unlink()
-    body = TINY["mnist"].replace("/dataset: mnist", "/dataset: phase_digits")
-    body = body.replace("/model: real_mlp", "/model: complex_mlp").replace("dp_sgd", "zeta_dp_sgd")
+    body = TINY["phasemnist"].replace("/dataset: phasemnist", "/dataset: phase_digits")
     body = body.replace("dataset: {check: false}\n", "")
     (assets.RECIPES / "digits.yaml").write_text(f"# digits\n{body}")
     words = ["zeta_dp_2021/1", f"paths.results={small}", "--seeds", "2", "threads=1"]
@@ -200,14 +198,6 @@ def test_a_plan_has_as_many_seeds_as_the_paper_and_the_shortest_first(
     del took["phasemnist"]
     shown = plan_of(small, tmp_path).sheet().rows
     assert [row[-1] for row in shown] == ["2 min", "not timed"]
-
-
-def test_only_as_published_leaves_variants_out(small: Path, tmp_path: Path) -> None:
-    body = TINY["mnist"].replace("row: mnist_private", "row: mnist_private, variant: wider")
-    (assets.RECIPES / "wide.yaml").write_text(f"# wide\n{body.replace('[4]', '[5]')}")
-    assert len(plan_of(small, tmp_path).rows) == 3
-    plan = plan_of(small, tmp_path, as_published=True)
-    assert [row.filling.recipe for row in plan.rows] == ["mnist", "phasemnist"]
 
 
 def test_weights_that_would_be_fetched_are_missing_data(

@@ -56,16 +56,6 @@ def test_without_noise_a_federation_is_central_training(
         torch.testing.assert_close(ours[name], theirs[name], rtol=tolerance, atol=tolerance)
 
 
-def test_the_weighed_mean_is_the_gradient_of_all_records_together() -> None:
-    torch.manual_seed(0)
-    sums = {node: {"w": torch.randn(3, dtype=torch.complex64)} for node in range(11)}
-    shares = {node: 5.0 + node for node in sums}
-    means = {node: {"w": sums[node]["w"] / shares[node]} for node in sums}
-    mean = server.weighed_mean(means, shares)["w"]
-    together = sum(s["w"] for s in sums.values()) / sum(shares.values())
-    torch.testing.assert_close(mean, together, rtol=1e-5, atol=1e-5)
-
-
 def test_a_record_states_every_nodes_epsilon_and_ledger(configured: Make) -> None:
     config = configured("federated.nodes=3", "privacy.claimed_epsilon=2.0")
     record = carried_out(config)
