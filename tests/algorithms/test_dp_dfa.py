@@ -35,9 +35,7 @@ UNIFORM = Sampling("uniform", 128 / 60_000, 128, 60_000)
 
 
 class Chain(nn.Module):
-    """Two convolutions and three fully connected layers, real or complex, small enough for a
-    loop.
-    """
+    """Two convolutions and three fully connected layers, real or complex, of few numbers."""
 
     def __init__(self, dtype: torch.dtype, slopes: type[nn.Module]) -> None:
         super().__init__()
@@ -197,9 +195,8 @@ def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
 def test_examples_that_break_in_front_contribute_nothing_whoever_stands_beside_them(
     convolutions: str, healthy: int
 ) -> None:
-    """tanh makes a finite activation of an infinite pixel, whose convolution's gradient is 0·∞: δ
-    alone would still be summed.
-    """
+    """tanh makes an infinite pixel finite, but its convolution's gradient is 0·∞: δ alone would
+    still be summed."""
     algorithm = dfa(chain("real"), convolutions=convolutions)
     inputs, targets = batch(20 + healthy)
     inputs[:20, 0, 3, 3] = math.inf

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 
 import pytest
+from dp_accounting import get_sigma_gaussian
 
 from zdp_bench import registry
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
@@ -31,8 +32,6 @@ def test_calibration_inverts_every_accountant(name: str) -> None:
 
 
 def test_the_gaussian_mechanism_is_calibrated_exactly() -> None:
-    from dp_accounting import get_sigma_gaussian
-
     whole = Claim(0.0, 1.0, 1, 1e-5, 100, 1)
     assert calibrate(1.0, "pld", whole) == pytest.approx(get_sigma_gaussian(1.0, 1e-5), rel=2e-4)
 

@@ -8,12 +8,10 @@ from scipy import stats
 from zdp_bench.privacy import sampling
 
 
-def rng(seed: int = 0) -> np.random.Generator:
-    return np.random.default_rng(seed)
-
-
 def test_a_shuffled_epoch_sees_every_example_once() -> None:
-    batches = [sampling.shuffled(23, 5, position, rng(7)) for position in range(5)]
+    batches = [
+        sampling.shuffled(23, 5, position, np.random.default_rng(7)) for position in range(5)
+    ]
     assert sorted(np.concatenate(batches).tolist()) == list(range(23))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
 

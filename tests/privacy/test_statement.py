@@ -16,7 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.test_cli import leave
-from zdp_bench import make_private
+from zdp_bench import cli, make_private
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.statement import question, show_epsilon, warn_of
@@ -61,8 +61,6 @@ def test_no_epsilon_is_stated_at_a_delta_from_a_tenth_on(
 def test_a_delta_above_one_over_n_is_asked_about(
     tmp_path: Path, caplog: pytest.LogCaptureFixture, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from zdp_bench import cli
-
     warn_of.cache_clear()
     with caplog.at_level(logging.WARNING):
         private(0.01, tmp_path / "right.jsonl")
