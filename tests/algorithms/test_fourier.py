@@ -14,6 +14,7 @@ from torch import nn
 from tests.algorithms.test_properties import summed
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.spectral_dp import low_pass, one_sided
+from zdp_bench.errors import UserError
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise, add_noise
@@ -68,6 +69,11 @@ def test_spectral_dps_noise_is_filtered(noise: str) -> None:
     kept = np.fft.ifft(np.eye(5)[:, [0, 1, 4]], axis=0, norm="ortho")
     expected = (kept @ kept.conj().T).real * (1 if noise == "sound" else 0.5)
     assert np.abs(found - expected).max() < 0.11
+
+
+def test_a_filter_leaves_some_frequencies() -> None:
+    with pytest.raises(UserError, match=r"filter_ratio=1.0: must lie in \[0, 1\)"):
+        algorithm("spectral_dp", filter_ratio=1.0)
 
 
 def test_a_convolutions_noise_is_white_after_the_crop() -> None:

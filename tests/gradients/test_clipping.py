@@ -17,7 +17,7 @@ from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, clipping, fast, reference
 from zdp_bench.gradients.clipping import MOST, SAFETY, clip_factors, guarded, squared_norms
-from zdp_bench.gradients.layer_gradient import ParameterGradient, weigh
+from zdp_bench.gradients.layer_gradient import ParameterGradient, summands_of, weigh
 from zdp_bench.gradients.rules import convolution, linear
 
 
@@ -219,6 +219,12 @@ def test_natural_examples_lose_next_to_nothing(way: str) -> None:
         for engine in (fast, reference)
     )
     assert float(((ours - exact) / exact).max()) < 1e-3
+
+
+def test_the_mass_of_an_embeddings_summands_is_that_of_as_many_equal_ones() -> None:
+    index, g = torch.randint(0, 7, (2, 5)), torch.tensor([3.0, 4.0]).expand(2, 5, 2)
+    mass, number = summands_of(linear.embedding(nn.Embedding(7, 2), index, g)["weight"])
+    assert (number, mass.tolist()) == (5, pytest.approx([25.0, 25.0]))
 
 
 def test_a_guarded_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from tests.gradients.harness import loss
+from tests.modules import Made
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, reference
 
@@ -214,6 +215,27 @@ def test_state_that_passes_carry_is_found_in_the_step_in_which_it_matters(
 
     with pytest.raises(UserError, match="carries state from one example to the next"):
         take(since // (examples + 1) + 2)  # a step makes one pass more
+
+
+def test_what_vmap_cannot_map_is_passed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
+    model = nn.Sequential(nn.Linear(WIDTH, 3), nn.RReLU(0.25, 0.25))
+    inputs, targets = torch.randn(3, WIDTH), torch.zeros(3)
+    right = gradients_one_by_one(model, inputs, targets)
+    with caplog.at_level("INFO"):
+        for _ in range(2):
+            ours = reference.per_sample_gradients(model, loss, (inputs, targets))
+            torch.testing.assert_close(ours, right)
+    assert caplog.text.count("cannot vectorise the model") == 1
+
+
+def test_a_pass_that_writes_into_its_example_changes_no_batch() -> None:
+    def write(outputs: Tensor, targets: Tensor) -> Tensor:
+        return loss(outputs, targets.mul_(2))
+
+    model = Made(lambda net, x: net.layer(x.mul_(2)), layer=nn.Linear(WIDTH, WIDTH))
+    batch = torch.ones(3, WIDTH), torch.ones(3)
+    reference.one_by_one(model, write, batch)
+    assert all((part == 1).all() for part in batch)
 
 
 class Decides(nn.Module):

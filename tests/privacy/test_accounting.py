@@ -20,6 +20,7 @@ from zdp_bench import assets
 from zdp_bench.privacy import accounting as acc
 from zdp_bench.privacy.accountants import Claim, claimed_epsilon
 from zdp_bench.privacy.accounting import patient_epsilon, pld, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.loss_distribution import Mixture
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling, Scheme
 from zdp_bench.registry import names
 
@@ -36,6 +37,8 @@ NAKED = Mechanism(
     (Block("b", (2,), "complex64", 1.0, 3.0, "real_on_complex"),),
     Sampling("uniform", 0.1, 10, 100),
 )
+
+FIFTH = Sampling("uniform", 0.2, 10, 50)
 
 random = settings(derandomize=True, deadline=None, max_examples=4)
 zs = st.floats(0.4, 20.0)
@@ -97,10 +100,11 @@ def test_the_error_of_the_grid_is_what_the_docstring_says(
 @random
 @given(zs, rates, counts, st.sampled_from([1, 2, 5]))
 def test_the_lower_bound_is_below_the_upper(z: float, q: float, steps: int, count: int) -> None:
-    low, high = acc.patient_interval(mechanism(z, q, "uniform"), count, steps, DELTA)
+    release = mechanism(z, q, "uniform")
+    low, high = acc.patient_interval(release, count, steps, DELTA)
     assert 0 <= low <= high
-    assert high == patient_epsilon(mechanism(z, q, "uniform"), count, steps, DELTA)
-    assert count > 1 or high == tight_epsilon(mechanism(z, q, "uniform"), steps, DELTA)
+    assert high == patient_epsilon(release, count, steps, DELTA)
+    assert count > 1 or (low, high) == acc.tight_interval(release, steps, DELTA)
     assert low > 0.4 * high or high < 1e-3
 
 
@@ -180,6 +184,9 @@ def test_renyi_of_uniform_batches_is_dp_accountings_for_replaced_examples() -> N
     theirs.compose(dp_accounting.SampledWithoutReplacementDpEvent(10_000, 100, gaussian), 500)
     ours = rdp_epsilon(mechanism(1.3, 0.01, "uniform"), 500, DELTA)
     assert ours == pytest.approx(theirs.get_epsilon(DELTA))
+    last = (64,), acc._wor_rdp(5.0, 0.01, (64,)), DELTA  # which is the best of all orders there
+    assert acc.rdp_uniform(5.0, 0.01, 1, DELTA) == dp_accounting.rdp.compute_epsilon(*last)[0]
+    assert acc.rdp_wor(5.0, 0.01, 1, DELTA) == acc.rdp_classic(*last)
 
 
 def test_theorem_27_against_its_own_formula() -> None:
@@ -229,6 +236,9 @@ def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
     assert patient_epsilon(full, 3, 10, DELTA) == pytest.approx(
         dp_accounting.get_epsilon_gaussian(4.0 / 3 / math.sqrt(10), DELTA)
     )
+    for scheme in ("poisson", "uniform"):
+        everyone = mechanism(4.0, 1.0, scheme)
+        assert patient_epsilon(everyone, 3, 10, DELTA) == patient_epsilon(full, 3, 10, DELTA)
     # 9 of 10 drawn: two of a patient's three at the least
     crowded = mechanism(4.0, 0.9, "uniform", records=10)
     assert patient_epsilon(crowded, 3, 10, DELTA) == patient_epsilon(full, 3, 10, DELTA)
@@ -238,6 +248,13 @@ def test_patients_in_every_batch_are_the_plain_gaussian() -> None:
         dp_accounting.get_epsilon_gaussian(4.0, DELTA)
     )
     assert patient_epsilon(single, 9, 1, DELTA) < patient_epsilon(single, 10, 1, DELTA) * (1 + 1e-3)
+
+
+@pytest.mark.parametrize("drawn", [acc.patients_draws(0.2, 3), acc.patients_share(FIFTH, 3)])
+def test_the_law_of_a_patients_examples_is_whole(drawn: Mixture) -> None:
+    weights = np.exp(drawn.log_weights)
+    assert len(weights) == 4
+    assert (weights.sum(), weights @ range(4)) == pytest.approx((1, 3 * 0.2))
 
 
 def test_patients_of_many_examples() -> None:
@@ -297,6 +314,7 @@ def test_the_central_limit_is_that_of_its_papers() -> None:
     mu = 0.01 * math.sqrt(100 * math.expm1(0.7**-2))
     found = acc.gdp_clt(0.7, 0.01, 100, DELTA, "poisson")
     assert found == pytest.approx(acc.gdp_epsilon(mu, DELTA))
+    assert acc.gdp_clt(0.049, 0.01, 100, DELTA) == math.inf > acc.gdp_clt(0.05, 0.01, 100, DELTA)
     claim = Claim(1.1, 0.01, 1000, DELTA, records=6400, epochs=10)
     assert claimed_epsilon("zeta_dp_2021", claim) == acc.gdp_clt(1.1, 0.01, 1000, DELTA)
 

@@ -54,7 +54,7 @@ def test_every_step_is_one_line_and_survives_a_reopening(path: Path) -> None:
     position = write(path, 0, 1, 2, 3).position
     lines = [json.loads(line) for line in path.read_text().splitlines()]
     assert [line.get("step") for line in lines] == [None, 0, 1, 2, 3]
-    assert lines[0]["mechanism"] == MECHANISM.digest()
+    assert (lines[0]["ledger"], lines[0]["mechanism"]) == (6, MECHANISM.digest())
     again = reopen(path)
     assert (again.releases, again.position) == (4, position)
     assert position.digest == lines[-1]["sha256"]
@@ -103,6 +103,7 @@ def test_a_step_drawn_again_counts_unless_it_repeats(
 ) -> None:
     write(path, 0, 1, 2, 3, 4, repeatable=repeatable)
     ledger = Ledger(path, MECHANISM, repeatable)
+    assert ledger.has_other_noise == (not repeatable)
     assert [ledger.holds(step) for step in (0, 4, 5)] == [repeatable, repeatable, False]
     for step in (2, 3, 4):
         ledger.append(step)
@@ -273,6 +274,7 @@ def test_steps_drawn_again_from_another_start_count_again_under_another_key(
     second, again = begun(path, made, 0, state, 3)
     assert (second.releases, again) == (8, 5)
     assert second.generation
+    assert second.has_other_noise
     assert second.releases_before(2) == 7  # the five of before are spent, whatever is drawn again
     third, again = begun(path, made, 0, state, 3)
     if made:  # the second process's steps, once more
@@ -339,6 +341,11 @@ def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
 
 
 def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
+    reopen(path).path.with_name("ledger.jsonl.1").write_text("not json\nnor this\n")
+    path.unlink()
+    assert reopen(path, repeatable=False).earlier == 2 + 4
+    path.with_name("ledger.jsonl.1").unlink()
+    path.unlink()
     begun(path, "code", 0, "new", 5, secure=True)
     path.write_bytes(path.read_bytes()[:-20] + b"\xff\nnot json\n[]\n")
     set_aside(path)

@@ -196,6 +196,14 @@ def test_rounding_is_charged_to_a_lower_bound_however_coarse_the_grid() -> None:
         assert least < module.epsilon_at_least(law, steps, 1e-4) <= exact
 
 
+@pytest.mark.parametrize("steps", [1, 10_000])
+def test_what_a_lower_bound_gives_up_for_rounding_is_hoeffdings(steps: int) -> None:
+    surely = Law(0.01, 4, np.array([0.0, 1.0, 0.0]), 0.0)  # a loss of 0.05
+    lost = 0.01 * min(steps, steps * 0.01 / 8 + math.sqrt(steps * math.log(1e8) / 2))
+    expected = 0.05 * steps + math.log1p(-1e-5 - 1e-8) - lost
+    assert module.epsilon_at_least(surely, steps, 1e-5) == pytest.approx(expected, rel=1e-9)
+
+
 def grid_of_a_gaussian(z: float, width: float) -> Law:
     """The law that connects the dots of N(1, z²) against N(0, z²), by dp-accounting."""
     theirs = peer.from_gaussian_mechanism(z, value_discretization_interval=width)

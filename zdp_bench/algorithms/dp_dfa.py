@@ -253,7 +253,7 @@ class DPDFA(Algorithm):
         """
         first, layer = next(iter(self.connected.items()))
         if self.convolutions == "hybrid":
-            return _inner(seen.arrived[first], delta @ layer.weight.detach().conj())
+            return _inner(seen.arrived[first], delta @ layer.weight.conj())
         names = [*self.front, first]
         pairs = ((seen.arrived[following], name) for name, following in pairwise(names))
         return torch.stack(

@@ -172,7 +172,7 @@ def share_gradients(
     batch: Batch,
     shares: Shares | None,
     *,
-    complex_scale: float = 1.0,
+    complex_scale: float,
     chunk: int | None = None,
 ) -> dict[str, Tensor]:
     """Return the mean gradient of each share: parameter name -> [S, *shape]."""
