@@ -121,8 +121,9 @@ def make_plan(
             if wanted and (why := lacking[key]):
                 left_out[why] += 1
             elif wanted:
-                words = [f"recipe={filling.recipe}", *filling.overrides, f"paths.results={folder}"]
-                words += [*extra, *(smoke_overrides(claim.config) if smoke else [])]
+                own = [w for w in filling.overrides if not (smoke and w.startswith("dataset."))]
+                words = [f"recipe={filling.recipe}", *own, f"paths.results={folder}", *extra]
+                words += smoke_overrides(claim.config) if smoke else []
                 rows.append(Planned(table, filling, tuple(wanted), tuple(words)))
     unknown = float("inf")
     rows.sort(key=lambda row: unknown if row.seconds is None else row.seconds)
