@@ -16,7 +16,14 @@ from tests.gradients.zoo import model_case
 from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, clipping, fast, reference
-from zdp_bench.gradients.clipping import MOST, SAFETY, clip_factors, guarded, squared_norms
+from zdp_bench.gradients.clipping import (
+    MOST,
+    SAFETY,
+    clip_factors,
+    groups,
+    guarded,
+    squared_norms,
+)
 from zdp_bench.gradients.layer_gradient import ParameterGradient, summands_of, weigh
 from zdp_bench.gradients.rules import convolution, linear
 
@@ -240,3 +247,10 @@ def test_a_guarded_norm_is_never_below_the_norm_and_bounds_the_mass() -> None:
             assert (lengths * MOST >= mass * (1 - 1e-12)).all()
             unit = torch.finfo(dtype).eps / 2
             assert (lengths >= (squares.sqrt() + 17.5 * unit * mass) * (1 - 1e-12)).all()
+
+
+def test_weight_and_bias_of_a_layer_are_clipped_together() -> None:
+    model = nn.Sequential(nn.Linear(2, 3), nn.Linear(3, 1, bias=False))
+    (first, bound), (second, _) = groups(model, 1.0, per_layer=True)
+    assert (first, second) == (["0.weight", "0.bias"], ["1.weight"])
+    assert bound == pytest.approx(0.5**0.5)
