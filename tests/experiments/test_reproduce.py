@@ -17,6 +17,7 @@ from zdp_bench.data import files
 from zdp_bench.experiments import claims, reproduce
 from zdp_bench.experiments.times import read_times, seconds_of
 from zdp_bench.report import papers
+from zdp_bench.report.papers import check_claims
 
 # Two recipes of a paper's table.
 TRAINING = """
@@ -182,7 +183,9 @@ def test_every_smoke_run_is_valid_on_its_stand_in(tmp_path: Path) -> None:
     """One was of a fold, which its stand-in does not have: the whole command ended there."""
     tables = [*filter(papers.recipes_of, papers.available()), *papers.ours()]
     for words in reproduce.make_plan(tables, "smoke", None, tmp_path, ["threads=1"]).runs:
-        assert not files.card(configured(words).dataset.name).files
+        config = configured(words)
+        check_claims(config.claims.table, config.claims.row)
+        assert not files.card(config.dataset.name).files
 
 
 def plan_of(

@@ -123,7 +123,8 @@ def make_plan(
             elif wanted:
                 own = [w for w in filling.overrides if not (smoke and w.startswith("dataset."))]
                 words = [f"recipe={filling.recipe}", *own, f"paths.results={folder}", *extra]
-                words += smoke_overrides(claim.config) if smoke else []
+                if smoke:  # a row may be named by its data set
+                    words += [*smoke_overrides(claim.config), f'claims.row="{filling.row}"']
                 rows.append(Planned(table, filling, tuple(wanted), tuple(words)))
     unknown = float("inf")
     rows.sort(key=lambda row: unknown if row.seconds is None else row.seconds)
@@ -163,7 +164,7 @@ def smoke_overrides(config: Run) -> list[str]:
     """Return the overrides that make a run a matter of seconds, on the data card's stand-in."""
     words = files.card(config.dataset.name).stand_in.split()
     rate = config.trainer.sample_rate
-    size = "trainer.batch_size=32" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
+    size = "trainer.batch_size=16" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
     weights += ["model.init_from=null"] if config.init_from else []
     if config.representation and "weights" in config.representation.options:
