@@ -164,7 +164,7 @@ def smoke_overrides(config: Run) -> list[str]:
     """Return the overrides that make a run a matter of seconds, on the data card's stand-in."""
     words = files.card(config.dataset.name).stand_in.split()
     rate = config.trainer.sample_rate
-    size = "trainer.batch_size=16" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
+    size = "trainer.batch_size=8" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
     weights += ["model.init_from=null"] if config.init_from else []
     if config.representation and "weights" in config.representation.options:
