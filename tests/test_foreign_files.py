@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import time
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -104,6 +105,30 @@ def test_only_regular_files_of_text_are_read(tmp_path: Path) -> None:
     (tmp_path / "link").symlink_to("plain")
     (tmp_path / "plain").write_text("ε", encoding="utf-8")
     assert read_text(tmp_path / "link", 2) == "ε"
+
+
+CONTROLS = [chr(code) for code in range(32) if chr(code) not in "\t\n\v\f\r"]
+
+
+@pytest.mark.parametrize("control", CONTROLS, ids=repr)
+@pytest.mark.parametrize(
+    ("read", "text"),
+    [
+        (read_text, "plain 10{}0\n"),
+        (read_yaml, "gain: 10{}0\n"),
+        (read_yaml, "# a comment{}\ngain: 100\n"),
+        (read_json, '{{"gain": "10{}0"}}'),
+        (read_json, '{{"gain": 100}}\n{}'),
+    ],
+)
+def test_no_text_with_a_control_character_is_parsed(
+    read: Callable[[Path], object], text: str, control: str, tmp_path: Path
+) -> None:
+    """One parser drops it, so that 10<NUL>0 is 100, and the next stops there."""
+    path = tmp_path / "a.txt"
+    path.write_text(text.format(control), encoding="utf-8")
+    with pytest.raises(UserError, match=r"a\.txt: has a control character \('.*'\) in its text"):
+        read(path)
 
 
 @pytest.mark.parametrize(

@@ -30,6 +30,7 @@ MOST_DEPTH = 40
 MOST_NODES = 20_000  # of YAML, with every alias written out
 MOST_INT = 1 << 64
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
+_CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # A character of a regular expression, or a class of some, that may be repeated; a group may not.
 _CHARACTER = r"(?:\\\D|\[\^?\]?(?:\\.|[^\]\\])*\]|[^][\\()|*+?{}])"
 _REPEATS = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??"
@@ -77,6 +78,22 @@ def expect(holds: bool, otherwise: str) -> None:
         raise Unfit(otherwise)
 
 
+def require_text(text: str, what: str = "text") -> str:
+    """Return a foreign text; reject control characters other than tabs and ends of lines.
+
+    Parsers differ in what they make of such a character: some drop it, so that `10<NUL>0` is read
+    as 100, and others stop there. Whatever comes as text passes here before it is parsed.
+
+    Args:
+        what: the part of the file that is read, for the error.
+    """
+    if match := _CONTROL.search(text):
+        line = text.count("\n", 0, match.start()) + 1
+        where = f" in line {line}" if "\n" in text else ""
+        raise Unfit(f"has a control character ({match[0]!r}) in its {what}{where}; it is damaged")
+    return text
+
+
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     """Open a regular file, nothing that blocks; `flags` of `os.open` may ask for more."""
 
@@ -90,19 +107,28 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     return file
 
 
-def read_text(path: Path, limit: int = MOST_TEXT) -> str:
-    """Return the UTF-8 text of a regular file of at most `limit` bytes, or raise a UserError."""
+def read_text(path: Path, limit: int = MOST_TEXT, encoding: str = "utf-8") -> str:
+    """Return the text of a regular file of at most `limit` bytes, as `require_text` wants it.
+
+    Raises:
+        UserError: the file is missing, larger, of another encoding, or damaged.
+    """
     try:
         with open_regular(path) as file:
             content = file.read(limit + 1)
         if len(content) > limit:
             raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")
-        return content.decode("utf-8")
+        return require_text(content.decode(encoding))
+    except Unfit as error:
+        raise UserError(f"{path}: {error}.") from None
     except FileNotFoundError:
         raise UserError(f"{path}: file not found.") from None
+    except UnicodeDecodeError as error:
+        line = content.count(b"\n", 0, error.start) + 1
+        raise UserError(f"{path}: is not UTF-8 in line {line}; save it in UTF-8.") from None
     except (OSError, ValueError) as error:
-        said = getattr(error, "strerror", None) or "it is not UTF-8"
-        raise UserError(f"{path}: cannot be read: {said}.") from None
+        why = getattr(error, "strerror", None) or "its name is not one of a file"
+        raise UserError(f"{path}: cannot be read: {why}.") from None
 
 
 def read_yaml(path: Path) -> Any:

@@ -77,8 +77,7 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
         expect(len(record.leads) >= LEADS, rule)
         others = ", ".join(file.name for file in record.files[1:])
         expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
-        comments = record.header.comments or []
-        first = [line for line in comments if line.startswith("Dx:")]
+        first = [line for line in record.comments if line.startswith("Dx:")]
         expect(bool(first), "has no diagnosis (#Dx)")
     codes = [word.strip() for word in first[0].removeprefix("Dx:").split(",")]
     return codes, read_leads(record, [channel - 1 for channel in channels])

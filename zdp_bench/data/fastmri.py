@@ -23,7 +23,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal
+from typing import Annotated, ClassVar, Literal
 
 import numpy as np
 import torch
@@ -32,6 +32,7 @@ from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
 from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.hdf5 import open_array, read_attribute
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
     Undersampling,
@@ -49,7 +50,6 @@ RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
 FOLDERS, MULTICOIL = ("singlecoil_train", "singlecoil_val"), ("multicoil_train", "multicoil_val")
 LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
 COMBINED = "coils combined by the root of their sum of squares, without a phase"
-CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
 
 
 @dataclass(frozen=True)
@@ -108,11 +108,9 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
 
     require_inside(path, root)
     with reading(path), h5py.File(path, "r") as file:
-        _require_own_bytes(file, "kspace")
-        kspace = file["kspace"]
+        kspace = open_array(file, "kspace")
         target = "reconstruction_rss" if kspace.ndim == 4 else "reconstruction_esc"
-        _require_own_bytes(file, target)
-        image = file[target]
+        image = open_array(file, target)
         shapes = (*kspace.shape, *image.shape)
         has = f"has kspace {kspace.shape} of {kspace.dtype} and {target} {image.shape}"
         has += f" of {image.dtype}"
@@ -124,27 +122,9 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         slices, *coils, rows, columns = kspace.shape
         smaller = image.shape[1] <= rows and image.shape[2] <= columns
         expect(smaller, f"{has}; the image is larger than its k-space")
-        patient = str(file.attrs.get("patient_id", path.stem))
+        patient = read_attribute(file, "patient_id") or path.stem
         shape = (slices, rows, columns)
         return KSpaceVolume(path, shape, image.shape[1:], patient, *coils)
-
-
-def _require_own_bytes(file: Any, name: str) -> None:
-    """Reject a data set of an open HDF5 file that is missing, or whose bytes are elsewhere.
-
-    HDF5 can point to any file of the machine, which the digest would not follow.
-    """
-    import h5py
-
-    link = file.get(name, getlink=True)
-    expect(link is not None, f"has no data set '{name}', as files of train and val do")
-    found: Any = file[name] if isinstance(link, h5py.HardLink) else None
-    is_own = isinstance(found, h5py.Dataset) and not found.is_virtual and not found.external
-    where = "a link, a group, virtual or stored externally; write its bytes into the file itself"
-    expect(is_own, f"has a '{name}' that is {where}")
-    size = math.prod(found.chunks or ()) * found.dtype.itemsize
-    rule = "which each slice would unpack; write it slice by slice (chunks=(1, rows, columns))"
-    expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
 
 
 def read_slice(volume: KSpaceVolume, number: int) -> tuple[np.ndarray, np.ndarray]:

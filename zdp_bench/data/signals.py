@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from zdp_bench.data.files import require_inside
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import expect, read_text, reading
 
 LARGEST_HEADER = 2**20  # bytes
 CUT = re.compile(r"data : (\d+) \(should be (\d+)\)")  # libsndfile's log of a cut WAV file
@@ -64,6 +64,7 @@ class Record:
 
     Attributes:
         header: wfdb's.
+        comments: its lines behind a #.
         leads: their names.
         length: samples of a lead.
         files: everything that its content is in, the header first.
@@ -71,6 +72,7 @@ class Record:
 
     path: Path
     header: Any
+    comments: list[str]
     leads: list[str]
     length: int
     files: list[Path]
@@ -86,8 +88,12 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
     """
     import wfdb
 
-    with reading(path, LARGEST_HEADER):
-        first = next(iter(path.read_text("latin-1").split()), "")
+    with reading(path):
+        text = read_text(path, LARGEST_HEADER, "latin-1")
+        lines = [line.strip() for line in text.splitlines()]
+        comments = [line.strip(" \t#") for line in lines if line.startswith("#")]
+        _require_ascii(line for line in lines if not line.startswith("#"))
+        first = next(iter(text.split()), "")
         rule = f"calls itself '{first}'; WFDB expects only the name, '{first.partition('.')[0]}'"
         expect(not NAMES_A_FILE.fullmatch(first), rule)
         header = wfdb.rdheader(str(path.with_suffix("")))
@@ -99,10 +105,18 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
         usual = len(header.file_name) == header.n_sig and all(header.sig_name)
         one_rate = {*header.samps_per_frame} == {1}
         expect(usual and one_rate, "has unnamed leads, or leads of several rates")
-        return _open_signals(path, header, longest)
+        return _open_signals(path, header, comments, longest)
 
 
-def _open_signals(path: Path, header: Any, longest: int) -> Record:
+def _require_ascii(lines: Iterable[str]) -> None:
+    """Reject letters that wfdb drops before it reads a number: `1é0` would be 10."""
+    for line in lines:
+        odd = next((letter for letter in line if not letter.isascii()), "")
+        rule = f"has {odd!r} in the line '{line[:40]}', of which WFDB knows only ASCII; remove it"
+        expect(not odd, rule)
+
+
+def _open_signals(path: Path, header: Any, comments: list[str], longest: int) -> Record:
     """Compare the signal files of one WFDB record with its header."""
     bits: dict[str, int] = {}  # of one moment's samples in each file
     starts: dict[str, int] = {}
@@ -130,7 +144,7 @@ def _open_signals(path: Path, header: Any, longest: int) -> Record:
             expect(size >= announced, rule)
     expect(not any(header.skew), "has leads that are skewed in time; align them first")
     files = [path, *(path.parent / name for name in bits)]
-    return Record(path, header, list(header.sig_name), length, files)
+    return Record(path, header, comments, list(header.sig_name), length, files)
 
 
 def read_leads(record: Record, channels: list[int], end: int | None = None) -> np.ndarray:

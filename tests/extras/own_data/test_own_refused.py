@@ -35,6 +35,8 @@ DAMAGED: list[tuple[str, Spoil, str]] = [
     ("recording", lambda path: path.with_suffix(".dat").unlink(), "0.dat: is missing"),
     ("recording", overwrite(0, b"\0\x80"), ""),
     ("recording", edit("0 2", "0.dat 2"), "calls itself '0.dat'; WFDB expects only the name, '0'"),
+    ("recording", edit(" 1000", " 10\x0000"), "control character .* in its text in line 2"),
+    ("recording", edit(" 1000", " 10é00"), "'Ã' in the line .*, of which WFDB knows only ASCII"),
     ("recording", edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
     ("volume", dicom(), "it is of kind image.; a data set must have files of one kind"),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),
@@ -80,7 +82,9 @@ def test_a_mask_that_is_damaged_lossy_or_in_colour_is_refused(tmp_path: Path) ->
 
 
 CSVS: list[tuple[bytes, str]] = [
-    (b"path,label\na.png,x\nb.png,caf\xe9\n", "is not UTF-8 in line 3; save it as CSV in UTF-8"),
+    (b"path,label\na.png,x\nb.png,caf\xe9\n", "is not UTF-8 in line 3; save it in UTF-8"),
+    (b"path,label\na.png,x\nb.png,y\0z\n", "a control character .* in its text in line 3"),
+    ("path,label\na.png,x\n".encode("utf-16-le"), "a control character"),
     (b"path,label\n" + b"a" * 200_000 + b",x\n", r"cannot be read"),
     (b"path;label\na.png;x\n", "only one class"),
     (b"path,classes\na.png,x\n", "path and label are required"),

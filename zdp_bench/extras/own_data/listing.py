@@ -30,7 +30,7 @@ from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owners import pick_test_owners, require_named, require_one_spelling
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
-from zdp_bench.foreign_files import Unfit, compile_pattern, expect, reading
+from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
 PARTS = ("train", "test", "validation")
 TARGETS = ("label", "mask", "reference")
@@ -170,12 +170,8 @@ def _files_below(folder: Path) -> Iterator[Path]:
 
 def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
     """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
-    with reading(path, LARGEST_CSV):
-        try:
-            text = path.read_bytes().decode("utf-8-sig")
-        except UnicodeDecodeError as error:
-            line = error.object.count(b"\n", 0, error.start) + 1
-            raise Unfit(f"is not UTF-8 in line {line}; save it as CSV in UTF-8") from None
+    with reading(path):
+        text = read_text(path, LARGEST_CSV, "utf-8-sig")
         sep = max(",;\t", key=text.partition("\n")[0].count)
         table = pandas.read_csv(
             StringIO(text), sep=sep, header=None, dtype=str, keep_default_na=False
