@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import inspect
 import json
 from collections.abc import Mapping
 from typing import Any
 
-from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Run
+from zdp_bench.config.plugins import find_builder
+from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Plugin, Run
 
 NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
 
@@ -16,10 +18,14 @@ def experiment_digest(run: Run) -> str:
     """Return the SHA-256 of what is computed, without the seed: equal for repetitions of a run.
 
     Null and false values, and the example as the unit of privacy, are left out, so that a new
-    option that is off by default keeps old records valid.
+    option that is off by default keeps old records valid. An option that is null by default stays
+    when it is false, which then is a choice of its own, such as `optimizer.fused`.
     """
     no_part = (*OPERATIONAL, "seed", "recipe")
     content = {key: value for key, value in run.resolved.items() if key not in no_part}
+    content["optimizer"] = keep_choices("optimizer", run.optimizer)
+    if run.scheduler is not None:
+        content["scheduler"] = keep_choices("scheduler", run.scheduler)
     privacy = content["privacy"]
     left_out = {*NOT_COMPUTED, *([] if privacy["unit"] == "patient" else ["privacy.unit"])}
     for section in ("trainer", "privacy"):
@@ -29,6 +35,16 @@ def experiment_digest(run: Run) -> str:
     if privacy["target_epsilon"] or privacy["claimed_epsilon"]:  # these set the noise
         content["algorithm"].pop("noise_multiplier", None)
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
+    """Return a plug-in's name and options; false is spelled out where the default is null."""
+    parameters = inspect.signature(find_builder(kind, plugin.name)).parameters
+    content: dict[str, Any] = {"name": plugin.name}
+    for key, value in plugin.options.items():
+        is_choice = value is False and parameters[key].default is None
+        content[key] = "false" if is_choice else value
+    return content
 
 
 def drop_empty(node: Any) -> Any:

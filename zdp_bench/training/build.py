@@ -31,6 +31,7 @@ from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.tasks import Task
 from zdp_bench.training.interrupts import explain_memory_error
+from zdp_bench.training.memory_layout import is_dense
 from zdp_bench.training.plan import Plan
 
 # What torch and Python raise where sizes do not fit one another.
@@ -218,9 +219,9 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
             "optimizer.fused=true: torch has no fused optimiser for complex parameters; leave it "
             "out."
         )
-    on_cpu = all(parameter.is_cpu for parameter in parameters)
+    suits_fused = all(parameter.is_cpu and is_dense(parameter) for parameter in parameters)
     chosen = options.keys() & {"fused", "foreach", "differentiable"}
-    if config.optimizer.name in ("adam", "adamw") and on_cpu and not (is_complex or chosen):
+    if config.optimizer.name in ("adam", "adamw") and suits_fused and not (is_complex or chosen):
         options["fused"] = True  # four times as fast as torch's default on a CPU
     make = find_builder("optimizer", config.optimizer.name)
     try:
@@ -234,8 +235,15 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
 def require_step(optimizer: torch.optim.Optimizer) -> None:
     """Reject an optimiser that cannot step from gradients alone; a copy of it tries.
 
-    One that calls the loss again (LBFGS) would make a release with each call: ValueError.
+    One that calls the loss again (LBFGS) would make a release with each call: ValueError. So does
+    a fused one of a parameter with gaps in its memory, which it would write to.
     """
+    for group in optimizer.param_groups:
+        if group.get("fused") and not all(map(is_dense, group["params"])):
+            raise ValueError(
+                "fused=True ignores the strides of a parameter that is a view of a larger tensor: "
+                "copy it, nn.Parameter(view.clone()), or leave fused out."
+            )
     twin = object.__new__(type(optimizer))
     try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
         held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}

@@ -1,0 +1,23 @@
+"""Memory layout of what an optimiser receives, which must not change its step.
+
+torch's fused optimisers (2.11 to 2.14, on a CPU) read parameter, gradient and state in the order of
+their memory and ignore their strides.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+
+def lay_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
+    """Return a gradient with the memory layout of its parameter; a copy if it has another one."""
+    is_lazy = gradient.is_conj() or gradient.is_neg()  # the sign is a flag, not in memory
+    if gradient.stride() == parameter.stride() and not is_lazy:
+        return gradient
+    return torch.empty_like(parameter).copy_(gradient)
+
+
+def is_dense(tensor: Tensor) -> bool:
+    """Return True if a tensor's numbers fill its memory: no gaps, and none of them shared."""
+    return torch.empty_like(tensor, device="meta").stride() == tensor.stride()
