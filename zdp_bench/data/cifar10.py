@@ -3,9 +3,9 @@
     cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin
         an image: one byte label, 3072 bytes [3, 32, 32]
 
-`releases` in the card names what is known: the official files; the same images in another order, by
-a digest over the sorted images of each part; and a copy whose pixels went through JPEG, which is
-never called CIFAR-10. The Python layout consists of pickles, which are programs, and is not read.
+`releases` in the card names what is known: the official files, and the same images in another order,
+by a digest over the sorted images of each part. Other images, such as a copy that went through JPEG,
+are never called CIFAR-10. The Python layout consists of pickles, which are programs, and is not read.
 """
 
 from __future__ import annotations
@@ -41,8 +41,6 @@ BATCHES = tuple(
 NOTES = {
     "binary": "",
     "reordered": "the release's pixels, in another order",
-    "jpeg": "CIFAR-10 (JPEG): all pixels went through lossy JPEG, the training set is in another "
-    "order",
 }
 
 
@@ -164,5 +162,4 @@ def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, P
         )
     sums = digest("".join(sha256(path) for path in paths))
     notes = NOTES.get(str(release), "files of no known release, in CIFAR-10's layout")
-    official = release in ("binary", "reordered")
-    return files, sums, "official" if official else "derived", notes
+    return files, sums, "official" if release else "derived", notes
