@@ -19,6 +19,7 @@ from tests.training.test_interrupts import stop_and_go_on
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.band_mf import BandMF, best_strategy, squared_error
 from zdp_bench.algorithms.dp_sgd import DPSGD
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.library import make_private
 from zdp_bench.privacy import accounting
@@ -144,16 +145,54 @@ def test_a_mechanism_of_correlated_noise_is_described_whole() -> None:
 
 
 def test_each_example_comes_in_the_steps_of_its_subset_at_the_rate() -> None:
-    plan = Plan.poisson(4000, 0.05, 40, cycle=5)
+    own = subsets([str(number).encode() for number in range(4000)], 5)
+    plan = replace(Plan.poisson(4000, 0.05, 40, cycle=5), subset_of=own)
     assert (plan.steps, plan.sampling.sample_rate) == (800, 0.25)
     drawn = np.zeros((5, 4000))
     for step in range(plan.steps):
         drawn[step % 5, plan.draw("key", step)[0]] += 1
-    own = subsets(np.arange(4000), 5)
     assert (drawn[np.arange(5)[:, None] != own] == 0).all()
     assert drawn.sum() / 4000 == pytest.approx(40, rel=0.01)
     assert np.bincount(own) == pytest.approx(800, rel=0.1)
-    assert (subsets(np.arange(7, 4000), 5) == own[7:]).all()  # whoever else is there
+
+
+def splits_of(rows: np.ndarray, owners: np.ndarray) -> Splits:
+    """Return the data set that has these of 60 examples, numbered as a data set numbers owners."""
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(60, 8, 8, dtype=torch.complex64, generator=generator)
+    inputs[1], targets = inputs[0], torch.arange(60) % 10
+    targets[1] = targets[0]
+    names, groups = np.unique(owners[rows], return_inverse=True)
+    train = Examples(inputs[rows], targets[rows], torch.from_numpy(groups))
+    test = Examples(inputs, targets)
+    named = [f"p{name:02}" for name in names]
+    return Splits(train, test, (8, 8), 10, "synthetic", f"{len(rows)}", owner_names=named)
+
+
+@pytest.mark.parametrize("unit", ["example", "patient"])
+def test_whoever_is_removed_the_others_keep_their_subsets(unit: str, tmp_path: Path) -> None:
+    """By position, one example less moved all behind it: one neighbour changed every sum."""
+    config = test_run.configured(tmp_path, *BANDS, f"privacy.unit={unit}")
+    owners = np.arange(60) if unit == "example" else np.arange(60) // np.array([1, 2] * 30)
+
+    def subset_of_example(rows: np.ndarray) -> np.ndarray:
+        setup = Setup.of(config, splits_of(rows, owners))
+        assert setup.plan.subset_of is not None
+        if setup.patients is None:
+            return setup.plan.subset_of
+        places = np.empty(len(rows), dtype=np.int64)
+        sizes = np.diff(setup.patients.starts)
+        places[setup.patients.examples] = np.repeat(setup.plan.subset_of, sizes)
+        return places
+
+    everyone = np.arange(60)
+    whole = subset_of_example(everyone)
+    assert set(whole) == {0, 1, 2, 3}
+    if unit == "example":
+        assert whole[0] == whole[1]  # equal examples: whichever of them is removed
+    for removed in np.unique(owners)[:50]:
+        rest = everyone[owners != removed]
+        assert (subset_of_example(rest) == whole[rest]).all(), f"{unit} {removed}"
 
 
 # ------------------------------------------------------------------------------------------- noise

@@ -23,7 +23,7 @@ from tests.data.helpers import copy_folder, dataset
 from tests.extras.own_data.own_data import KINDS, write_classes, write_masks, write_png
 from zdp_bench.data import N_UNIFORMS, Dataset, Source, Splits, cifar10
 from zdp_bench.data.files import collect_sources
-from zdp_bench.data.owners import count_owners
+from zdp_bench.data.owners import count_owners, identify_owners
 from zdp_bench.errors import UserError
 from zdp_bench.registry import names
 
@@ -78,6 +78,8 @@ CASES: dict[str, tuple[list[str] | Write, dict[str, Any]]] = {
     "folder listed": (lambda root: listed(root, "label"), LISTED),
     "folder references": (lambda root: listed(root, "reference"), LISTED),
 }
+# Owners are the images of a release, by their number in it.
+NUMBERED = {"phasemnist", "public_kspace"}
 WITHOUT_FILES = {"phase_digits", "synthetic_images"}
 # Read by the data set that they stand in for.
 STAND_INS = {name for name in names("dataset") if name.endswith(("_synthetic", "phantom"))}
@@ -126,6 +128,10 @@ def test_parts_are_apart_and_owners_named_or_refused(
             count_owners(splits, "privacy.unit=patient")
     else:
         assert count_owners(splits, "") == info.owners
+        # Neighbours differ by an owner: what follows from a number would move all behind it.
+        assert bool(splits.owner_names) == (case not in NUMBERED)
+        identities = identify_owners(splits, "")[1]
+        assert len({*identities}) == len(identities) == info.owners
     assert of.load(root).digest == splits.digest
     for seed in ("split_seed", "pairing_seed", "seed"):
         if hasattr(of, seed) and "folder" not in case:  # whose few patients may fall as before

@@ -10,7 +10,14 @@ import pytest
 import torch
 
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
-from zdp_bench.data.owners import count_owners, owners_of, pick_test_owners, require_named
+from zdp_bench.data.owners import (
+    count_owners,
+    identify_examples,
+    identify_owners,
+    owners_of,
+    pick_test_owners,
+    require_named,
+)
 from zdp_bench.errors import UserError
 from zdp_bench.library.examples import find_owners
 
@@ -55,6 +62,36 @@ def test_owners_that_are_not_known_are_refused() -> None:
     for silent in (info, replace(info, examples_per_patient=1), several, PLAIN):
         with pytest.raises(UserError, match="x: this data set does not state who owns"):
             count_owners(silent, "x")
+
+
+def test_an_example_is_identified_by_its_content_whoever_else_is_there() -> None:
+    many = 2500  # more than are digested at once
+    inputs, targets = torch.randn(many, 2, 3, dtype=torch.complex64), torch.arange(many) % 10
+    inputs[9], targets[9] = inputs[4], targets[4]
+    inputs[8] = inputs[4]
+    whole = identify_examples(Examples(inputs, targets))
+    assert len({*whole}) == many - 1
+    assert whole[9] == whole[4] != whole[8]  # the same, but for the target of the last
+    turned = identify_examples(Examples(inputs.flip(0), targets.flip(0)))
+    assert turned == whole[::-1]
+    assert identify_examples(Examples(inputs[3:].conj().conj(), targets[3:])) == whole[3:]
+    for dtype in (torch.float64, torch.bfloat16, torch.uint8, torch.bool):
+        values = torch.arange(2)[:, None].to(dtype)
+        assert len({*identify_examples(Examples(values, torch.zeros(2)))}) == 2
+    assert identify_examples(Examples(inputs[:0], targets[:0])) == []
+
+
+def test_an_owner_is_identified_by_name_else_by_number_else_by_the_only_example() -> None:
+    owner_of, numbered = identify_owners(OWNED, "x")
+    assert (owner_of.tolist(), numbered) == ([1, 0, 1, 0], [b"2", b"5"])
+    names = ["-", "-", "Bo", "-", "-", "Al"]
+    owner_of, named = identify_owners(replace(OWNED, owner_names=names), "x")
+    assert (owner_of.tolist(), named) == ([1, 0, 1, 0], [b"Bo", b"Al"])
+    single = replace(OWNED, train=Examples(*FOUR, groups=torch.tensor([5, 2, 0, 1])))
+    owner_of, named = identify_owners(replace(single, owner_names=names), "x")
+    assert (owner_of.tolist(), named) == ([0, 1, 2, 3], [b"Al", b"Bo", b"-", b"-"])
+    for without in (single, PLAIN):
+        assert identify_owners(without, "x")[1] == identify_examples(PLAIN.train)
 
 
 SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]

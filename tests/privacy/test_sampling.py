@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from scipy import stats
 
 from zdp_bench.privacy import sampling
@@ -14,6 +15,33 @@ def test_a_shuffled_epoch_sees_every_example_once() -> None:
     ]
     assert sorted(np.concatenate(batches).tolist()) == list(range(23))
     assert [len(batch) for batch in batches] == [5, 5, 5, 5, 3]
+
+
+NAMES = [f"patient {number}".encode() for number in range(6000)]
+
+
+def test_a_place_follows_from_an_identity_alone_and_from_the_key() -> None:
+    places = sampling.place_each(NAMES, 11, b"a")
+    for removed in range(50):
+        rest = NAMES[:removed] + NAMES[removed + 1 :]
+        assert (sampling.place_each(rest, 11, b"a") == np.delete(places, removed)).all()
+    assert (sampling.place_each(NAMES[::-1], 11, b"a") == places[::-1]).all()
+    twice = sampling.place_each([*NAMES, NAMES[7], NAMES[7]], 11, b"a")
+    assert (twice == [*places, places[7], places[7]]).all()
+    assert (sampling.place_each(NAMES, 11, b"b") != places).mean() > 0.8
+    assert len(sampling.place_each([], 11, b"a")) == 0
+
+
+@pytest.mark.parametrize("count", [1, 2, 11, 100])
+@pytest.mark.parametrize("key", [b"a", b"cyclic sampling."])
+def test_places_are_all_used_and_as_large_as_chance_makes_them(count: int, key: bytes) -> None:
+    """Neither more uneven than a multinomial draw, nor more even, which needs the others."""
+    sizes = np.bincount(sampling.place_each(NAMES, count, key), minlength=count)
+    assert len(sizes) == count
+    assert sizes.sum() == len(NAMES)
+    if count > 1:
+        statistic = ((sizes - len(NAMES) / count) ** 2).sum() / (len(NAMES) / count)
+        assert 1e-3 < stats.chi2(count - 1).cdf(statistic) < 1 - 1e-3
 
 
 def test_each_example_has_numbers_of_its_own_whoever_stands_beside_it() -> None:

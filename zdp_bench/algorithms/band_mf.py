@@ -36,8 +36,9 @@ class BandMF(DPSGD):
     Formal guarantees: z = noise_multiplier. One example, or owner, more or less changes ⌈T/bands⌉
     of T steps in a row, each with the probability that `Sampling.sample_rate` says, and T steps are
     exactly as private as so many of DP-SGD at that rate. This needs that its subset follows from
-    nothing but its own index (`privacy.sampling.subsets`), and that no step is drawn again with
-    other noise: a run whose noise cannot be drawn again cannot continue after a stop.
+    nothing but its own content, or an owner's from its name (`privacy.sampling.subsets`), and that
+    no step is drawn again with other noise: a run whose noise cannot be drawn again cannot continue
+    after a stop. Equal examples share a subset, so that one more or less moves none of the others.
 
     Raises:
         UserError: the model has complex parameters, or the sampling draws an example again within

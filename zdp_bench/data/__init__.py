@@ -7,7 +7,7 @@ What a person should know of a data set (licence, source, checksums, layout) is 
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, Protocol
@@ -130,6 +130,9 @@ class Splits:
         parts_share_owners: False refuses an owner who is in `train` and in another part.
         representation: what the inputs are of the examples, for the record. None: the examples.
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
+        owner_names: the name of each owner, by its number in `groups`. It decides the owner's
+            subset (`algorithm=band_mf`) and node (`federated.nodes`), whoever else is there. Empty:
+            the number does, which must then not depend on who else is there.
     """
 
     train: Source
@@ -147,6 +150,7 @@ class Splits:
     sources: frozenset[str] = frozenset()
     parts_share_owners: bool = False
     representation: dict[str, Any] | None = None
+    owner_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
         if self.train.groups is None:

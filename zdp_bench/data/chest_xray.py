@@ -125,11 +125,11 @@ class ChestXray(Dataset):
         digests = [sha256(film.path) for film in found]
         split = self.split(found, digests)
         each = zip(found, digests, strict=True)
-        names = "".join(f"{film.path.relative_to(root / FOLDER)}:{of}" for film, of in each)
-        files, shape = digest(f"{size}:{names}"), (len(found), 1, size, size)
+        contents = "".join(f"{film.path.relative_to(root / FOLDER)}:{of}" for film, of in each)
+        files, shape = digest(f"{size}:{contents}"), (len(found), 1, size, size)
         films = (read_film(film.path, size)[None, None] for film in found)
         pixels = torch.from_numpy(load_or_make("films", files, shape, np.uint8, films))
-        groups = np.unique([film.patient for film in found], return_inverse=True)[1]
+        names, groups = np.unique([film.patient for film in found], return_inverse=True)
         labels = torch.tensor([film.label for film in found])
         everything = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
         row_of = {film: row for row, film in enumerate(found)}
@@ -156,6 +156,7 @@ class ChestXray(Dataset):
             notes="; ".join(notes),
             augment=AUGMENT.images if self.augment else None,
             validation=take(split.validation) if split.validation else None,
+            owner_names=names.tolist(),
         )
 
     def released(self, root: Path) -> DatasetInfo | None:

@@ -279,6 +279,7 @@ class KSpaceSlices(Dataset):
             digest=digest(repr((f"{files!r}", how, self.unit, self.slices))),
             notes="; ".join(note for note in every_note if note),
             unit=self.owner,
+            owner_names=[] if self.owner == "image" else _owner_names(train),
         )
 
     def describe(self, train: int, test: int) -> DatasetInfo:
@@ -312,7 +313,7 @@ class KSpaceSlices(Dataset):
             used = min(self.slices or LARGEST, volume.shape[0])
             first = (volume.shape[0] - used) // 2
             starts += [(which, first + number) for number in range(used)]
-        names = dict.fromkeys(volume.patient for volume in found)
+        names = _owner_names(found)
         patients = {patient: number for number, patient in enumerate(names)}
         if behind:
             groups = [behind + which for which, _ in starts]
@@ -327,6 +328,11 @@ class KSpaceSlices(Dataset):
             is_stochastic=not behind,
             groups=torch.tensor(groups),
         )
+
+
+def _owner_names(volumes: list[KSpaceVolume]) -> list[str]:
+    """Return the patients of some volumes, each once, by their number in `groups`."""
+    return list(dict.fromkeys(volume.patient for volume in volumes))
 
 
 @register("dataset", "fastmri")

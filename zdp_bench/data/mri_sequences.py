@@ -145,6 +145,7 @@ class SequenceSlices(Dataset):
             f"patients: {', '.join(people)}",
             validation=split["validation"] if parts.get("validation") else None,
             unit=self.unit,
+            owner_names=[nifti.name_of(path) for path, _ in everyone],
         )
 
 

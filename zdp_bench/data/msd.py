@@ -213,6 +213,7 @@ class Decathlon(Dataset):
             notes=f"{train} volumes to train, {validation} to validate (public), {test} to test",
             validation=examples["validation"] if counts["validation"] else None,
             unit="volume",
+            owner_names=[case.name for case, _ in every],
         )
 
     def released(self, root: Path) -> DatasetInfo | None:

@@ -1,4 +1,8 @@
-"""Who owns examples, patients or what a data set calls its unit: found, counted, split by them."""
+"""Who owns examples, patients or what a data set calls its unit: found, counted, split by them.
+
+Neighbouring data sets differ by one example or owner. Whatever follows from a position in the data
+set changes for all that stand behind it, so examples and owners are known by their content or name.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,15 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 
 import numpy as np
+import torch
+from torch import Tensor
 
-from zdp_bench.data import DatasetInfo, Splits
+from zdp_bench.data import DatasetInfo, Source, Splits
 from zdp_bench.errors import UserError
 
 log = logging.getLogger(__name__)
+
+DIGESTED = 1024  # examples at once
 
 
 def owners_of(data: Splits, asked: str) -> np.ndarray:
@@ -34,6 +42,47 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
             "set, which does not state which ones, so they cannot be kept together."
         )
     return data.train.groups.numpy()
+
+
+def identify_examples(source: Source) -> list[bytes]:
+    """Return what identifies each example, whoever else is there: a digest of its content, [n].
+
+    The content is input and target, without augmentation. Equal examples have equal digests.
+    """
+    digests = []
+    for start in range(0, len(source), DIGESTED):
+        indices = torch.arange(start, min(start + DIGESTED, len(source)))
+        inputs, targets = source.batch(indices)
+        for one, target in zip(_rows_of_bytes(inputs), _rows_of_bytes(targets), strict=True):
+            content = blake2b(one, digest_size=16)
+            content.update(target)
+            digests.append(content.digest())
+    return digests
+
+
+def _rows_of_bytes(values: Tensor) -> np.ndarray:
+    """Return the bytes of each example's values: [B, ...] -> uint8 [B, bytes]."""
+    rows = values.resolve_conj().resolve_neg().contiguous().view(len(values), -1)
+    return rows.view(torch.uint8).numpy()
+
+
+def identify_owners(data: Splits, asked: str) -> tuple[np.ndarray, list[bytes]]:
+    """Return the owner of each training example, counted from 0, [n], and what identifies each.
+
+    That is the owner's name, or its number in `groups` if the data set gives no names. Where nobody
+    owns two examples and there are no names, it is the content of the example.
+
+    Args:
+        asked: the setting that needs to know, for the error of `owners_of`.
+    """
+    numbers, owner_of = np.unique(owners_of(data, asked), return_inverse=True)
+    names, groups = data.owner_names, data.train.groups
+    if data.examples_per_patient == 1:
+        if groups is None or not names:
+            return owner_of, identify_examples(data.train)
+        numbers = groups.numpy()
+    labels = [names[number] if names else str(number) for number in numbers]
+    return owner_of, [label.encode() for label in labels]
 
 
 def count_owners(data: Splits | DatasetInfo, asked: str) -> int:

@@ -61,7 +61,7 @@ class Roahd(Dataset):
         y, people = torch.tensor(_targets(headers)), torch.arange(len(headers))
         train, test = self.split(_targets(headers))
         sums = [sha256(file) for path in headers for file in (path, path.with_suffix(".mat"))]
-        names = " ".join(path.stem for path in headers)
+        names = [path.stem for path in headers]
         later = (self.low_bins,) if self.low_bins else ()  # others keep their records' digest
         settings = (self.fold, self.split_seed, self.channel, self.fft_norm, *later)
         return Splits(
@@ -71,10 +71,11 @@ class Roahd(Dataset):
             outputs=1,
             unit="person",
             provenance="derived",
-            digest=digest(f"{names}:{':'.join(sums)}:{settings!r}"),
+            digest=digest(f"{' '.join(names)}:{':'.join(sums)}:{settings!r}"),
             notes=f"a beat each of {len(y)} people, {int(y.sum())} with LBBB, registered and "
             f"smoothed; held out: fold {self.fold} of {FOLDS}, drawn by split_seed="
             f"{self.split_seed}",
+            owner_names=names,
         )
 
     def released(self, root: Path) -> DatasetInfo | None:

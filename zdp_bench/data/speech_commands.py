@@ -114,7 +114,8 @@ class SpeechCommands(Dataset):
         inputs = average_over(inputs, self.grid) if self.grid else inputs
         inputs = lifter(inputs) if self.cepstrum else inputs
         inputs = (standardise(inputs) if self.standardise else inputs).unsqueeze(1)
-        owners = torch.from_numpy(np.unique(speakers, return_inverse=True)[1])
+        names, numbers = np.unique(speakers, return_inverse=True)
+        owners = torch.from_numpy(numbers)
         whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
         train, test = (
             Examples(inputs[of], labels[of], owners[of])
@@ -135,6 +136,7 @@ class SpeechCommands(Dataset):
             f"speakers, split by {self.split}",
             unit="speaker",
             parts_share_owners=self.split == "random",
+            owner_names=names.tolist(),
         )
 
     def transform(self, paths: list[Path], files: str) -> Tensor:

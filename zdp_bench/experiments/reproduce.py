@@ -167,6 +167,7 @@ def smoke_overrides(config: Run) -> list[str]:
     size = "trainer.batch_size=8" if rate is None else f"trainer.sample_rate={max(rate, 0.25)}"
     weights = ["model.weights=untrained"] if "weights" in config.model.options else []
     weights += ["model.init_from=null"] if config.init_from else []
+    weights += ["federated.nodes=3"] if config.federated.nodes else []  # of few patients
     if config.representation and "weights" in config.representation.options:
         weights += ["representation.weights=untrained", "representation.resize=32"]
     hidden = config.model.options.get("hidden")

@@ -7,6 +7,8 @@ examples.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from hashlib import blake2b
 from typing import Protocol
 
 import numpy as np
@@ -27,15 +29,25 @@ def poisson(examples: int, sample_rate: float, rng: Random) -> np.ndarray:
     return np.flatnonzero(rng.random(examples) < sample_rate)
 
 
-def subsets(indices: np.ndarray, cycle: int) -> np.ndarray:
-    """Return which of `cycle` subsets each example is in, by a hash of its own index.
+def place_each(identities: Sequence[bytes], places: int, key: bytes) -> np.ndarray:
+    """Return one of `places` for each identity, [n], by its own hash under `key`.
 
-    It is public, and the same in every run. No other example has a part in it, so one more or less
-    shows in the steps of its own subset alone. Subsets differ in size as a multinomial draw does;
-    the divisor of a step's sum does not.
+    Formal guarantees: the place of an identity is a function of (identity, places, key) alone, so
+    that adding or removing another moves it nowhere. Equal identities share a place. The number of
+    different ones at a place is binomial: n/places on average, ± √(n/places).
     """
-    drawn = uniforms_of(indices, 1, b"cyclic sampling.")[:, 0]
-    return (drawn * cycle).astype(np.int64)
+    hashes = (blake2b(identity, digest_size=8, key=key).digest() for identity in identities)
+    bits = np.frombuffer(b"".join(hashes), dtype="<u8")
+    return ((bits >> np.uint64(11)) * 2.0**-53 * places).astype(np.int64)
+
+
+def subsets(identities: Sequence[bytes], cycle: int) -> np.ndarray:
+    """Return which of `cycle` subsets each example, or owner, is in, by `place_each`.
+
+    It is public, and the same in every run. One more or less shows in the steps of its own subset
+    alone. Subsets differ in size; the divisor of a step's sum does not.
+    """
+    return place_each(identities, cycle, b"cyclic sampling.")
 
 
 def uniform(examples: int, batch_size: int, rng: Random) -> np.ndarray:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -21,11 +21,16 @@ UNIT = "privacy.unit=patient"
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a run, and how each of them draws its batch."""
+    """The steps of a run, and how each of them draws its batch.
+
+    Attributes:
+        subset_of: the subset of each example, or patient, [n], if steps draw in cycles.
+    """
 
     sampling: Sampling
     epochs: int
     steps: int
+    subset_of: np.ndarray | None = field(default=None, repr=False, compare=False)
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
@@ -75,7 +80,9 @@ class Plan:
         )
         if self.sampling.scheme == "poisson":
             indices = sampling.poisson(size, self.sampling.sample_rate, random)
-            indices = indices[sampling.subsets(indices, cycle) == step % cycle]
+            if cycle > 1:
+                assert self.subset_of is not None, "no data was read"
+                indices = indices[self.subset_of[indices] == step % cycle]
         else:
             indices = sampling.uniform(size, batch, random)
         return indices, self.sampling.expected_batch_size
@@ -101,7 +108,10 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
 
 
 def evenly(config: Run, records: int) -> Plan:
-    """Return a node's plan as if all nodes had equally many, before the patients are split."""
+    """Return a node's plan as if all nodes had equally many, before the patients are split.
+
+    With `trainer.batch_size`, a smaller node draws each record more often.
+    """
     assert config.federated.nodes is not None
     size = records // config.federated.nodes
     return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)

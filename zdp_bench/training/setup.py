@@ -11,6 +11,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from typing import cast
 
+import numpy as np
 import torch
 from torch import nn
 
@@ -18,13 +19,14 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
 from zdp_bench.data.files import collect_sources
-from zdp_bench.data.owners import count_owners, owners_of
+from zdp_bench.data.owners import count_owners, identify_examples, identify_owners, owners_of
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, PerExample
 from zdp_bench.privacy.accountants import claimed_epsilon
 from zdp_bench.privacy.accounting import affordable_steps, tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, SecureNoise, SeededNoise
+from zdp_bench.privacy.sampling import subsets
 from zdp_bench.privacy.statement import warn_of
 from zdp_bench.registry import lookup
 from zdp_bench.representations import represent_info
@@ -88,6 +90,15 @@ def count_units(config: Run, data: Splits | DatasetInfo) -> int:
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
 
 
+def assign_subsets(config: Run, data: Splits, cycle: int) -> np.ndarray:
+    """Return which of `cycle` subsets each training example, or patient, is in (`subsets`)."""
+    if config.privacy.by_patient:
+        _, identities = identify_owners(data, UNIT)
+    else:
+        identities = identify_examples(data.train)
+    return subsets(identities, cycle)
+
+
 @dataclass(frozen=True)
 class ModelSetup:
     """Data, task, model and optimiser of a run, before its steps are planned."""
@@ -138,6 +149,8 @@ class ModelSetup:
         patients = None
         if config.privacy.by_patient and isinstance(self.data, Splits):
             patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_examples)
+        if plan.sampling.cycle > 1 and isinstance(self.data, Splits):
+            plan = replace(plan, subset_of=assign_subsets(config, self.data, plan.sampling.cycle))
         return Setup(
             **vars(self) | {"config": config}, plan=plan, algorithm=algorithm, patients=patients
         )

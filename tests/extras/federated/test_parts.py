@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import importlib
+import math
 import re
 import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from flwr.app import ArrayRecord, Message
+from scipy import stats
 
 from tests.drivers import start
 from tests.extras.federated.conftest import Make, carried_out
@@ -29,18 +32,18 @@ SHUFFLED = ["trainer=shuffled", "trainer.batch_size=8", "trainer.sample_rate=nul
 
 def splits(patients: int, each: int) -> Splits:
     groups = torch.arange(patients).repeat_interleave(each)
-    train = Examples(torch.arange(patients * each).float()[:, None], groups % 4, groups)
+    rows = torch.arange(patients * each)
+    train = Examples(rows.float()[:, None], groups % 4, groups)
     test = Examples(train.inputs, train.targets)
     return Splits(train, test, (1,), 4, "synthetic", "0" * 64)
 
 
 def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
-    data = splits(44, 5)
+    data = splits(440, 5)
     parts = split_by_patient(data, 11, seed=1)
-    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(220))
-    assert [len(part) for part in parts] == [20] * 11
+    assert sorted(torch.cat([part.rows for part in parts]).tolist()) == list(range(2200))
     owners = [set(part.groups.tolist()) for part in parts if part.groups is not None]
-    assert sum(len(one) for one in owners) == len(set().union(*owners)) == 44
+    assert sum(len(one) for one in owners) == len(set().union(*owners)) == 440
     inputs, targets = parts[3].batch(torch.tensor([2, 0]))
     assert inputs[:, 0].tolist() == parts[3].rows[[2, 0]].tolist()
     assert len(targets) == 2
@@ -51,11 +54,49 @@ def test_every_record_is_at_one_node_and_a_patients_records_together() -> None:
 
 
 def test_patients_that_cannot_be_dealt_are_refused() -> None:
-    with pytest.raises(UserError, match="has only 3 patients"):
+    with pytest.raises(UserError, match=r"node \d has none of the 3 patients, .* another seed"):
         split_by_patient(splits(3, 5), 4, seed=0)
-    some = [Examples(torch.zeros(n, 1), torch.zeros(n)) for n in (9, 1)]
+    some = [Examples(torch.randn(n, 1), torch.zeros(n)) for n in (90, 1)]
     unknown = Splits(*some, (1,), 4, "synthetic", "")
     assert len(split_by_patient(unknown, 3, 0)) == 3  # every record is a patient
+
+
+def test_nodes_have_as_many_patients_as_chance_gives_them() -> None:
+    """Whatever the data set: 600 patients a node, ± 25; by any rule that favours some, more."""
+    for seed in range(5):
+        sizes = [len(part) / 2 for part in split_by_patient(splits(6600, 2), 11, seed)]
+        assert max(abs(size - 600) for size in sizes) < 4 * math.sqrt(600)
+        assert stats.chisquare(sizes).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("kind", ["named", "numbered", "single examples", "single and named"])
+@pytest.mark.parametrize("removed", ["patient", "example"])
+def test_whoever_is_removed_the_others_stay_at_their_nodes(kind: str, removed: str) -> None:
+    """A permutation sent most other patients elsewhere, so that every node's data changed."""
+    several = not kind.startswith("single")
+    patient_of = np.arange(60) // 4 * 2 + np.arange(60) % 2 if several else np.arange(60)
+    inputs, targets = torch.randn(60, 3), torch.arange(60) % 4
+    test = Examples(inputs, targets)
+
+    def node_of(rows: np.ndarray) -> dict[int, int]:
+        names, groups = np.unique(patient_of[rows], return_inverse=True)
+        numbers = {"numbered": patient_of[rows], "single examples": None}.get(kind, groups)
+        known = None if numbers is None else torch.from_numpy(numbers)
+        train = Examples(inputs[rows], targets[rows], known)
+        named = [f"patient {name}" for name in names] if "named" in kind else []
+        data = Splits(train, test, (3,), 4, "synthetic", "", owner_names=named)
+        parts = split_by_patient(data, 3, seed=5)
+        return {
+            int(rows[row]): node for node, part in enumerate(parts) for row in part.rows.tolist()
+        }
+
+    everyone = np.arange(60)
+    whole = node_of(everyone)
+    assert len({*whole.values()}) == 3
+    for one in range(50):
+        gone = patient_of == patient_of[one] if removed == "patient" else everyone == one
+        rest = everyone[~gone]
+        assert node_of(rest) == {row: whole[row] for row in rest.tolist()}, f"{removed} {one}"
 
 
 def test_tensors_travel_without_loss() -> None:

@@ -28,7 +28,6 @@ from zdp_bench.privacy.accounting import gdp_epsilon, tight_epsilon
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.noise import add_noise, run_key, stream
-from zdp_bench.privacy.sampling import subsets
 from zdp_bench.training.batches import micro_batches
 from zdp_bench.training.machine import foreign_code
 from zdp_bench.training.public_start import digest_of
@@ -401,7 +400,9 @@ def attack_with_gradients(
 
     releases = _train(subject, audited, steps, batches)
     seen = torch.from_numpy(_decorrelated(torch.stack(audited.seen).double().numpy(), mechanism))
-    turns = np.arange(0, steps, cycle)[:, None] + subsets(slots, cycle)  # when each can be drawn
+    turns = np.arange(0, steps, cycle)[:, None]  # when each can be drawn
+    if subject.plan.subset_of is not None:
+        turns = turns + subject.plan.subset_of[slots]
     seen = seen[turns, np.arange(canaries)]
     scores = _gradient_scores(seen, audited, mechanism.sampling.sample_rate, replaced)
     delta = subject.config.privacy.delta

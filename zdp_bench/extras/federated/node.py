@@ -20,12 +20,13 @@ from zdp_bench import records
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
-from zdp_bench.data.owners import owners_of
+from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.noise import run_key, stream
+from zdp_bench.privacy.sampling import place_each
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import steps_of
@@ -47,20 +48,24 @@ _sites: dict[str, Site] = {}
 
 
 def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
-    """Split the training set by patient: shuffled by the seed, one patient to each node in turn.
+    """Split the training set by patient: the seed and a patient's name decide the node.
 
-    Formal guarantees: every record is at one node; all records of a patient are at the same one.
+    Formal guarantees: every record is at one node; all records of a patient are at the same one;
+    adding or removing a patient moves no other. So nodes differ in size, as `place_each` says.
+
+    Raises:
+        UserError: a node has no patient, or the data set does not say whose examples are whose.
     """
-    owners = owners_of(data, "federated.patients=split")
-    patients, patient_of = np.unique(owners, return_inverse=True)
-    rule = f"the training set has only {len(patients):,} patients"
-    require(nodes <= len(patients), "federated.nodes", nodes, rule)
-    node_of, rng = (
-        np.empty(len(patients), np.int64),
-        np.random.default_rng(stream(seed, "partition")),
-    )
-    node_of[rng.permutation(len(patients))] = np.arange(len(patients)) % nodes
+    patient_of, patients = identify_owners(data, "federated.patients=split")
+    key = stream(seed, "partition").generate_state(2, np.uint64).tobytes()
+    node_of = place_each(patients, nodes, key)
     rows = [np.flatnonzero(node_of[patient_of] == node) for node in range(nodes)]
+    empty = [number for number, own in enumerate(rows) if not len(own)]
+    rule = (
+        f"node {min(empty, default=0)} has none of the {len(patients):,} patients, whose names "
+        "decide; use fewer nodes or another seed"
+    )
+    require(not empty, "federated.nodes", nodes, rule)
     return [Part(data.train, torch.from_numpy(own)) for own in rows]
 
 

@@ -111,7 +111,8 @@ class Folder(Form, Dataset):
             log.warning("%s: no pixel is above a tenth of white; see dataset.window", self.path)
         self._tell_copies(found, whole)
         targets = self._load_targets(found, content)
-        people = {name: n for n, name in enumerate(sorted({i.patient for i in found.items}))}
+        names = sorted({item.patient for item in found.items})
+        people = {name: number for number, name in enumerate(names)}
         groups = found.spread([people[item.patient] for item in found.items])
         pixels = self.pixels if found.kind.is_image else None
         everything = Examples(whole, targets, groups, pixels)
@@ -139,6 +140,7 @@ class Folder(Form, Dataset):
             augment_targets=None if found.classes else augmentation(self.augment, 0),
             validation=validation if len(validation) else None,
             unit=found.unit,
+            owner_names=names,
         )
 
     def info(self, root: Path) -> DatasetInfo:
