@@ -5,12 +5,15 @@ from __future__ import annotations
 import re
 import shutil
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
+import nibabel
 import numpy as np
 import pytest
 from PIL import Image
+from scipy.spatial.transform import Rotation
 
 from zdp_bench import assets
 from zdp_bench.config.plugins import check_plugin
@@ -93,6 +96,70 @@ def edit(old: str, new: str) -> Spoil:
 
 
 EMPTY, WEB_PAGE = put(b""), put(b"<html>not found</html>" * 50)
+
+
+# ------------------------------------------------------------------- where a volume lies in space
+
+
+def move(how: Callable[[np.ndarray], np.ndarray]) -> Spoil:
+    """Give a NIfTI file another affine; its voxels stay as they are stored."""
+
+    def act(path: Path) -> None:
+        image: Any = nibabel.load(path)
+        nibabel.save(nibabel.Nifti1Image(np.asanyarray(image.dataobj).copy(), how(image.affine)), path)
+
+    return act
+
+
+def shift(affine: np.ndarray, axis: int, distance: float) -> np.ndarray:
+    """Move along one of the patient's axes, in mm."""
+    moved = affine.copy()
+    moved[axis, 3] += distance
+    return moved
+
+
+def scale(affine: np.ndarray, axis: int, factor: float) -> np.ndarray:
+    """Stretch one stored axis; -1 flips it and leaves the first voxel in its place."""
+    factors = np.ones(4)
+    factors[axis] = factor
+    return affine @ np.diag(factors)
+
+
+def rotate(affine: np.ndarray, axis: np.ndarray, degrees: float) -> np.ndarray:
+    """Rotate round an axis in mm through the first voxel."""
+    turn = np.eye(4)
+    turn[:3, :3] = Rotation.from_rotvec(
+        axis / np.linalg.norm(axis) * np.radians(degrees)
+    ).as_matrix()
+    turned = turn @ affine
+    turned[:3, 3] = affine[:3, 3]
+    return turned
+
+
+def swap(affine: np.ndarray, one: int, other: int) -> np.ndarray:
+    """Exchange two stored axes, and keep the first voxel in its place."""
+    order = [0, 1, 2, 3]
+    order[one], order[other] = other, one
+    return affine[:, order]
+
+
+def diagonal(affine: np.ndarray) -> np.ndarray:
+    """The axis from the first voxel to the last of a volume of 12 × 10 × 4: both stay."""
+    return affine[:3, :3] @ [11, 9, 3]
+
+
+AXES = np.eye(3)
+# Affines that put a mask of 12 × 10 × 4 voxels elsewhere than its image.
+ELSEWHERE: dict[str, Callable[[np.ndarray], np.ndarray]] = {
+    **{f"origin {n}": partial(shift, axis=n, distance=5.0) for n in range(3)},
+    **{f"spacing {n}": partial(scale, axis=n, factor=1.5) for n in range(3)},
+    **{f"flip {n}": partial(scale, axis=n, factor=-1) for n in range(3)},
+    **{f"rotation {n}": partial(rotate, axis=AXES[n], degrees=20) for n in range(3)},
+    "rotation of a little": partial(rotate, axis=AXES[2], degrees=8),
+    "rotation round its diagonal": lambda affine: rotate(affine, diagonal(affine), 40),
+    "axes swapped": partial(swap, one=0, other=1),
+    "no affine": lambda affine: np.eye(4),
+}
 
 
 def bomb(path: Path) -> None:

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from tests.data.helpers import dataset
+from tests.data.helpers import ELSEWHERE, assert_refused, dataset, move
 from zdp_bench.data import nifti
 from zdp_bench.data.msd import AUGMENT, Msd, find_cases, square_pixels
 from zdp_bench.data.msd_volumes import resize
@@ -57,6 +57,18 @@ def test_masks_move_as_their_images_do() -> None:
     assert agree > 0.97
     assert set(moved.unique().tolist()) == {0, 1}
     assert not torch.equal(moved, mask)
+
+
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_mask_that_lies_elsewhere_than_its_image_is_refused(where: str, tmp_path: Path) -> None:
+    for number in range(3):
+        for side in ("imagesTr", "labelsTr"):
+            path = tmp_path / FOLDER / side / f"liver_{number}.nii.gz"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            nifti.write(path, np.zeros((12, 10, 4), np.int16), (1.0, 1.0, 2.0))
+    move(ELSEWHERE[where])(path)
+    says = "mm beside its image|but its image"
+    assert_refused(lambda: find_cases(tmp_path / FOLDER), "labelsTr/liver_2.nii.gz:", says)
 
 
 @pytest.mark.real_data

@@ -35,8 +35,10 @@ from tests.data.helpers import (
     dataset,
     edit,
     keep,
+    move,
     overwrite,
     put,
+    shift,
 )
 from tests.data.test_digests import CASES as SETS
 from tests.data.test_fastmri import arrays
@@ -176,18 +178,6 @@ def voxels_of(path: Path) -> np.ndarray:
 
 def revolume(how: Callable[[np.ndarray], np.ndarray]) -> Spoil:
     return lambda path: volume(how(voxels_of(path)))(path)
-
-
-def shift(distance: float) -> Spoil:
-    """Move a volume along the first axis, by its affine."""
-
-    def act(path: Path) -> None:
-        image = nibabel.load(path)
-        affine = np.array(image.affine)
-        affine[0, 3] += distance
-        volume(np.asanyarray(image.dataobj), affine)(path)
-
-    return act
 
 
 def halve(mask: Path) -> None:
@@ -330,7 +320,12 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("msd", LIVER, keep(5000), CUT),
     ("msd", LIVER, lead_out, "leads out of"),
     ("msd", LIVER_MASK, volume(np.zeros((4, 4, 4), np.uint8)), r"\[4, 4, 4\] voxels, but its"),
-    ("msd", LIVER_MASK, shift(30.0), r"lies 30 mm beside its image"),
+    (
+        "msd",
+        LIVER_MASK,
+        move(lambda affine: shift(affine, 0, 30.0)),
+        r"lies 30 mm beside its image",
+    ),
     ("msd", LIVER_MASK, revolume(lambda v: v), r"voxels of \(1\.0, 1\.0, 1\.0\) mm"),
     ("msd", LIVER_MASK, halve, "whole numbers"),
     ("msd", LIVER_MASK, Path.unlink, "the volume 'liver_0.*missing"),

@@ -42,7 +42,6 @@ from zdp_bench.data.cache import consecutive, load_or_make
 from zdp_bench.data.files import absent, card, digest, holds_any, require_inside, sha256
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 # task -> (folder, volumes with labels in the release)
@@ -115,15 +114,7 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
 def _read_headers(image: Path, label: Path) -> nifti.Header:
     """Read both headers, which must belong together; return the image's."""
     header, mask = nifti.read_header(image), nifti.read_header(label)
-    with reading(label):
-        voxels, own = list(header.shape[:3]), list(mask.shape[:3])
-        expect(voxels == own, f"has {own} voxels, but its image has {voxels}")
-        same = np.allclose(header.spacing, mask.spacing, rtol=1e-2)
-        rule = f"has voxels of {mask.spacing} mm, but its image's measure {header.spacing} mm"
-        expect(same, rule)
-        apart = np.abs(np.subtract(header.corners, mask.corners)).max()
-        rule = f"lies {apart:.3g} mm beside its image, by the affines of both"
-        expect(apart <= max(header.spacing), rule)
+    nifti.require_same_place(label, mask, header)
     return header
 
 

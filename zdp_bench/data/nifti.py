@@ -9,6 +9,7 @@ is interpolated.
 from __future__ import annotations
 
 import gzip
+import itertools
 import math
 from dataclasses import dataclass
 from pathlib import Path
@@ -48,13 +49,13 @@ class Header:
     """Shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm.
 
     Attributes:
-        corners: (x, y, z) in mm of the first voxel and of the last.
+        affine: [4, 4], from a voxel of the turned volume to its place in mm.
     """
 
     shape: tuple[int, ...]
     spacing: tuple[float, float, float]
     is_complex: bool = False
-    corners: tuple[tuple[float, ...], ...] = ()
+    affine: tuple[tuple[float, ...], ...] = ()
 
 
 def paths_of(folder: Path) -> list[Path]:
@@ -127,6 +128,8 @@ def name_of(path: Path) -> str:
 
 def read_header(path: Path) -> Header:
     """Read what a file announces, without its voxels; shape and spacing are by the affine."""
+    from nibabel.orientations import inv_ornt_aff
+
     with reading(path):
         image = _open(path)
         affine, orientation = np.asarray(image.affine), _orientation(image)
@@ -134,10 +137,37 @@ def read_header(path: Path) -> Header:
         stored = np.argsort(orientation[:, 0])  # the stored axis that becomes each of R, A, S
         x, y, z = (float(steps[axis]) for axis in stored)
         shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
-        ends = np.stack([np.zeros(3), np.asarray(image.shape[:3]) - 1.0])
-        ends = np.where(orientation[:, 1] > 0, ends, ends[::-1])  # of axes that are turned
-        corners = tuple(map(tuple, (ends @ affine[:3, :3].T + affine[:3, 3]).tolist()))
-        return Header(shape, (x, y, z), image.get_data_dtype().kind == "c", corners)
+        turned = affine @ inv_ornt_aff(orientation, image.shape[:3])
+        is_complex = image.get_data_dtype().kind == "c"
+        return Header(shape, (x, y, z), is_complex, tuple(map(tuple, turned.tolist())))
+
+
+def require_same_place(path: Path, header: Header, image: Header) -> None:
+    """Reject a mask or reference whose voxels do not lie where its image's do.
+
+    Both are compared as they are read, on RAS+ axes: a file that is only stored along other axes
+    passes. Eight corners tell of every shift, rotation, flip and scaling; a voxel's size is allowed
+    for the rounding of headers.
+
+    Args:
+        path: the mask's, for the error.
+
+    Raises:
+        UserError: names what differs.
+    """
+    with reading(path):
+        voxels, own = list(image.shape[:3]), list(header.shape[:3])
+        expect(voxels == own, f"has {own} voxels, but its image has {voxels}")
+        same = np.allclose(header.spacing, image.spacing, rtol=1e-2)
+        rule = f"has voxels of {header.spacing} mm, but its image's measure {image.spacing} mm"
+        expect(same, rule)
+        ends = [(0, side - 1) for side in voxels]
+        corners = np.array([(*corner, 1) for corner in itertools.product(*ends)], dtype=float)
+        shifts = corners @ (np.array(header.affine) - np.array(image.affine)).T  # in mm, [8, 4]
+        steps = shifts @ np.linalg.inv(np.array(image.affine)).T  # in voxels
+        apart = np.linalg.norm(shifts, axis=1).max()
+        rule = f"lies {apart:.3g} mm beside its image, by the affines of both; align them"
+        expect(np.abs(steps).max() <= 1, rule)
 
 
 def read(path: Path) -> np.ndarray:

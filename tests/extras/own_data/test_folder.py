@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,9 +12,10 @@ import pytest
 import torch
 from PIL import Image
 
-from tests.data.helpers import assert_refused
+from tests.data.helpers import ELSEWHERE, assert_refused, move, shift
 from tests.extras.own_data import own_data as make
 from tests.extras.own_data.own_data import KINDS, folder
+from tests.test_cli import run as run_command
 from tests.training.test_run import Silent
 from zdp_bench.config import configured
 from zdp_bench.data import nifti
@@ -249,7 +251,7 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         assert_refused(lambda: folder(tmp_path / "d", "volume").info(tmp_path), names, says)
 
     make.write_nifti(mask, 3, (12, 10, 5))
-    refuse("has 12×10×5 pixels, but its image 12×10×4")
+    refuse(r"has \[12, 10, 5\] voxels, but its image has \[12, 10, 4\]")
     mask.rename(mask.with_name("other.nii"))
     refuse("has no mask of the same name")
     mask.with_name("other.nii").rename(mask)
@@ -263,6 +265,30 @@ def test_masks_that_do_not_fit_are_refused(tmp_path: Path) -> None:
     refuse("is no NIfTI volume .it is of kind picture", "scan.png")
     (tmp_path / "d/notes.txt").write_text("x")
     refuse("stands beside images/ and masks/", "notes.txt")
+
+
+@pytest.mark.parametrize("partner", ["masks", "references"])
+@pytest.mark.parametrize("where", ELSEWHERE)
+def test_a_partner_that_lies_elsewhere_than_its_image_is_refused(
+    partner: str, where: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    make.write_masks(tmp_path / "d", "volume")
+    (tmp_path / "d/masks").rename(tmp_path / "d" / partner)
+    move(ELSEWHERE[where])(tmp_path / "d" / partner / "p3/scan.nii")
+    says = "mm beside its image|but its image"
+    assert_refused(lambda: folder(tmp_path / "d", "volume").load(tmp_path), "p3/scan.nii:", says)
+    code, _, err = run_command(capsys, "data", "check", str(tmp_path / "d"))
+    assert (code, "p3/scan.nii: " in err) == (2, True)
+
+
+def test_a_mask_that_is_stored_along_other_axes_lies_where_its_image_does(tmp_path: Path) -> None:
+    make.write_masks(tmp_path / "d", "volume")
+    expected = folder(tmp_path / "d", "volume").load(tmp_path).train.batch(torch.arange(4))
+    for path in (tmp_path / "d/masks").rglob("*.nii"):
+        nifti.write(path, nifti.read(path), (1.0, 1.0, 2.0), axes="SPL")
+        move(partial(shift, axis=0, distance=0.3))(path)  # less than a voxel, as rounding does
+    found = folder(tmp_path / "d", "volume").load(tmp_path).train.batch(torch.arange(4))
+    torch.testing.assert_close(found, expected)
 
 
 def test_complex_volumes_stay_complex(tmp_path: Path) -> None:

@@ -164,6 +164,9 @@ class Folder(Form, Dataset):
                 if is_sound and not told and readers.fits(path, picture):
                     ((_, problem),) = files.try_each([path], lambda p: picture.inspect(p, self))
                     told = bool(problem)
+                if path == item.partner and not problem:
+                    pair = partial(readers.check_pair, item.path)
+                    ((_, problem),) = files.try_each([path], pair)
                 yield path, problem
 
     def find(self) -> Listing:
@@ -237,12 +240,8 @@ class Folder(Form, Dataset):
         facts = readers.inspect(item.path, kind, self)
         partner, reader = item.partner, kind.mask if item.target == "mask" else kind
         if partner and reader:
-            other = readers.inspect(partner, reader, self).extent
-            if other != facts.extent:
-                raise UserError(
-                    f"{partner}: has {'×'.join(map(str, other))} pixels, but its image "
-                    f"{'×'.join(map(str, facts.extent))}."
-                )
+            own = readers.inspect(partner, reader, self)
+            readers.require_same_place(partner, own, facts)
         if self.bad_examples == "skip":
             kind.read(item.path, self)
             if partner and reader:

@@ -69,9 +69,20 @@ class Form:
 class Facts:
     """The facts in a file's header."""
 
-    extent: tuple[int, ...] = ()  # rows and columns (and planes) of an image or its mask
+    extent: tuple[int, ...] = ()  # rows and columns of an image or its mask
     examples: int = 1  # that the file makes
     files: tuple[Path, ...] = ()  # everything that its content is in; none: the file alone
+    volume: nifti.Header | None = None  # of a volume, which lies somewhere in space
+
+
+def require_same_place(path: Path, facts: Facts, image: Facts) -> None:
+    """Reject a mask or reference of another extent, or from another place, than its image's."""
+    if facts.volume and image.volume:
+        nifti.require_same_place(path, facts.volume, image.volume)
+        return
+    with reading(path):
+        own, wanted = ("×".join(map(str, of.extent)) for of in (facts, image))
+        expect(own == wanted, f"has {own} pixels, but its image {wanted}")
 
 
 # --------------------------------------------------------------------------------------- NIfTI
@@ -86,7 +97,8 @@ def inspect_volume(path: Path, form: Form, is_complex: bool = False) -> Facts:
         expect(header.is_complex == is_complex, rule)
         rule = f"has {found} channels where dataset.channels={form.channels}"
         expect(found == form.channels, rule)
-    return Facts(header.shape[:3], header.shape[2] if form.depth is None else 1)
+    examples = header.shape[2] if form.depth is None else 1
+    return Facts(examples=examples, volume=header)
 
 
 def read_volume(path: Path, form: Form) -> np.ndarray:
@@ -104,11 +116,11 @@ def read_complex_volume(path: Path, form: Form) -> np.ndarray:
 
 
 def inspect_volume_mask(path: Path, form: Form) -> Facts:
-    shape = nifti.read_header(path).shape
+    header = nifti.read_header(path)
     with reading(path):
-        rule = f"has shape {list(shape)}; a mask has three dimensions"
-        expect(shape[3:] in ((), (1,)), rule)
-    return Facts(shape[:3])
+        rule = f"has shape {list(header.shape)}; a mask has three dimensions"
+        expect(header.shape[3:] in ((), (1,)), rule)
+    return Facts(volume=header)
 
 
 def read_volume_mask(path: Path, form: Form) -> np.ndarray:
@@ -323,6 +335,17 @@ def check(path: Path) -> None:
         (nifti.read if kind is VOLUME else nifti.read_complex)(path)
     else:
         kind.read(path, Form(size=8, window=[0, 2**16]))
+
+
+def check_pair(image: Path, partner: Path) -> None:
+    """Reject a mask or reference of another extent, or from another place, than its image's."""
+    pair = []
+    for path in (image, partner):
+        if kind_of(path) in (VOLUME, COMPLEX_VOLUME):
+            pair.append(Facts(volume=nifti.read_header(path)))
+        else:
+            pair.append(inspect(path, kind_of(path), Form()))
+    require_same_place(partner, pair[1], pair[0])
 
 
 def inspect(path: Path, kind: Kind, form: Form) -> Facts:
