@@ -40,7 +40,7 @@ ALLOWED: dict[str, set[str]] = {  # each after those it may import
     "algorithms": BASE | {"gradients", "privacy", "nn"},
     "config": BASE | {"privacy", "algorithms"},
     "representations": BASE | {"data", "config", "nn"},
-    "report": BASE | {"records", "data", "privacy"},
+    "report": BASE | {"records", "data", "privacy", "tasks"},
     "training": BASE | CORE,
     "library": BASE | CORE | {"training"},
     "experiments": BASE | CORE | {"training", "report"},

@@ -8,6 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pandas as pd
 import pytest
 
@@ -62,6 +63,19 @@ def test_infinity_and_nan_survive(tmp_path: Path) -> None:
     assert (back["a"], back["b"], back["e"]) == (math.inf, [1, -math.inf], "text")
     assert math.isnan(back["c"]["d"])
     assert "Infinity" not in path.read_text()
+
+
+@pytest.mark.parametrize("dtype", [np.float32, np.float64])
+def test_scores_that_differ_in_their_last_digit_do_not_tie(tmp_path: Path, dtype: Any) -> None:
+    scores = [dtype(-1000.0)]
+    for _ in range(5):
+        scores.append(np.nextafter(scores[-1], dtype(1)))
+    truth, written = np.arange(6) % 2, np.array([*scores[:-1], dtype(1e-20)])
+    records.write_scores(tmp_path / "scores.csv", truth, written)
+    back = records.read_scores(tmp_path / "scores.csv")
+    assert back is not None
+    assert back[0].tolist() == truth.tolist()
+    assert back[1].astype(dtype).tolist() == written.tolist()
 
 
 def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

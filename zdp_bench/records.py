@@ -163,8 +163,11 @@ def _warn(words: str) -> None:
 
 
 def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
-    """Write the test set's classes [n] and scores [n], in its order; a DeLong test needs them."""
-    lines = [f"{int(label)},{score:.7g}" for label, score in zip(truth, scores, strict=True)]
+    """Write the test set's classes [n] and scores [n], in its order; a DeLong test needs them.
+
+    A score is written with all its digits: rounded, two that differ would tie.
+    """
+    lines = [f"{int(label)},{score!s}" for label, score in zip(truth, scores, strict=True)]
     write_text(path, "\n".join(["truth,score", *lines]) + "\n")
 
 

@@ -93,6 +93,30 @@ def test_the_epsilon_of_an_image_is_shown(recipe: str, shown: str, tmp_path: Pat
     assert shown in str(facts.rows)
 
 
+@pytest.mark.parametrize(
+    ("many", "rows"),
+    [
+        (1, {"tight ε": "per recording", "ε per recording": "for a recording with 1 example"}),
+        (
+            3,
+            {
+                "ε per recording": "for a recording with 3 examples",
+                "ε per example": "for one of a recording's examples",
+            },
+        ),
+    ],
+)
+def test_an_owner_of_one_example_has_no_epsilon_of_a_part(
+    many: int, rows: dict[str, str], tmp_path: Path
+) -> None:
+    report = dataclasses.asdict(validated("recipe=phasemnist", f"paths.data={tmp_path}"))
+    report["data"]["examples_per_patient"] = many
+    report["privacy"] |= {"unit": "recording", "epsilon_of": "recording", "epsilon_part": 2.0}
+    facts = dict(show_validation(report)[0].rows)
+    assert all(words in facts[name] for name, words in rows.items())
+    assert ("ε per example" in facts) == (many > 1)
+
+
 def test_replaced_layers_and_rules_are_named(tmp_path: Path) -> None:
     words = ["recipe=chest_xray_strict", "model.width=8", "model.hidden=8", "model.pool=1"]
     words += ["dataset.size=32", f"paths.data={tmp_path}"]

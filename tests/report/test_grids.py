@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from tests.tasks.plugin import register_task
 from tests.test_records import record, save
 from zdp_bench.errors import UserError
 from zdp_bench.report import grids
@@ -35,6 +36,38 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="zdp-bench reproduce cost"):
         grids.build("cost", tmp_path, [filling("private")])
+
+
+def run_of_error(name: str, seed: int, value: float, target: float | None = 3.0) -> dict[str, Any]:
+    made = run(name, value)
+    made |= {"seed": seed, "run": f"{name}{seed}{target}".ljust(64, "0")}
+    made |= {"headline": {"name": "mae", "value": value}, "metrics": {"mae": value}}
+    made["config"] = {"privacy": {"target_epsilon": target}}
+    return made
+
+
+def test_a_variant_with_smaller_errors_is_better(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_task(monkeypatch)
+    errors = {"complex": (1.0, 1.1), "channels": (2.01, 2.1)}
+    for name, values in errors.items():
+        runs = [run_of_error(name, seed, value) for seed, value in enumerate(values)]
+        save(tmp_path, *runs)
+    fillings = [filling(name, "PhaseMNIST", name) for name in errors]
+    grid = grids.build("complex", tmp_path, fillings)
+    assert any("complex is better in 1, worse in 0" in note for note in grid.notes)
+    assert grid.rows[0][-1] == "2.1 ± 0.1 digits", "channels"
+    assert "mean error" in grid.rows[0]
+
+
+def test_the_share_kept_of_an_error_is_of_what_it_fell_below_the_floor(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_task(monkeypatch)
+    save(tmp_path, run_of_error("r", 1, 0.1, None), run_of_error("r", 1, 0.2))
+    lines = grids.build("cost", tmp_path, [filling("r", "Chest films")]).numbers
+    assert [line["kept"] for line in lines] == [0.75, 1.0]
 
 
 def test_a_variant_is_compared_over_the_seeds_that_both_have(tmp_path: Path) -> None:

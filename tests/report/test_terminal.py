@@ -40,6 +40,28 @@ def test_the_epsilon_of_a_unit_with_several_records_follows_the_records(
 
 
 @pytest.mark.parametrize(
+    ("privacy", "protected"),
+    [
+        ({"unit": "image"}, "an example (each image has one)"),
+        ({"unit": "patient", "examples_per_patient": 1}, "an example (each patient has one)"),
+        ({"unit": "image", "examples_per_patient": 2, "epsilon_patient": 4.0}, "an example"),
+        ({"unit": "person", "epsilon_of": "person", "epsilon_part": 2.0}, "a person"),
+        (
+            {
+                "unit": "recording",
+                "epsilon_of": "recording",
+                "examples_per_patient": 3,
+                "epsilon_patient": 1.0,
+            },
+            "a recording, with all its examples",
+        ),
+    ],
+)
+def test_the_box_always_says_what_epsilon_protects(privacy: dict[str, Any], protected: str) -> None:
+    assert show(**privacy)["ε protects"] == protected
+
+
+@pytest.mark.parametrize(
     ("at_least", "words"),
     [(30.37, "30.3 to 33.3  (PLD"), (33.217, "33.3  (PLD"), (None, "33.3  (PLD")],
 )

@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from tests.tasks.batches import BATCHES
 from zdp_bench.gradients import per_example
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks import Task, is_proved
@@ -21,16 +22,6 @@ OPTIONS = {
 CASES = [(name, given) for name in names("task") for given in OPTIONS.get(name, [{}])]
 
 
-def batch(name: str, examples: int) -> tuple[Tensor, Tensor]:
-    if name == "classification":
-        return torch.randn(examples, 4), torch.randint(0, 4, (examples,))
-    if name == "binary_classification":
-        return torch.randn(examples, 1), torch.randint(0, 2, (examples,))
-    if name == "segmentation":
-        return torch.randn(examples, 1, 5, 6), torch.randint(0, 2, (examples, 5, 6))
-    return torch.rand(examples, 1, 5, 6), torch.rand(examples, 2, 5, 6)
-
-
 @pytest.mark.parametrize(("name", "given"), CASES, ids=str)
 @pytest.mark.parametrize("examples", [1, 7])
 def test_a_proved_loss_is_that_of_each_example_alone(
@@ -39,7 +30,7 @@ def test_a_proved_loss_is_that_of_each_example_alone(
     task: Task = lookup("task", name)(**given)
     assert is_proved(task.loss)
     torch.manual_seed(examples)
-    outputs, targets = batch(name, examples)
+    outputs, targets = BATCHES[name][0](examples)
     for others in (targets, torch.zeros_like(targets), 1000 * targets.float()):
         if name in ("classification", "binary_classification") and others.is_floating_point():
             continue

@@ -21,6 +21,7 @@ from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.report.terminal import show_run
+from zdp_bench.tasks.metric import ACCURACY
 from zdp_bench.training import evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
@@ -282,7 +283,7 @@ def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) ->
 def test_a_metric_is_held_against_that_of_shuffled_labels(
     value: float, chance: float | None, warns: bool
 ) -> None:
-    said = evaluation.doubt("accuracy", {"accuracy": value}, chance, 400, 0.5, 2.0)
+    said = evaluation.doubt(ACCURACY, {"accuracy": value}, chance, 400, 0.5, 2.0)
     assert bool(said) == warns
     assert not warns or "Change optimizer.lr (it is 0.5), the noise or the bound." in said
 

@@ -23,14 +23,13 @@ from zdp_bench.records import Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.number_format import interval
 from zdp_bench.report.papers import Axes, Reference
+from zdp_bench.tasks.metric import describe
 
 PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
 OTHER = ("other settings", "other data", "reduced")
 EMPTY = ("no data", "not run")
 
 EPSILON_COLUMNS = ("epsilon", "epsilon_rdp")
-SHARES = ("accuracy", "roc_auc", "dice", "ssim")  # between 0 and 1: a point is 0.01
-LESS_IS_BETTER = ("nmse",)
 
 RULE = (
     "Reproduced: our mean is within one point of the paper's number or, with three or more seeds, "
@@ -233,7 +232,7 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
     """
     if number.number is None or math.isnan(mean(values)):
         return "different"
-    point = 0.01 if number.column in SHARES else 0.02 * abs(number.number)
+    point = 0.01 if describe(number.column).is_share else 0.02 * abs(number.number)
     point = 1.0 if number.unit == "%" else point
     spread = 2 * stdev(values) if len(values) >= 3 and not over_folds else 0.0
     away = abs(mean(values) - number.number) - 1e-9

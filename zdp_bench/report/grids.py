@@ -22,11 +22,12 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import remember
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.report import names, papers
-from zdp_bench.report.cells import SHARES, Filling, list_once
+from zdp_bench.report.cells import Filling, list_once
 from zdp_bench.report.comparisons import bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
+from zdp_bench.tasks.metric import Metric, describe
 
 
 @dataclass(frozen=True)
@@ -44,16 +45,19 @@ class Line:
     runs: dict[float, list[Record]]
 
     @property
-    def metric(self) -> str:
+    def metric(self) -> Metric:
         """The headline metric of its runs."""
-        return str(next(iter(self.runs.values()))[0]["headline"]["name"])
+        return describe(next(iter(self.runs.values()))[0]["headline"]["name"])
 
     @property
     def form(self) -> tuple[float, int, str]:
         """How its metric is shown: factor, digits, unit."""
-        unit = names.unit(self.metric)
-        digits = 1 if unit else 3 if self.metric in SHARES else 4
-        return names.scale(self.metric), digits, unit
+        metric, digits = self.metric, 4
+        if metric.unit:
+            digits = 1
+        elif metric.is_share:
+            digits = 3
+        return metric.scale, digits, metric.unit
 
     @property
     def spent(self) -> dict[float, dict[str, Any]]:
@@ -74,11 +78,12 @@ class Line:
         return {seed: mean(folds) for seed, folds in found.items()}
 
     def kept(self, target: float) -> float | None:
-        """Return the share of the non-private score above the floor that is kept, or None."""
+        """Return the share of the non-private gain over the floor that is kept, or None."""
         whole, left = (self.values(at).values() for at in (math.inf, target))
-        if self.floor is None or not whole or not left or mean(whole) <= self.floor:
+        if self.floor is None or not whole or not left:
             return None
-        return (mean(left) - self.floor) / (mean(whole) - self.floor)
+        gain = self.metric.gain(mean(whole), self.floor)
+        return self.metric.gain(mean(left), self.floor) / gain if gain > 0 else None
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
@@ -128,7 +133,7 @@ def _show(
     cells |= {
         "ε protects": line.unit,
         "δ": ", ".join(sorted({f"{one['delta']:g}" for one in line.spent.values()})),
-        "metric": names.metric(line.metric),
+        "metric": line.metric.label,
         "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
     }
     for target in targets:
@@ -157,7 +162,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "row": line.row,
         "variant": line.variant,
         "recipe": runs[0]["recipe"],
-        "metric": line.metric,
+        "metric": line.metric.name,
         "target_epsilon": target,
         "epsilon_tight": epsilon(privacy["epsilon_tight"]),
         "epsilon_of_owner": epsilon(privacy.get("epsilon_patient")),
@@ -178,7 +183,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
 
     It is over the seeds that both have. Bonferroni's threshold is that of all comparisons.
     """
-    said, tests = [], []
+    said, gains, tests = [], [], []
     for line, other in product(lines, lines):
         if line.row != other.row or not line.variant == chosen != other.variant:
             continue
@@ -190,6 +195,7 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
             test = paired_t([ours[seed] for seed in both], [theirs[seed] for seed in both])
             if test is not None:
                 tests.append(test)
+                gains.append(line.metric.gain(test.mean, 0.0))
                 at = [f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high)]
                 points = " points" if unit == "%" else ""
                 words.append(
@@ -200,9 +206,8 @@ def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     if not tests:
         return []
     threshold = bonferroni(len(tests))
-    better, worse = (
-        sum(test.p < threshold and sign * test.mean > 0 for test in tests) for sign in (1, -1)
-    )
+    shown = [gain for gain, test in zip(gains, tests, strict=True) if test.p < threshold]
+    better, worse = sum(gain > 0 for gain in shown), sum(gain < 0 for gain in shown)
     head = (
         f"Of {len(tests)} comparisons, {chosen} is better in {better}, worse in {worse} and not "
         f"shown to be different in {len(tests) - better - worse}: paired t-tests over seeds, "

@@ -15,11 +15,12 @@ from statistics import mean, stdev
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.records import Record
-from zdp_bench.report import cells, coverage, names, papers
+from zdp_bench.report import cells, coverage, papers
 from zdp_bench.report.cells import RULE, Filling, Line
 from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.tasks.metric import describe
 
 MOST = 12  # points of a curve that a page shows; the CSV holds all
 # Of a record's section on privacy, what the CSV of a table holds.
@@ -90,7 +91,7 @@ def _show(line: Line) -> dict[str, str]:
     return {
         "row": f"{number.where}: {number.label}" if line.axes else number.label,
         line.axes.label if line.axes else "metric": (
-            line.x if line.axes else names.metric(number.column)
+            line.x if line.axes else describe(number.column).label
         ),
         "paper": number.printed if line.is_papers else "",
         "ours": ours if line.on_paper_data or not ours else f"[{ours}]",

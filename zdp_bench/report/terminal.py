@@ -51,7 +51,8 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
         "tight ε": f"{epsilon(privacy['epsilon_tight'])} per {of} at δ = {privacy['delta']:g}",
         f"ε per {unit}": f"{epsilon(privacy['epsilon_patient'])}, for {owner}",
     }
-    if (part := privacy["epsilon_part"]) is not None:
+    part = privacy["epsilon_part"]
+    if part is not None and many > 1:  # without its only example, an owner is not there
         facts["ε per example"] = f"{epsilon(part)}, for one of {name_one(unit)}'s examples"
     if privacy["max_epsilon"]:
         facts["budget"] = f"stops before a tight ε of {privacy['max_epsilon']:g}"
@@ -94,6 +95,7 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
     tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
     rows = [
         [f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}"],
+        ["ε protects", _protected(privacy)],
         [
             "claimed ε",
             f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
@@ -126,6 +128,16 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
         *([["warning", record["warning"]]] if "warning" in record else []),
     ]
     return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
+
+
+def _protected(privacy: dict[str, Any]) -> str:
+    """Return whose presence the tight ε hides: 'a patient, with all its examples'."""
+    protected = name_one(privacy["epsilon_of"])
+    has_several = privacy.get("examples_per_patient", 1) > 1
+    if is_of_unit(privacy):
+        return f"{protected}, with all its examples" if has_several else protected
+    owner = privacy.get("unit", "patient")
+    return protected if has_several else f"{protected} (each {owner} has one)"
 
 
 # ------------------------------------------------------------------------------------ the data root

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from types import MethodType
-from typing import Any, Protocol, TypeVar, runtime_checkable
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar, runtime_checkable
 
-import numpy as np
-from torch import Tensor
+from zdp_bench.tasks.metric import Metric
 
-Loss = TypeVar("Loss", bound=Callable[..., Tensor])
+if TYPE_CHECKING:  # tables ask what metrics mean, and do without torch
+    import numpy as np
+    from torch import Tensor
+
+Loss = TypeVar("Loss", bound="Callable[..., Tensor]")
 _proved: set[Any] = set()
 
 
@@ -31,6 +34,7 @@ class Task(Protocol):
     """A loss for training, and metrics for the record of a run."""
 
     headline: str  # the metric that fills a table's cell
+    measures: tuple[Metric, ...]  # what the numbers of `metrics` mean
     # A task may also say in `targets` what it takes, for an error, and in `outputs` how many
     # numbers its model returns, whatever the data set says.
 
@@ -40,7 +44,7 @@ class Task(Protocol):
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
-        """Measure a whole set; each metric is a fraction or in the unit its name gives.
+        """Measure a whole set: a number for each of `measures`.
 
         Args:
             groups: the volume or patient of each example [n], for metrics of whole volumes.

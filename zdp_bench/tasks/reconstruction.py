@@ -13,6 +13,7 @@ from torch import Tensor
 
 from zdp_bench.registry import register
 from zdp_bench.tasks import keeps_apart
+from zdp_bench.tasks.metric import LOSS, NMSE, PSNR, SSIM, ZERO_FILLED
 
 EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
 
@@ -30,7 +31,8 @@ class Reconstruction:
     both are [B, slices, ...], and its loss is the mean over its slices.
     """
 
-    headline = "ssim"
+    headline = SSIM.name
+    measures = (NMSE, PSNR, SSIM, *ZERO_FILLED, LOSS)
     targets = "a reference and its zero-filled image [2, height, width]"
 
     @keeps_apart

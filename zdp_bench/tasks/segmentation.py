@@ -11,6 +11,7 @@ from torch import Tensor
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 from zdp_bench.tasks import keeps_apart
+from zdp_bench.tasks.metric import DICE, DICE_WORST, LOSS
 
 Loss = Literal["bce", "dice", "bce_dice"]
 
@@ -30,7 +31,8 @@ class Segmentation:
         None: once.
     """
 
-    headline = "dice"
+    headline = DICE.name
+    measures = (DICE, DICE_WORST, LOSS)
     targets = "a mask [height, width]"
 
     def __init__(self, *, loss: Loss = "bce_dice", organ_weight: float | None = None) -> None:

@@ -14,6 +14,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import arrange
 from zdp_bench.tasks import Condensing, Scoring, Task
+from zdp_bench.tasks.metric import Metric
 
 DIVERGED = "diverged at"  # how the sentence of such a run begins
 GROWTH = 100  # times its start, and the loss has diverged
@@ -127,7 +128,7 @@ def evaluate_trained(
 
 
 def doubt(
-    headline: str,
+    headline: Metric,
     metrics: dict[str, float],
     chance: float | None,
     count: int,
@@ -135,10 +136,12 @@ def doubt(
     start: float,
 ) -> str:
     """Return why a run seems to have learned nothing, in a sentence; '' if it learned something."""
-    found, value, loss = "", metrics[headline], metrics.get("loss", 0.0)
-    # by chance the two differ by about 1/√count
-    if chance is not None and value - chance <= count**-0.5:  # or below
-        found = f"test {headline} is {value:.4f}, and {chance:.4f} with shuffled labels"
+    found, value, loss = "", metrics[headline.name], metrics.get("loss", 0.0)
+    if chance is not None:
+        # by chance a share differs by about 1/√count, and another number by so much of itself
+        size = 1.0 if headline.is_share else abs(chance)
+        if headline.gain(value, chance) <= size * count**-0.5:
+            found = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"
     if loss > GROWTH * start > 0:
         found = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
     if rate == 0:

@@ -27,6 +27,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
+from zdp_bench.tasks.metric import metric_of
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.batches import Size
 from zdp_bench.training.build import build_scheduler, count_real
@@ -386,7 +387,8 @@ def run_record(
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
     rate = config.optimizer.options.get("lr")
-    warning = doubt(headline, metrics, chance, len(data.test), rate, loop.starting_loss)
+    measured = metric_of(setup.task, headline)
+    warning = doubt(measured, metrics, chance, len(data.test), rate, loop.starting_loss)
     return {
         "format": 1,
         "recipe": config.recipe,

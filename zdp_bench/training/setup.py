@@ -31,6 +31,7 @@ from zdp_bench.privacy.statement import warn_of
 from zdp_bench.registry import lookup
 from zdp_bench.representations import represent_info
 from zdp_bench.tasks import Task, is_proved
+from zdp_bench.tasks.metric import metric_of
 from zdp_bench.training import model_checks
 from zdp_bench.training.batches import (
     MICRO_BATCH,
@@ -118,6 +119,7 @@ class ModelSetup:
         """Build task, model and optimiser, and check that they fit the data."""
         device = device or pick_device(config.device)
         task: Task = lookup("task", config.task.name)(**config.task.options)
+        metric_of(task, task.headline)  # a run without its direction could not be judged
         data = fit_outputs(config, task, data or load_data(config))
         model = build_model(config, data)
         start = find_start(config) if isinstance(data, Splits) else None

@@ -15,10 +15,11 @@ from dp_accounting.pld import PLDAccountant
 pytest.importorskip("optuna")
 
 from tests.drivers import start
+from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
 from zdp_bench import cli, records
 from zdp_bench.errors import UserError
-from zdp_bench.extras.search.search import search
+from zdp_bench.extras.search.search import search, sheet
 from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
 from zdp_bench.training import evaluation, run
@@ -66,6 +67,19 @@ def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_com
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
     assert found["privacy"]["epsilon_all_unit"] > found["privacy"]["epsilon_all"]
+
+
+def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    register_task(monkeypatch)
+    words = [*WORDS, "algorithm.noise_multiplier=0.01", "optimizer.lr=1e-9,0.1"]
+    found = carry_out(tmp_path, *words, sampler="grid", trials=2)
+    assert (found["metric"], found["direction"]) == ("mae", "minimize")
+    best = found["trials"][found["best"] - 1]
+    assert best["values"] == {"optimizer.lr": "0.1"}
+    assert best["score"] == min(one["score"] for one in found["trials"])
+    assert sheet(found).numbers[0]["trial"] == found["best"]
 
 
 def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:

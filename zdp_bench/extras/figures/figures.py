@@ -15,6 +15,7 @@ from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.figures import drawing
 from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
+from zdp_bench.tasks.metric import describe
 
 SPREAD = 8  # of your runs, a positive x axis over this factor or more is logarithmic
 
@@ -62,7 +63,7 @@ def draw_paper(name: str, folder: Path) -> Figure:
     points["curve"] += unbounded.map({True: ", tight ε = ∞", False: ""})
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
     points.loc[points["variant"] + points["on"] != "", "printed"] = math.nan  # said at the paper's
-    points["y"] = names.axis(points["metric"].iloc[0])
+    points["y"] = describe(points["metric"].iloc[0]).axis
     points = points[(points["n"] != "0") | points["printed"].notna()]  # no ε alone
     of = papers.axes(name)
     shown = [
@@ -86,10 +87,12 @@ def draw_ours(name: str, folder: Path) -> Figure:
     points["x"] = points["target_epsilon"].astype(float)
     if papers.ours()[name].get("kept"):
         return draw_kept(points[(points["x"] < math.inf) & (points["kept"] != "")])
-    metrics = zip(points["metric"], points["values"], strict=True)
-    points["values"] = [[names.scale(metric) * x for x in values] for metric, values in metrics]
-    named = {"curve": points["variant"].map(names.algorithm), "y": points["metric"].map(names.axis)}
-    return drawing.draw_panels(points.assign(panel=points["row"], **named), "tight ε", log=True)
+    metrics = [describe(name) for name in points["metric"]]
+    of_each = zip(metrics, points["values"], strict=True)
+    points["values"] = [[metric.scale * x for x in values] for metric, values in of_each]
+    points["y"] = [metric.axis for metric in metrics]
+    points["curve"] = points["variant"].map(names.algorithm)
+    return drawing.draw_panels(points.assign(panel=points["row"]), "tight ε", log=True)
 
 
 def draw_kept(points: pd.DataFrame) -> Figure:
@@ -155,7 +158,7 @@ def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequenc
     if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))
     curve = frame[by].map(str).agg(", ".join, axis=1)
-    drawn = pd.DataFrame({"x": numbers, "y": y * names.scale(metric), "curve": curve}).dropna()
+    drawn = pd.DataFrame({"x": numbers, "y": y * describe(metric).scale, "curve": curve}).dropna()
     if (many := drawn["curve"].nunique()) > len(drawing.COLOURS):
         raise UserError(
             f"--by {','.join(by)}: has {many} values, and a figure shows {len(drawing.COLOURS)}. "
@@ -165,5 +168,5 @@ def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequenc
     finite = points.loc[points["x"] < math.inf, "x"]
     log = bool(finite.min() > 0 and finite.max() >= SPREAD * finite.min())
     with mpl.rc_context(drawing.STYLE):
-        points = points.assign(panel="", y=names.axis(metric))
+        points = points.assign(panel="", y=describe(metric).axis)
         return drawing.draw_panels(points, x.replace("_", " "), log=log)

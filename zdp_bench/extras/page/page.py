@@ -30,6 +30,7 @@ from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
 from zdp_bench.report.results import flatten, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.tasks.metric import BUILT_IN, describe
 
 # What other commands write, by how the file's name begins: (anchor, heading, what it shows).
 COST = (
@@ -133,9 +134,10 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
         runs.append({"cells": _cells(run, line, title), "record": link, **shown})
     metrics = dict.fromkeys(
-        ["accuracy", *names.METRICS, *(key for run in every for key in run["metrics"])]
+        [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run["metrics"])]
     )
-    about = {key: [names.metric(key), names.unit(key)] for key in metrics}
+    described = map(describe, metrics)
+    about = {metric.name: [metric.label, metric.unit] for metric in described}
     return {"metrics": about, "pairs": pairs, "runs": runs}
 
 

@@ -11,7 +11,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import optuna
 import torch
@@ -34,9 +34,9 @@ from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report.budget import together_if_known
-from zdp_bench.report.cells import LESS_IS_BETTER
 from zdp_bench.report.number_format import epsilon, name_one
 from zdp_bench.report.sheet import Sheet
+from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
@@ -69,7 +69,7 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
         made = len(read_json(path, records.from_json)["trials"])
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
-        direction="minimize" if metric in ("loss", *LESS_IS_BETTER) else "maximize",
+        direction=direction(metric),
         sampler=(TPESampler if asked.sampler == "tpe" else RandomSampler)(seed=config.seed),
     )
     for values in grid_of(asked.searched) if asked.sampler == "grid" else ():
@@ -101,10 +101,10 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
             line = {"trial": number + 1, "values": trial.params, "run": run}
             lines.append(line | {"state": "open", "score": None})
             describe_now()
-            lines[-1] |= _carry_out(words, number, metric, show)
+            lines[-1] |= _carry_out(words, number, metric.name, show)
             score = lines[-1]["score"]
             tried = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
-            reached = "diverged" if score is None else f"validation {metric} {score:.4f}"
+            reached = "diverged" if score is None else f"validation {metric.name} {score:.4f}"
             say(f"trial {number + 1} of {asked.trials}: {tried}: {reached}")
             study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # what was spent is stated, however the search ended
@@ -123,7 +123,7 @@ def held_out(asked: Search) -> str:
     return "" if is_set or options.get("validation_share", 0) is not None else f"{key}={HELD_OUT:g}"
 
 
-def choose_by(asked: Search, config: Run, data: Splits) -> str:
+def choose_by(asked: Search, config: Run, data: Splits) -> Metric:
     """Return the metric of the validation examples that trials are chosen by."""
     if data.validation is None:
         raise UserError(
@@ -132,10 +132,15 @@ def choose_by(asked: Search, config: Run, data: Splits) -> str:
         )
     setup = ModelSetup.of(config, data, torch.device("cpu"))
     known = evaluate(setup.model, setup.task, data.validation, setup.device)
-    metric = asked.metric or setup.task.headline
-    if metric not in known:
-        raise unknown("metric", metric, known)
-    return metric
+    name = asked.metric or setup.task.headline
+    if name not in known:
+        raise unknown("metric", name, known)
+    return metric_of(setup.task, name)
+
+
+def direction(metric: Metric) -> Literal["minimize", "maximize"]:
+    """'minimize' or 'maximize', as Optuna calls it."""
+    return "minimize" if metric.less_is_better else "maximize"
 
 
 def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Record:
@@ -186,7 +191,9 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
 
 
-def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[Record]) -> Record:
+def describe(
+    asked: Search, config: Run, data: Splits, metric: Metric, lines: list[Record]
+) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
     homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
     begun = [of for of in sorted(homes) if (of / FILE).exists() or (of / "record.json").exists()]
@@ -195,8 +202,9 @@ def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[
     units = [replace(one.spent, examples=one.examples) for one in spendings]
     delta = config.privacy.delta
     scored = [line for line in lines if line["score"] is not None]
-    sign = -1 if metric in ("loss", *LESS_IS_BETTER) else 1
-    best = max(scored, key=lambda line: (sign * line["score"], -line["trial"]), default=None)
+    best = max(
+        scored, key=lambda line: (metric.gain(line["score"], 0.0), -line["trial"]), default=None
+    )
     return {
         "recipe": config.recipe,
         "fixed": list(asked.fixed),
@@ -204,8 +212,8 @@ def describe(asked: Search, config: Run, data: Splits, metric: str, lines: list[
         "sampler": asked.sampler,
         "asked": asked.trials,
         "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
-        "metric": metric,
-        "direction": "minimize" if sign < 0 else "maximize",
+        "metric": metric.name,
+        "direction": direction(metric),
         "data": {"name": config.dataset.name, "digest": data.digest},
         "trials": lines,
         "best": best and best["trial"],

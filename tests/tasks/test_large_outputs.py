@@ -1,0 +1,246 @@
+"""Every metric that a task declares: its number for outputs of ±1,000 against one in exact or
+extended precision, its direction and its range.
+
+A new metric is tested as soon as its task declares it, and fails until it has a reference here.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from fractions import Fraction
+from typing import Any
+
+import mpmath
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from tests.tasks.batches import BATCHES, right_outputs
+from zdp_bench.registry import lookup, names
+from zdp_bench.tasks import Task
+from zdp_bench.tasks.classification import log_odds
+from zdp_bench.tasks.metric import Metric
+from zdp_bench.tasks.reconstruction import EPS
+
+DIGITS = 1000  # that ROC-AUC needs: e^-2000 is 10^-869
+EXAMPLES = 24
+
+CASES = [
+    pytest.param(name, case, metric, id=f"{name}{case or ''}-{metric.name}")
+    for name in names("task")
+    for case in range(len(BATCHES[name]))
+    for metric in getattr(lookup("task", name), "measures", ())
+]
+SPREADS: dict[str, Callable[[Tensor], Tensor]] = {
+    "between": lambda outputs: 1000 * torch.erf(outputs),
+    "at the ends": lambda outputs: 1000 * outputs.sign() + 0.1 * outputs,
+    "above the rest": lambda outputs: 1000 + 50 * outputs,
+}
+
+
+# ------------------------------------------------------------------------------------- references
+
+
+def exact(values: Tensor) -> list[mpmath.mpf]:
+    return [mpmath.mpf(value) for value in values.double().flatten().tolist()]
+
+
+def mean(values: list[Any]) -> float:
+    return float(sum(values) / len(values))
+
+
+def odds_of(logits: Tensor, chosen: int) -> mpmath.mpf:
+    each = [mpmath.exp(z) for z in exact(logits)]
+    if len(each) == 1:  # of class 1, against a logit of 0
+        return each[0]
+    return each[chosen] / sum(z for k, z in enumerate(each) if k != chosen)
+
+
+def area(odds: list[mpmath.mpf], is_class: list[bool]) -> Fraction:
+    """The share of ordered pairs; of equal scores one half."""
+    inside = [score for score, of in zip(odds, is_class, strict=True) if of]
+    outside = [score for score, of in zip(odds, is_class, strict=True) if not of]
+    count = Fraction(0)
+    for above in inside:
+        for below in outside:
+            tied = mpmath.almosteq(above, below, rel_eps=mpmath.mpf(10) ** (50 - DIGITS))
+            count += Fraction(1, 2) if tied else Fraction(int(above > below))
+    return count / (len(inside) * len(outside))
+
+
+def roc_auc(outputs: Tensor, targets: Tensor) -> float:
+    classes = range(outputs.shape[1]) if outputs.shape[1] > 2 else [1]
+    areas = []
+    with mpmath.workdps(DIGITS):
+        for chosen in classes:
+            odds = [odds_of(logits, chosen) for logits in outputs]
+            areas.append(area(odds, (targets == chosen).tolist()))
+    return mean(areas)
+
+
+def accuracy(outputs: Tensor, targets: Tensor) -> float:
+    if outputs.shape[1] == 1:
+        return mean([Fraction(int((z > 0) == t)) for z, t in zip(outputs, targets, strict=True)])
+    found = [row.index(max(row)) for row in outputs.tolist()]
+    return mean([Fraction(int(k == t)) for k, t in zip(found, targets.tolist(), strict=True)])
+
+
+def logistic(logit: mpmath.mpf, target: float) -> mpmath.mpf:
+    return mpmath.log(1 + mpmath.exp(-logit if target else logit))
+
+
+def loss_of_classes(outputs: Tensor, targets: Tensor) -> float:
+    losses = []
+    for logits, target in zip(outputs, targets.tolist(), strict=True):
+        if len(logits) == 1:
+            losses.append(logistic(exact(logits)[0], target))
+        else:
+            losses.append(mpmath.log(1 + 1 / odds_of(logits, target)))
+    return mean(losses)
+
+
+def loss_of_masks(outputs: Tensor, targets: Tensor) -> float:
+    losses = []
+    for logits, mask in zip(outputs, targets, strict=True):
+        z, truth = exact(logits), mask.flatten().tolist()
+        pairs = [*zip(z, truth, strict=True)]
+        organ = [1 / (1 + mpmath.exp(-logit)) for logit in z]
+        overlap = sum(p * t for p, t in zip(organ, truth, strict=True))
+        dice = 1 - (2 * overlap + 1) / (sum(organ) + sum(truth) + 1)
+        losses.append(sum(logistic(*pair) for pair in pairs) / len(pairs) + dice)
+    return mean(losses)
+
+
+def dices(outputs: Tensor, targets: Tensor) -> list[Fraction]:
+    found = outputs.flatten(1) > 0
+    mask = targets.flatten(1) > 0
+    overlap = (found & mask).sum(dim=1).tolist()
+    sizes = (found.sum(dim=1) + mask.sum(dim=1)).tolist()
+    return [Fraction(2 * o, s) for o, s in zip(overlap, sizes, strict=True)]
+
+
+Images = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # each [n, H, W]; the unit [n, 1, 1]
+
+
+def images(outputs: Tensor, targets: Tensor) -> Images:
+    """Reference, zero-filled and reconstructed image, and the unit, in extended precision."""
+    reference, zero_filled = (targets[:, k].numpy().astype(np.longdouble) for k in (0, 1))
+    unit = zero_filled.std(axis=(1, 2), keepdims=True, ddof=1) + EPS
+    return reference, zero_filled, outputs[:, 0].numpy().astype(np.longdouble) * unit, unit
+
+
+def nmse(a: np.ndarray, b: np.ndarray) -> Any:
+    return ((a - b) ** 2).sum() / (a**2).sum()
+
+
+def psnr(a: np.ndarray, b: np.ndarray) -> Any:
+    return 10 * np.log10(a.max() ** 2 / ((a - b) ** 2).mean())
+
+
+def ssim(a: np.ndarray, b: np.ndarray) -> Any:
+    c1, c2 = (0.01 * a.max()) ** 2, (0.03 * a.max()) ** 2
+    x, y = (np.lib.stride_tricks.sliding_window_view(image, (7, 7)) for image in (a, b))
+    mean_x, mean_y = (w.mean(axis=(2, 3), keepdims=True) for w in (x, y))
+    dx, dy = x - mean_x, y - mean_y
+    cov, var_x, var_y = (p.sum(axis=(2, 3)) / 48 for p in (dx * dy, dx**2, dy**2))
+    mean_x, mean_y = mean_x[..., 0, 0], mean_y[..., 0, 0]
+    above = (2 * mean_x * mean_y + c1) * (2 * cov + c2)
+    return (above / ((mean_x**2 + mean_y**2 + c1) * (var_x + var_y + c2))).mean()
+
+
+def of_images(measure: Callable[[np.ndarray, np.ndarray], Any], which: int) -> Any:
+    def measure_all(outputs: Tensor, targets: Tensor) -> float:
+        found = images(outputs, targets)
+        return mean([measure(a, b) for a, b in zip(found[0], found[which], strict=True)])
+
+    return measure_all
+
+
+def loss_of_images(outputs: Tensor, targets: Tensor) -> float:
+    reference, _, answer, unit = images(outputs, targets)
+    return mean([*(np.abs(answer - reference) / unit).mean(axis=(1, 2))])
+
+
+ZERO_FILLED, ANSWER = 1, 2  # places in `images`
+REFERENCES: dict[tuple[str, str], Callable[[Tensor, Tensor], float]] = {
+    **{
+        (task, metric): reference
+        for task in ("classification", "binary_classification")
+        for metric, reference in (
+            ("accuracy", accuracy),
+            ("roc_auc", roc_auc),
+            ("loss", loss_of_classes),
+        )
+    },
+    ("segmentation", "dice"): lambda outputs, targets: mean(dices(outputs, targets)),
+    ("segmentation", "dice_worst"): lambda outputs, targets: float(min(dices(outputs, targets))),
+    ("segmentation", "loss"): loss_of_masks,
+    **{
+        ("reconstruction", start + measure.__name__): of_images(measure, which)
+        for start, which in (("", ANSWER), ("zero_filled_", ZERO_FILLED))
+        for measure in (nmse, psnr, ssim)
+    },
+    ("reconstruction", "loss"): loss_of_images,
+}
+
+
+# ------------------------------------------------------------------------------------------ tests
+
+
+def drawn(name: str, case: int) -> tuple[Task, Tensor, Tensor]:
+    torch.manual_seed(case)
+    outputs, targets = BATCHES[name][case](EXAMPLES)
+    return lookup("task", name)(), outputs, targets
+
+
+@pytest.mark.parametrize("name", names("task"))
+def test_a_task_declares_all_that_it_measures(name: str) -> None:
+    for case in range(len(BATCHES[name])):
+        task, outputs, targets = drawn(name, case)
+        assert task.headline in task.metrics(outputs, targets)
+        assert {metric.name for metric in task.measures} == {*task.metrics(outputs, targets)}
+
+
+@pytest.mark.parametrize("spread", SPREADS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize(("name", "case", "metric"), CASES)
+def test_a_metric_of_large_outputs_is_that_of_exact_arithmetic(
+    name: str, case: int, metric: Metric, dtype: torch.dtype, spread: str
+) -> None:
+    reference = REFERENCES.get((name, metric.name))
+    assert reference, f"write a reference of {metric.name}, in exact or extended precision"
+    task, outputs, targets = drawn(name, case)
+    outputs = SPREADS[spread](outputs).to(dtype)
+    with mpmath.workdps(30):
+        expected = reference(outputs, targets)
+    found = task.metrics(outputs, targets)[metric.name]
+    assert found == pytest.approx(expected, rel=2e-6, abs=2e-7)
+    assert metric.lowest <= found <= metric.highest
+
+
+@pytest.mark.parametrize(("name", "case", "metric"), CASES)
+def test_right_outputs_gain_over_wrong_ones(name: str, case: int, metric: Metric) -> None:
+    task, outputs, targets = drawn(name, case)
+    right = right_outputs(outputs, targets)
+    good, bad = (task.metrics(each, targets)[metric.name] for each in (right, -right))
+    is_of_outputs = not metric.name.startswith("zero_filled_")
+    assert (metric.gain(good, bad) > 0) == is_of_outputs
+    assert all(metric.lowest <= value <= metric.highest for value in (good, bad))
+
+
+def test_margins_beyond_what_softmax_resolves_are_ordered() -> None:
+    """From a margin of 37 on, softmax is 1 in double precision."""
+    task, targets = lookup("task", "classification")(), torch.tensor([0, 0, 1, 1])
+    logits = torch.tensor([[0.0, 40.0 + number] for number in range(4)])
+    assert task.metrics(logits, targets)["roc_auc"] == 1.0
+    assert task.metrics(logits.flip(0), targets)["roc_auc"] == 0.0
+
+
+def test_log_odds_are_those_of_softmax_where_it_is_exact() -> None:
+    torch.manual_seed(0)
+    logits = torch.randn(200, 5)
+    share = logits.double().softmax(dim=1)
+    torch.testing.assert_close(log_odds(logits), (share / (1 - share)).log())
+    assert log_odds(torch.zeros(1, 4)).tolist() == [[pytest.approx(-math.log(3))] * 4]

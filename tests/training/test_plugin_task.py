@@ -1,0 +1,73 @@
+"""A task of another package, whose metric is an error: it is judged in the metric's direction."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.tasks.plugin import MAE, WORDS, DigitByNumber, register_task
+from tests.training.test_run import carry_out
+from zdp_bench.errors import UserError
+from zdp_bench.tasks.metric import ACCURACY, NMSE, PSNR, Metric, describe
+from zdp_bench.training.evaluation import doubt
+
+GOOD = ["algorithm.noise_multiplier=0.01", "algorithm.max_grad_norm=10"]
+
+
+@pytest.mark.parametrize(("rate", "learns"), [("0.5", True), ("1e-9", False)])
+def test_a_model_with_a_small_error_has_learnt(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str, learns: bool
+) -> None:
+    register_task(monkeypatch)
+    record = carry_out(tmp_path, *WORDS, *GOOD, f"optimizer.lr={rate}").record
+    assert record["headline"]["name"] == "mae"
+    assert ("warning" not in record) == learns, record["headline"]
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "chance", "warns"),
+    [
+        (ACCURACY, 0.12, 0.1, True),
+        (ACCURACY, 0.2, 0.1, False),
+        (MAE, 2.4, 2.5, True),
+        (MAE, 3.0, 2.5, True),
+        (MAE, 2.0, 2.5, False),
+        (NMSE, 0.01, 0.02, False),
+        (NMSE, 0.02, 0.01, True),
+        (PSNR, 30.0, 20.0, False),
+        (PSNR, 10.0, 20.0, True),
+    ],
+)
+def test_a_metric_is_held_against_chance_in_its_direction_and_size(
+    metric: Metric, value: float, chance: float, warns: bool
+) -> None:
+    assert bool(doubt(metric, {metric.name: value}, chance, 400, 0.5, 2.0)) == warns
+
+
+def test_what_a_plugin_declares_is_found_by_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert describe("mae") == Metric("mae")
+    register_task(monkeypatch)
+    assert describe("mae") is MAE
+    assert (MAE.label, MAE.axis, MAE.scale) == ("mean error", "test mean error, digits", 1.0)
+
+
+@pytest.mark.parametrize(
+    ("measures", "headline", "sentence"),
+    [
+        ((), "mae", r"^task Other: does not declare its metric 'mae'\. Add Metric\('mae'\), with"),
+        ((Metric("loss"),), "loss", "declares its metric 'loss' otherwise than another task"),
+    ],
+)
+def test_a_headline_without_a_declaration_or_with_two_is_refused(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    measures: tuple[Metric, ...],
+    headline: str,
+    sentence: str,
+) -> None:
+    other = type("Other", (DigitByNumber,), {"measures": measures, "headline": headline})
+    register_task(monkeypatch, other)
+    with pytest.raises(UserError, match=sentence):
+        carry_out(tmp_path, *WORDS)
+    assert not list(tmp_path.glob("runs/*/*/ledger.jsonl"))
