@@ -12,15 +12,13 @@ from zdp_bench.errors import UserError
 from zdp_bench.tasks.metric import ACCURACY, NMSE, PSNR, Metric, describe
 from zdp_bench.training.evaluation import doubt
 
-GOOD = ["algorithm.noise_multiplier=0.01", "algorithm.max_grad_norm=10"]
 
-
-@pytest.mark.parametrize(("rate", "learns"), [("0.5", True), ("1e-9", False)])
+@pytest.mark.parametrize(("rate", "learns"), [("1", True), ("1e-9", False)])
 def test_a_model_with_a_small_error_has_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str, learns: bool
 ) -> None:
     register_task(monkeypatch)
-    record = carry_out(tmp_path, *WORDS, *GOOD, f"optimizer.lr={rate}").record
+    record = carry_out(tmp_path, *WORDS, f"optimizer.lr={rate}").record
     assert record["headline"]["name"] == "mae"
     assert ("warning" not in record) == learns, record["headline"]
 

@@ -73,12 +73,11 @@ def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     register_task(monkeypatch)
-    words = [*WORDS, "algorithm.noise_multiplier=0.01", "optimizer.lr=1e-9,0.1"]
+    words = [*WORDS, "algorithm.noise_multiplier=0.01", "optimizer.lr=1e-9,1"]
     found = carry_out(tmp_path, *words, sampler="grid", trials=2)
     assert (found["metric"], found["direction"]) == ("mae", "minimize")
-    best = found["trials"][found["best"] - 1]
-    assert best["values"] == {"optimizer.lr": "0.1"}
-    assert best["score"] == min(one["score"] for one in found["trials"])
+    scores = [one["score"] for one in found["trials"]]
+    assert scores[found["best"] - 1] == min(scores) < max(scores)
     assert sheet(found).numbers[0]["trial"] == found["best"]
 
 
