@@ -5,9 +5,12 @@ from __future__ import annotations
 import cmath
 import math
 from collections.abc import Callable
+from functools import partial
 
 import pytest
 import torch
+from torch import Tensor
+from torch.func import functional_call
 
 from zdp_bench.errors import UserError
 from zdp_bench.nn.activations import IGaussian, activation
@@ -109,6 +112,33 @@ def test_trained_biases_are_one_or_one_a_feature_and_do_what_they_say() -> None:
         shrunk_to.bias.copy_(torch.tensor([-0.5, -5.0]))
     out = shrunk_to(z)
     assert out[0, :, 0, 0].tolist() == [1.5, 0]
+
+
+@pytest.mark.parametrize("name", ["cardioid_trained", "cardioid_per_feature"])
+@pytest.mark.parametrize("first", [-4.0, -0.7, 0.0, 0.3, math.pi / 2, 3.0])
+def test_a_trained_cardioid_and_its_gradients_turn_with_the_bias(name: str, first: float) -> None:
+    """At z = r·exp(iφ): f = ½(1 + cos(φ + b))·z, ∂f/∂b = −½ sin(φ + b)·z, ∂f/∂φ = i·f + ∂f/∂b."""
+    layer = activation(name, len(POINTS))
+    bias = first + 0.4 * torch.arange(layer.bias.numel(), dtype=torch.float64)
+    z = torch.tensor(POINTS, dtype=torch.complex128)
+
+    def parts(bias: Tensor, modulus: Tensor, phase: Tensor) -> Tensor:
+        out = functional_call(layer, {"bias": bias}, torch.polar(modulus, phase)[None])
+        return torch.view_as_real(out[0])  # [points, 2]
+
+    slopes = torch.autograd.functional.jacobian(parts, (bias, z.abs(), z.angle()))
+    by_bias, by_modulus, by_phase = (
+        torch.view_as_complex(slope.movedim(1, -1).contiguous()) for slope in slopes
+    )  # [points, biases], and [points, points] twice
+
+    angle = z.angle() + bias
+    value = 0.5 * (1 + angle.cos()) * z
+    turning = -0.5 * angle.sin() * z
+    close = partial(torch.testing.assert_close, rtol=1e-9, atol=1e-12)
+    close(torch.view_as_complex(parts(bias, z.abs(), z.angle())), value)
+    close(by_bias, turning[:, None] if len(bias) == 1 else turning.diag())
+    close(by_modulus, (value / z.abs()).diag())
+    close(by_phase, (1j * value + turning).diag())
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
+from typing import get_args
 
 import pytest
 import torch
@@ -13,8 +15,39 @@ from tests.gradients.zoo import MODELS
 from zdp_bench.config import configured
 from zdp_bench.data import DatasetInfo
 from zdp_bench.errors import UserError
-from zdp_bench.nn.initialisation import scale_to_unit_variance
+from zdp_bench.nn.initialisation import Initialisation, initialise, scale_to_unit_variance
 from zdp_bench.training.build import build_model
+
+
+@pytest.mark.parametrize("dtype", [torch.float64, torch.complex128])
+@pytest.mark.parametrize("sizes", [(400, 900), (900, 400)], ids=["narrowing", "widening"])
+@pytest.mark.parametrize("how", get_args(Initialisation))
+def test_weights_have_the_second_moment_of_their_distribution(
+    how: Initialisation, sizes: tuple[int, int], dtype: torch.dtype
+) -> None:
+    """E|w|² in closed form; and E|w|⁴, which tells a Rayleigh modulus from a uniform one."""
+    torch.manual_seed(0)
+    fan_out, fan_in = sizes
+    layer = initialise(nn.Linear(fan_in, fan_out, dtype=dtype), how)
+    parts = 2 if dtype.is_complex else 1
+    moments = {
+        "uniform_parts": parts / (3 * fan_in),
+        "rayleigh_he": 2 / fan_in,
+        "rayleigh_glorot": 2 / (fan_in + fan_out),
+    }
+    # (E w⁴ − (E w²)²) / (E w²)² of a real part: 4/5 of a uniform one, 2 of a normal one
+    spread = (0.8 if how == "uniform_parts" else 2.0) / parts
+    power = layer.weight.detach().abs().square()
+    error = 5 * math.sqrt(spread / layer.weight.numel())
+    assert power.mean().item() == pytest.approx(moments[how], rel=error)
+    assert (power.var() / power.mean() ** 2).item() == pytest.approx(spread, rel=0.05)
+    numbers = torch.view_as_real(layer.weight.detach()) if parts == 2 else layer.weight.detach()
+    assert abs(numbers.mean().item()) < 5 * math.sqrt(moments[how] / layer.weight.numel())
+    if parts == 2:  # a uniform phase: parts of one size, that are not correlated
+        real, imaginary = numbers.unbind(-1)
+        pseudo = ((real + 1j * imaginary) ** 2).mean().abs().item()
+        assert pseudo < 5 * moments[how] / math.sqrt(layer.weight.numel())
+    assert layer.bias.detach().abs().any() == (how == "uniform_parts")
 
 
 def powers(model: nn.Module, inputs: Tensor) -> dict[str, float]:

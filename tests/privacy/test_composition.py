@@ -6,6 +6,7 @@ import math
 
 import dp_accounting
 import pytest
+from dp_accounting.dp_event import MixtureOfGaussiansDpEvent
 from dp_accounting.pld import PLDAccountant
 
 from zdp_bench.privacy.accounting import gdp_epsilon, patient_epsilon, pld, pld_uniform
@@ -77,6 +78,35 @@ def test_full_batches_compose_in_closed_form() -> None:
     # a batch of all examples hides nothing but which
     replaced = [Spent(4.0, uniform(1000), 3), Spent(9.0, uniform(1000), 5)]
     assert together(replaced, DELTA) == pytest.approx(exact, rel=1e-3)
+
+
+@pytest.mark.parametrize("sampling", [FULL, poisson(1.0)], ids=["full", "poisson"])
+@pytest.mark.parametrize(("first", "second"), [(4, 4), (2, 7), (1, 16)])
+def test_a_patient_who_is_in_every_step_composes_in_closed_form(
+    sampling: Sampling, first: int, second: int
+) -> None:
+    """Such steps move the sum by all examples at their bounds: Gaussian DP of count·√steps/z."""
+    runs = [Spent(30.0, sampling, 3, first), Spent(45.0, sampling, 5, second)]
+    exact = gdp_epsilon(math.hypot(first / 30 * math.sqrt(3), second / 45 * math.sqrt(5)), DELTA)
+    assert together(runs, DELTA) == pytest.approx(exact, rel=1e-3)
+    assert together(runs, DELTA) >= exact * (1 - 1e-9)
+    alone = gdp_epsilon(second / 45 * math.sqrt(5), DELTA)
+    assert together(runs[1:], DELTA) == pytest.approx(alone, rel=1e-3)
+
+
+@pytest.mark.parametrize("count", [2, 5])
+def test_a_patient_whose_examples_are_drawn_is_what_dp_accounting_says(count: int) -> None:
+    """The number of a patient's examples in a step is binomial; each moves the sum by a bound."""
+    theirs = PLDAccountant(value_discretization_interval=1e-3)
+    runs = [Spent(5.0, poisson(0.05), 40, count), Spent(4.0, poisson(0.2), 10, count)]
+    for run in runs:
+        rate = run.sampling.sample_rate
+        drawn = [
+            math.comb(count, k) * rate**k * (1 - rate) ** (count - k) for k in range(count + 1)
+        ]
+        event = MixtureOfGaussiansDpEvent(run.z, range(count + 1), drawn)
+        theirs.compose(event, run.steps)
+    assert together(runs, DELTA) == pytest.approx(theirs.get_epsilon(DELTA), rel=2e-3)
 
 
 @pytest.mark.parametrize("sampling", [poisson(0.05), uniform(50)])
