@@ -106,7 +106,9 @@ def move(how: Callable[[np.ndarray], np.ndarray]) -> Spoil:
 
     def act(path: Path) -> None:
         image: Any = nibabel.load(path)
-        nibabel.save(nibabel.Nifti1Image(np.asanyarray(image.dataobj).copy(), how(image.affine)), path)
+        nibabel.save(
+            nibabel.Nifti1Image(np.asanyarray(image.dataobj).copy(), how(image.affine)), path
+        )
 
     return act
 

@@ -3,9 +3,10 @@
     cifar-10-batches-bin/data_batch_{1..5}.bin, test_batch.bin
         an image: one byte label, 3072 bytes [3, 32, 32]
 
-`releases` in the card names what is known: the official files, and the same images in another order,
-by a digest over the sorted images of each part. Other images, such as a copy that went through JPEG,
-are never called CIFAR-10. The Python layout consists of pickles, which are programs, and is not read.
+`releases` in the card names what is known: the official files, and the same images in another
+order, by a digest over the sorted images of each part. Other images, such as a copy that went
+through JPEG, are never called CIFAR-10. The Python layout consists of pickles, which are programs,
+and is not read.
 """
 
 from __future__ import annotations

@@ -37,6 +37,7 @@ DAMAGED: list[tuple[str, Spoil, str]] = [
     ("recording", edit("0 2", "0.dat 2"), "calls itself '0.dat'; WFDB expects only the name, '0'"),
     ("recording", edit(" 1000", " 10\x0000"), "control character .* in its text in line 2"),
     ("recording", edit(" 1000", " 10é00"), "'Ã' in the line .*, of which WFDB knows only ASCII"),
+    ("recording", edit(" 1000(", " 1e-37("), "not finite, or not in float32"),
     ("recording", edit(" 16 ", " 16:3 "), "leads that are skewed in time"),
     ("volume", dicom(), "it is of kind image.; a data set must have files of one kind"),
     ("image", dicom(Rows=60_000), "announces 60,000×12 pixels"),

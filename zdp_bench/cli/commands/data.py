@@ -6,9 +6,13 @@ import argparse
 import sys
 from collections.abc import Iterable
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from zdp_bench.cli.arguments import add_data_root, add_format, data_root, print_sheet
 from zdp_bench.errors import UserError
+
+if TYPE_CHECKING:
+    from zdp_bench.data import Splits
 
 GROUP = "understand"
 HELP = "inspect, check and download data sets"
@@ -24,8 +28,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "cache's size",
     )
     parser.add_argument(
-        "dataset", nargs="?", help="a data set (required for fetch), or your own folder or CSV"
+        "dataset",
+        nargs="?",
+        help="a data set (required for fetch); with check also your own folder or CSV, or "
+        "recipe=NAME and any key, to count examples that are not finite",
     )
+    parser.add_argument("overrides", nargs="*", metavar="key=value", help=argparse.SUPPRESS)
     add_data_root(parser)
     add_format(parser)
     parser.add_argument("--delete", action="store_true", help="with cache: delete its contents")
@@ -33,15 +41,24 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
-    from zdp_bench.registry import lookup
+    from zdp_bench.registry import lookup, names_of_others
     from zdp_bench.report.terminal import say_state, show_data_root
 
     if options.action == "cache":
         return _show_cache(options.delete)
     root, named = data_root(options), Path(options.dataset or "")
+    if options.action == "check" and "=" in str(options.dataset) and not named.exists():
+        return _check_recipe([options.dataset, *options.overrides], options.root)
+    if options.overrides:
+        raise UserError(
+            f"{options.overrides[0]}: `zdp-bench data check recipe=NAME` takes keys, and nothing "
+            "else of `zdp-bench data` does."
+        )
     if options.action == "check" and options.dataset and named.exists():
         own = lookup("dataset", "folder")(path=str(named))
         return _say_each(str(named), own.check_files(root))
+    if options.action == "check" and options.dataset in names_of_others("dataset"):
+        return _count(options.dataset, root)
     try:
         chosen = [files.card(options.dataset)] if options.dataset else files.cards()
     except UserError as error:
@@ -64,11 +81,60 @@ def run(options: argparse.Namespace) -> int:
         print("\n".join(f"fetched: {path}" for path in fetched) or "nothing is missing")
         return 0
     code = 0
+    counts = bool(options.dataset) and _is_present(root, options.dataset)
     for card in chosen:
-        if not card.files and files.has_files(root, card):
+        if not card.files and files.has_files(root, card) and not counts:
             why = "a run checks its files" if card.holds else "it needs no files here"
             print(f"{card.name}: {say_state(root, card)}; {why}")
         code = max(code, _say_each(card.name, files.check_files(root, card)))
+    return _count(options.dataset, root) if counts and code == 0 else code
+
+
+def _is_present(root: Path, name: str) -> bool:
+    """True if a data set has its files under the root: others are generated, which takes time."""
+    from zdp_bench.data import files
+    from zdp_bench.report.terminal import say_state
+
+    return say_state(root, files.card(name)) == "present"
+
+
+def _check_recipe(words: list[str], root: Path | None) -> int:
+    """Load the data set of a configuration, and count its examples that are not finite."""
+    from zdp_bench.config import configured
+    from zdp_bench.training.setup import load_data
+
+    config = configured([*words, *([f"paths.data={root}"] if root else [])])
+    return _say_counts(config.dataset.name, load_data(config))
+
+
+def _count(name: str, root: Path) -> int:
+    """Load a data set with its default options, and count its examples that are not finite."""
+    from zdp_bench import assets
+    from zdp_bench.config.plugins import check_plugin
+    from zdp_bench.registry import lookup
+
+    shipped = assets.group(assets.DATASETS)
+    body = assets.read_yaml(shipped[name]) if name in shipped else {"name": name}
+    body.pop("card", None)
+    dataset = lookup("dataset", name)(**check_plugin("dataset", body).options)
+    return _say_counts(name, dataset.load(root))
+
+
+def _say_counts(name: str, splits: Splits) -> int:
+    """Print the examples of each part, and how many are not finite; return 2 if any is not."""
+    from zdp_bench.data.finite import count_not_finite
+
+    code = 0
+    for count in count_not_finite(splits):
+        print(f"{name}: {count.examples:,} {count.part} examples, {count.not_finite:,} not finite")
+        if count.not_finite:
+            code = 2
+            print(
+                f"zdp-bench: {name}: {count.not_finite:,} of {count.examples:,} {count.part} "
+                f"examples are not finite, of which number {count.first} (from 0) is the first; a "
+                "run would spend ε on them and not tell. Mend them, or leave them out.",
+                file=sys.stderr,
+            )
     return code
 
 

@@ -30,6 +30,7 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data import listing, readers
 from zdp_bench.extras.own_data.listing import Item, Listing
 from zdp_bench.extras.own_data.readers import Facts, Form, Kind
+from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 log = logging.getLogger(__name__)
@@ -206,9 +207,9 @@ class Folder(Form, Dataset):
             raise UserError(f"{path}: is a {kind.name}, and the model takes {takes}.")
         self._require_options(kind, path)
         kind.inspect(path, self)
-        inputs = torch.tensor(kind.read(path, self))  # a copy: some arrays are read-only
+        inputs = torch.tensor(self._read(kind, path))  # a copy: some arrays are read-only
         if not kind.is_image:
-            return inputs * (self.scale or 1)
+            return inputs
         return Examples(inputs, inputs, pixels=self.pixels).batch(torch.arange(len(inputs)))[0]
 
     def _require_options(self, kind: Kind, first: Path) -> None:
@@ -243,10 +244,20 @@ class Folder(Form, Dataset):
             own = readers.inspect(partner, reader, self)
             readers.require_same_place(partner, own, facts)
         if self.bad_examples == "skip":
-            kind.read(item.path, self)
+            self._read(kind, item.path)
             if partner and reader:
-                reader.read(partner, self)
+                self._read(reader, partner)
         return facts
+
+    def _read(self, kind: Kind, path: Path) -> np.ndarray:
+        """Return the examples of a file; reject one whose examples are not finite."""
+        examples = kind.read(path, self)
+        with np.errstate(over="ignore", invalid="ignore"):
+            scaled = examples * np.float32(self.scale) if self.scale else examples
+        with reading(path):
+            rule = f"makes examples that are not finite, with dataset.scale={self.scale or 1}"
+            expect(bool(np.isfinite(scaled).all()), rule)
+        return scaled
 
     def _digest(self, found: Listing) -> str:
         """Return the SHA-256 of the files, and of how they become numbers."""
@@ -301,8 +312,8 @@ class Folder(Form, Dataset):
         def blocks() -> Iterator[np.ndarray]:
             for path, use in zip(paths, found.used, strict=True):
                 with files.advise_skipping():
-                    block = kind.read(path, self)[use]
-                yield block * np.float32(self.scale) if self.scale else block
+                    examples = self._read(kind, path)
+                yield examples[use]
 
         dtype = kind.dtype(self)
         return torch.from_numpy(load_or_make(name, content, shape, dtype, blocks()))
