@@ -32,12 +32,15 @@ def test_a_number_counts_with_the_best_of_its_lines_and_a_run_once() -> None:
         ("b", "reduced", "1.0", "3"),
         ("c", "no data", "", ""),
         ("d", "", "1.0", "4"),
+        ("f", "did not learn", "inf", "6"),
+        ("g", "did not learn", "inf", "7"),
+        ("g", "reduced", "1.0", "8"),
     )
     first[4]["reason"] = "their pictures"
     again = make(("a", "close", "inf", "1"), ("e", "close", "2.0", "5"))
     assert coverage.sentence([first, again]) == (
-        "5 numbers: 2 as published (1 close, 1 different; 1 of 2 private with a tight ε of "
-        "∞), 1 reduced, 1 no data, 1 counted above."
+        "7 numbers: 2 as published (1 close, 1 different; 1 of 2 private with a tight ε of "
+        "∞), 2 reduced, 1 did not learn, 1 no data, 1 counted above."
     )
     counts = coverage.count([first, again])
     assert (counts[coverage.UNBOUNDED], counts["why: their pictures"]) == (1, 1)

@@ -281,6 +281,47 @@ def test_a_status_is_judged_by_points_or_deviations(
         assert cells.judge(number, values, over_folds=True) == "different", "folds are no seeds"
 
 
+WARNED = {"warning": "the model does not seem to learn"}
+TEN_CLASSES = {"data": record()["data"] | {"example": {"outputs": 10}}}
+
+
+@pytest.mark.parametrize(
+    ("metric", "value", "more", "learned"),
+    [
+        ("accuracy", 0.11, TEN_CLASSES, False),  # at the tolerance
+        ("accuracy", 0.111, TEN_CLASSES, True),
+        ("accuracy", 0.111, {}, True),  # of how many classes an old record does not state
+        ("accuracy", 0.97, TEN_CLASSES | WARNED, False),
+        ("accuracy", 0.97, WARNED, False),
+        ("accuracy", math.nan, TEN_CLASSES, False),
+        ("roc_auc", 0.3, {}, False),
+        ("roc_auc", 0.52, {}, True),
+        ("dice", 0.0, {}, False),
+        ("ssim", 0.6, {"metrics": {"zero_filled_ssim": 0.595}}, False),
+        ("nmse", 0.5, {"metrics": {"zero_filled_nmse": 0.505}}, False),
+        ("nmse", 0.4, {"metrics": {"zero_filled_nmse": 0.505}}, True),
+        ("perplexity", 0.0, {}, True),  # of which no guess is known
+    ],
+)
+def test_a_run_did_not_learn_if_it_warns_or_is_no_better_than_guessing(
+    metric: str, value: float, more: dict[str, Any], learned: bool
+) -> None:
+    run = record(headline={"name": metric, "value": value}, **more)
+    assert cells.did_not_learn(run) != learned
+
+
+@pytest.mark.parametrize(("at_chance", "status"), [(1, "different"), (2, "did not learn")])
+def test_a_line_did_not_learn_if_most_of_its_runs_did_not(
+    tmp_path: Path, at_chance: int, status: str
+) -> None:
+    for seed in range(3):
+        more = WARNED if seed < at_chance else {}
+        save(tmp_path, own("mnist", seed, 0.9, **more))
+    shown = line(tmp_path, MNIST)
+    assert shown["status"] == status
+    assert bool(shown["Δ"]) == (status == "different"), "what did not learn is compared with nothing"
+
+
 # -------------------------------------------------------------------------------- what papers print
 
 

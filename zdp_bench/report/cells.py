@@ -23,10 +23,11 @@ from zdp_bench.records import Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.number_format import interval
 from zdp_bench.report.papers import Axes, Reference
-from zdp_bench.tasks.metric import describe
+from zdp_bench.tasks.metric import Metric, describe
 
 PUBLISHED = ("as published", "reproduced", "close", "different")  # curves have the first only
 OTHER = ("other settings", "other data", "reduced")
+FAILED = ("did not learn",)
 EMPTY = ("no data", "not run")
 
 EPSILON_COLUMNS = ("epsilon", "epsilon_rdp")
@@ -34,7 +35,8 @@ EPSILON_COLUMNS = ("epsilon", "epsilon_rdp")
 RULE = (
     "Reproduced: our mean is within one point of the paper's number or, with three or more seeds, "
     "within two standard deviations. Close: within two points. Different: otherwise. A point is "
-    "1 %, or 0.01 for metrics between 0 and 1; for NMSE and PSNR, it is 2 % of the number."
+    "1 %, or 0.01 for metrics between 0 and 1; for NMSE and PSNR, it is 2 % of the number. Did not "
+    "learn: most runs end within a point of guessing, or their records warn of it."
 )
 
 
@@ -176,9 +178,11 @@ class Line:
 
     @cached_property
     def status(self) -> str:
-        """One of `PUBLISHED`, `OTHER` or `EMPTY`."""
+        """One of `PUBLISHED`, `OTHER`, `FAILED` or `EMPTY`."""
         if not self.runs:
             return "no data" if self.lacking else "not run"
+        if 2 * sum(did_not_learn(run) for run in self.runs) > len(self.runs):
+            return "did not learn"
         reduced = any(fnmatchcase(self.variant or "", pattern) for pattern in self.rules.reduced)
         if reduced or (self.axes and not all(runs for _, runs in self.jobs)):
             return "reduced"
@@ -225,6 +229,33 @@ class Line:
         return " ".join(["zdp-bench run -m", f"recipe={first.recipe}", *common])
 
 
+def did_not_learn(run: Record) -> bool:
+    """True if a record has the warning, or its headline is at most a point above guessing."""
+    metric = describe(run["headline"]["name"])
+    guess = guess_of(run, metric)
+    if guess is None:
+        return "warning" in run
+    gain = metric.gain(run["headline"]["value"], guess)
+    return "warning" in run or not gain > point_of(metric, guess)
+
+
+def guess_of(run: Record, metric: Metric) -> float | None:
+    """Return what a constant answer, or a reconstruction's zero-filled image, scores.
+
+    None if that is unknown. Classes are taken to be of one size.
+    """
+    zero_filled = run["metrics"].get(f"zero_filled_{metric.name}")
+    if zero_filled is not None:
+        return float(zero_filled)
+    classes = run["data"].get("example", {}).get("outputs", 0)
+    return 1 / classes if metric.name == "accuracy" and classes > 1 else metric.guess
+
+
+def point_of(metric: Metric, number: float) -> float:
+    """Return what counts as a point: 0.01 of a share, 2 % of another number."""
+    return 0.01 if metric.is_share else 0.02 * abs(number)
+
+
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
     """Return 'reproduced', 'close' or 'different' (`RULE`).
 
@@ -232,8 +263,7 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
     """
     if number.number is None or math.isnan(mean(values)):
         return "different"
-    point = 0.01 if describe(number.column).is_share else 0.02 * abs(number.number)
-    point = 1.0 if number.unit == "%" else point
+    point = 1.0 if number.unit == "%" else point_of(describe(number.column), number.number)
     spread = 2 * stdev(values) if len(values) >= 3 and not over_folds else 0.0
     away = abs(mean(values) - number.number) - 1e-9
     if away <= max(point, spread):

@@ -13,11 +13,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from zdp_bench.report import papers
-from zdp_bench.report.cells import EMPTY, OTHER, PUBLISHED
+from zdp_bench.report.cells import EMPTY, FAILED, OTHER, PUBLISHED
 from zdp_bench.report.sheet import Sheet
 
 AGAIN = "counted above"  # a run that fills a cell of an earlier table too
-STATUSES = (*PUBLISHED, *OTHER, *EMPTY, AGAIN)
+STATUSES = (*PUBLISHED, *OTHER, *FAILED, *EMPTY, AGAIN)
 UNBOUNDED = "of these, tight ε = ∞"
 WHY = "why: "
 
@@ -70,7 +70,7 @@ def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     counts = count(tables)
     total = sum(counts[status] for status in STATUSES)
     how = {"other settings": "with other settings", "other data": "on other data"}
-    said = [f"{counts[s]} {how.get(s, s)}" for s in (*OTHER, *EMPTY, AGAIN) if counts[s]]
+    said = [f"{counts[s]} {how.get(s, s)}" for s in (*OTHER, *FAILED, *EMPTY, AGAIN) if counts[s]]
     return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join([sum_up(counts), *said])}."
 
 
@@ -87,6 +87,7 @@ def overview(results: Path) -> str:
         ["---", "---", "---"],
         ["as published", *(sum_up(of).replace(" as published", "") for of in counts)],
         row("reduced, or on other data or settings", *OTHER),
+        row("did not learn", *FAILED),
         row("shares its run with another number", AGAIN),
         row("empty: no data, or not run", *EMPTY),
     ]
@@ -121,7 +122,7 @@ def sheet(results: Path) -> Sheet:
         name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
     }
     of |= {f"all {kind}s": of_paper(results, "", kind == "figure") for kind in ("table", "figure")}
-    columns = ("table", "all", "as published", "in another way", AGAIN, "empty", "why")
+    columns = ("table", "all", "as published", "in another way", *FAILED, AGAIN, "empty", "why")
     shown: list[list[str]] = []
     numbers: list[dict[str, object]] = []
     for name, tables in of.items():
@@ -132,7 +133,8 @@ def sheet(results: Path) -> Sheet:
         total = sum(counts[status] for status in STATUSES)
         numbers.append({"table": name, "all": total, **{s: counts[s] for s in STATUSES}})
         numbers[-1] |= {UNBOUNDED: counts[UNBOUNDED], "why": why}
-        others, empty = (sum(counts[s] for s in of_kind) for of_kind in (OTHER, EMPTY))
+        kinds = (OTHER, FAILED, (AGAIN,), EMPTY)
+        others = [sum(counts[status] for status in kind) for kind in kinds]
         published = sum_up(counts).replace(" as published", "")
-        shown.append([name, *map(str, (total, published, others, counts[AGAIN], empty)), why])
+        shown.append([name, *map(str, (total, published, *others)), why])
     return Sheet("Coverage", columns, shown, [], "", numbers)

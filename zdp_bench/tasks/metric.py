@@ -29,6 +29,7 @@ class Metric:
         less_is_better: True for an error.
         lowest: the lowest number that it can have.
         highest: the highest number that it can have; 1 for a share.
+        guess: what a model that learns nothing scores; None where that depends on the data.
     """
 
     name: str
@@ -37,6 +38,7 @@ class Metric:
     less_is_better: bool = False
     lowest: float = -math.inf
     highest: float = math.inf
+    guess: float | None = None
 
     @property
     def label(self) -> str:
@@ -65,9 +67,9 @@ class Metric:
 
 
 ACCURACY = Metric("accuracy", unit="%", lowest=0.0, highest=1.0)
-ROC_AUC = Metric("roc_auc", "ROC AUC", lowest=0.0, highest=1.0)
-DICE = Metric("dice", "Dice", lowest=0.0, highest=1.0)
-DICE_WORST = Metric("dice_worst", lowest=0.0, highest=1.0)
+ROC_AUC = Metric("roc_auc", "ROC AUC", lowest=0.0, highest=1.0, guess=0.5)
+DICE = Metric("dice", "Dice", lowest=0.0, highest=1.0, guess=0.0)
+DICE_WORST = Metric("dice_worst", lowest=0.0, highest=1.0, guess=0.0)
 SSIM = Metric("ssim", "SSIM", lowest=-1.0, highest=1.0)
 PSNR = Metric("psnr", "PSNR", unit="dB")
 NMSE = Metric("nmse", "NMSE", less_is_better=True, lowest=0.0)
