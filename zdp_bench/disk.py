@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import os
+import secrets
 import stat
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -13,11 +13,19 @@ from zdp_bench.errors import Busy, UserError
 from zdp_bench.foreign_files import open_regular
 
 
+def name_partial(path: Path) -> Path:
+    """Return a new, hidden name beside `path` for what is written before it is renamed to that.
+
+    It is random: in a container every process has the number 1, and several may share a folder.
+    """
+    return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
+
+
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
     """Write the regular file `path` atomically and durably; of two writers, one wins."""
     require_regular(path)
     make_folder(path.parent)
-    partial = path.with_name(f".{path.name}.{os.getpid()}-{threading.get_ident()}.partial")
+    partial = name_partial(path)
     try:
         with partial.open("wb") as file:
             file.write(content)

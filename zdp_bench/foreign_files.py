@@ -7,6 +7,7 @@ before the bytes it is about, so that no file takes minutes or gigabytes to be r
 from __future__ import annotations
 
 import json
+import math
 import os
 import re
 import stat
@@ -29,6 +30,7 @@ MOST_JSON = 1 << 26
 MOST_DEPTH = 40
 MOST_NODES = 20_000  # of YAML, with every alias written out
 MOST_INT = 1 << 64
+MOST_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
 _HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
 # A character of a regular expression, or a class of some, that may be repeated; a group may not.
@@ -92,6 +94,16 @@ def require_text(text: str, what: str = "text") -> str:
         where = f" in line {line}" if "\n" in text else ""
         raise Unfit(f"has a control character ({match[0]!r}) in its {what}{where}; it is damaged")
     return text
+
+
+def require_size(*sides: int) -> None:
+    """Reject an image whose header announces no pixel, or more than `MOST_PIXELS`.
+
+    A few kilobytes announce, and unpack to, gigabytes: every reader asks before it reads a pixel.
+    """
+    rule = f"announces {'×'.join(f'{side:,}' for side in sides)} pixels; "
+    rule += f"1 to {MOST_PIXELS:,} are read"
+    expect(min(sides) > 0 and math.prod(sides) <= MOST_PIXELS, rule)
 
 
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:

@@ -24,6 +24,7 @@ from typing import BinaryIO
 import numpy as np
 
 from zdp_bench.caches import cache_folder
+from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError
 
 CHUNK = 1 << 20  # bytes
@@ -61,7 +62,7 @@ def load_or_make(
         if (found := _map(path, shape, dtype)) is not None:
             return found
         log.warning("%s is damaged or from an older version, and is made again", path)
-    partial = path.with_name(f".{path.stem}.{os.getpid()}.npy")
+    partial = name_partial(path)
     size = math.prod(shape) * np.dtype(dtype).itemsize
     if size > MENTIONED:
         log.warning(
@@ -119,7 +120,7 @@ def _hash(file: BinaryIO) -> bytes:
 
 
 def _delete_left_behind(folder: Path) -> None:
-    for path in folder.glob(".*.npy"):
+    for path in folder.glob(".*.npy*"):  # also those of an older version
         if time.time() - path.stat().st_mtime > A_DAY:
             path.unlink(missing_ok=True)
 

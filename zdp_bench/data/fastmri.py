@@ -42,7 +42,7 @@ from zdp_bench.data.kspace import (
     undersample,
 )
 from zdp_bench.errors import UserError, require
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import expect, reading, require_size
 from zdp_bench.registry import register
 
 VOLUMES = (973, 199)  # of the knee release, to train and to test on
@@ -120,6 +120,7 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         expect(volumes, f"{has}; (slices, perhaps coils, rows, columns) and as many were expected")
         expect(min(shapes) > 0 and max(shapes) <= LARGEST, f"{has}; sides lie in 1 to {LARGEST:,}")
         slices, *coils, rows, columns = kspace.shape
+        require_size(*coils, rows, columns)
         smaller = image.shape[1] <= rows and image.shape[2] <= columns
         expect(smaller, f"{has}; the image is larger than its k-space")
         patient = read_attribute(file, "patient_id") or path.stem

@@ -7,13 +7,14 @@ import logging
 import os
 import shutil
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
 from zdp_bench import assets
+from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import reading
 
@@ -274,14 +275,14 @@ def write_whole(folder: Path) -> Iterator[Path]:
 
     If another process was faster, its folder stays.
     """
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
-    shutil.rmtree(partial, ignore_errors=True)
+    partial = name_partial(folder)
     _make(partial)
-    yield partial
     try:
-        os.replace(partial, folder)
-    except OSError:
-        shutil.rmtree(partial)
+        yield partial
+        with suppress(OSError):
+            os.replace(partial, folder)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 # --------------------------------------------------------------------- what cannot be read

@@ -30,10 +30,10 @@ from zdp_bench.data.files import (
     visible_files,
 )
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import expect, reading
+from zdp_bench.foreign_files import expect, reading, require_size
 
 SUFFIXES = (".nii", ".nii.gz")
-MOST_VOXELS = 2**31  # a header that announces more is damaged, or an attack on the memory
+MOST_VOXELS = 2**29  # 2,048 planes of 512 by 512, as float32 2 GB
 # The decathlon's smallest task: volumes of one contrast, 28 MB
 HIPPOCAMPI, N_HIPPOCAMPI = "Task04_Hippocampus/imagesTr", 260
 # Counts up when a file that was accepted is refused, or is read as other voxels: caches and derived
@@ -184,10 +184,11 @@ def read_labels(path: Path) -> np.ndarray:
     """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255."""
     data = read(path)
     with reading(path):
-        whole = np.round(data)
-        labels = np.abs(data - whole).max() <= WHOLE and whole.min() >= 0 and whole.max() <= 255
-        expect(labels, "is a segmentation with values other than whole numbers from 0 to 255")
-    return whole.astype(np.uint8)
+        rule = "is a segmentation with values other than whole numbers from 0 to 255"
+        expect(data.min() > -0.5 and data.max() < 255.5, rule)
+        labels = np.round(data).astype(np.uint8)
+        expect(np.abs(np.subtract(data, labels, out=data)).max() <= WHOLE, rule)
+    return labels
 
 
 def write(
@@ -213,6 +214,8 @@ def _open(path: Path) -> Any:
     expect(len(shape) in (3, 4) and min(shape) > 0, f"has shape {shape} where {rule}")
     rule = f"announces {shape} voxels, more than any volume of these sets has"
     expect(math.prod(shape) <= MOST_VOXELS, rule)
+    longest, second, *_ = sorted(shape[:3], reverse=True)
+    require_size(longest, second)
     turned = bool(np.isfinite(affine).all()) and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
     expect(turned, "has no usable affine, so its orientation is unknown")
     return image

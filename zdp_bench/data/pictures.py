@@ -17,10 +17,10 @@ import torch
 from PIL import Image, ImageOps
 
 from zdp_bench.data.nifti import Window, fit_planes
-from zdp_bench.foreign_files import Unfit, expect, reading
+from zdp_bench.foreign_files import Unfit, expect, reading, require_size
 
 Fit = Literal["resize", "crop"]
-LARGEST = 16384  # pixels along a side
+TOGETHER = 2**20  # pixels that are shown between a window's ends at once
 MOST_BYTES = 2**28  # of a DICOM file
 TURNED = (5, 6, 7, 8)  # orientations of a camera that swap rows and columns
 ORIENTATION = 274  # EXIF's number of that tag
@@ -36,8 +36,7 @@ def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
         warnings.catch_warnings(action="ignore"),  # of many pixels: PIL refuses twice as many
         Image.open(path, formats=list(formats or ("PNG", "JPEG"))) as stored,
     ):
-        wide, tall = stored.size
-        expect(max(wide, tall) <= LARGEST, f"has {wide}×{tall} pixels, too many")
+        require_size(*stored.size)
         deep = ";16B" in str(stored.tile) and not stored.mode.startswith("I")
         rule = (
             "has 16 bits per colour, of which PIL reads only the upper 8; save it with 8 bits, "
@@ -129,8 +128,13 @@ def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
         low_bits = pixels.max(initial=0) < 2**bits and (pixels % 2 ** (16 - bits)).any()
         return Image.fromarray((pixels >> (bits - 8 if low_bits else 8)).astype(np.uint8))
     low, high = window
-    shown = (pixels.astype(np.float64) - low) / (high - low)
-    return Image.fromarray((shown.clip(0, 1) * 255).round().astype(np.uint8))
+    shown = np.empty(pixels.shape, dtype=np.uint8)
+    rows = max(1, TOGETHER // max(1, pixels.shape[1]))
+    for first in range(0, len(pixels), rows):
+        part = slice(first, first + rows)
+        share = (pixels[part].astype(np.float64) - low) / (high - low)
+        shown[part] = (share.clip(0, 1) * 255).round()
+    return Image.fromarray(shown)
 
 
 def _fit(image: Image.Image, size: int, fit: Fit, how: Image.Resampling) -> Image.Image:
@@ -190,8 +194,7 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
         _require_codec(syntax)
         image = pydicom.dcmread(path, **options)
         rows, columns = int(image.Rows), int(image.Columns)
-        fits = 0 < rows <= LARGEST and 0 < columns <= LARGEST
-        expect(fits, f"announces {rows:,}×{columns:,} pixels")
+        require_size(rows, columns)
         frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
         one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
         expect(one, f"has {frames} frames of {colours}; expected one grey image per file")

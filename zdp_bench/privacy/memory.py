@@ -23,6 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.caches import cache_folder
+from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import read_json
 
@@ -70,7 +71,7 @@ def _seal(question: str, number: Any) -> str:
 
 def _write(path: Path, text: str) -> None:
     """Write a file whole. A folder that cannot be written only makes the next call slow."""
-    part = path.with_suffix(f".{os.getpid()}.part")
+    part = name_partial(path)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)
         try:
