@@ -10,7 +10,7 @@ COPY recipes ./recipes
 # --build-arg TORCH_INDEX=URL, the index of PyTorch's CPU builds, saves the CUDA libraries (4 GB).
 ARG TORCH_INDEX
 RUN pip install --no-cache-dir -c constraints.txt ${TORCH_INDEX:+--extra-index-url $TORCH_INDEX} \
-    '.[medical,audio,kernels,search]'
+    '.[medical,audio,search]'
 RUN useradd --create-home zdp && mkdir /experiment /data && chown zdp /experiment /data
 USER zdp
 WORKDIR /experiment

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import shutil
 import subprocess
 import sys
@@ -192,3 +193,9 @@ def test_the_core_works_without_it(extra: str, tmp_path: Path) -> None:
         if f".{extra}." in where:
             said = python("-m", "zdp_bench", verb, leaves=2, **here).stderr
             assert f"'{verb}' belongs to an extra that is not installed" in said
+
+
+def test_the_image_installs_extras_that_there_are() -> None:
+    text = (ROOT / "Dockerfile").read_text(encoding="utf-8")
+    (named,) = re.findall(r"'\.\[([\w,]+)\]'", text)
+    assert {*named.split(",")} <= {*PROJECT["optional-dependencies"]}

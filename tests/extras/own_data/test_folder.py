@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import logging
+import sys
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -21,6 +23,7 @@ from zdp_bench.config import configured
 from zdp_bench.data import nifti
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.extras.own_data.listing import find_items
 from zdp_bench.extras.own_data.readers import PICTURE, VOLUME_MASK, Form
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
@@ -90,6 +93,21 @@ def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:
     assert (alone.unit, alone.examples_per_patient) == ("picture", 1)
     other = folder(tmp_path / "eyes", patient="(x)")
     assert_refused(lambda: other.info(tmp_path), "p0_L.png", "first group")
+
+
+def test_a_folder_may_be_deeper_than_python_recurses(scans: Path) -> None:
+    deep = scans / "sick/s0" / "/".join("d" * 300)
+    deep.mkdir(parents=True)
+    (scans / "sick/s0/0.png").rename(deep / "0.png")
+    limit = sys.getrecursionlimit()
+    sys.setrecursionlimit(len(inspect.stack()) + 150)
+    try:
+        items = find_items(scans, patient=None)
+    finally:
+        sys.setrecursionlimit(limit)
+    assert len(items) == 24
+    assert deep / "0.png" in [item.path for item in items]
+    assert [item.patient for item in items][:2] == ["s0", "s0"]
 
 
 def test_colour_and_crop(tmp_path: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shutil
+import stat
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -66,6 +67,11 @@ def test_several_runs_are_told_apart(tmp_path: Path) -> None:
     assert f"{private[:8]} (dp_sgd" in str(caught.value)
     assert f"{plain[:8]} (sgd" in str(caught.value)
     assert export(tmp_path, plain[:8], tmp_path / "a")["run"] == plain
+
+
+def test_every_file_of_an_export_may_be_read_by_the_same_people(exported: Path) -> None:
+    modes = {stat.S_IMODE(path.stat().st_mode) for path in exported.iterdir() if path.is_file()}
+    assert len(modes) == 1
 
 
 def test_weights_of_every_kind_come_back_bit_for_bit(tmp_path: Path) -> None:

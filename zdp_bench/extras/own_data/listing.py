@@ -159,13 +159,26 @@ def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[It
 
 
 def _files_below(folder: Path) -> Iterator[Path]:
+    """Yield every file in a folder and those below it, however deep, in the order of names."""
+    pending = _entries(folder)
+    while pending:
+        path = pending.pop()
+        if path.is_dir() and not path.is_symlink():
+            pending += _entries(path)
+        else:
+            yield path
+
+
+def _entries(folder: Path) -> list[Path]:
+    """List what is in a folder from the last name to the first, without signals of a header."""
     here = visible_files(folder)
     headers = {path.stem for path in here if path.suffix == HEADER}
-    for path in here:
-        if path.is_dir() and not path.is_symlink():
-            yield from _files_below(path)
-        elif path.suffix == HEADER or path.stem not in headers:
-            yield path
+    entries = []
+    for path in reversed(here):
+        is_folder = path.is_dir() and not path.is_symlink()
+        if is_folder or path.suffix == HEADER or path.stem not in headers:
+            entries.append(path)
+    return entries
 
 
 def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:

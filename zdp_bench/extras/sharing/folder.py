@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import save_file
+from safetensors.torch import save
 from torch import Tensor
 
 from zdp_bench import records
@@ -185,7 +185,8 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
         .clone()
         for name, t in tensors.items()
     }
-    save_file(plain, path, {"format": "pt", **({_AS_PAIRS: " ".join(pairs)} if pairs else {})})
+    metadata = {"format": "pt", **({_AS_PAIRS: " ".join(pairs)} if pairs else {})}
+    path.write_bytes(save(plain, metadata))  # `save_file` lets nobody else read it
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
