@@ -28,7 +28,7 @@ napoleon_use_ivar = True
 
 # The pages are plain Markdown that a forge shows too. What only the site can show is added here.
 CONTENTS = {
-    "Use": "tutorial own_data library tuning results epsilon audit_own",
+    "Use": "tutorial own_data library tuning results epsilon audit_own glossary",
     "Findings": "cost complex papers performance",
     "Scale": "cluster federated",
     "Internals": "architecture contributing threat-model reference api",

@@ -53,7 +53,7 @@ UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: someone may "
     "have rewritten the whole run",
     "the training data, the test metrics, the most examples of one patient, versions and commit: "
-    "nothing else confirms them",
+    "cannot be recomputed from this folder",
 )
 UNPROVABLE_OF_OWN = "the network's size, and that the owner's loop was private outside its steps"
 
@@ -226,7 +226,7 @@ def _compare_each(
     """Compare stated values with those computed again, where there are any."""
     for key, value in stated.items():
         if key in unsaid:
-            yield Check(f"{where}.{key}", "not checked", "nothing else confirms it")
+            yield Check(f"{where}.{key}", "not checked", "cannot be recomputed from this folder")
         else:
             yield _compare(f"{where}.{key}", again.get(key), value)
 
