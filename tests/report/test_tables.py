@@ -319,7 +319,7 @@ def test_a_line_did_not_learn_if_most_of_its_runs_did_not(
         save(tmp_path, own("mnist", seed, 0.9, **more))
     shown = line(tmp_path, MNIST)
     assert shown["status"] == status
-    assert bool(shown["Δ"]) == (status == "different"), "what did not learn is compared with nothing"
+    assert bool(shown["Δ"]) == (status == "different"), "of a run that learnt alone"
 
 
 # -------------------------------------------------------------------------------- what papers print
