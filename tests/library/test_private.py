@@ -30,6 +30,7 @@ from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
+from tests.ledgers import OnDisk
 from tests.library.conftest import Make
 from tests.library.small import CLASSES, begin, data, defaults, network, reading, train
 from tests.modules import Made
@@ -468,7 +469,6 @@ def test_a_ledger_that_is_harmed_while_its_training_runs(
     private = make(ledger="ledger.jsonl")
     (tmp_path / "elsewhere").mkdir()
     monkeypatch.chdir("elsewhere")  # which is no harm
-    private.ledger.reserve(0)  # a line for each step
     train(private, most=2)
     private.save()
     assert (tmp_path / "ledger.pt").is_file()
@@ -507,13 +507,11 @@ def test_a_full_disk_is_one_sentence_and_loses_no_step(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ledger, "RESERVED", 1e9)  # seconds, so that steps are left to settle
+    monkeypatch.setattr(ledger, "SYNC_SECONDS", 0 if act == "step" else 1e9)
     private = make()
     train(private, most=3)
     batch = next(private.batches())
     acts = {"save": private.save, "close": private.close, "step": lambda: private.step(batch)}
-    if act == "step":
-        private.ledger.settle()  # the next one has a line of its own
     with monkeypatch.context() as patch:
         patch.setattr(os, "fsync", full)
         with pytest.raises(
@@ -528,6 +526,29 @@ def test_a_full_disk_is_one_sentence_and_loses_no_step(
     again = make()
     assert again.ledger.releases >= counted
     assert again.resume() == (act != "close")
+
+
+@pytest.mark.parametrize("act", ["save", "close", "export", "epsilon", "report", "epsilon_with"])
+def test_all_steps_are_on_disk_before_what_they_led_to_leaves(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
+) -> None:
+    held = OnDisk(monkeypatch)
+    private = make()
+    train(private, most=3)
+    path = tmp_path / "ledger.jsonl"
+    with pytest.raises(AssertionError):
+        held.check(path)
+    other = make(ledger=tmp_path / "other.jsonl") if act == "epsilon_with" else None
+    acts: dict[str, Callable[[], object]] = {
+        "save": private.save,
+        "close": private.close,
+        "export": lambda: private.export(tmp_path / "model"),
+        "epsilon": lambda: private.epsilon,
+        "report": private.report,
+        "epsilon_with": lambda: other and other.epsilon_with(private),
+    }
+    acts[act]()
+    held.check(path)
 
 
 def test_a_training_that_is_let_go_with_its_folder_says_nothing(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import pickle
@@ -10,7 +11,7 @@ import tracemalloc
 from collections.abc import Callable
 from itertools import count
 from pathlib import Path
-from types import FrameType, SimpleNamespace
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -18,7 +19,7 @@ import pytest
 from tests.ledgers import in_a_fork, steps_in
 from zdp_bench.errors import UserError
 from zdp_bench.privacy import ledger as module
-from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, set_aside
+from zdp_bench.privacy.ledger import Ledger, LedgerError, Position, Tally, set_aside
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 SAMPLING = Sampling("poisson", 0.1, 10.0, 100)
@@ -87,7 +88,7 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
 
 
 def test_a_copy_of_a_ledger_belongs_to_the_process_that_is_sent_it() -> None:
-    sent = pickle.dumps(module.Copy((), Position(0, ""), True))
+    sent = pickle.dumps(Tally(True))
 
     def act() -> str:
         held = pickle.loads(sent)
@@ -122,131 +123,72 @@ def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(p
         assert ledger.releases == releases
 
 
-# --------------------------------------------------------------------------- steps reserved ahead
+# --------------------------------------------------------- ledgers of version 0.1 reserved steps
 
 
-@pytest.fixture
-def clock(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every look at the clock takes 5 ms, and so does a step."""
-    now = count()
-    clock = SimpleNamespace(monotonic=lambda: 1e5 + 0.005 * next(now))
-    monkeypatch.setattr(module, "time", clock)
+def write_reserved(path: Path, *lines: dict[str, Any]) -> list[int]:
+    """Write a ledger as version 0.1 did; return the steps that it counts."""
+    head = module.Head(MECHANISM.digest(), repeatable=True)
+    content = module.make_line("0" * 64, head)
+    digests = [module.chain("0" * 64, head)]  # after the head, and after each step that counts
+    steps: list[int] = []
+    for line in lines:
+        if "taken" in line:
+            kept = len(steps) - (steps[-1] + 1 - line["taken"])
+            del steps[kept:], digests[kept + 1 :]
+        else:
+            for step in range(line["step"], line.get("to", line["step"] + 1)):
+                steps.append(step)
+                digests.append(module.chain(digests[-1], module.Step(step)))
+        content += json.dumps(line | {"sha256": digests[-1]}, sort_keys=True).encode() + b"\n"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(content)
+    return steps
 
 
-def reserving(
-    path: Path, steps: int, until: int, most: int | None = None, repeatable: bool = True
-) -> Ledger:
-    """A ledger that has taken so many steps."""
-    ledger = Ledger(path, MECHANISM, repeatable)
-    ledger.reserve(until, most)
-    for step in range(steps):
-        ledger.append(step)
-        module.time.monotonic()
-    return ledger
+OLD = {
+    "whole": [{"step": 0, "to": 4}, {"step": 4, "to": 9}],
+    "given back": [{"step": 0, "to": 40}, {"taken": 3}, {"step": 3, "to": 5}, {"step": 5}],
+    "twice": [{"step": 0, "to": 40}, {"taken": 3}, {"step": 3, "to": 50}, {"taken": 4}],
+}
 
 
-def killed_at(*of: Any, **how: Any) -> Ledger:
-    """The same, whose process was killed then."""
-    ledger = reserving(*of, **how)
-    ledger._file.close()
-    return ledger
-
-
-@pytest.mark.usefixtures("clock")
-def test_steps_are_reserved_for_a_fifth_of_a_second_and_the_chain_does_not_tell(
-    path: Path, tmp_path: Path
+@pytest.mark.parametrize("name", OLD)
+def test_an_old_ledger_with_reserved_steps_counts_those_and_goes_on(
+    path: Path, tmp_path: Path, name: str
 ) -> None:
-    plain = write(tmp_path / "plain", *range(300)).position
-    ledger = reserving(path, 300, 1000)
-    lines = path.read_text().splitlines()
-    assert 300 * 0.005 / 0.2 <= len(lines) <= 30
-    assert ledger.position == plain
-    ledger.close()
-    assert reopen(path).position == plain
-    assert steps_in(path) == list(range(300))
-    module.spread(path)  # what is handed on does not tell how long the steps took
+    steps = write_reserved(path, *OLD[name])
+    plain = write(tmp_path / "plain", *range(len(steps)))
+    assert reopen(path, at_least=plain.position).position == plain.position
+    assert module.count_releases([path], True) == len(steps)
+    after = write(path, len(steps))
+    assert (after.releases, reopen(path).releases) == (len(steps) + 1, len(steps) + 1)
+    assert after.position == write(tmp_path / "plain", len(steps)).position
+    module.rewrite(path)  # what is handed on does not tell how long the steps took
     assert path.read_bytes() == (tmp_path / "plain").read_bytes()
 
 
-@pytest.mark.usefixtures("clock")
-@pytest.mark.parametrize("repeatable", [True, False])
-def test_after_a_kill_what_was_reserved_counts(path: Path, repeatable: bool) -> None:
-    killed = killed_at(path, 100, 1000, repeatable=repeatable)
-    assert killed.releases == 100
-    after = reopen(path, repeatable)
-    assert 100 < after.releases <= 100 + 0.2 / 0.005 + 1
-    assert after.releases == len(steps_in(path))
-    ledger = Ledger(path, MECHANISM, repeatable, killed.position)  # as of a checkpoint
-    ledger.reserve(1000)
-    for step in range(60, 110):
-        ledger.append(step)
-    assert ledger.releases == (max(110, after.releases) if repeatable else after.releases + 50)
-    assert ledger.releases_before(110) == (110 if repeatable else ledger.releases)
-    ledger.close()
-
-
-@pytest.mark.usefixtures("clock")
-def test_no_more_is_reserved_than_the_plan_and_the_budget_have(tmp_path: Path) -> None:
-    for steps in range(1, 31, 4):
-        killed_at(tmp_path / f"plan{steps}", steps, 30)
-        assert steps <= reopen(tmp_path / f"plan{steps}").releases <= 30
-        killed_at(tmp_path / f"budget{steps}", steps, 1000, most=30)
-        assert steps <= reopen(tmp_path / f"budget{steps}").releases <= 30
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_step_out_of_turn_gives_back_what_was_reserved(path: Path) -> None:
-    ledger = reserving(path, 50, 1000, repeatable=False)
-    ledger.append(49)  # an attempt that failed
-    assert ledger.releases == 51
-    ledger.close()
-    again = reopen(path, repeatable=False)
-    assert (again.releases, again.position) == (51, ledger.position)
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_state_that_is_noted_amid_what_was_reserved_is_found_again(path: Path) -> None:
-    ledger = Ledger(path, MECHANISM, True)
-    ledger.begin("code", 0, "new")
-    ledger.reserve(1000)
-    for step in range(100):
-        ledger.append(step)
-        if step == 49:
-            ledger.note("code", 50, "saved")
-    ledger._file.close()
-    again = Ledger(path, MECHANISM, True)
-    again.begin("code", 50, "saved")
-    assert (again.generation, again.releases_before(50)) == ("", 50)
-    assert again.releases > 100
-    again.close()
-
-
-@pytest.mark.usefixtures("clock")
-def test_a_fork_gives_nothing_back(path: Path) -> None:
-    ledger = reserving(path, 50, 1000)
-    before = path.read_bytes()
-
-    def act() -> str:
-        ledger.close()
-        return "closed"
-
-    assert in_a_fork(act) == "closed"
-    assert path.read_bytes() == before
-    ledger.close()
-    assert reopen(path).releases == 50
-
-
-@pytest.mark.usefixtures("clock")
 @pytest.mark.parametrize(
-    ("old", "new"), [('"to": ', '"to": 1'), ('"to": ', '"to": -'), ('"taken": 50', '"taken": 49')]
+    ("old", "new"),
+    [
+        ('"to": 9', '"to": 10'),
+        ('"to": 9', '"to": -9'),
+        ('"to": 9', '"to": 1000000000000'),
+        ('"taken": 3', '"taken": 2'),
+        ('"taken": 3', '"taken": 40'),
+    ],
 )
 def test_a_reservation_that_was_edited_is_refused(path: Path, old: str, new: str) -> None:
-    reserving(path, 50, 1000).close()
-    whole = path.read_text()
-    assert old in whole
-    path.write_text(whole.replace(old, new))
+    write_reserved(path, *OLD["given back" if "taken" in old else "whole"])
+    path.write_text(path.read_text().replace(old, new))
     with pytest.raises(LedgerError, match="edited"):
         reopen(path)
+
+
+def test_a_damaged_reservation_counts_as_many_steps_as_it_may_hold(path: Path) -> None:
+    write_reserved(path, {"step": 0, "to": 40}, {"step": 40, "to": 120})
+    path.write_text(path.read_text().replace('"step": 40', '"st'))
+    assert module.count_releases([path], True) >= 120
 
 
 # --------------------------------------------------------------------- the same release, or another
@@ -315,15 +257,57 @@ def test_a_ledger_that_is_set_aside_still_counts_where_noise_is_secure(path: Pat
         Ledger(path, MECHANISM, False)
 
 
-def test_a_ledger_that_is_set_aside_repeats_only_what_is_the_same(path: Path) -> None:
+@pytest.mark.parametrize(
+    ("made", "start", "state", "upto", "releases"),
+    [
+        ("code", 0, "new", 3, 5),  # the same releases
+        ("code", 0, "new", 7, 7),
+        ("other code", 0, "new", 3, 5 + 3),
+        ("other code", 0, "new", 7, 5 + 7),
+        ("", 0, "new", 5, 5 + 5),  # where nothing repeats
+        ("code", 0, "other weights", 5, 5 + 5),
+        ("code", 2, "saved", 5, 5 + 3),
+    ],
+)
+def test_a_ledger_that_is_set_aside_counts_all_that_is_not_the_same_release(
+    path: Path, made: str, start: int, state: str, upto: int, releases: int
+) -> None:
     begun(path, "code", 0, "new", 5)
     set_aside(path)
-    same = begun(path, "code", 0, "new", 5)[0]
-    assert (same.generation, same.releases) == ("", 5)
+    other, again = begun(path, made, start, state, upto)
+    is_same = releases == max(5, upto)
+    assert (other.generation == "", again == 0) == (is_same, is_same)
+    assert steps_in(path) == list(range(start, upto))  # its own file is whole all the same
+    assert other.releases_before(start) == (0 if is_same else 5)
+    assert other.releases_before(upto) == (upto if is_same else releases)
+    for held in (other, reopen(path, at_least=other.position), other.copy()):
+        assert (held.releases, held.position) == (releases, other.position)
+    assert module.count_releases([path, *module.those_aside(path)], True) == releases
     set_aside(path)
-    other = begun(path, "other code", 0, "new", 5)[0]
-    assert other.generation
-    assert other.releases == 5
+    third, _ = begun(path, made or "third code", start, state, upto)  # the second's, if it repeats
+    assert third.releases == releases + (0 if made else upto - start)
+    (path.parent / "ledger.jsonl.1").unlink()
+    if not is_same:
+        with pytest.raises(LedgerError, match="truncated"):  # a count that shrank
+            Ledger(path, MECHANISM, True, third.position)
+
+
+def test_steps_that_are_left_are_counted_before_they_are_taken(path: Path) -> None:
+    begun(path, "code", 0, "new", 5)
+    ledger = Ledger(path, MECHANISM, True)
+    ledger.begin("code", 0, "new")
+    assert (ledger.releases_after(0, 8), ledger.releases_after(7, 8)) == (8, 6)
+    ledger.begin("other code", 0, "new")
+    assert ledger.releases_after(0, 8) == 5 + 8
+    ledger.close()
+
+
+def test_a_ledger_of_another_mechanism_that_is_set_aside_is_refused(path: Path) -> None:
+    """No number of steps of this mechanism stands for those of that one."""
+    Ledger(path, OTHER, True).close()
+    set_aside(path)
+    with pytest.raises(LedgerError, match="another noise"):
+        Ledger(path, MECHANISM, True)
 
 
 @pytest.mark.parametrize("name", ["ledger.jsonl", "of [my] *.jsonl"])
@@ -343,34 +327,78 @@ def test_a_copy_that_somebody_keeps_beside_a_ledger_is_none_that_was_set_aside(
 def test_what_is_set_aside_is_counted_though_it_is_damaged(path: Path) -> None:
     reopen(path).path.with_name("ledger.jsonl.1").write_text("not json\nnor this\n")
     path.unlink()
-    assert reopen(path, repeatable=False).earlier == 2 + 4
+    assert reopen(path, repeatable=False).earlier == 2
     path.with_name("ledger.jsonl.1").unlink()
     path.unlink()
-    begun(path, "code", 0, "new", 5, secure=True)
-    path.write_bytes(path.read_bytes()[:-20] + b"\xff\nnot json\n[]\n")
-    set_aside(path)
-    assert begun(path, "code", 0, "new", 1, secure=True)[0].releases >= 6
+    for secure in (True, False):
+        begun(path, "code", 0, "new", 5, secure=secure)
+        whole = path.read_bytes()
+        lines = whole.splitlines(keepends=True)
+        damages = [
+            whole[:-20] + b"\xff\nnot json\n[]\n",
+            whole[:-20] + bytes(20),
+            b"".join([*lines[:2], bytes(len(lines[2])), *lines[3:]]),
+            bytes(len(whole)),
+            b"".join(lines[1:]),
+        ]
+        for damaged in damages:
+            path.with_name("ledger.jsonl.1").write_bytes(damaged)
+            path.unlink()
+            assert 6 <= begun(path, "code", 0, "new", 1, secure=secure)[0].releases <= 12
+        path.with_name("ledger.jsonl.1").unlink()
+        path.unlink()
 
 
 # ------------------------------------------------------------------------- on disk before the noise
 
 
-def test_append_returns_only_after_the_line_is_synced(
+class Disk:
+    """Which lines of a ledger the last fsync left on disk. Each look at the clock is 50 ms on."""
+
+    def __init__(self, path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.path, self.lines = path, 0
+        now, real = count(), os.fsync
+
+        def fsync(descriptor: int) -> None:
+            real(descriptor)
+            self.lines = path.read_bytes().count(b"\n") if path.exists() else 0
+
+        monkeypatch.setattr(module.os, "fsync", fsync)
+        monkeypatch.setattr(module.time, "monotonic", lambda: 1e5 + 0.05 * next(now))
+
+    @property
+    def missing(self) -> int:
+        return self.path.read_bytes().count(b"\n") - self.lines
+
+
+def test_a_line_is_in_the_file_at_once_and_on_disk_in_a_fifth_of_a_second(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    held = Disk(path, monkeypatch)
     ledger = Ledger(path, MECHANISM, repeatable=True)
-    synced: list[int] = []
-    real = os.fsync
+    missing = []
+    for step in range(40):
+        ledger.append(step)
+        assert steps_in(path) == list(range(step + 1))
+        missing.append(held.missing)
+    assert 0 < max(missing) <= 0.2 / 0.05
+    assert 0 < missing.count(0) < 20  # and no more often
+    ledger.close()
 
-    def spy(descriptor: int) -> None:
-        real(descriptor)
-        synced.append(path.read_bytes().count(b"\n"))
 
-    monkeypatch.setattr(module.os, "fsync", spy)
+def test_a_ledger_is_on_disk_after_sync_and_close(
+    path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = Disk(path, monkeypatch)
+    ledger = Ledger(path, MECHANISM, repeatable=True)
+    assert held.missing == 0
     ledger.append(0)
+    assert held.missing == 1
+    ledger.sync()
+    assert held.missing == 0
     ledger.append(1)
     ledger.close()
-    assert synced == [2, 3]
+    assert held.missing == 0
 
 
 class Faulty:
@@ -410,6 +438,7 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
         if fault == "full":
             ledger._file = Faulty(file, full=True)
         else:
+            patch.setattr(module, "SYNC_SECONDS", 0)
             patch.setattr(module.os, "fsync", raising(fault))
         with pytest.raises((OSError, KeyboardInterrupt)):
             ledger.append(1)
@@ -536,9 +565,26 @@ def test_every_edit_is_refused_with_file_and_line(tmp_path: Path) -> None:
 def test_lines_with_a_right_chain_but_no_step_are_refused(path: Path) -> None:
     digest = write(path, 0, 1).position.digest
     lines = path.read_bytes()
-    for body in ({"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}):
-        path.write_bytes(lines + module.make_line(digest, body) + b"\n")
-        with pytest.raises(LedgerError, match="line 4: not a step"):
+    bodies: list[Any] = [{"step": "1"}, {"step": True}, {"steps": 1}, {"step": 1, "free": 1}, {}]
+    bodies += [{"taken": 1}, {"step": 1, "of": 2}, {"step": None}, {"made": "", "step": 1}, [], 3]
+    head = json.loads(lines.splitlines()[0])
+    bodies.append({key: value for key, value in head.items() if key != "sha256"})
+    for body in bodies:
+        text = json.dumps(body, sort_keys=True)
+        claimed = hashlib.sha256((digest + text).encode()).hexdigest()
+        line = body | {"sha256": claimed} if isinstance(body, dict) else body
+        path.write_bytes(lines + json.dumps(line, sort_keys=True).encode() + b"\n")
+        with pytest.raises(LedgerError, match=r"line 4: not a (step|ledger line)"):
+            reopen(path)
+
+
+@pytest.mark.parametrize("zeros", [1, 50, 5000])
+def test_a_ledger_that_ends_in_zeros_is_refused(path: Path, zeros: int) -> None:
+    """A kill writes none, and how many steps they replace is not known."""
+    write(path, 0, 1)
+    for content in (path.read_bytes(), path.read_bytes()[:-30], b""):
+        path.write_bytes(content + bytes(zeros))
+        with pytest.raises(LedgerError, match="not a ledger line"):
             reopen(path)
 
 

@@ -21,7 +21,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import Copy, Ledger, Position
+from zdp_bench.privacy.ledger import Ledger, Tally
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import SecureNoise, SeededNoise
 from zdp_bench.training import run as module
@@ -44,7 +44,7 @@ def trained(case: tuple, ranks: Ranks, folder: Path, secure: bool = False) -> We
     algorithm, model, kind = make(case)
     noise = SecureNoise() if secure else SeededNoise(5)
     folder.mkdir(parents=True, exist_ok=True)
-    ledger: Any = Copy((), Position(0, ""), noise.repeatable)
+    ledger: Any = Tally(noise.repeatable)
     if ranks.is_first:
         ledger = Ledger(folder / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
     optimizer = torch.optim.Adam(model.parameters(), lr=0.1)

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.ledgers import steps_in
+from tests.ledgers import OnDisk, steps_in
 from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
@@ -22,7 +22,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.report.terminal import show_run
 from zdp_bench.tasks.metric import ACCURACY
-from zdp_bench.training import evaluation
+from zdp_bench.training import checkpoint, evaluation
 from zdp_bench.training import run as experiment
 from zdp_bench.training.evaluation import evaluate
 from zdp_bench.training.progress import Watcher
@@ -101,6 +101,25 @@ def kill_after(monkeypatch: pytest.MonkeyPatch, step: int, results: Path, *words
         after_each_step(patch, die)
         with pytest.raises(PowerCut):
             carry_out(results, *words)
+
+
+def test_all_steps_are_on_disk_before_what_they_led_to_is_saved_or_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = OnDisk(monkeypatch)
+
+    def ledgers() -> list[Path]:
+        return list(tmp_path.glob("runs/*/*/ledger.jsonl"))
+
+    class Shown(Silent):
+        def evaluated(self, *told: Any) -> None:
+            [held.check(path) for path in ledgers()]
+
+    places = [(checkpoint, "save"), (experiment, "evaluate"), (records, "write")]
+    for place, name in places:
+        monkeypatch.setattr(place, name, held.before(getattr(place, name), ledgers))
+    run(configured(tmp_path, "execution.checkpoint_steps=3"), Shown())
+    assert held.checks >= 20 // 3 + 2 + 1 + 2
 
 
 def test_a_run_writes_what_it_promises(finished: Outcome, tmp_path: Path) -> None:

@@ -147,7 +147,7 @@ def test_the_log_has_start_epochs_warnings_and_end_and_the_terminal_its_warnings
     monkeypatch.setattr(run, "execution_digest", lambda *_: "other")  # its steps count again
     home = run.run(config, Reporter(Silent(), config)).path.parent
     said = capsys.readouterr().err
-    assert "4 steps of a stopped process are repeated" in said
+    assert "4 steps of an earlier process are repeated" in said
     lines = [line.split(" ", 2)[2] for line in (home / "run.log").read_text().splitlines()]
     start, epoch = "INFO quickstart seed 0: starts at step 10 of 20", "INFO epoch 2, step 20  "
     assert lines[0] == "INFO stopped: PowerCut"
@@ -221,7 +221,7 @@ def test_a_killed_run_that_goes_on_otherwise_takes_its_steps_again_with_other_no
         write_other_weights(tmp_path)
     resumed = carry_out(tmp_path, *([change] if "=" in change else [])).record
     assert resumed["privacy"]["steps"] == 24
-    assert "4 steps of a stopped process are repeated" in caplog.text
+    assert "4 steps of an earlier process are repeated" in caplog.text
     assert len(keys) == 24
     assert not set(keys[:14]) & set(keys[14:])
 

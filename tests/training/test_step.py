@@ -12,6 +12,7 @@ import pytest
 import torch
 from torch import nn
 
+from tests.ledgers import OnDisk
 from zdp_bench.algorithms import Problem, mean
 from zdp_bench.algorithms.zeta_dp_sgd import ZetaDPSGD
 from zdp_bench.errors import UserError
@@ -70,6 +71,17 @@ def test_dividing_in_passing_gives_the_bits_of_dividing_afterwards(tmp_path: Pat
             private_step(of, 0, iter([batch]), 7.0)
             moved.append(weights(of))
     assert all(torch.equal(one, other) for one, other in zip(*moved, strict=True))
+
+
+def test_a_step_is_on_disk_before_its_noisy_sum_is_sent_to_other_ranks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, path = OnDisk(monkeypatch), tmp_path / "ledger.jsonl"
+    monkeypatch.setattr(_Ranks, "all_reduce", held.before(_Ranks.all_reduce, lambda: [path]))
+    with training(path, ranks=_Ranks(size=2)) as of:
+        private_step(of, 0, iter([]), 7.0)
+        private_step(of, 1, iter([]), 7.0)
+    assert held.checks == 2
 
 
 def test_an_algorithm_that_makes_more_than_the_mean_of_its_release_is_asked(tmp_path: Path) -> None:

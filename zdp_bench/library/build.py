@@ -44,7 +44,7 @@ from zdp_bench.library.optimizers import (
 )
 from zdp_bench.library.private import Private, writable
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.mechanism import MOST, Sampling
 from zdp_bench.privacy.statement import require_delta, warn_of
 from zdp_bench.training import checkpoint
@@ -139,8 +139,7 @@ def make_private(
     Formal guarantees: those of `Private`, for neighbours that are drawn at the same rate.
         - With `sample_rate`, they may differ in n: rate, divisor, mechanism, count of steps, report
           and exported folder follow from the arguments, and none of them from n. (The steps' time
-          and memory do, and so how many steps a line of the ledger's own file reserves.) With
-          `unit`, `max_examples` is needed: owners' sizes are private too.
+          and memory do.) With `unit`, `max_examples` is needed: owners' sizes are private too.
         - With `batch_size`, n is public: ε holds for data sets at the rate `batch_size` / n of this
           one, which says n.
 
@@ -293,7 +292,7 @@ def _build_algorithm(
 
 def _open(
     path: Path, run: str, algorithm: Algorithm, whose: str, randomness: str, ranks: Ranks
-) -> tuple[Ledger, checkpoint.Checkpoint | None, ExitStack]:
+) -> tuple[Tally, checkpoint.Checkpoint | None, ExitStack]:
     """Open or continue the ledger, one training at a time; rank 0 does so for all."""
     saved = None
     with ExitStack() as held, writable("ledger", path):

@@ -30,7 +30,7 @@ from zdp_bench.gradients import Batch
 from zdp_bench.gradients.cross_check import same_draws
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
-from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.noise import HedgedNoise, NoiseSource, SecureNoise, SeededNoise, run_key
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
@@ -58,7 +58,7 @@ class Keys:
     seed: int | None  # None: each key is drawn from the operating system
     secure: bool
 
-    def of_step(self, model: nn.Module, ledger: Ledger) -> str:
+    def of_step(self, model: nn.Module, ledger: Tally) -> str:
         """Return the key of the step that the ledger's next line is for."""
         if self.seed is None:  # never from what a copy of the process, or of its memory, has too
             return os.urandom(32).hex()

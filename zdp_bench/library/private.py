@@ -35,7 +35,7 @@ from zdp_bench.library.optimizers import (
 from zdp_bench.library.trails import Trail
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
-from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.noise import SecureNoise
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, draw_batch, read_in_pieces
@@ -101,7 +101,7 @@ class Private:
     checked_loss: Callable[[], float]  # on what the model was checked on
     regulariser: Regulariser | None
     run: str  # digest of mechanism, plan and `whose`; a checkpoint of another training is refused
-    ledger: Ledger
+    ledger: Tally
     ledger_file: Path  # rank 0 writes it
     count_earlier: bool  # steps of the ledger that the model has not taken may count in ε
     owners: Patients | None
@@ -129,7 +129,6 @@ class Private:
         if self.target_epsilon is not None:
             most, mechanism = self.ledger.releases + self.steps, self.algorithm.mechanism()
             self._limit = affordable_steps(mechanism, self.delta, self.target_epsilon, most)
-        self.ledger.reserve(self.steps, self._limit)
         self._training = Training(
             self.algorithm,
             self.model,
@@ -168,7 +167,7 @@ class Private:
         if self.done < self.steps:
             log.warning(
                 "stopped at %d of %d steps, because target_epsilon is used up: %d more steps in "
-                "the ledger (reserved, lost or of another model) count too",
+                "the ledger (lost or of another model) count too",
                 self.done,
                 self.steps,
                 self.ledger.releases - self.done,
@@ -302,9 +301,15 @@ class Private:
             )
         require_held(parameters, self.optimizer)
 
+    def _sync(self) -> None:
+        """Force the ledger to disk, before what its steps led to leaves the process."""
+        with explain_write_errors(self.ledger_file, "call it again"):
+            self.ledger.sync()
+
     @property
     def epsilon(self) -> float:
-        """The tight ε of all releases so far."""
+        """The tight ε of all releases so far, which are on disk then."""
+        self._sync()
         mechanism = self.algorithm.mechanism()
         return tight_epsilon(mechanism, self.ledger.releases, self.delta)
 
@@ -325,6 +330,7 @@ class Private:
         if len({one.ledger_file.resolve() for one in trainings}) < len(trainings):
             raise UserError("private.epsilon_with: pass each ledger's run once.")
         for one in trainings:
+            one._sync()
             # `whose` names no owners where their number is private
             if (one.delta, owners_digest(one.owners)) != asked:
                 raise UserError("private.epsilon_with: all runs need the same delta and unit.")
@@ -342,6 +348,7 @@ class Private:
         depends on and no ε covers. `steps_taken` are those that led to these weights; `steps`,
         which ε counts, are all of the ledger.
         """
+        self._sync()
         releases = self.ledger.releases
         mechanism, secure = self.algorithm.mechanism(), self.keys.secure
         report = released_report(mechanism, self.ledger, releases, self.delta, secure)
@@ -398,7 +405,7 @@ class Private:
         self._check_weights()
         if not self.ranks.is_first:  # all have the same
             return
-        self.ledger.settle()  # its file is copied
+        self._sync()
         train = len(self.examples) if self.plan.sampling.records else None  # None: private
         about = {
             "name": _join_lines(name or type(self.model).__name__),
@@ -421,7 +428,7 @@ class Private:
         self._check_weights()
         if not self.ranks.is_first:  # all have the same
             return
-        self.ledger.require_intact()
+        self._sync()
         state = checkpoint.Checkpoint(
             self.run,
             self.done,

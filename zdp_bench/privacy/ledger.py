@@ -1,24 +1,22 @@
-"""The ledger of a run lists every step that was drawn, on disk before its gradient is used.
+"""The ledger of a run lists every step that was drawn, in its file before its noise is drawn.
 
-Every step is in a JSON line with the SHA-256 of everything above it, so a line that is edited,
-dropped or reordered breaks the chain. A line is written and fsynced as a whole; a kill can only cut
-the last one short, and such a step is counted: its noise may have been drawn. A line whose writing
-fails or is interrupted in a process that lives on is cut off again, for its step was not taken.
+A step is one JSON line, with the SHA-256 of everything above it, so a line that is edited, dropped
+or reordered breaks the chain. A line is written as a whole before its step is taken: a kill loses
+no step, and can only cut the last line short. That step is counted: its noise may have been drawn.
+A line whose writing fails or is interrupted in a process that lives on is cut off again, for its
+step was not taken.
 
-An fsync takes as long as several steps of a small model. So a line may reserve the steps that
-follow too, as many as `RESERVED` seconds take: `{"step": s, "to": e}` says that every step from s
-on, and before e, may be drawn. A checkpoint and the end write `{"taken": t}` after it, if only
-those before t were. After a kill all that were reserved count, like steps that were drawn. The
-chain goes from step to step, so its digest does not tell which of them stood in one line.
+An fsync takes as long as several steps of a small model. So the file is forced to disk at most
+every `SYNC_SECONDS`, and always before anything that the steps led to is saved, sent or shown
+(`Ledger.sync`). A power cut may lose the steps since then, together with the weights they led to.
 
 A step that is drawn again after a kill counts once only if it is provably the same release. For
-that the ledger also notes, beside the chain, the states from which a process may start: `{"state":
-digest of weights and optimiser, "step": s, "made": digest of the code and the machine}`.
+that the ledger also notes, beside the chain, the states from which a process may start (`Start`).
     - Same step, same state, same code and machine as such a line: every step from there on has the
       same bits as before, and counts once.
     - Anything else starts a new GENERATION with its own key for noise and batches
       (`Ledger.generation`). Steps that are drawn again are then new, independent releases, and they
-      count again.
+      count again, also if the ledger that holds the earlier ones was set aside.
     - With secure noise every step that is drawn is a new release.
     - A node of a federation steps from the weights it is sent, whose digest the line holds as `of`:
       only the same step from the same weights is the same release.
@@ -29,6 +27,7 @@ cut line by line back to the last checkpoint, looks like that of a run that was 
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import json
 import math
@@ -36,8 +35,8 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
 
@@ -46,77 +45,13 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.mechanism import Mechanism
 
-# --------------------------------------------------------------------------- one line of the file
-
-_KINDS = {"step": int, "to": int, "taken": int, "of": str, "generation": str}
-_KINDS |= {"made": str, "state": str, "sha256": str}
-_STEP = {"step", "to", "of", "generation"}
-RESERVED, MOST_RESERVED = 0.2, 10_000  # seconds of steps, and steps, in one line
-_STATE = {"made", "step", "state", "generation"}
+SYNC_SECONDS = 0.2  # between two fsyncs of the file, at least
 MOST_LINE = 1 << 16  # bytes
-_encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
-
-
-def chain(previous: str, body: dict[str, Any]) -> str:
-    """Return the digest that continues `previous` by a line, or by each step that it reserves."""
-    if "taken" in body:
-        return previous  # which is that of the last step taken
-    if "to" in body:
-        for one in steps_of(body):
-            previous = chain(previous, one)
-        return previous
-    return hashlib.sha256((previous + _encode(body)).encode()).hexdigest()
-
-
-def steps_of(body: dict[str, Any]) -> Iterator[dict[str, Any]]:
-    """Yield the steps of a line, each as in a line of its own."""
-    one = {key: value for key, value in body.items() if key != "to"}
-    for step in range(body["step"], body.get("to", body["step"] + 1)):
-        yield one | {"step": step}
-
-
-def make_line(previous: str, body: dict[str, Any]) -> bytes:
-    """Return a line of the file, without its end: the entry and the chain's digest."""
-    return _encode(body | {"sha256": chain(previous, body)}).encode()
-
-
-def read_lines(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a ledger, in pieces of `MOST_LINE` bytes: a stranger's may have no end."""
-    return iter(lambda: file.readline(MOST_LINE), b"")
-
-
-def parse(line: bytes) -> Any:
-    """Return what a line holds."""
-    text = line.decode()
-    try:
-        body, end = _decode(text)
-    except RecursionError:
-        raise ValueError("is nested too deeply") from None
-    if text[end:].strip():
-        raise ValueError("text follows the object")
-    return body
-
-
-def is_start(body: dict[str, Any]) -> bool:
-    """True if the line notes a state from which a process may start, beside the chain."""
-    return "state" in body and body.keys() - {"sha256"} == _STATE and _has_kinds(body)
-
-
-def is_step(body: dict[str, Any]) -> bool:
-    """True if the line, without its digest, is a release."""
-    if "step" not in body or not body.keys() <= _STEP or not _has_kinds(body):
-        return False
-    return 0 < body.get("to", body["step"] + 1) - body["step"] <= MOST_RESERVED
-
-
-def _has_kinds(body: dict[str, Any]) -> bool:
-    return all(type(value) is _KINDS[name] for name, value in body.items())
-
-
-# ------------------------------------------------------------------------------------- the ledger
-
-_START = "0" * 64
+SHORTEST_STEP = 90  # bytes of the shortest line of a step
+MOST_RESERVED = 10_000  # steps in a line of an older version
 _FORMAT = 6  # version of the file's format
+_BEGINNING = "0" * 64  # the digest before the first line
+_encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
 
 
 class LedgerError(ValueError):
@@ -125,6 +60,290 @@ class LedgerError(ValueError):
 
 class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
     """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
+
+
+# ------------------------------------------------------------------------------ a line of the file
+
+
+@dataclass(frozen=True)
+class Head:
+    """The first line: what all steps have in common.
+
+    Attributes:
+        mechanism: its digest.
+        repeatable: a step that is drawn again has the same noise.
+        whose: what else a ledger must not be confused by.
+        earlier: releases of the ledgers that were set aside, with noise that is not repeatable.
+        facts: what no mechanism says, such as whose ε it is. An older ledger lacks them.
+    """
+
+    mechanism: str
+    repeatable: bool
+    whose: str = ""
+    earlier: int = 0
+    facts: Mapping[str, str] = field(default_factory=dict)
+
+    def body(self) -> dict[str, Any]:
+        """Return the line's JSON, without its digest."""
+        optional = {"whose": self.whose, "earlier": self.earlier, "facts": dict(self.facts)}
+        stated = {key: value for key, value in optional.items() if value}
+        required = {"mechanism": self.mechanism, "repeatable": self.repeatable}
+        return {"ledger": _FORMAT, **required, **stated}
+
+
+@dataclass(frozen=True)
+class Step:
+    """A release.
+
+    Attributes:
+        of: the digest of the weights it starts from, if they may differ when it is drawn again.
+    """
+
+    step: int
+    of: str = ""
+    generation: str = ""
+
+    def body(self) -> dict[str, Any]:
+        """Return the line's JSON, without its digest."""
+        body: dict[str, Any] = {"step": self.step}
+        if self.of:
+            body["of"] = self.of
+        if self.generation:
+            body["generation"] = self.generation
+        return body
+
+
+@dataclass(frozen=True)
+class Start:
+    """A state from which a process may start `step`; it stands beside the chain.
+
+    Attributes:
+        made: the digest of code, libraries, machine and micro-batch.
+        state: the digest of weights, optimiser and schedule; empty if the generation cannot be
+            repeated, so that none of its starts holds any more.
+    """
+
+    made: str
+    step: int
+    state: str
+    generation: str
+
+    def body(self) -> dict[str, Any]:
+        """Return the line's JSON, without its digest."""
+        return dict(vars(self))
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Steps in a row that version 0.1 wrote in one line, before it took them."""
+
+    first: Step
+    end: int
+
+    def steps(self) -> list[Step]:
+        """Return each of them."""
+        return [replace(self.first, step=step) for step in range(self.first.step, self.end)]
+
+
+@dataclass(frozen=True)
+class Taken:
+    """Says of the `Reserved` line above that only its steps before `end` were taken."""
+
+    end: int
+
+
+Entry = Head | Step | Start
+_STEP_KEYS = {"step", "of", "generation"}
+_START_KEYS = {"made", "step", "state", "generation"}
+_HEAD_KEYS = {"ledger", "mechanism", "repeatable", "whose", "earlier", "facts"}
+_TYPES: dict[str, type] = {
+    **dict.fromkeys(("ledger", "earlier", "step", "to", "taken"), int),
+    **dict.fromkeys(("mechanism", "whose", "of", "generation", "made", "state", "sha256"), str),
+    "repeatable": bool,
+    "facts": dict,
+}
+
+
+def parse(line: bytes) -> tuple[Entry | Reserved | Taken, str]:
+    """Return what a line says, and the digest that it states.
+
+    Raises:
+        LedgerError: it is no line of a ledger.
+    """
+    damaged = LedgerError("not a ledger line; the file was edited or damaged")
+    try:
+        text = line.decode()
+        body, end = _decode(text)
+        digest = body.pop("sha256")
+    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
+        raise damaged from None
+    typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
+    if text[end:].strip() or type(digest) is not str or not typed:
+        raise damaged
+    keys = body.keys()
+    if keys == _START_KEYS:
+        return Start(**body), digest
+    if {"step"} <= keys <= _STEP_KEYS:
+        return Step(**body), digest
+    if {"step", "to"} <= keys <= _STEP_KEYS | {"to"}:
+        until = body.pop("to")
+        if 0 < until - body["step"] <= MOST_RESERVED:
+            return Reserved(Step(**body), until), digest
+    if keys == {"taken"}:
+        return Taken(body["taken"]), digest
+    if {"ledger", "mechanism", "repeatable"} <= keys <= _HEAD_KEYS:
+        facts = body.get("facts", {})
+        known = body.pop("ledger") == _FORMAT
+        if known and all(type(value) is str for value in facts.values()):
+            return Head(**body), digest
+    raise damaged
+
+
+def chain(previous: str, entry: Entry) -> str:
+    """Return the digest that continues `previous` by an entry."""
+    return hashlib.sha256((previous + _encode(entry.body())).encode()).hexdigest()
+
+
+def make_line(previous: str, entry: Entry) -> bytes:
+    """Return a line of the file: the entry and the chain's digest."""
+    body = entry.body() | {"sha256": chain(previous, entry)}
+    return _encode(body).encode() + b"\n"
+
+
+# ---------------------------------------------------------------------------------- reading a file
+
+
+class Line(NamedTuple):
+    """An entry of a ledger that was read.
+
+    Attributes:
+        number: that of its line in the file, from 1.
+        digest: the chain's, after it.
+        is_cut: a kill cut the line short; the entry is the step that it stands for.
+    """
+
+    number: int
+    entry: Entry
+    digest: str
+    is_cut: bool = False
+
+
+class _Parsed(NamedTuple):
+    number: int
+    entry: Entry | Reserved | Taken | None  # None: a kill cut the line short
+    claimed: str
+
+
+def read_ledger(path: Path) -> Iterator[Line]:
+    """Yield the entries of a ledger, each held to the chain.
+
+    Raises:
+        LedgerError: a line is damaged, or breaks the chain; names file and line.
+    """
+    digest = _BEGINNING
+    last = Step(-1)
+    for number, entry, claimed in _unfold(path):
+        where = f"{path}, line {number}"
+        if entry is None:
+            if number > 1:  # else nothing was released yet
+                cut = Step(last.step + 1, generation=last.generation)
+                yield Line(number, cut, chain(digest, cut), is_cut=True)
+            return
+        after = chain(digest, entry)
+        if claimed and after != claimed:
+            raise LedgerError(f"{where}: the chain of digests breaks here; the file was edited")
+        if isinstance(entry, Head) != (number == 1):
+            raise LedgerError(f"{where}: not a step; the file was edited")
+        if not isinstance(entry, Start):
+            digest = after
+        if isinstance(entry, Step):
+            last = entry
+        yield Line(number, entry, digest)
+
+
+def _unfold(path: Path) -> Iterator[tuple[int, Entry | None, str]]:
+    """Yield the number, entry and stated digest of each line; a `Reserved` one as its steps.
+
+    Of these only the last has a digest.
+    """
+    held: _Parsed | None = None  # a `Reserved` line, until the next says what was taken of it
+    for line in _parse_lines(path):
+        if isinstance(line.entry, Taken):
+            held = _shorten(path, held, line)
+            continue
+        if held is not None:
+            yield from _steps_of(held)
+            held = None
+        if isinstance(line.entry, Reserved):
+            held = line
+        else:
+            yield line.number, line.entry, line.claimed
+    if held is not None:
+        yield from _steps_of(held)
+
+
+def _shorten(path: Path, held: _Parsed | None, taken: _Parsed) -> _Parsed:
+    """Return a `Reserved` line as if it had reserved only what was taken."""
+    if held is not None and isinstance(held.entry, Reserved) and isinstance(taken.entry, Taken):
+        reserved = held.entry
+        if reserved.first.step < taken.entry.end < reserved.end:
+            shorter = replace(reserved, end=taken.entry.end)
+            return _Parsed(taken.number, shorter, taken.claimed)
+    raise LedgerError(f"{path}, line {taken.number}: not a step; the file was edited")
+
+
+def _steps_of(held: _Parsed) -> Iterator[tuple[int, Entry, str]]:
+    assert isinstance(held.entry, Reserved)
+    for step in held.entry.steps():
+        is_last = step.step == held.entry.end - 1
+        yield held.number, step, held.claimed if is_last else ""
+
+
+def _parse_lines(path: Path) -> Iterator[_Parsed]:
+    with open_regular(path) as file:
+        for number, piece in enumerate(_pieces(file), start=1):
+            is_whole = piece.endswith(b"\n") or len(piece) == MOST_LINE
+            if not is_whole and b"\0" not in piece:  # zeros are no part of what was written
+                yield _Parsed(number, None, "")
+                return
+            try:
+                entry, claimed = parse(piece)
+            except LedgerError as error:
+                raise LedgerError(f"{path}, line {number}: {error}") from None
+            yield _Parsed(number, entry, claimed)
+
+
+def _pieces(file: BinaryIO) -> Iterator[bytes]:
+    """Yield the lines of a file, in pieces of `MOST_LINE` bytes: a stranger's may have no end."""
+    return iter(lambda: file.readline(MOST_LINE), b"")
+
+
+def _salvage(path: Path) -> tuple[list[Entry], int]:
+    """Return the entries of a ledger, and how many releases its damaged lines hold at most."""
+    try:
+        return [line.entry for line in read_ledger(path)], 0
+    except LedgerError:
+        pass
+    steps: list[Entry] = []  # without starts: what is damaged repeats nothing
+    lost = 0
+    reserved = 0  # by the line before, which the next one may have doubled
+    with open_regular(path) as file:
+        for piece in _pieces(file):
+            try:
+                entry, _ = parse(piece)
+            except LedgerError:
+                reserved = min(2 * reserved, MOST_RESERVED)
+                lost += max(reserved, math.ceil(len(piece) / SHORTEST_STEP))
+                continue
+            if isinstance(entry, Reserved):
+                reserved = entry.end - entry.first.step
+                steps += entry.steps()
+            elif isinstance(entry, Step):
+                steps.append(entry)
+    return steps, lost
+
+
+# -------------------------------------------------------------------------------- what is counted
 
 
 @dataclass(frozen=True)
@@ -143,25 +362,200 @@ class Span(NamedTuple):
     generation: str
 
 
-class Ledger:
-    """An append-only file of one mechanism's steps.
+class _Reach:
+    """Which steps a set of releases holds: how far each generation went, and from which weights."""
+
+    def __init__(self) -> None:
+        self.furthest: dict[str, int] = {}  # generation -> its last step
+        self.of: set[Step] = set()  # those from stated weights
+
+    def add(self, step: Step) -> None:
+        self.furthest[step.generation] = max(step.step, self.furthest.get(step.generation, -1))
+        if step.of:
+            self.of.add(step)
+
+    def holds(self, step: Step) -> bool:
+        if step.of:
+            return step in self.of
+        return step.step <= self.furthest.get(step.generation, -1)
+
+
+class Tally:
+    """The count of a mechanism's releases, for a process that writes no file of them.
 
     Formal guarantees:
-        - `append` returns only after the step is on disk, in a line of its own or a reserved one;
-        - `releases` never counts fewer releases than were drawn, whenever the process was killed;
+        - `releases` never falls, and rises with each step that is not provably the same release as
+          an earlier one: of the same generation, number and weights;
+        - only the process that made it, or was sent it, counts: a copy of that process (fork) would
+          take the same steps with the same key, and count them in another place.
+    """
+
+    def __init__(
+        self,
+        repeatable: bool,
+        earlier: int = 0,
+        spans: Iterable[Span] = (),
+        generation: str = "",
+        digest: str = _BEGINNING,
+    ) -> None:
+        """Begin with earlier releases.
+
+        Args:
+            repeatable: a step that is drawn again has the same noise.
+            earlier: releases that nothing repeats.
+            spans: the others, which a step of their generation may repeat.
+            digest: that of the last line of the file that they stand in.
+        """
+        self._process = os.getpid()
+        self.repeatable = repeatable
+        self.earlier = earlier
+        self.generation = generation
+        self.counted_again = 0  # steps that `Ledger.begin` found to be taken again as new ones
+        self._digest = digest
+        self._spans = list(spans)
+        self._count = sum(end - first for first, end, _ in self._spans)
+        self._reach = _Reach()
+        for _, end, of in self._spans:
+            self._reach.add(Step(end - 1, generation=of))
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        """Belong to the process that was sent this copy."""
+        vars(self).update(state, _process=os.getpid())
+
+    def append(self, step: int, of: str = "") -> None:
+        """Count that `step` is about to be released, unless the very same release is counted.
+
+        `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
+        """
+        self.require_own_process()
+        entry = Step(step, of, self.generation)
+        if not self.holds(step, of):
+            self._digest = chain(self._digest, entry)
+            self._enter(entry)
+
+    def note(self, made: str, step: int, state: str) -> None:
+        """Note a state that this generation passes through; the process with the file does."""
+
+    def doubt(self, step: int) -> None:
+        """Note that this generation cannot be repeated from `step` on; likewise."""
+
+    def sync(self) -> None:
+        """Force what was written to disk, before something that it led to leaves the process."""
+
+    def close(self) -> None:
+        """Close the file."""
+
+    def require_own_process(self) -> None:
+        """Reject a process that was copied from the one that counts."""
+        if os.getpid() != self._process:
+            raise UserError(
+                "this process is a copy (fork) of the one that opened the ledger, and a step here "
+                "would repeat that one's noise: begin the training in the process that takes its "
+                "steps, each with a ledger of its own."
+            )
+
+    def holds(self, step: int, of: str = "") -> bool:
+        """True if drawing `step` (again) makes no new release."""
+        return self.repeatable and self._reach.holds(Step(step, of, self.generation))
+
+    def _enter(self, step: Step) -> None:
+        """Count a release."""
+        spans = self._spans
+        if spans and (spans[-1].end, spans[-1].generation) == (step.step, step.generation):
+            spans[-1] = spans[-1]._replace(end=step.step + 1)
+        else:
+            spans.append(Span(step.step, step.step + 1, step.generation))
+        self._count += 1
+        self._reach.add(step)
+
+    @property
+    def has_other_noise(self) -> bool:
+        """True if it holds steps whose noise this process cannot draw again."""
+        if not self.repeatable:
+            return self.releases > 0
+        others = any(span.generation != self.generation for span in self._spans)
+        return others or self.earlier > 0
+
+    @property
+    def releases(self) -> int:
+        """How many releases the accountant must compose."""
+        return self.earlier + self._count
+
+    def releases_before(self, step: int) -> int:
+        """Return how many releases were made when `step` steps are done.
+
+        What this generation drew ahead will be drawn again, so it counts when its turn comes.
+        """
+        if not self.repeatable:
+            return self.releases
+        count = self.earlier
+        for first, end, generation in self._spans:
+            if generation == self.generation:
+                end = min(end, max(first, step))
+            count += end - first
+        return count
+
+    def releases_after(self, first: int, end: int) -> int:
+        """Return how many releases there are when the steps from `first` to before `end` are."""
+        return self.releases + sum(not self.holds(step) for step in range(first, end))
+
+    @property
+    def position(self) -> Position:
+        """Where the ledger ends."""
+        return Position(self.releases, self._digest)
+
+    def copy(self) -> Tally:
+        """Return the same count for another process, which writes nothing."""
+        spans, generation = self._spans, self.generation
+        return Tally(self.repeatable, self.earlier, spans, generation, self._digest)
+
+
+def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
+    """Return how many different releases ledgers hold; damaged lines count as many they may hold.
+
+    Args:
+        repeatable: the same step of one generation is one release, in whatever files it stands.
+    """
+    return _SetAside(paths, repeatable).releases
+
+
+class _SetAside(Tally):
+    """What the ledgers that are no longer written to hold."""
+
+    def __init__(self, paths: Iterable[Path], repeatable: bool) -> None:
+        super().__init__(repeatable)
+        self.starts: list[Start] = []
+        self.mechanisms: set[str] = set()
+        for path in paths:
+            entries, lost = _salvage(path)
+            self.earlier += lost
+            known = copy.deepcopy(self._reach)  # a file's own lines are all releases
+            for entry in entries:
+                if isinstance(entry, Head):
+                    self.mechanisms.add(entry.mechanism)
+                elif isinstance(entry, Start):
+                    self.starts.append(entry)
+                elif not (repeatable and known.holds(entry)):
+                    self._enter(entry)
+
+
+# ------------------------------------------------------------------------------------- the ledger
+
+
+class Ledger(Tally):
+    """An append-only file of one mechanism's steps.
+
+    Formal guarantees, beside those of `Tally`:
+        - `append` returns only after the step's line is in the file, so a kill loses no step;
+        - a step is on disk `SYNC_SECONDS` later if another follows, and after `sync`;
+        - `releases` never counts fewer releases than were drawn, whenever the process was killed,
+          and counts those of the ledgers that were `set_aside` at its path;
         - a step that is not counted again has the same noise, batch and start as before;
         - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
           the line;
-        - only the process that opened it writes: a copy of that process (fork) would take the same
-          steps with the same key, and count them in another place;
         - the file has one name, and is the one last written whenever a line is added
           (`require_intact`).
     """
-
-    _digest = _START  # the chain's
-    _is_sound = True  # False while a line is being written and counted
-    _until, _most = 0, math.inf  # see `reserve`
-    _written, _many = 0.0, 1  # when the last line was written, and how many steps it has
 
     def __init__(
         self,
@@ -187,32 +581,31 @@ class Ledger:
             LedgerError: see the class.
             UserError: the file has another name too.
         """
+        super().__init__(repeatable)
         _require_one_name(path)
         self.path, self._place = path, path.absolute()
-        self._process = os.getpid()
-        self.repeatable, self.generation = repeatable, ""
-        self.counted_again = 0  # steps in the file that `begin` found to be taken again as new ones
-        self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
         aside = those_aside(path)
-        counted = sum(self._read_starts(earlier) for earlier in aside)
-        self.earlier = 0 if repeatable else counted
         self._aside = "".join(_digest_file(earlier) for earlier in aside)
-        head = {"whose": whose, "earlier": self.earlier, "facts": dict(facts or {})}
-        self._head: dict[str, Any] = {
-            "ledger": _FORMAT,
-            "mechanism": mechanism.digest(),
-            "repeatable": repeatable,
-            **{key: value for key, value in head.items() if value},
-        }
-        self._forget()
-        if not path.exists() and at_least is not None and at_least.entries:
+        self._before = _SetAside(aside, repeatable)
+        if self._before.mechanisms - {mechanism.digest()}:
+            raise LedgerError(
+                f"{path}: a ledger that was set aside beside it has another noise, and no count "
+                "covers both"
+            )
+        earlier = 0 if repeatable else self._before.releases
+        self._head = Head(mechanism.digest(), repeatable, whose, earlier, dict(facts or {}))
+        self._is_sound = True  # False while a line is being written and counted
+        self._is_synced = True  # False while some lines may not be on disk
+        self._when_synced = time.monotonic()
+        is_new = not path.exists()
+        if is_new and at_least is not None and at_least.entries:
             raise LedgerError(
                 f"{path}: the ledger is missing, but the checkpoint beside it stands at step "
                 f"{at_least.entries}"
             )
-        is_new = not path.exists()
+        self._begin_count()
         if not is_new:
-            self._read(at_least or Position(0, _START))
+            self._read(at_least)
         disk.make_folder(path.parent)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
         self._size = os.fstat(self._file.fileno()).st_size
@@ -220,18 +613,22 @@ class Ledger:
             self._put(self._head)
             self._digest = chain(self._digest, self._head)
             self._is_sound = True
+            self.sync()
             disk.fsync_folder(path.parent)
 
-    def _forget(self) -> None:
-        """Reset the counts to those of a file without lines."""
-        self.facts = self._head.get("facts", {})
-        self._spans: list[Span] = []
-        self._count = 0  # releases in them
-        self._furthest: dict[str, int] = {}  # generation -> its last step
-        self._of: set[tuple[str, int, str]] = set()
-        self._digest = _START
-        # of the last line: the first step that was not taken, and where it ends
-        self._next = self._end = 0
+    def _begin_count(self) -> None:
+        """Set the counts to those of a file without lines."""
+        before = self._before
+        self.facts = self._head.facts
+        self._digest = _BEGINNING
+        self.earlier = before.earlier
+        self._spans = list(before._spans)
+        self._count = before._count
+        self._reach = copy.deepcopy(before._reach)
+        self._written = _Reach()  # the steps of this file
+        self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
+        for start in before.starts:
+            self._learn(start)
 
     def begin(self, made: str, step: int, state: str) -> None:
         """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
@@ -249,111 +646,64 @@ class Ledger:
         elif self._spans or self._starts or self._aside:
             parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
-            again = (end - max(first, step) for first, end, _ in self._spans)
-            self.counted_again = sum(max(0, steps) for steps in again)
+            again = [end - max(first, step) for first, end, _ in self._spans]
+            self.counted_again = sum(steps for steps in again if steps > 0)
         self.note(made, step, state)
 
     def note(self, made: str, step: int, state: str) -> None:
         """Write a state that this generation passes through, before a checkpoint holds it."""
         if made and self.repeatable and (made, step, state) not in self._starts:
-            self._note(made, step, state)
+            self._note(Start(made, step, state, self.generation))
 
     def doubt(self, step: int) -> None:
         """Write that this generation cannot be repeated from `step` on: its batch was cut again."""
         if self.repeatable:
-            self._note("", step, "")
+            self._note(Start("", step, "", self.generation))
 
-    def _note(self, made: str, step: int, state: str) -> None:
-        body = {"made": made, "step": step, "state": state, "generation": self.generation}
-        self.settle()  # the line's digest is that of the steps taken
-        self._put(body)
-        self._learn(body)
+    def _note(self, start: Start) -> None:
+        self._put(start)
+        self._learn(start)
         self._is_sound = True
 
-    def _learn(self, body: dict[str, Any]) -> None:
-        """Remember a start; a line without a state ends all starts of its generation."""
-        if body["state"]:
-            self._starts[body["made"], body["step"], body["state"]] = body["generation"]
-        else:
-            self._starts = {
-                start: of for start, of in self._starts.items() if of != body["generation"]
-            }
-
-    def _read_starts(self, path: Path) -> int:
-        """Read the starts of a ledger that was set aside; return how many steps it has at most.
-
-        A line that cannot be read may have reserved twice as many as the one before.
-        """
-        steps, many, end = 0, 1, 0
-        with open_regular(path) as file:
-            for line in read_lines(file):
-                try:
-                    body = parse(line)
-                    body.pop("sha256", None)
-                    if is_start(body):
-                        self._learn(body)
-                    elif is_step(body):
-                        end = body.get("to", body["step"] + 1)
-                        many = end - body["step"]
-                        steps += many
-                    elif body.keys() == {"taken"} and end - many < body["taken"] < end:
-                        steps, end = steps - (end - body["taken"]), 0
-                    elif "ledger" not in body:
-                        raise ValueError
-                except (ValueError, TypeError, AttributeError):
-                    many = min(2 * many, MOST_RESERVED)
-                    steps += many
-        return steps
+    def _learn(self, start: Start) -> None:
+        """Remember a start; one without a state ends all starts of its generation."""
+        if start.state:
+            self._starts[start.made, start.step, start.state] = start.generation
+            return
+        for key, generation in list(self._starts.items()):
+            if generation == start.generation:
+                del self._starts[key]
 
     def append(self, step: int, of: str = "") -> None:
-        """Write that `step` is about to be released, unless the very same release is there.
+        """Write that `step` is about to be released, unless this file has the very same release.
 
         `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
         """
         self.require_own_process()
         self._cut_back()
-        if self.holds(step, of):
+        entry = Step(step, of, self.generation)
+        if self.repeatable and self._written.holds(entry):
             return
-        body = {"step": step} | ({"of": of} if of else {})
-        body |= {"generation": self.generation} if self.generation else {}
-        if step != self._next or step >= self._end:
-            self._many = self._ahead(step)
-            self.settle()
-            self._put(body | ({"to": step + self._many} if self._many > 1 else {}))
-            self._written, self._end = time.monotonic(), step + self._many
-        self._is_sound = False
-        self._next, self._digest = step + 1, chain(self._digest, body)
-        self._enter(step, of, self.generation)
+        self._put(entry)
+        self._digest = chain(self._digest, entry)
+        self._take(entry)
         self._is_sound = True
 
-    def reserve(self, until: int, most: int | None = None) -> None:
-        """Let a line reserve steps ahead: to before `until`, and up to `most` releases in all."""
-        self._until, self._most = until, math.inf if most is None else most
+    def _take(self, step: Step) -> None:
+        """Count a step of this file, unless a ledger that was set aside has it."""
+        self._written.add(step)
+        if not (self.repeatable and self._before._reach.holds(step)):
+            self._enter(step)
 
-    def _ahead(self, step: int) -> int:
-        """Return how many steps, from this one on, the next line is to have."""
-        taken = self._many - max(0, self._end - self._next)
-        took = (time.monotonic() - self._written) / max(1, taken)
-        room = min(self._until - step, self._most - self.releases, MOST_RESERVED)
-        return max(1, int(min(2 * self._many, RESERVED / max(took, 1e-9), room)))
-
-    def settle(self) -> None:
-        """Write which of the reserved steps were taken, if not all were; not in a fork."""
-        if os.getpid() == self._process:
-            if self._next < self._end:
-                self._put({"taken": self._next})
-                self._end, self._is_sound = self._next, True
-            else:
-                self.require_intact()
-
-    def require_own_process(self) -> None:
-        """Reject a process that was copied from the one that opened the ledger."""
-        if os.getpid() != self._process:
-            raise UserError(
-                "this process is a copy (fork) of the one that opened the ledger, and a step here "
-                "would repeat that one's noise: begin the training in the process that takes its "
-                "steps, each with a ledger of its own."
-            )
+    def sync(self) -> None:
+        """Force the file to disk; reject one that is not as it was last written."""
+        if os.getpid() != self._process or self._file.closed:
+            return
+        self.require_intact()
+        if not self._is_synced:
+            os.fsync(self._file.fileno())
+            self._when_synced = time.monotonic()
+            self._is_synced = True
 
     def require_intact(self) -> None:
         """Reject a file that is not as it was last written: steps may be missing from it."""
@@ -372,7 +722,7 @@ class Ledger:
     def _cut_back(self) -> None:
         """Cut off a line that was not written, or not counted, and read those before it again.
 
-        An error, or a signal, kept its step from being taken. Reserved steps then count as taken.
+        An error, or a signal, kept its step from being taken.
         """
         if self._is_sound or os.getpid() != self._process:
             return
@@ -380,203 +730,85 @@ class Ledger:
             return  # which `require_intact` refuses
         os.ftruncate(self._file.fileno(), self._size)
         os.fsync(self._file.fileno())
-        self._forget()
-        self._read(Position(0, _START))
+        self._begin_count()
+        self._read(None)
         self._is_sound = True
-
-    def holds(self, step: int, of: str = "") -> bool:
-        """True if drawing `step` (again) makes no new release."""
-        if of:
-            return self.repeatable and (self.generation, step, of) in self._of
-        return self.repeatable and step <= self._furthest.get(self.generation, -1)
-
-    def _enter(self, step: int, of: str, generation: str) -> None:
-        first, end, last = self._spans[-1] if self._spans else Span(0, 0, "")
-        if (end, last) == (step, generation) and self._spans:
-            self._spans[-1] = Span(first, step + 1, generation)
-        else:
-            self._spans.append(Span(step, step + 1, generation))
-        self._count += 1
-        self._furthest[generation] = max(step, self._furthest.get(generation, -1))
-        if of:
-            self._of.add((generation, step, of))
-
-    @property
-    def has_other_noise(self) -> bool:
-        """True if it holds steps whose noise this process cannot draw again."""
-        if not self.repeatable:
-            return self.releases > 0
-        return any(generation != self.generation for _, _, generation in self._spans)
-
-    @property
-    def releases(self) -> int:
-        """How many releases the accountant must compose."""
-        return self.earlier + self._count
-
-    def releases_before(self, step: int) -> int:
-        """Return how many releases were made when `step` steps are done.
-
-        What this generation drew ahead will be drawn again, so it counts when its turn comes.
-        """
-        if not self.repeatable:
-            return self.releases
-        return sum(
-            (min(end, max(first, step)) if generation == self.generation else end) - first
-            for first, end, generation in self._spans
-        )
-
-    @property
-    def position(self) -> Position:
-        return Position(self.releases, self._digest)
-
-    def copy(self) -> Copy:
-        """Return the same count for another process, which writes nothing."""
-        return Copy(tuple(self._spans), self.position, self.repeatable, self.generation)
 
     def close(self) -> None:
         try:
-            self.settle()
+            self.sync()
         finally:
             self._file.close()
 
-    def _put(self, body: dict[str, Any]) -> None:
+    def _put(self, entry: Entry) -> None:
         """Write a line. The caller counts it, and then sets `_is_sound`."""
         self.require_own_process()
         self.require_intact()
-        left = make_line(self._digest, body) + b"\n"
+        left = make_line(self._digest, entry)
         self._is_sound = False
+        self._is_synced = False
         while left:  # an unbuffered file may take less than it is given
             left = left[self._file.write(left) :]
-        os.fsync(self._file.fileno())
+        if time.monotonic() - self._when_synced >= SYNC_SECONDS:
+            os.fsync(self._file.fileno())
+            self._when_synced = time.monotonic()
+            self._is_synced = True
         self._size = os.fstat(self._file.fileno()).st_size
 
-    def _read(self, at_least: Position) -> None:
-        passed: set[str] = set()  # the chain's digests at the checkpoint's number of steps
-        number, whole, cut = 0, 0, False  # lines, their bytes, and if a kill cut the next one short
-        with open_regular(self.path) as file:
-            for number, line in enumerate(read_lines(file), start=1):
-                if cut := not line.endswith(b"\n") and len(line) < MOST_LINE:
-                    number -= 1
-                    break
-                whole += len(line)
-                for digest in self._take(number, line):
-                    if self.releases == at_least.entries:
-                        passed.add(digest)
-        self._next = self._end  # what was reserved counts
-        if self.releases < at_least.entries:
+    def _read(self, at_least: Position | None) -> None:
+        """Count the steps of the file, and repair a line that a kill cut short."""
+        number = 0
+        cut: Line | None = None
+        expected = at_least if at_least is not None and at_least.entries else None
+        passed = expected is None
+        for line in read_ledger(self.path):
+            if line.is_cut:
+                cut = line
+                break
+            number = line.number
+            self._read_entry(line)
+            if expected is not None and line.digest == expected.digest:
+                passed = passed or self.releases >= expected.entries
+        if expected is not None and self.releases < expected.entries:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
-                f"steps, but the checkpoint beside it was written after {at_least.entries}; it was "
+                f"steps, but the checkpoint beside it was written after {expected.entries}; it was "
                 "truncated"
             )
-        if at_least.entries and at_least.digest not in passed:
+        if expected is not None and not passed:
             raise LedgerError(
                 f"{self.path}: does not hold the step that the checkpoint beside it was written "
-                f"after, its {at_least.entries}th; the file was replaced"
+                f"after, its {expected.entries}th; the file was replaced"
             )
         if not number:  # killed while the very first line was written: nothing was released yet
-            self._mend(0, self._head)
-        # count the step whose line a kill cut short: replace the fragment by a whole line
-        elif cut:
-            _, end, generation = self._spans[-1] if self._spans else Span(0, 0, "")
-            self._mend(whole, {"step": end} | ({"generation": generation} if generation else {}))
-            self._enter(end, "", generation)
+            disk.write_bytes(self.path, make_line(_BEGINNING, self._head))
+            self._digest = chain(_BEGINNING, self._head)
+        elif cut is not None:
+            self._mend(cut)
 
-    def _take(self, number: int, line: bytes) -> Iterator[str]:
-        """Read a whole line; hold it to the chain, whose digests it yields."""
-        try:
-            body = parse(line)
-            claimed = body.pop("sha256")
-        except (ValueError, KeyError, AttributeError, TypeError):
-            raise LedgerError(
-                f"{self.path}, line {number}: not a ledger line; the file was edited or damaged"
-            ) from None
-        broken = LedgerError(
-            f"{self.path}, line {number}: the chain of digests breaks here; the file was edited"
-        )
-        strange = LedgerError(f"{self.path}, line {number}: not a step; the file was edited")
-        if number > 1 and is_step(body):
-            self._next, self._end = body["step"], body.get("to", body["step"] + 1)
-            self._within = []
-            for one in steps_of(body):
-                self._digest = chain(self._digest, one)
-                self._within.append(self._digest)
-                self._enter(one["step"], body.get("of", ""), body.get("generation", ""))
-                yield self._digest
-            if claimed != self._digest:
-                raise broken
-            return
-        if number > 1 and body.keys() == {"taken"} and type(body["taken"]) is int:
-            if not self._next < body["taken"] < self._end:
-                raise strange
-            self._take_back(body["taken"])
-            if claimed != self._digest:
-                raise broken
-            return
-        if claimed != chain(self._digest, body if isinstance(body, dict) else {}):
-            raise broken
-        if number > 1 and is_start(body):  # beside the chain
-            self._learn(body)
-            return
-        if number > 1:
-            raise strange
-        if {"facts": self.facts} | body != {"facts": self.facts} | self._head:
-            raise LedgerError(
-                f"{self.path}, line 1: belongs to another mechanism or noise source than this run's"
-            )
-        self.facts = body.get("facts", {})
-        self._digest = claimed
-        yield claimed
+    def _read_entry(self, line: Line) -> None:
+        entry = line.entry
+        if isinstance(entry, Head):
+            stated = replace(entry, facts=entry.facts or self._head.facts)
+            if stated != self._head:
+                raise LedgerError(
+                    f"{self.path}, line 1: belongs to another mechanism or noise source than this "
+                    "run's"
+                )
+            self.facts = entry.facts
+        elif isinstance(entry, Start):
+            self._learn(entry)
+        else:
+            self._take(entry)
+        self._digest = line.digest
 
-    def _take_back(self, taken: int) -> None:
-        """Leave of the steps in the line before those that were taken."""
-        first, end, generation = self._spans[-1]
-        self._digest = self._within[taken - self._next - 1]
-        self._spans[-1] = Span(first, taken, generation)
-        self._count -= end - taken
-        self._furthest[generation] = max(of.end for of in self._spans if of[2] == generation) - 1
-        self._end = taken
-
-    def _mend(self, kept: int, body: dict[str, Any]) -> None:
-        """Keep so many bytes of the file and end it with a line, all or nothing."""
+    def _mend(self, cut: Line) -> None:
+        """Count the step whose line a kill cut short: replace the fragment by a whole line."""
         with open_regular(self.path) as file:
-            whole = file.read(kept)
-        disk.write_bytes(self.path, whole + make_line(self._digest, body) + b"\n")
-        self._digest = chain(self._digest, body)
-
-
-class Copy(Ledger):
-    """A ledger without a file, for a process that only counts; rank 0 or a node has the file."""
-
-    def __init__(
-        self, spans: tuple[Span, ...], position: Position, repeatable: bool, generation: str = ""
-    ) -> None:
-        self._process = os.getpid()
-        self.repeatable = repeatable
-        self.generation = generation
-        self.counted_again = 0
-        self._spans = list(spans)
-        self._count = sum(end - first for first, end, _ in spans)
-        self.earlier = position.entries - self._count
-        self._furthest = {}
-        self._of = set()
-        self._starts = {}
-        self._next = self._end = 0
-        self._digest = position.digest
-        for _, end, own in spans:
-            self._furthest[own] = max(end - 1, self._furthest.get(own, -1))
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        """Belong to the process that was sent this copy."""
-        vars(self).update(state, _process=os.getpid())
-
-    def close(self) -> None: ...
-
-    def require_intact(self) -> None: ...
-
-    def _cut_back(self) -> None: ...
-
-    def _put(self, body: dict[str, Any]) -> None: ...
+            content = file.read()
+        whole = content[: content.rfind(b"\n") + 1]
+        disk.write_bytes(self.path, whole + make_line(self._digest, cut.entry))
+        self._read_entry(cut)
 
 
 def set_aside(path: Path) -> None:
@@ -585,85 +817,94 @@ def set_aside(path: Path) -> None:
     None is ever deleted.
     """
     if path.exists():
-        number = 1
-        while (aside := path.with_name(f"{path.name}.{number}")).exists():
-            number += 1
-        disk.rename(path, aside)
+        disk.rename(path, _next_aside(path))
+
+
+def _next_aside(path: Path) -> Path:
+    number = 1
+    while (aside := path.with_name(f"{path.name}.{number}")).exists():
+        number += 1
+    return aside
 
 
 def those_aside(path: Path) -> list[Path]:
     """Return the ledgers that were `set_aside` at `path`, the first one first."""
-    ours = re.compile(re.escape(path.name) + r"\.(\d+)")
+    pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     names = os.listdir(path.parent) if path.parent.is_dir() else []
-    found = sorted(
-        (match for name in names if (match := ours.fullmatch(name))), key=lambda m: int(m[1])
-    )
-    return [path.with_name(match[0]) for match in found]
+    matches = [match for name in names if (match := pattern.fullmatch(name))]
+    matches.sort(key=lambda match: int(match[1]))
+    return [path.with_name(match[0]) for match in matches]
+
+
+def is_ledger(path: Path) -> bool:
+    """True if a file is a ledger, whatever its name, or is named like one."""
+    if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
+        return not path.is_dir()
+    if path.is_symlink() or not path.is_file():
+        return False
+    with open_regular(path) as file:
+        first_line = file.readline(MOST_LINE)
+    try:
+        entry, _ = parse(first_line)
+    except LedgerError:
+        return False
+    return isinstance(entry, Head)
+
+
+def ledgers_in(folder: Path) -> list[Path]:
+    """Return the ledgers in a folder, by name, without those that are a copy of another."""
+    ledgers = sorted(path for path in folder.iterdir() if is_ledger(path))
+    if len(ledgers) < 2:
+        return ledgers
+    contents = {}
+    for path in ledgers:
+        with open_regular(path) as file:
+            contents[path] = file.read()
+    kept: list[Path] = []
+    for path in sorted(ledgers, key=lambda path: -len(contents[path])):
+        # A copy that was made while the other was written is how that one begins.
+        if not any(contents[other].startswith(contents[path]) for other in kept):
+            kept.append(path)
+    return sorted(kept)
+
+
+def adopt(path: Path) -> None:
+    """Set aside the ledgers of other names in the folder of the one at `path`, which is its own.
+
+    They were renamed, or set aside by hand, and their steps count.
+    """
+    if not path.parent.is_dir():
+        return
+    known = {path, *those_aside(path)}
+    for stray in ledgers_in(path.parent):
+        if stray not in known:
+            disk.rename(stray, _next_aside(path))
 
 
 def has_steps(path: Path) -> bool:
     """True if a ledger holds a release; its other lines are its head and the states of starts."""
     with open_regular(path) as file:
-        return any(b'"ledger"' not in line and b'"state"' not in line for line in read_lines(file))
+        return any(b'"ledger"' not in line and b'"state"' not in line for line in _pieces(file))
 
 
-def may_repeat(path: Path) -> int:
-    """Return the most releases that a process that starts now must repeat.
+def rewrite(path: Path) -> str:
+    """Write a ledger to share with one line for each step; return the digest at its end.
 
-    They are those since the last noted state but one: the last may not have been saved.
+    How many a line of version 0.1 reserved tells the time that they took, and so of how many
+    examples there are.
     """
-    count, before, last = 0, 0, 0
-    with open_regular(path) as file:
-        for line in read_lines(file):
-            try:
-                body = parse(line)
-            except ValueError:  # cut off by a kill, before its noise
-                continue
-            body.pop("sha256", None)
-            if is_step(body):
-                count += body.get("to", body["step"] + 1) - body["step"]
-            elif is_start(body):
-                before, last = last, count
-    return count - before
-
-
-def spread(path: Path) -> str:
-    """Rewrite a ledger to share with one line for each step; return the digest at its end.
-
-    How many a line reserved tells the time that they took, and so of how many examples there are.
-    """
+    lines = []
+    digest = _BEGINNING
     try:
-        lines, digest = _one_by_one(path)
-        path.write_bytes(b"".join(line + b"\n" for line in lines))
-        return digest
-    except (ValueError, TypeError, AttributeError, LookupError):
+        for line in read_ledger(path):
+            if line.is_cut:
+                raise LedgerError("its last line is cut short")
+            lines.append(make_line(digest, line.entry))
+            digest = line.digest
+    except LedgerError:
         raise UserError(f"{path.name}: is damaged, and its ε cannot be trusted.") from None
-
-
-def _one_by_one(path: Path) -> tuple[list[bytes], str]:
-    digest = _START
-    written: list[tuple[bytes, str]] = []  # lines, and the chain's digest after each
-    end = 0
-    for line in path.read_bytes().splitlines():
-        body = parse(line)
-        claimed = body.pop("sha256")
-        if is_step(body):
-            end = body.get("to", body["step"] + 1)
-            for one in steps_of(body):
-                own, digest = make_line(digest, one), chain(digest, one)
-                written.append((own, digest))
-        elif "taken" in body:
-            del written[len(written) - (end - body["taken"]) :]
-            digest = written[-1][1]
-        elif is_start(body):
-            written.append((line, digest))
-            claimed = digest if claimed == chain(digest, body) else ""
-        else:
-            digest = chain(digest, body)
-            written.append((line, digest))
-        if claimed != digest:
-            raise ValueError
-    return [line for line, _ in written], digest
+    path.write_bytes(b"".join(lines))
+    return digest
 
 
 def _require_one_name(path: Path) -> None:

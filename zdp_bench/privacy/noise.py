@@ -195,7 +195,7 @@ class CorrelatedNoise:
     The η of the last len(c) steps are kept in float64. It is a function of the key
     and the step all the same: a process that resumes a run draws the ξ of all earlier steps once
     more. Secure ξ cannot be drawn again, so such a process must not go on
-    (`Ledger.has_other_noise`).
+    (`Tally.has_other_noise`).
     """
 
     def __init__(self, white: NoiseSource, strategy: tuple[float, ...]) -> None:

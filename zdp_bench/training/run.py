@@ -23,7 +23,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_epsilon, tight_interval
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
+from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
 from zdp_bench.records import Record
@@ -136,14 +136,13 @@ def _train(
     ledger = open_ledger(file, mechanism, repeatable, at_least, start, ranks, facts=facts)
     if ledger.counted_again:
         log.warning(
-            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of a stopped "
+            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of an earlier "
             "process are repeated, but code, libraries, machine, threads, micro-batch or weights "
             "are not provably the same: they get new noise and count again in every ε."
         )
     key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
     limit = setup.affordable(ledger.releases + plan.steps - loop.step)
-    planned = ledger.releases + plan.steps - loop.step if limit is None else limit
-    ledger.reserve(plan.steps, limit)
+    planned = ledger.releases_after(loop.step, plan.steps) if limit is None else limit
     training = Training(
         setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
     )
@@ -154,11 +153,13 @@ def _train(
         return True
 
     def epsilon(steps: int) -> float:
+        ledger.sync()  # the metrics of these steps' weights are shown beside it
         return setup.epsilon(ledger.releases_before(steps))
 
     def save() -> None:
         if ranks.is_first:
             ledger.note(*loop.starting_point())  # first: a saved state is always a noted one
+            ledger.sync()
             loop.save(ledger.position)
 
     with closing(ledger), setup.arithmetic(), stop_signals() as signal:
@@ -166,8 +167,8 @@ def _train(
             raise UserError(
                 f"{file}: holds steps whose noise this process cannot draw again, and what "
                 f"algorithm={config.algorithm.name} draws next goes on from theirs. Carry on with "
-                "the code, machine and threads that began the run, without privacy.secure; or move "
-                "the run's folder away, to start anew."
+                "the code, machine and threads that began the run, without privacy.secure; or "
+                "rename the run's folder, which `zdp-bench budget` still counts."
             )
         # here, where the hooks of bf16 are the model's
         loop.guard = checked.guard and checked.guard.settle()
@@ -451,7 +452,7 @@ def _example(setup: ModelSetup) -> dict[str, Any]:
 
 
 def privacy_report(
-    setup: Setup, ledger: Ledger, examples_per_patient: int, unit: str
+    setup: Setup, ledger: Tally, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
     """Return a record's privacy section: claimed and tight ε, and what they follow from."""
     config, mechanism = setup.config, setup.mechanism
@@ -480,7 +481,7 @@ def epsilon_of(config: Run, unit: str) -> str:
 
 
 def released_report(
-    mechanism: Mechanism, ledger: Ledger, releases: int, delta: float, secure: bool
+    mechanism: Mechanism, ledger: Tally, releases: int, delta: float, secure: bool
 ) -> dict[str, Any]:
     """Return what follows from the releases alone: tight ε, and what it was computed from."""
     position = ledger.position

@@ -18,7 +18,15 @@ from zdp_bench.config.compose import recipe_body
 from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, show_warnings, suggestion
-from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position, set_aside
+from zdp_bench.privacy.ledger import (
+    Ledger,
+    LedgerError,
+    Position,
+    Tally,
+    adopt,
+    is_ledger,
+    set_aside,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
@@ -26,6 +34,10 @@ from zdp_bench.training.interrupts import explain_write_errors
 
 log = logging.getLogger(__name__)
 LISTED = 10  # runs in a sentence
+START_AGAIN = (
+    "add force=true to start again, where its steps still count, or rename the run's folder, which "
+    "`zdp-bench budget` still counts"
+)
 
 
 @dataclass(frozen=True)
@@ -103,12 +115,11 @@ def _start_anew(home: Path) -> None:
 
     The record goes first, so that a kill on the way never leaves a record without its ledger.
     """
-    ledgers = [*home.rglob("*.jsonl")]
-    kept = {*ledgers, *home.rglob("*.jsonl.*"), home / "spending.json"}
-    for path in sorted(home.rglob("*"), key=lambda path: path.name != "record.json"):
-        if path not in kept and not path.is_dir():
+    files = [path for path in home.rglob("*") if not path.is_dir()]
+    for path in sorted(files, key=lambda path: path.name != "record.json"):
+        if path != home / "spending.json" and not is_ledger(path):
             path.unlink()
-    for path in ledgers:
+    for path in home.rglob("*.jsonl"):
         set_aside(path)
 
 
@@ -131,11 +142,13 @@ def open_ledger(
     ranks: Ranks = ALONE,
     whose: str = "",
     facts: Mapping[str, str] | None = None,
-    advice: str = "move the run's folder away, or add force=true, to start again",
-) -> Ledger:
+    advice: str = START_AGAIN,
+) -> Tally:
     """Return a training's ledger, begun at `start`; rank 0 writes it, other ranks count along."""
     if not ranks.is_first:
-        return ranks.broadcast(Copy((), Position(0, ""), repeatable))
+        return ranks.broadcast(Tally(repeatable))
+    if start is not None and (at_least is None or path.exists()):
+        adopt(path)  # the folder is this training's own
     try:
         ledger = Ledger(path, mechanism, repeatable, at_least, whose, facts)
     except LedgerError as error:

@@ -19,7 +19,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
-from zdp_bench.privacy.ledger import has_steps, may_repeat
+from zdp_bench.privacy.ledger import count_releases, has_steps, is_ledger, ledgers_in
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 
@@ -111,7 +111,9 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
         path.parent for name in ("record.json", FILE) for path in results.glob(f"runs/*/*/{name}")
     }
     found = [read_spending(home) for home in sorted(homes - {but})]
-    for path in sorted((results / "runs").rglob("*.jsonl")):
+    for path in sorted((results / "runs").rglob("*.jsonl*")):
+        if not is_ledger(path):
+            continue
         if homes.isdisjoint(path.parents) and but not in path.parents and has_steps(path):
             unknown.append(path)
     return found, unknown
@@ -122,11 +124,25 @@ def read_spending(home: Path) -> Spending:
     record = records.read(home / "record.json")
     plan = record or _read_plan(home / FILE)
     found = _read_spending(plan, home, bool(record), read_sources(home))
-    if record or not found.secure or not (home / "ledger.jsonl").is_file():
-        return found
-    # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
-    repeated = may_repeat(home / "ledger.jsonl")
-    return replace(found, spent=replace(found.spent, steps=found.spent.steps + repeated))
+    steps = max(found.spent.steps, _steps_in_ledgers(home, not found.secure))
+    ledger = home / "ledger.jsonl"
+    if found.secure and not record and ledger.is_file():
+        # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
+        steps += count_releases([ledger], repeatable=False)
+    return replace(found, spent=replace(found.spent, steps=steps))
+
+
+def _steps_in_ledgers(home: Path, repeatable: bool) -> int:
+    """Return the steps of a run whose folder, or that of a node, holds several ledgers.
+
+    A record of version 0.1 lacks the steps of a seeded ledger that was set aside.
+    """
+    most = 0
+    for folder in {path.parent for path in home.rglob("*.jsonl*")}:
+        ledgers = ledgers_in(folder)
+        if len(ledgers) > 1:
+            most = max(most, count_releases(ledgers, repeatable))
+    return most
 
 
 def read_sources(home: Path) -> frozenset[str] | None:

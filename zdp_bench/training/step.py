@@ -16,7 +16,7 @@ from torch import Tensor
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
+from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
@@ -35,7 +35,7 @@ class Training:
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     noise: NoiseSource
-    ledger: Ledger
+    ledger: Tally
     max_releases: int | None = None  # the budget in steps
     ranks: Ranks = ALONE  # the processes that take the step together
     programs: Programs = field(default_factory=Programs, repr=False)
@@ -72,7 +72,7 @@ def private_step(
             `MicroBatches` are halved when memory runs out.
         expected_batch_size: the divisor, known without looking at the batch.
         of: the digest of the weights the step starts from, if they may differ when it is drawn
-            again; see `Ledger.append`.
+            again; see `Tally.append`.
 
     Formal guarantees:
         - The parameters change only through `total + ξ`; ξ has the covariance that
@@ -128,6 +128,8 @@ def private_step(
             step,
             times=1 / expected_batch_size if at_once else 1.0,
         )
+    if ranks.size > 1:
+        ledger.sync()  # before the noisy sum leaves this process
     release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
     sets_weights = algorithm.sets_weights  # of this step, which `postprocess` ends
     found = release if at_once else algorithm.postprocess(release, expected_batch_size)

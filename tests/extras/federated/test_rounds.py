@@ -10,16 +10,18 @@ import pytest
 import torch
 
 from tests.extras.federated.conftest import Make, Sound, carried_out, repeatable
-from tests.ledgers import steps_in
+from tests.ledgers import OnDisk, steps_in
 from zdp_bench import records
 from zdp_bench.config.schema import Run
 from zdp_bench.data.owners import count_owners
 from zdp_bench.extras.federated import server
-from zdp_bench.extras.federated.node import Site
+from zdp_bench.extras.federated.node import Node, Site
+from zdp_bench.extras.federated.roster import Roster
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.accounting import pld
+from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.training import checkpoint
 from zdp_bench.training.plan import Patients
 from zdp_bench.training.setup import load_data
@@ -37,6 +39,28 @@ def weights(config: Run) -> dict[str, torch.Tensor]:
     saved = checkpoint.load(home / "checkpoint.pt", run)
     assert saved
     return saved.model
+
+
+def test_all_steps_are_on_disk_before_a_message_leaves(
+    configured: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, config = OnDisk(monkeypatch), configured("federated.nodes=2")
+    release = Node.release
+
+    def checked(node: Node, *given: Any) -> Any:
+        answer = release(node, *given)
+        assert isinstance(node.ledger, Ledger)
+        held.check(node.ledger.path)
+        return answer
+
+    def rounds() -> list[Path]:
+        return list(config.results.glob("runs/*/*/rounds.jsonl"))
+
+    monkeypatch.setattr(Node, "release", checked)
+    monkeypatch.setattr(Roster, "round", held.before(Roster.round, rounds))
+    monkeypatch.setattr(checkpoint, "save", held.before(checkpoint.save, rounds))
+    carried_out(config)
+    assert held.checks >= 6
 
 
 @pytest.mark.parametrize(

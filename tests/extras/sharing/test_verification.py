@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +25,7 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import write_sums
 from zdp_bench.extras.sharing.loading import config_of
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.privacy.ledger import chain, make_line
+from zdp_bench.privacy.ledger import Head, Start, chain, make_line, read_ledger
 from zdp_bench.records import from_json
 from zdp_bench.training.run import run
 
@@ -141,14 +142,16 @@ def test_an_example_s_epsilon_is_not_sold_for_an_owner_s(folder: Path, loop: Pat
 def test_what_an_older_ledger_does_not_say_is_not_checked(folder: Path, loop: Path) -> None:
     for place, key in ((folder, "epsilon_of"), (loop, "randomness")):
         path, digest = place / "ledger.jsonl", "0" * 64
-        bodies = [json.loads(line) for line in path.read_text().splitlines()]
-        assert key in bodies[0].pop("facts")
-        lines = []
-        for body in bodies:
-            del body["sha256"]
-            lines.append(make_line(digest, body).decode())
-            digest = digest if "state" in body else chain(digest, body)
-        path.write_text("\n".join(lines) + "\n")
+        entries = [line.entry for line in read_ledger(path)]
+        head = entries[0]
+        assert isinstance(head, Head)
+        assert key in head.facts
+        entries[0] = replace(head, facts={})
+        content = b""
+        for entry in entries:
+            content += make_line(digest, entry)
+            digest = digest if isinstance(entry, Start) else chain(digest, entry)
+        path.write_bytes(content)
         made = {"digest": digest}
         said = forge(place, lambda body, made=made: body["privacy"]["ledger"].update(made))
         assert not wrong(place)

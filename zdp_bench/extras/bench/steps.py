@@ -30,7 +30,7 @@ from zdp_bench.extras.bench.workload import BOUND, Criterion, Step, Workload, fl
 from zdp_bench.gradients import Batch, Engine, PerExample
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library import clipped_sum, make_private
-from zdp_bench.privacy.ledger import Copy, Position
+from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.training.step import Training, private_step
@@ -101,7 +101,7 @@ def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
         gradients=engine,
     )
     optimizer = workload.optimizer_of(trainable(model).values())
-    ledger = Copy((), Position(0, ""), True)  # other frameworks keep none
+    ledger = Tally(True)  # other frameworks keep none
     training = Training(algorithm, model, optimizer, SeededNoise(0), ledger)
     steps = count()
 

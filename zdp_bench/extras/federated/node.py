@@ -24,7 +24,7 @@ from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.ledger import BudgetExceeded, Ledger, Position
+from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.noise import run_key, stream
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
@@ -152,7 +152,7 @@ class Node:
         split = site.config.federated.patients == "split"
         self.records: Source = site.parts[number] if split else site.data.train
         self.config = site.config
-        self.ledger: Ledger | None = None
+        self.ledger: Tally | None = None
 
     @cached_property
     def units(self) -> int:
@@ -208,9 +208,10 @@ class Node:
         return self.standing() | {"mechanism": self.mechanism.digest()}
 
     def standing(self) -> dict[str, Any]:
-        """How far the ledger has come."""
+        """How far the ledger has come, on disk: the server is told."""
         if self.ledger is None:
             raise UserError(RESTARTED)
+        self.ledger.sync()
         return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
 
     def release(

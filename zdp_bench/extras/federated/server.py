@@ -38,7 +38,7 @@ from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
 from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.ledger import BudgetExceeded, Copy, Position
+from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record
 from zdp_bench.training import checkpoint
@@ -153,6 +153,7 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
     loop.restore(saved)
 
     def save() -> None:
+        asked.sync()
         loop.save(asked.position, roster.saved())
 
     @cache
@@ -185,7 +186,8 @@ def conduct(grid: Grid, given: ServerContext) -> Record:
             raise UserError(missing_message(roster, nodes, least, {}))
         if given.asked_to_stop():
             return False
-        asked.append(round_, of)  # before any node is asked
+        asked.append(round_, of)
+        asked.sync()  # before any node is asked
         roster.asked = asked.releases
         answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
         releases, reasons = valid_releases(roster, answers, round_, weights, limits)
@@ -293,7 +295,7 @@ def accounted(
 
     @cache
     def of(like: int, releases: int, patient: int) -> dict[str, Any]:
-        ledger = Copy((), Position(releases, ""), repeatable)
+        ledger = Tally(repeatable, releases)
         return privacy_report(made[like], ledger, patient, unit)
 
     # Nodes with one mechanism have one ε.

@@ -27,7 +27,7 @@ from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
 from zdp_bench.privacy.accounting import part_epsilon
-from zdp_bench.privacy.ledger import Copy, Ledger, LedgerError, Position
+from zdp_bench.privacy.ledger import Ledger, LedgerError, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, get, to_json
 from zdp_bench.training.build import count_real
@@ -187,7 +187,7 @@ def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
     for node in nodes:
         with torch.device("meta"):
             own = own_of(node["sampling"]["records"])
-        ledger = Copy((), Position(node["steps"], ""), True)
+        ledger = Tally(True, node["steps"])
         again = privacy_report(own, ledger, 1, privacy["unit"])
         yield from _compare_each(again, node, f"node {node['node']}", OF_NODES)
     keys = [key for key in privacy if key.startswith("epsilon_")]
