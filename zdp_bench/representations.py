@@ -69,10 +69,9 @@ class Representation:
 
     def note(self) -> str:
         """Return it in words, for the notes under a table."""
-        weights, of = self.facts.get("weights"), self.facts.get("trained_on")
-        return f"behind the public representation {self.name}" + (
-            f" ({self.facts['network']}, weights {weights}, trained on {of})" if weights else ""
-        )
+        parts = "; ".join(_in_words(part) for part in self.facts.get("parts", []))
+        whole = f"{self.name} ({parts})" if parts else _in_words({"name": self.name, **self.facts})
+        return f"behind the public representation {whole}"
 
     def described(self) -> dict[str, Any]:
         """Return its description for a record."""
@@ -83,6 +82,14 @@ class Representation:
             "input_dtype": str(self.takes_dtype).removeprefix("torch."),
             **self.facts,
         }
+
+
+def _in_words(facts: dict[str, Any]) -> str:
+    """Return the name of a representation, with its weights if it has any."""
+    if not facts.get("weights"):
+        return str(facts["name"])
+    network, weights, of = (facts[key] for key in ("network", "weights", "trained_on"))
+    return f"{facts['name']} ({network}, weights {weights}, trained on {of})"
 
 
 class Represented(nn.Module):

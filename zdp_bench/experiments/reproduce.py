@@ -170,6 +170,8 @@ def smoke_overrides(config: Run) -> list[str]:
     weights += ["federated.nodes=3"] if config.federated.nodes else []  # of few patients
     if config.representation and "weights" in config.representation.options:
         weights += ["representation.weights=untrained", "representation.resize=32"]
+    if config.representation and config.representation.name == "joined":
+        weights += ["representation.axes=16", "representation.pictures=32"]
     hidden = config.model.options.get("hidden")
     if isinstance(hidden, int) and hidden > SMOKE_HIDDEN:  # VGG-11: 8.4 GiB with its 4096
         weights.append(f"model.hidden={SMOKE_HIDDEN}")

@@ -31,13 +31,14 @@ def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype
             "be equal. Remove the key."
         )
     found = build(chosen.name, chosen.options, shape, dtype)
-    known = str(found.facts.get("trained_on", ""))
-    if known and shares_data(known, config.dataset.name):
-        raise UserError(
-            f"representation={chosen.name}: its weights were trained on {known}, which this run "
-            f"should keep private (dataset={config.dataset.name}), and no ε would cover that. Use "
-            "weights from other data."
-        )
+    for facts in (found.facts, *found.facts.get("parts", [])):
+        known = str(facts.get("trained_on", ""))
+        if known and shares_data(known, config.dataset.name):
+            raise UserError(
+                f"representation={chosen.name}: its weights were trained on {known}, which this "
+                f"run should keep private (dataset={config.dataset.name}), and no ε would cover "
+                "that. Use weights from other data."
+            )
     return found
 
 

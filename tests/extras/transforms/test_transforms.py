@@ -39,6 +39,13 @@ def make(
     return build(name, checked.options, shape, dtype)
 
 
+FEW = {"pictures": 16}  # generated ones
+BOTH = [
+    {"name": "scattering", "mirror": True, "weight": 3},
+    {"name": "patches", **FEW, "filters": 5},
+]
+
+
 CASES: list[tuple[str, tuple[int, ...], torch.dtype, dict[str, Any], tuple[int, ...]]] = [
     ("scattering", (28, 28), torch.float32, {}, (81, 7, 7)),
     ("scattering", (3, 16, 17), torch.float32, {"L": 2, "groups": 3}, (27, 4, 5)),
@@ -52,6 +59,11 @@ CASES: list[tuple[str, tuple[int, ...], torch.dtype, dict[str, Any], tuple[int, 
     ("network", (3, 32, 32), torch.float32, TINY | {"pool": False, "stage": 1}, (24, 8, 8)),
     ("network", (3, 32, 32), torch.float32, TINY | {"stage": 1}, (24,)),
     ("voxels", (1, 6, 7, 8), torch.float32, {}, (19, 6, 7, 8)),
+    ("scattering", (3, 9, 8), torch.float32, {"L": 3, "mirror": True, "groups": 3}, (48, 3, 2)),
+    ("patches", (11, 10), torch.float32, FEW | {"filters": 5}, (10, 3, 3)),
+    ("patches", (3, 32, 32), torch.float32, FEW | {"filters": 7}, (14, 3, 3)),
+    ("joined", (3, 16, 16), torch.float32, FEW | {"axes": 9, "parts": BOTH}, (18,)),
+    ("joined", (1, 16, 16), torch.float32, FEW | {"axes": 9, "parts": ["scattering"]}, (9,)),
     ("random_process", (16, 17), torch.float32, {}, (3072,)),
     ("random_process", (3, 32, 32), torch.float32, {}, (3072,)),
 ]
@@ -199,6 +211,19 @@ def test_weights_come_from_a_file_that_says_what_trained_it(tmp_path: Path) -> N
         ("scattering", (28, 28), {"dims": 1}, "rows of a picture are no channels"),
         ("scattering", (28, 28), {"order": 1}, "groups=27: must .* one of 1, 17"),
         ("voxels", (28, 28), {}, "takes volumes"),
+        ("scattering", (28, 30), {"mirror": True}, "mirror=True: needs .* a width divisible by 4"),
+        ("scattering", (64,), LEADS | {"mirror": True}, "mirror=True: needs dims=2"),
+        ("patches", (3, 9, 32), {}, "of 10 pixels a side or more"),
+        ("patches", (32, 32), FEW | {"filters": 8000}, "Increase representation.pictures"),
+        ("joined", (32, 32), {}, r"parts is empty: list representations"),
+        ("joined", (32, 32), {"parts": ["scatering"]}, "did you mean .*scattering|scatering"),
+        ("joined", (32, 32), {"parts": [{"weight": 1}]}, "representation.name is missing"),
+        ("joined", (32, 32), {"parts": ["joined"]}, "cannot be a part of itself"),
+        ("joined", (32, 32), {"parts": [{"name": "scattering", "K": 1}]}, "representation.K"),
+        ("joined", (32, 32), {"parts": [{"name": "scattering", "weight": 0}]}, "parts.weight=0"),
+        ("joined", (32, 32), {"parts": [{"name": "network", "weights": "w.pth"}]}, "and no file"),
+        ("joined", (32, 32), FEW | {"parts": ["scattering"]}, "axes=1024: 16 generated pictures"),
+        ("joined", (100,), {"parts": [LEADS | {"name": "scattering"}]}, "takes pictures"),
         ("random_process", (3, 8, 8), {}, "of 16 pixels a side or more"),
     ],
 )

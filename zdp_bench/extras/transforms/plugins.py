@@ -3,6 +3,6 @@
 ADDS = {
     "representation": {
         name: f"zdp_bench.extras.transforms.{name}"
-        for name in ("network", "random_process", "scattering", "voxels")
+        for name in ("joined", "network", "patches", "random_process", "scattering", "voxels")
     }
 }

@@ -27,9 +27,9 @@ from zdp_bench.registry import register
 Output = Literal["modulus", "complex"]
 
 
-def gaussian_1d(size: int, sigma: float) -> Tensor:
-    """Return a periodic Gaussian of sum 1, centred at 0, [size] float64."""
-    at = torch.arange(size, dtype=torch.float64)
+def gaussian_1d(size: int, sigma: float, centre: float = 0.0) -> Tensor:
+    """Return a periodic Gaussian of sum 1 around `centre`, [size] float64."""
+    at = torch.arange(size, dtype=torch.float64) - centre
     shifts = torch.arange(-2, 3, dtype=torch.float64).unsqueeze(1) * size
     found = torch.exp(-((at + shifts) ** 2) / (2 * sigma**2)).sum(dim=0)
     return found / found.sum()
@@ -128,6 +128,8 @@ class Scattering(nn.Module):
         order: 0, 1 or 2: how many wavelets follow one another at most.
         output: modulus, or complex: orders 0 and 1 before the modulus, for complex heads.
         normalise: of one example by its own numbers: group (of channels), layer (all), or none.
+        mirror: average the coefficients of a picture and its mirror image. They are taken at the
+            centres of 2^J × 2^J squares, where those of the mirror image are a permutation.
     """
 
     version = 1
@@ -147,6 +149,7 @@ class Scattering(nn.Module):
         output: Output = "modulus",
         normalise: Normalise = "group",
         groups: int = 27,
+        mirror: bool = False,
     ) -> None:
         super().__init__()
         if len(input_shape) not in (dims, dims + 1):
@@ -163,14 +166,17 @@ class Scattering(nn.Module):
         sides = input_shape[-dims:]
         rule = f"2^J must be below the {min(sides)} samples of a side"
         require(min(sides) > 2**J, "representation.J", J, rule)
+        mirrors = dims == 2 and output == "modulus" and sides[-1] % 2**J == 0
+        rule = f"needs dims=2, output=modulus and a width divisible by {2**J}"
+        require(mirrors or not mirror, "representation.mirror", mirror, rule)
         self.dims, self.order, self.output = dims, order, output
         self.normalise, self.groups = normalise, groups
         padded = tuple(side + 2 * 2**J for side in sides)
         low = 0.8 * 2 ** (J - 1)
-        averages = [gaussian_1d(size, low) for size in padded]
-        phi = torch.fft.fft(averages[0]).real
+        lows = [torch.fft.fft(gaussian_1d(size, low)).real for size in padded]
+        phi = lows[0]
         if self.dims == 2:
-            phi = phi.unsqueeze(1) * torch.fft.fft(averages[1]).real
+            phi = phi.unsqueeze(1) * lows[1]
             first, scales = bank_2d(padded[0], padded[1], J, L)
             second, scales_2 = first, scales
         else:
@@ -181,8 +187,11 @@ class Scattering(nn.Module):
         self.register_buffer("phi", phi.float())
         # Of each first wavelet, the second ones that are wider.
         self.wider = [[m for m, j in enumerate(scales_2) if j > of] for of in scales]
-        for axis, (side, average) in enumerate(zip(sides, averages, strict=True)):
-            size, places = len(average), torch.arange(2**J, 2**J + side, 2**J)
+        self.mirrored = self._mirrored_channels(L) if mirror else None
+        centre = (2**J - 1) / 2 if mirror else 0.0
+        for axis, (side, size) in enumerate(zip(sides, padded, strict=True)):
+            places = torch.arange(2**J, 2**J + side, 2**J)
+            average = gaussian_1d(size, low, -centre)
             rows = average[(places.unsqueeze(1) - torch.arange(size)) % size]
             self.register_buffer(f"average_{axis}", rows.float())
             self.register_buffer(f"places_{axis}", places)
@@ -212,8 +221,25 @@ class Scattering(nn.Module):
         found = [part for order in orders for part in order]
         if self.output == "complex":
             found[0] = found[0].to(torch.complex64)
-        whole = torch.cat(found, dim=2).flatten(1, 2)
-        return normalise_each(whole, self.normalise, self.groups)
+        whole = torch.cat(found, dim=2)
+        if self.mirrored is not None:
+            whole = (whole + whole[:, :, self.mirrored].flip(-1)) / 2
+        return normalise_each(whole.flatten(1, 2), self.normalise, self.groups)
+
+    def _mirrored_channels(self, L: int) -> list[int]:
+        """Return, of each coefficient, the one that the mirror image has in its place."""
+        middle = int(L - L / 2 - 1)  # the turn whose θ is 0
+
+        def mirror(wavelet: int) -> int:
+            j, turn = divmod(wavelet, L)
+            return j * L + (2 * middle - turn) % L
+
+        paths: list[tuple[int, ...]] = [()]
+        if self.order >= 1:
+            paths += [(first,) for first in range(len(self.wider))]
+        if self.order == 2:
+            paths += [(first, m) for first, wider in enumerate(self.wider) for m in wider]
+        return [paths.index(tuple(map(mirror, path))) for path in paths]
 
     def _average(self, x: Tensor) -> Tensor:
         """Return x ⋆ φ at every 2^J-th place."""

@@ -1,0 +1,171 @@
+"""Scattering of mirrors, patches, and representations along the axes of generated pictures."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+from tests.extras.transforms.test_transforms import make
+from zdp_bench.config import configured
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
+from zdp_bench.extras.transforms.joined import FLOOR, NORM, POWER, axes_of
+from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
+from zdp_bench.training.representation import build_representation
+
+FEW: dict[str, Any] = {"pictures": 16}
+AXES = FEW | {"axes": 6}
+
+
+@pytest.mark.parametrize(("J", "L", "order"), [(2, 8, 2), (2, 3, 2), (1, 4, 1), (3, 5, 0)])
+def test_the_scattering_of_a_mirror_image_is_a_permutation(J: int, L: int, order: int) -> None:
+    torch.manual_seed(0)
+    options = {"J": J, "L": L, "order": order, "normalise": "none", "mirror": True}
+    found = make("scattering", (3, 32, 32), **options)
+    x = torch.rand(2, 3, 32, 32)
+    averaged, permutation = found(x), found.module.mirrored
+    torch.testing.assert_close(found(x.flip(-1)), averaged, rtol=0, atol=1e-6)
+    found.module.mirrored = None
+    alone = found(x).unflatten(1, (3, -1))
+    mirrored = found(x.flip(-1)).unflatten(1, (3, -1))
+    torch.testing.assert_close(mirrored, alone[:, :, permutation].flip(-1), rtol=0, atol=1e-6)
+    torch.testing.assert_close(((alone + mirrored) / 2).flatten(1, 2), averaged, rtol=0, atol=1e-6)
+
+
+def test_coefficients_of_mirrors_average_around_the_centres_of_squares() -> None:
+    ramp = torch.arange(64.0).expand(1, 64, 64).contiguous()  # its average is its value
+    options = {"J": 2, "order": 0, "normalise": "none", "mirror": True}
+    found = make("scattering", (64, 64), **options)
+    found.module.mirrored = None
+    inner = found(ramp)[0, 0, 4, 3:13]
+    torch.testing.assert_close(inner, 4.0 * torch.arange(3, 13) + 1.5, rtol=1e-4, atol=1e-3)
+
+
+def test_the_zca_matrix_whitens_up_to_its_ridge() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(5000, 6) @ torch.randn(6, 6) + 2
+    mean, whiten = whitening_of(rows)
+    torch.testing.assert_close(whiten, whiten.T)
+    covariance = torch.cov(rows.T, correction=0)
+    ridged = whiten @ (covariance + RIDGE * torch.eye(6)) @ whiten
+    torch.testing.assert_close(ridged, torch.eye(6), rtol=0, atol=1e-3)
+    torch.testing.assert_close(mean, rows.mean(dim=0))
+
+
+def test_responses_are_those_of_each_patch_to_the_dictionary() -> None:
+    torch.manual_seed(0)
+    found = make("patches", (3, 10, 10), filters=4, **FEW)  # nine patches: one a place of the grid
+    module, x = found.module, torch.rand(1, 3, 10, 10)
+    expected = torch.zeros(8, 3, 3)
+    for picture in (x[0], x[0].flip(-1)):
+        for row in range(3):
+            for column in range(3):
+                patch = picture[:, 2 * row : 2 * row + 6, 2 * column : 2 * column + 6].flatten()
+                product = (standardise(patch) - module.mean) @ module.filters
+                both = torch.cat([product, -product])
+                expected[:, row, column] += (both - 0.5).clamp(min=0) / 2
+    torch.testing.assert_close(found(x)[0], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(found(x.flip(-1)), found(x), rtol=1e-5, atol=1e-6)
+
+
+def test_brightness_changes_no_response_and_a_plain_picture_has_none() -> None:
+    torch.manual_seed(0)
+    found, x = make("patches", (16, 16), filters=4, **FEW), torch.rand(2, 16, 16) / 2
+    torch.testing.assert_close(found(x + 0.3), found(x), rtol=1e-3, atol=1e-4)
+    assert float(found(torch.full((1, 16, 16), 0.4)).abs().max()) < 0.5
+
+
+def test_rows_along_their_axes_have_the_stated_variances() -> None:
+    torch.manual_seed(0)
+    rows = torch.randn(40, 5) @ torch.diag(torch.tensor([9.0, 4, 1, 0.3, 0.01])) + 1
+    mean, axes = axes_of(rows, 4)
+    along = (rows - mean) @ axes.T
+    covariance = torch.cov(along.T, correction=0)
+    variances = torch.linalg.eigvalsh(torch.cov(rows.T, correction=0)).flip(0)[:4]
+    expected = variances * (variances / variances[0] + FLOOR) ** (2 * POWER)
+    torch.testing.assert_close(covariance, expected.diag(), rtol=1e-3, atol=1e-3)
+    assert (axes.gather(1, axes.abs().argmax(dim=1, keepdim=True)) > 0).all()
+
+
+def test_each_part_has_the_norm_of_its_weight() -> None:
+    torch.manual_seed(0)
+    parts = [{"name": "scattering", "weight": 3}, "scattering"]
+    found, x = make("joined", (16, 16), parts=parts, **AXES), torch.rand(3, 16, 16)
+    first, second = found(x).split(6, dim=1)
+    torch.testing.assert_close(first.norm(dim=1), torch.full((3,), NORM * math.sqrt(0.75)))
+    torch.testing.assert_close(first, second * math.sqrt(3))
+
+
+def test_a_part_is_standardised_by_generated_pictures_alone() -> None:
+    torch.manual_seed(0)
+    options = {"order": 0, "normalise": "none"}
+    found = make("joined", (16, 16), parts=[{"name": "scattering", **options}], **AXES)
+    plain = make("scattering", (16, 16), **options)
+    public = plain(as_examples(seeded_pictures(16, 0), (16, 16))).flatten(1)
+    rows = ((public - public.mean()) / public.std(correction=0)).clamp(-6, 6)
+    mean, axes = axes_of(rows, 6)
+    expected = NORM * F.normalize((rows - mean) @ axes.T, dim=1)
+    own = found(as_examples(seeded_pictures(16, 0), (16, 16)))
+    torch.testing.assert_close(own, expected, rtol=1e-3, atol=1e-3)
+
+
+def test_the_generated_pictures_follow_from_their_seed() -> None:
+    plain = make("joined", (16, 16), parts=["scattering"], **AXES)
+    other = make("joined", (16, 16), parts=["scattering"], **AXES, seed=1)
+    x = torch.rand(2, 16, 16)
+    assert plain.digest != other.digest
+    assert not torch.allclose(plain(x), other(x), atol=0.1)
+    assert not torch.equal(seeded_pictures(16, 0), seeded_pictures(16, 1))
+
+
+def test_generated_pictures_come_in_the_shape_of_examples() -> None:
+    made = seeded_pictures(16, 0)
+    whole = as_examples(made, (3, 64, 64))
+    torch.testing.assert_close(whole * 255, made.float())
+    small = as_examples(made, (3, 32, 32))
+    torch.testing.assert_close(small, F.avg_pool2d(whole, 2), rtol=0, atol=0.6 / 255)
+    grey = as_examples(made, (1, 16, 20))
+    assert grey.shape == (16, 1, 16, 20)
+    torch.testing.assert_close(as_examples(made, (16, 20)), grey[:, 0])
+
+
+WORDS = ["recipe=quickstart", "representation=joined", "model=real_linear", "algorithm=dp_sgd"]
+
+
+def test_parts_are_part_of_a_run_s_identity() -> None:
+    chosen = (
+        "[scattering]",
+        "[patches]",
+        "[scattering,patches]",
+        "[{name: scattering, weight: 2}]",
+    )
+    digests = [
+        experiment_digest(configured([*WORDS, f"representation.parts={parts}"])) for parts in chosen
+    ]
+    assert len(set(digests)) == len(chosen)
+    spelled = configured([*WORDS, "representation.parts=[{name: scattering, J: 2, weight: 1.0}]"])
+    assert experiment_digest(spelled) == digests[0]
+
+
+def test_a_wrong_part_is_refused_before_anything_is_read() -> None:
+    with pytest.raises(UserError, match=r"representation\.L"):
+        configured([*WORDS, "representation.parts=[{name: scattering, L: 0}]"])
+
+
+def test_weights_of_a_part_trained_on_the_private_data_are_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from zdp_bench.extras.transforms import network
+
+    facts = {"weights": "w", "trained_on": "CIFAR-10", "sha256": "0"}
+    monkeypatch.setattr(network, "_load", lambda *_: facts)
+    part = "[scattering,{name: network, network: test_efficientnet, resize: 32}]"
+    small = ("representation.axes=4", "representation.pictures=8")
+    words = ["recipe=cifar10_network", "representation=joined", f"representation.parts={part}"]
+    with pytest.raises(UserError, match="were trained on CIFAR-10, which this run should keep"):
+        build_representation(configured([*words, *small]), (3, 32, 32), torch.float32)

@@ -1,0 +1,210 @@
+"""Representations side by side, each along the principal axes that generated pictures have in it.
+
+A linear layer trains under noise best when no direction of its features dwarfs the others. Means,
+deviations and axes come from generated pictures (`generated.py`), so the transform stays a public
+function of one example: nothing of the data set enters it.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from pydantic import AfterValidator
+from torch import Tensor, nn
+
+from zdp_bench.config.compose import defaults
+from zdp_bench.config.plugins import check_plugin
+from zdp_bench.config.types import SEED, check_value
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms.generated import VERSION, as_examples, seeded_pictures
+from zdp_bench.registry import lookup, register
+from zdp_bench.representations import NO_FILE, Representation, build
+
+NORM = 10.0  # of an example, over all parts
+FARTHEST = 6.0  # deviations from the mean, beyond which a feature is clamped
+FLOOR = 1e-4  # of the largest variance, added to each
+POWER = -1 / 4  # of the variance along an axis: 0 leaves it, -1/2 whitens
+EPS = 1e-6
+AT_ONCE = 64  # generated pictures
+WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
+
+
+def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]]:
+    """Return each part as a mapping with name, weight and the options that are not the default.
+
+    Raises:
+        UserError: there is no part, or one is unknown, has wrong options or reads a file.
+    """
+    if not parts:
+        raise UserError(
+            "representation.parts is empty: list representations, such as [scattering, patches] or "
+            "[{name: scattering, mirror: true, weight: 0.4}]."
+        )
+    return [_check_part(part) for part in parts]
+
+
+def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
+    given = {"name": part} if isinstance(part, str) else dict(part)
+    weight = check_value("representation.parts.weight", WEIGHT, given.pop("weight", 1.0))
+    if given.get("name") == "joined":
+        raise UserError("representation.parts: joined cannot be a part of itself.")
+    plugin = check_plugin("representation", given)
+    if plugin.options.get("weights", NO_FILE[0]) not in NO_FILE:
+        raise UserError(
+            f"representation.parts: {plugin.name} takes weights={', '.join(NO_FILE)} here, and no "
+            "file."
+        )
+    usual = defaults(lookup("representation", plugin.name))
+    options = {key: value for key, value in plugin.options.items() if value != usual[key]}
+    return {"name": plugin.name, "weight": weight, **options}
+
+
+Parts = Annotated[list[str | dict[str, Any]] | None, AfterValidator(check_parts)]
+
+
+def standardised(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+    """Return features [n, C, ...] of mean 0 and deviation 1 as rows, clamped: [n, features]."""
+    x = (features - mean) / (deviation + EPS)
+    return x.clamp(-FARTHEST, FARTHEST).flatten(1)
+
+
+def axes_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
+    """Return the mean and the scaled principal axes of rows [n, features].
+
+    An axis along which the rows have the variance λ is multiplied by (λ / λ₁ + FLOOR)^POWER. Its
+    largest entry is positive.
+
+    Returns:
+        mean [features], axes [count, features].
+    """
+    mean = rows.mean(dim=0)
+    centred = rows - mean
+    products = centred @ centred.T / len(rows)  # fewer rows than features: the same variances
+    variances, directions = torch.linalg.eigh(products.double())
+    variances = variances.flip(0)[:count].float()
+    directions = directions.flip(1)[:, :count].float()
+    axes = F.normalize(directions.T @ centred, dim=1)
+    largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+    scales = (variances / variances[0] + FLOOR) ** POWER
+    return mean, axes * largest.sign() * scales.unsqueeze(1)
+
+
+class Part(nn.Module):
+    """One representation along its public axes, of norm 1: [B, *shape] -> [B, axes].
+
+    Args:
+        representation: what is projected.
+        count: its principal axes.
+        pictures: how many are generated to find them.
+        seed: of the generated pictures.
+    """
+
+    mean: Tensor
+    deviation: Tensor
+    centre: Tensor
+    axes: Tensor
+
+    def __init__(
+        self, representation: Representation, count: int, pictures: int, seed: int
+    ) -> None:
+        super().__init__()
+        self.features = representation.module
+        features = math.prod(representation.gives)
+        if count > min(features, pictures - 1):
+            raise UserError(
+                f"representation.axes={count}: {pictures} generated pictures have at most "
+                f"{min(features, pictures - 1)} axes in the {features} features of "
+                f"{representation.name}. Lower representation.axes."
+            )
+        channels = representation.gives[0]
+        named = f"{representation.digest}:{VERSION}:{Joined.version}:{count}:{pictures}:{seed}"
+
+        def blocks() -> Iterator[np.ndarray]:
+            yield _fit(representation, count, pictures, seed).numpy()
+
+        digest = hashlib.sha256(named.encode()).hexdigest()
+        shape = (count + 3, features)
+        kept = torch.from_numpy(load_or_make("axes", digest, shape, np.float32, blocks()))
+        each = (1, channels, *[1] * (len(representation.gives) - 1))
+        self.register_buffer("mean", kept[0, :channels].reshape(each).clone())
+        self.register_buffer("deviation", kept[1, :channels].reshape(each).clone())
+        self.register_buffer("centre", kept[2])
+        self.register_buffer("axes", kept[3:])
+
+    def forward(self, x: Tensor) -> Tensor:
+        rows = standardised(self.features(x), self.mean, self.deviation)
+        return F.normalize((rows - self.centre) @ self.axes.T, dim=1)
+
+
+def _fit(representation: Representation, count: int, pictures: int, seed: int) -> Tensor:
+    """Return as rows the mean and deviation of each channel, the centre and the axes."""
+    parts = seeded_pictures(pictures, seed).split(AT_ONCE)
+    made = [representation(as_examples(part, representation.takes)) for part in parts]
+    features = torch.cat(made)
+    over = [axis for axis in range(features.dim()) if axis != 1]
+    mean = features.mean(dim=over, keepdim=True)
+    deviation = (features - mean).square().mean(dim=over, keepdim=True).sqrt()
+    centre, axes = axes_of(standardised(features, mean, deviation), count)
+    channels = torch.stack([mean.flatten(), deviation.flatten()])
+    padded = F.pad(channels, (0, len(centre) - mean.numel()))
+    return torch.cat([padded, centre.unsqueeze(0), axes])
+
+
+@register("representation", "joined")
+class Joined(nn.Module):
+    """Representations of pictures side by side, each along public axes.
+
+    Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] -> [B, parts · axes], of norm 10.
+
+    Each part is standardised by its channels' mean and deviation over generated pictures, clamped
+    to ±6, projected onto their principal axes, half-whitened and given the norm √weight, relative
+    to the sum of all weights.
+
+    Args:
+        parts: representations, by name or as mappings with name, weight and options.
+        axes: principal axes of each.
+        pictures: how many are generated to find them.
+        seed: of the generated pictures.
+    """
+
+    version = 1
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        *,
+        parts: Parts = None,
+        axes: Annotated[int, Interval(ge=1, le=65536)] = 1024,
+        pictures: Annotated[int, Interval(ge=2, le=65536)] = 4096,
+        seed: Annotated[int, SEED] = 0,
+    ) -> None:
+        super().__init__()
+        channels = input_shape[0] if len(input_shape) == 3 else 1
+        if len(input_shape) not in (2, 3) or channels not in (1, 3):
+            raise UserError(
+                "representation=joined: takes pictures [height, width] or [1 or 3, height, width], "
+                f"and these examples are {list(input_shape)}."
+            )
+        self.parts = nn.ModuleList()
+        weights = list[float]()
+        described = list[dict[str, Any]]()
+        for part in check_parts(parts):
+            options = {key: value for key, value in part.items() if key not in ("name", "weight")}
+            representation = build(part["name"], options, tuple(input_shape), torch.float32)
+            self.parts.append(Part(representation, axes, pictures, seed))
+            weights.append(part["weight"])
+            described.append(representation.described())
+        self.norms = [NORM * math.sqrt(weight / sum(weights)) for weight in weights]
+        self.facts = {"parts": described}
+
+    def forward(self, x: Tensor) -> Tensor:
+        parts = zip(self.norms, self.parts, strict=True)
+        return torch.cat([norm * part(x) for norm, part in parts], dim=1)

@@ -1,0 +1,123 @@
+"""Whitened patches compared with a dictionary of patches, as Coates & Ng 2011 encode pictures.
+
+Whitening and dictionary come from generated pictures (`generated.py`): no photograph is part of
+them, and nothing is learned from the data set.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import torch
+import torch.nn.functional as F
+from annotated_types import Interval
+from torch import Tensor, nn
+
+from zdp_bench.config.types import SEED
+from zdp_bench.errors import UserError
+from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
+from zdp_bench.extras.transforms.normalisation import require_real
+from zdp_bench.registry import register
+
+SIDE = 6  # pixels of a patch
+STRIDE = 2
+GRID = 3  # places along a side over which responses are averaged
+CONTRAST = (10 / 255) ** 2  # added to a patch's variance
+RIDGE = 0.1  # added to the eigenvalues of the covariance before whitening
+THRESHOLD = 0.5  # that a response must pass
+FLAT = 0.5  # least mean square of a whitened patch in the dictionary
+PLACES = 16  # patches of one generated picture
+
+
+def flat_patches(x: Tensor) -> Tensor:
+    """Return all patches of pictures [n, C, H, W] as rows: [n, places, C · SIDE²]."""
+    return F.unfold(x, SIDE, stride=STRIDE).mT
+
+
+def standardise(patches: Tensor) -> Tensor:
+    """Give each patch [..., pixels] mean 0, and variance near 1 unless its contrast is low."""
+    centred = patches - patches.mean(dim=-1, keepdim=True)
+    variance = centred.square().mean(dim=-1, keepdim=True)
+    return centred * torch.rsqrt(variance + CONTRAST)
+
+
+def whitening_of(patches: Tensor) -> tuple[Tensor, Tensor]:
+    """Return mean and ZCA matrix of patches [n, pixels]: [pixels], [pixels, pixels]."""
+    exact = patches.double()
+    mean = exact.mean(dim=0)
+    centred = exact - mean
+    variances, axes = torch.linalg.eigh(centred.T @ centred / len(exact))
+    whiten = axes * torch.rsqrt(variances + RIDGE) @ axes.T
+    return mean.float(), whiten.float()
+
+
+@register("representation", "patches")
+class Patches(nn.Module):
+    """Responses of patches to a dictionary of generated ones, averaged over a coarse grid.
+
+    Shapes: pictures float [B, (C,) H, W] with pixels in [0, 1] -> [B, 2 · filters, 3, 3].
+
+    Each patch of 6 × 6 pixels is standardised by its own numbers and whitened. Its response to a
+    filter is what its product with it exceeds 0.5 by, once for each sign. Responses of a picture
+    and its mirror image are averaged.
+
+    Args:
+        filters: entries of the dictionary.
+        pictures: how many are generated for whitening and dictionary.
+        seed: of the generated pictures and of the choice among their patches.
+    """
+
+    version = 1
+    mean: Tensor
+    filters: Tensor
+
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        *,
+        filters: Annotated[int, Interval(ge=1, le=8192)] = 384,
+        pictures: Annotated[int, Interval(ge=16, le=65536)] = 4096,
+        seed: Annotated[int, SEED] = 0,
+    ) -> None:
+        super().__init__()
+        channels = input_shape[0] if len(input_shape) == 3 else 1
+        least = SIDE + STRIDE * (GRID - 1)
+        too_small = min(input_shape[-2:]) < least
+        if len(input_shape) not in (2, 3) or channels not in (1, 3) or too_small:
+            raise UserError(
+                "representation=patches: takes pictures [height, width] or [1 or 3, height, width] "
+                f"of {least} pixels a side or more, and these examples are {list(input_shape)}."
+            )
+        draw = torch.Generator().manual_seed(seed)
+        public = as_examples(seeded_pictures(pictures, seed), tuple(input_shape))
+        public = public.reshape(len(public), channels, *input_shape[-2:])
+        every = flat_patches(public)
+        places = torch.randint(every.shape[1], (len(every), PLACES), generator=draw)
+        chosen = every[torch.arange(len(every)).unsqueeze(1), places].flatten(0, 1)
+        chosen = standardise(chosen)
+        mean, whiten = whitening_of(chosen)
+        whitened = (chosen - mean) @ whiten
+        contrasted = whitened[whitened.square().mean(dim=1) > FLAT]
+        if len(contrasted) < filters:
+            raise UserError(
+                f"representation.filters={filters}: {pictures} generated pictures have only "
+                f"{len(contrasted)} patches of enough contrast. Increase representation.pictures."
+            )
+        order = torch.randperm(len(contrasted), generator=draw)
+        dictionary = F.normalize(contrasted[order[:filters]], dim=1)
+        self.register_buffer("mean", mean)
+        self.register_buffer("filters", whiten @ dictionary.T)  # whitening is symmetric
+
+    def forward(self, x: Tensor) -> Tensor:
+        require_real(x, "patches")
+        x = x.reshape(len(x), -1, *x.shape[-2:])
+        return (self._respond(x) + self._respond(x.flip(-1))) / 2
+
+    def _respond(self, x: Tensor) -> Tensor:
+        """Return the averaged responses of pictures [B, C, H, W]: [B, 2 · filters, 3, 3]."""
+        patches = standardise(flat_patches(x))
+        products = ((patches - self.mean) @ self.filters).mT
+        both_signs = torch.cat([products, -products], dim=1)
+        responses = F.relu(both_signs - THRESHOLD)
+        down, across = [(side - SIDE) // STRIDE + 1 for side in x.shape[-2:]]
+        return F.adaptive_avg_pool2d(responses.unflatten(2, (down, across)), GRID)
