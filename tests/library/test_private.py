@@ -317,6 +317,93 @@ def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
     assert len(train(make(ledger=tmp_path / "another.jsonl"))) == 10
 
 
+def by_dp_accounting(noise: float, steps: int) -> float:
+    """The ε of steps at the rate of the tests, at δ = 1e-3."""
+    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(noise))
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+    return float(accountant.get_epsilon(1e-3))
+
+
+@pytest.mark.parametrize(
+    "how", [{}, {"seed": 3}, {"secure": True}], ids=["plain", "seed", "secure"]
+)
+@pytest.mark.parametrize("rates", [{}, {"sample_rate": None, "expected_batch": None}])
+def test_a_training_goes_on_for_more_epochs_with_the_epsilon_of_all(
+    make: Make, tmp_path: Path, how: dict[str, Any], rates: dict[str, Any]
+) -> None:
+    if rates:  # with n public
+        how = how | rates | {"batch_size": 24, "dataset": TensorDataset(*wide_data())}
+    path = tmp_path / "ledger.jsonl"
+    with make(**how, epochs=2) as private:
+        train(private)
+        private.save()
+    first, weights = path.read_bytes(), next(private.model.parameters()).detach().clone()
+    with make(**how, epochs=4) as private:
+        assert private.resume()
+        assert torch.equal(next(private.model.parameters()), weights)
+        assert (private.done, private.steps) == (10, 20)
+        train(private)
+        private.save()
+        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+        assert private.report()["steps"] == private.report()["steps_taken"] == 20
+        private.export(tmp_path / "model")
+    assert path.read_bytes().startswith(first)  # the steps taken before are what they were
+    report = json.loads((tmp_path / "model" / "report.json").read_text())["privacy"]
+    assert report["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+    with make(**how, epochs=2) as private:  # fewer than were taken: none is left
+        assert private.resume()
+        assert train(private) == []
+        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+
+
+def wide_data() -> tuple[Tensor, Tensor]:
+    return torch.randn(120, 4), torch.arange(120) % CLASSES
+
+
+@pytest.mark.parametrize(
+    "change",
+    [{"noise_multiplier": 1.0}, {"sample_rate": 0.1}, {"target_epsilon": 3.0}, {"damaged": True}],
+)
+def test_whoever_follows_the_message_has_the_epsilon_of_all_steps(
+    make: Make, tmp_path: Path, change: dict[str, Any]
+) -> None:
+    """Not "move the ledger away": the weights went through its steps."""
+    with make() as private:
+        train(private)
+        private.save()
+    if change.pop("damaged", False):
+        (tmp_path / "ledger.pt").write_bytes(b"damaged")
+    with pytest.raises(UserError) as refused:
+        make(**change)
+    said = str(refused.value)
+    assert "count_earlier=True" in said
+    assert "epsilon_with" in said
+    assert "start again" not in said
+    if change:  # stages
+        (tmp_path / "ledger.pt").unlink()
+        with pytest.raises(UserError, match=r"belongs to another mechanism .*epsilon_with"):
+            make(**change)
+        return
+    (tmp_path / "ledger.pt").unlink()
+    with make(private.model, count_earlier=True) as again:
+        train(again)
+        assert again.epsilon == pytest.approx(by_dp_accounting(1.2, 20), rel=2e-3)
+
+
+def test_without_a_named_ledger_more_epochs_go_on_in_the_same(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    with make(ledger=None, epochs=1) as private:
+        train(private)
+        private.save()
+    with make(ledger=None, epochs=2) as private:
+        assert private.resume()
+        train(private)
+        assert private.epsilon == pytest.approx(by_dp_accounting(1.2, 10), rel=2e-3)
+
+
 def test_steps_that_the_model_has_not_taken_count_if_it_is_asked_for(make: Make) -> None:
     train(make(), most=4)
     again = make(count_earlier=True)

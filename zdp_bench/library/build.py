@@ -58,6 +58,16 @@ from zdp_bench.training.run_folder import open_ledger
 
 log = logging.getLogger(__name__)
 FOLDER = Path("ledgers")  # of those that no argument names
+# Nobody may follow them and have an ε that leaves out steps that the weights went through.
+OTHER_LEDGER = (
+    "use another file. Weights that went through the steps of this one have the ε of both: "
+    "state private.epsilon_with(...)"
+)
+ADVICE = (
+    "To go on for more epochs, keep noise_multiplier (a target_epsilon sets other noise), bound, "
+    "rate and unit. Without its state, delete it and pass count_earlier=True: the steps in the "
+    f"ledger count in every ε. For other noise, {OTHER_LEDGER}."
+)
 LEAST_PUBLIC = 100  # of fewer units, one more or less moves batch_size / n by over 1 %
 
 
@@ -102,7 +112,8 @@ def make_private(
             model's arguments, in order or by name.
         loss: (outputs, targets) -> one loss per example, [B]; never a mean. It is given one example
             at a time: nothing of another can reach it.
-        epochs: 1 / rate steps each.
+        epochs: 1 / rate steps each, in all: with more of them, `resume` goes on with a training
+            that has ended, and the same noise.
         batch_size: each step draws each of the n examples with probability `batch_size` / n, and
             the noisy sum is divided by `batch_size`. n is then public, and must be 100 or more.
             With `unit`, of owners.
@@ -182,9 +193,14 @@ def make_private(
         require_takes_shares("unit", algorithm)
     check_precision(precision, model, private)
     mechanism = private.mechanism().digest()
-    run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()
+    # without the number of epochs, so that a training goes on for more
+    run = hashlib.sha256(f"{mechanism}:{plan.sampling}:{whose}".encode()).hexdigest()
+    older_run = hashlib.sha256(f"{mechanism}:{plan}:{whose}".encode()).hexdigest()  # of 0.1
     if ledger is None:
         ledger = FOLDER / f"{type(model).__name__}-{run[:8]}.jsonl"
+        older_ledger = FOLDER / f"{type(model).__name__}-{older_run[:8]}.jsonl"
+        if older_ledger.exists():
+            ledger = older_ledger
         log.warning("every step is recorded in %s; set ledger= to use another file", ledger)
     if ranks.size > 1:
         # so that randomly changed examples have one digest
@@ -218,7 +234,8 @@ def make_private(
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, checked.batch, made)
     keys, guard = ranks.broadcast(keys), guard.settle()
     ledger = Path(ledger).absolute()  # the loop may change its folder
-    opened, saved, resources = _open(ledger, run, private, whose, kind_of(keys.source()), ranks)
+    runs = run, older_run
+    opened, saved, resources = _open(ledger, runs, private, whose, kind_of(keys.source()), ranks)
     return Private(
         model=model,
         optimizer=optimizer,
@@ -291,7 +308,12 @@ def _build_algorithm(
 
 
 def _open(
-    path: Path, run: str, algorithm: Algorithm, whose: str, randomness: str, ranks: Ranks
+    path: Path,
+    runs: tuple[str, str],
+    algorithm: Algorithm,
+    whose: str,
+    randomness: str,
+    ranks: Ranks,
 ) -> tuple[Tally, checkpoint.Checkpoint | None, ExitStack]:
     """Open or continue the ledger, one training at a time; rank 0 does so for all."""
     saved = None
@@ -300,8 +322,7 @@ def _open(
         if ranks.is_first:
             busy = f"{path}: another run uses this ledger; close() it, or choose another file."
             held.enter_context(hold_lock(path.with_suffix(".lock"), busy, wait=False))
-            advice = "Move it and the ledger beside it away to start again."
-            saved = checkpoint.load(path.with_suffix(".pt"), run, advice)
+            saved = checkpoint.load(path.with_suffix(".pt"), *runs, advice=ADVICE)
         saved = ranks.broadcast(saved)
         opened = open_ledger(
             path,
@@ -312,7 +333,7 @@ def _open(
             ranks=ranks,
             whose=whose,
             facts={"randomness": randomness},
-            advice="choose another file to start again",
+            advice=OTHER_LEDGER,
         )
         held.callback(opened.close)
         resources = held.pop_all()

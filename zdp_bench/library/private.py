@@ -100,7 +100,7 @@ class Private:
     guard: Guard
     checked_loss: Callable[[], float]  # on what the model was checked on
     regulariser: Regulariser | None
-    run: str  # digest of mechanism, plan and `whose`; a checkpoint of another training is refused
+    run: str  # digest of mechanism and `whose`; a checkpoint of another training is refused
     ledger: Tally
     ledger_file: Path  # rank 0 writes it
     count_earlier: bool  # steps of the ledger that the model has not taken may count in ε
@@ -184,8 +184,8 @@ class Private:
         )
         raise UserError(
             f"{self.ledger_file}: holds {self._not_taken:,} steps that this model has not "
-            f"taken: {first}. To train another model, use another ledger, or pass "
-            "count_earlier=True so that every ε includes them."
+            f"taken: {first}. If it went through them, or may have, pass count_earlier=True so "
+            "that every ε includes them. To train another, untrained model, use another ledger."
         )
 
     def _is_spent(self) -> bool:
@@ -297,7 +297,8 @@ class Private:
         if changed := {name for name, _ in now.items() ^ self._trained.items()}:
             raise UserError(
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
-                "checked the model: call make_private again, with another ledger."
+                "checked the model: call make_private again, with another ledger, and state "
+                "private.epsilon_with(...) of both."
             )
         require_held(parameters, self.optimizer)
 

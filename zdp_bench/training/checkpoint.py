@@ -132,8 +132,13 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     disk.write_bytes(path, whole.getbuffer())
 
 
-def load(path: Path, run: str, advice: str = ADVICE) -> Checkpoint | None:
-    """Return the checkpoint at `path`, or None if there is none."""
+def load(path: Path, run: str, *older: str, advice: str = ADVICE) -> Checkpoint | None:
+    """Return the checkpoint at `path`, or None if there is none.
+
+    Args:
+        run: the digest of the run that it must belong to.
+        older: what earlier versions called the same run.
+    """
     try:
         # Warnings are of odd pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
@@ -151,7 +156,7 @@ def load(path: Path, run: str, advice: str = ADVICE) -> Checkpoint | None:
         raise UserError(
             f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
-    if checkpoint.run != run:
+    if checkpoint.run not in (run, *older):
         raise UserError(
             f"{path}: belongs to run {checkpoint.run[:12]}, not to {run[:12]}. {advice}"
         )
