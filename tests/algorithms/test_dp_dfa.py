@@ -179,6 +179,24 @@ def test_the_activation_clip_is_solved_from_c() -> None:
     assert sum(s**2 * (1 + clip**2) for s, clip in pairs) == pytest.approx(4.0, rel=1e-12)
 
 
+def test_the_published_activation_clip_lets_a_share_exceed_c_and_z_says_so() -> None:
+    network = lookup("model", "real_mlp")((28, 28), 10, hidden=[128, 256], activation="sigmoid")
+    algorithm = dfa(network, max_grad_norm=1.0, noise_multiplier=1.28, as_published=True)
+    assert algorithm.activation_clips == pytest.approx([25.6] * 3, abs=0.05)
+    # section 4.2: γβτ_e √((1 + τ_h²)L), of one example
+    stated = 0.25 * 0.9 * 0.1 * math.sqrt(3 * (1 + algorithm.activation_clips[0] ** 2))
+    assert stated == pytest.approx(1.0)
+    assert algorithm.bound == pytest.approx(2.693, abs=1e-3)
+    assert algorithm.mechanism().z == pytest.approx(1.28 / (2 * algorithm.bound))  # a replaced one
+    with torch.no_grad():  # all 256 units in front of the output are 1
+        algorithm.connected[list(algorithm.connected)[1]].bias.fill_(30.0)
+    shares = algorithm.contributions((torch.ones(9, 28, 28), torch.arange(9)))
+    norms = torch.stack([v.flatten(1).square().sum(dim=1) for v in shares.values()]).sum(0).sqrt()
+    assert 1.0 < float(norms.max()) <= algorithm.bound
+    with pytest.raises(UserError, match="this one has other layers"):
+        dfa(chain("real"), as_published=True)
+
+
 def test_in_the_hybrid_every_layer_has_its_share_of_c() -> None:
     with torch.device("meta"):
         model = lookup("model", "real_dfa_cnn")(

@@ -42,6 +42,8 @@ NETWORKS: dict[str, tuple[int, ...]] = {
     "mixed": (5,),
     "linear": (5,),  # for algorithms that solve for one layer
 }
+# of two layers, the output's signal exceeds by 1/(γβ) what section 4.2 of DP-DFA takes it for
+EXCESS = math.sqrt((1 + (0.25 * 0.9) ** -2) / 2)
 # z / noise_multiplier where it is not 1: (algorithm, its choice, network)
 Z = {
     ("zeta_dp_sgd", "circular", "complex"): 1 / math.sqrt(2),
@@ -50,6 +52,7 @@ Z = {
     ("gredp", "complex", "convolutional"): 1 / math.sqrt(2),
     ("gredp", "real", "convolutional"): 0.0,
     ("gredp", "as_published", "convolutional"): 0.0,
+    **{("dp_dfa", True, kind): 1 / EXCESS for kind in ("real", "complex", "mixed")},
 }
 Case = tuple[str, dict[str, Any], str]  # algorithm, options beside GAUSSIAN, kind of network
 

@@ -70,7 +70,11 @@ class DPDFA(Algorithm):
 
     Formal guarantees: an example's share is at most `max_grad_norm`, whatever inputs, weights and
     targets are, NaN and ∞ included (such an example contributes nothing); z = noise_multiplier
-    under Poisson sampling.
+    under Poisson sampling. As published, the share exceeds `max_grad_norm`, and z is smaller.
+
+    Args:
+        as_published: solve τ_h from section 4.2's formula, which has γβτ_e for the output layer
+            too, though its signal is up to τ_e. Fully connected networks only.
 
     Raises:
         UserError: a value is out of range, or the network is not such a chain.
@@ -86,6 +90,7 @@ class DPDFA(Algorithm):
         feedback_norm: float = 0.9,
         slope: float = 0.25,
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
+        as_published: bool = False,
     ) -> None:
         positive = {
             "max_grad_norm": max_grad_norm,
@@ -99,6 +104,7 @@ class DPDFA(Algorithm):
         self.max_grad_norm = max_grad_norm
         self.error_clip = error_clip
         self.feedback_norm = feedback_norm
+        self.slope = slope
         self.convolutions = convolutions
         self.front, self.connected = split_chain(problem.model)
         self.of_connected = [
@@ -108,7 +114,14 @@ class DPDFA(Algorithm):
         self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [
             error_clip
         ]
-        self.activation_clips = self._activation_clips()
+        require(
+            not (as_published and self.front),
+            "algorithm.as_published",
+            as_published,
+            "is section 4.2's formula for fully connected networks; this one has other layers",
+        )
+        self.activation_clips = self._activation_clips(as_published)
+        self.bound = self._bound_share() if as_published else max_grad_norm
         self.limits = torch.tensor(
             [[limit] for limit in (*self.signals, *self.activation_clips)],  # [2L, 1]
             dtype=torch.float64,
@@ -118,15 +131,16 @@ class DPDFA(Algorithm):
         self._feedback: dict[str, Tensor] = {}
         self._mechanism = self._build_mechanism()
 
-    def _activation_clips(self) -> list[float]:
+    def _activation_clips(self, as_published: bool) -> list[float]:
         """Solve τ_h of each fully connected layer from the target sensitivity C.
 
-        In fully connected networks all share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). (The paper's formula
-        has γβτ_e for the output layer too, whose factor is τ_e.) With other layers in front, each
-        of the L layers has C/√L. A layer without bias has no 1.
+        In fully connected networks all share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). With other layers in
+        front, each of the L layers has C/√L. A layer without bias has no 1.
         """
-        biases = [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
+        biases = self._biases()
         squares = [signal**2 for signal in self.signals]
+        if as_published:
+            squares[-1] = (self.slope * self.feedback_norm * self.error_clip) ** 2
         if self.front:
             share = self.max_grad_norm**2 / len(layers(self.problem.model))
             solved = [share / square - bias for square, bias in zip(squares, biases, strict=True)]
@@ -141,8 +155,17 @@ class DPDFA(Algorithm):
         )
         return [math.sqrt(square) for square in solved]
 
+    def _bound_share(self) -> float:
+        """Return the largest norm of one example's share in a fully connected network."""
+        layers_of = zip(self.signals, self.activation_clips, self._biases(), strict=True)
+        return math.sqrt(sum(s**2 * (clip**2 + bias) for s, clip, bias in layers_of))
+
+    def _biases(self) -> list[float]:
+        """Return the squared activation that each layer's bias sees: 1, or 0 without a bias."""
+        return [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
+
     def _build_mechanism(self) -> Mechanism:
-        bound, std = self.max_grad_norm, self.noise_multiplier * self.max_grad_norm
+        bound, std = self.bound, self.noise_multiplier * self.max_grad_norm
         blocks = (
             parameter_block(name, p, bound, std, "circular" if p.is_complex() else "real")
             for name, p in trainable(self.problem.model).items()
