@@ -67,7 +67,7 @@ def stepwise(
 
 
 def restart(examples: list[Example], seed: int, anew: bool = True) -> dict[str, Tensor]:
-    """One step on two weights. deepee's, with a seed, starts the generator anew for each of them."""
+    """One step on two weights. With a seed, deepee starts its generator anew for each."""
     shares = torch.stack([clip(x) for x, _ in examples]) / math.sqrt(2)
     generator = torch.Generator().manual_seed(seed)
     released = {}
