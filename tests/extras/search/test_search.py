@@ -81,6 +81,28 @@ def test_the_best_trial_of_a_plug_in_task_has_the_least_error(
     assert sheet(found).numbers[0]["trial"] == found["best"]
 
 
+@pytest.mark.parametrize("forced", [True, False], ids=["forced", "record and checkpoint deleted"])
+def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, forced: bool
+) -> None:
+    """On another machine, say: it has other noise."""
+    carry_out(tmp_path, RATES, trials=2)
+    (path, _) = sorted(tmp_path.glob("runs/*/*/record.json"))
+    if not forced:
+        path.unlink()
+        (path.parent / "checkpoint.pt").unlink()
+    words = ["force=true"] if forced else []
+    with monkeypatch.context() as patch:
+        patch.setattr(run, "execution_digest", lambda *_: "another machine")
+        found = carry_out(tmp_path, RATES, *words, trials=2)
+    spent = [(r["privacy"]["z"], r["privacy"]["steps"]) for r in records.read_all(tmp_path)]
+    assert sorted(steps for _, steps in spent) == (
+        [2 * STEPS] * 2 if forced else [STEPS, 2 * STEPS]
+    )
+    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+
+
 def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
     found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0, trials=2)
     assert 0.999 < found["privacy"]["epsilon_all"] <= 1.0
