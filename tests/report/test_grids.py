@@ -33,6 +33,17 @@ def test_a_run_of_other_settings_or_without_its_open_twin_is_shown_as_what_it_is
     assert (line["values"], line["kept"]) == ("0.8", None)
 
 
+def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) -> None:
+    private, other = run("private", 0.8), run("other", 0.7)
+    private["privacy"]["sampling"]["records"] = 1947
+    other["privacy"]["sampling"]["records"] = 90
+    other["config"]["privacy"]["target_epsilon"] = 1.0
+    save(tmp_path, private, other)
+    sheet = grids.build("cost", tmp_path, [filling("private"), filling("other")])
+    assert sheet.rows[0][sheet.columns.index("n")] == "90 or 1,947"
+    assert {line["owners"] for line in sheet.numbers} == {"90 1947"}
+
+
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="zdp-bench reproduce cost"):
         grids.build("cost", tmp_path, [filling("private")])

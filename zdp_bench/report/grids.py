@@ -66,6 +66,18 @@ class Line:
         return {at: self.runs[at][0]["privacy"] for at in targets}
 
     @property
+    def owners(self) -> list[int]:
+        """How many owners, or examples that have none, its private runs train on; of each size."""
+        return sorted(
+            {
+                run["privacy"]["sampling"]["records"]
+                for target, runs in self.runs.items()
+                for run in runs
+                if target < math.inf
+            }
+        )
+
+    @property
     def unit(self) -> str:
         """Whose participation ε protects."""
         return next((str(one["epsilon_of"]) for one in self.spent.values()), "")
@@ -130,8 +142,10 @@ def _show(
     if grouped:
         cells["variant"] = names.algorithm(line.variant or "")
     count = sorted({len(runs) for runs in line.runs.values()})
+    cells["ε protects"] = line.unit
+    if line.floor is not None:
+        cells["n"] = " or ".join(f"{owners:,}" for owners in line.owners)
     cells |= {
-        "ε protects": line.unit,
         "δ": ", ".join(sorted({f"{one['delta']:g}" for one in line.spent.values()})),
         "metric": line.metric.label,
         "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
@@ -167,6 +181,7 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "epsilon_tight": epsilon(privacy["epsilon_tight"]),
         "epsilon_of_owner": epsilon(privacy.get("epsilon_patient")),
         "unit": line.unit,
+        "owners": " ".join(map(str, line.owners)),
         "delta": privacy["delta"],
         "mean": round(mean(values.values()), 6),
         "kept": None if kept is None else round(kept, 4),

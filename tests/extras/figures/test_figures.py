@@ -61,6 +61,33 @@ def test_the_papers_epsilons_stand_beside_the_tight_ones(tmp_path: Path) -> None
         figures.draw("epsilom", tmp_path)
 
 
+def kept_table(folder: Path, kept: dict[str, tuple[float, ...]]) -> Path:
+    rows = [
+        {"row": row, "target_epsilon": x, "kept": share, "metric": "accuracy", "values": "0.5"}
+        for row, shares in kept.items()
+        for x, share in zip((8, 3), shares, strict=True)
+    ]
+    (folder / "tables").mkdir()
+    pd.DataFrame(rows).to_csv(folder / "tables" / "cost.csv", index=False)
+    return folder
+
+
+def test_rows_that_keep_little_have_a_panel_of_their_own(tmp_path: Path) -> None:
+    kept = {"MNIST": (0.99, 0.97), "ICU": (0.9, 0.4), "MRI": (0.07, -0.05)}
+    figure = figures.draw("cost", kept_table(tmp_path, kept))
+    much, little = figure.axes
+    assert [label.get_text() for label in much.get_yticklabels()] == ["MNIST", "ICU"]
+    assert [label.get_text() for label in little.get_yticklabels()] == ["MRI"]
+    assert lines(little)["ε = 8"] == [0]
+    assert much.get_xlim()[0] > 30
+    assert little.get_xlim()[0] < -5
+
+
+def test_without_rows_that_keep_little_there_is_one_panel(tmp_path: Path) -> None:
+    figure = figures.draw("cost", kept_table(tmp_path, {"MNIST": (0.99, 0.97)}))
+    assert len(figure.axes) == 1
+
+
 def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) -> None:
     (tmp_path / "runs").mkdir()
     pairs = [f"mri_recon_{of}{end}" for of in ("small", "tuned") for end in ("_nonprivate", "")]

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import matplotlib as mpl
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
 from zdp_bench import records
@@ -17,6 +18,7 @@ from zdp_bench.extras.figures.reconstructions import draw_reconstructions
 from zdp_bench.report import names, papers, results
 from zdp_bench.tasks.metric import describe
 
+HALF = 50  # percent of the gain
 SPREAD = 8  # of your runs, a positive x axis over this factor or more is logarithmic
 
 
@@ -96,23 +98,37 @@ def draw_ours(name: str, folder: Path) -> Figure:
 
 
 def draw_kept(points: pd.DataFrame) -> Figure:
-    """Draw a line for each row of a table, with a mark at what is kept at each ε."""
+    """Draw a line for each row of a table, with a mark at what is kept at each ε.
+
+    Rows that keep less than half at every ε have a panel of their own, so that the others use
+    their whole axis.
+    """
+    points = points.assign(kept=100 * points["kept"].astype(float))
+    keeps_half = points.groupby("row")["kept"].transform("max") >= HALF
+    panels = [panel for panel in (points[keeps_half], points[~keeps_half]) if len(panel)]
+    heights = [panel["row"].nunique() + 1 for panel in panels]
+    figure = Figure(figsize=(drawing.WIDTH, 1 + 0.28 * sum(heights)))
+    grid = figure.subplots(len(panels), squeeze=False, gridspec_kw={"height_ratios": heights})
+    for axes, panel in zip(grid[:, 0], panels, strict=True):
+        _draw_rows(axes, panel)
+    grid[0, 0].set_title("What privacy costs, at a tight ε")
+    handles, labels = grid[0, 0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
+    grid[-1, 0].set_xlabel("share of the non-private gain kept, %")
+    return figure
+
+
+def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
     rows = [*dict.fromkeys(points["row"])]
-    figure = Figure(figsize=(drawing.WIDTH, 1 + 0.28 * len(rows)))
-    axes = figure.subplots()
+    points = points.assign(at=points["row"].map(rows.index))
+    least = points.groupby("at")["kept"].min()
     axes.axvline(100, color="0.4", linewidth=1, linestyle="-", label="non-private")
-    kept = points.assign(kept=100 * points["kept"].astype(float), at=points["row"].map(rows.index))
-    least = kept.groupby("at")["kept"].min()
     axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
-    for place, (x, of) in enumerate(kept.groupby("x")):
+    for place, (x, of) in enumerate(points.groupby("x")):
         style = drawing.curve_style(place) | {"linestyle": "none"}
         axes.plot(of["kept"], of["at"], label=f"ε = {x:g}", **style)
     axes.set_yticks(range(len(rows)), rows)
-    axes.invert_yaxis()
-    axes.set_xlabel("share of the non-private gain kept, %, mean over seeds")
-    axes.set_title("What privacy costs, at a tight ε")
-    axes.legend(loc="lower left", bbox_to_anchor=(0.1, 0.1))
-    return figure
+    axes.set_ylim(len(rows) - 0.5, -0.5)
 
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
