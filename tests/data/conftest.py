@@ -17,9 +17,11 @@ from zdp_bench.data import nifti, roahd
 SMALL: dict[str, dict[str, Any]] = {
     "chest_xray_synthetic": {"count": 60, "seed": 1},
     "cpsc2018_synthetic": {"count": 6, "seed": 1, "test_share": 0.4},
+    "ham10000_synthetic": {"count": 40},
     "kspace_phantom": {"patients": 6, "slices": 3, "height": 8, "width": 10},
     "mri_sequences_synthetic": {"patients": 7, "test_share": 0.4},
     "msd_synthetic": {"volumes": 5},
+    "physionet2012_synthetic": {"count": 12},
     "speech_commands_synthetic": {"words": ["yes", "no"], "clips_per_word": 10},
 }
 

@@ -24,7 +24,7 @@ from zdp_bench.report.terminal import say_state
 RAW = Path("MNIST/raw")
 OWN = [of for of in files.cards() if not of.uses]
 # Of the small root's sets, those that can be loaded with their default options.
-COUNTED = ("chest_xray", "msd", "roahd", "mri_sequences_from_volumes")
+COUNTED = ("chest_xray", "ham10000", "physionet2012", "msd", "roahd", "mri_sequences_from_volumes")
 
 
 def test_every_card_is_whole() -> None:

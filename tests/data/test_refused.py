@@ -206,6 +206,9 @@ def labels(values: np.ndarray) -> Spoil:
 # ---------------------------------------------------------------------------------------- the rows
 
 FILM, CLIP = "chest_xray/train/NORMAL/*", "SpeechCommands/speech_commands_v0.02/no/*"
+LESION = "ham10000/HAM10000_images_part_1/*"
+LESIONS = "ham10000/HAM10000_metadata.csv"
+STAY, DIED = "physionet2012/set-a/*", "physionet2012/Outcomes-a.txt"
 WFDB = "CPSC2018/cinc2020_wfdb/S0002"
 H5 = "fastMRI/singlecoil_train/file1000000.h5"
 HEADS, LIVER = "Task01_BrainTumour/imagesTr/BRATS_001.nii.gz", "Task03_Liver/imagesTr/*"
@@ -224,6 +227,67 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("chest_xray", FILM, make_folder, "not a file"),
     ("chest_xray", FILM, lambda p: p.rename(p.with_name("scan7.jpeg")), "identify the patient"),
     *(("chest_xray", FILM, how, "is missing") for how in (empty, remove)),
+    # HAM10000
+    *(("ham10000", LESION, how, CUT) for how in (EMPTY, keep(300))),
+    ("ham10000", LESION, film((20, 20), "PNG"), CUT),
+    ("ham10000", LESION, bomb, "20,000×20,000 pixels|DecompressionBombError"),
+    ("ham10000", LESION, lead_out, "a link that leads out of"),
+    ("ham10000", LESION, Path.unlink, "ISIC_0024306.jpg is in neither"),
+    ("ham10000", LESION, copy_to("HAM10000_images_part_2"), "is in HAM10000_images_part_1 too"),
+    ("ham10000", LESION, beside("ISIC_1234567.jpg"), "is not in HAM10000_metadata.csv"),
+    ("ham10000", LESION, beside("readme.txt"), "readme.txt: is not named as a picture"),
+    ("ham10000", LESIONS, Path.unlink, "HAM10000_metadata.csv: is missing"),
+    ("ham10000", LESIONS, EMPTY, "no column lesion_id, image_id, dx"),
+    ("ham10000", LESIONS, edit("dx,", "diagnosis,"), "no column dx"),
+    (
+        "ham10000",
+        LESIONS,
+        edit("lesion_id,image_id,dx,dx_type", "lesion_id,image_id,dx,dx"),
+        "dx, or",
+    ),
+    ("ham10000", LESIONS, edit(",mel,", ",melanoma,"), "diagnosis 'melanoma' in line 2, none of"),
+    ("ham10000", LESIONS, edit("HAM_0000000,", ","), "has no lesion_id in line 2"),
+    ("ham10000", LESIONS, edit("ISIC_0024306", "../../secret"), "has no image_id in line 2"),
+    ("ham10000", LESIONS, edit("ISIC_0024307", "ISIC_0024306"), "ISIC_0024306 a second time"),
+    ("ham10000", LESIONS, edit("HAM_0000000", "unknown"), "stands for a missing one"),
+    ("ham10000", LESIONS, edit("histo", "hi\0sto"), "control character"),
+    ("ham10000", LESIONS, edit("histo", '"histo'), CUT),
+    ("ham10000", LESIONS, edit("back", "back,x"), "more cells than columns in line 2"),
+    # PhysioNet's Challenge 2012
+    *(("physionet2012", STAY, how, "does not begin with") for how in (EMPTY, WEB_PAGE)),
+    ("physionet2012", STAY, put(b"\xff\xfe"), "is not UTF-8"),
+    ("physionet2012", STAY, put(b"x" * 2**19), "is larger than"),
+    ("physionet2012", STAY, Path.unlink, "132000.txt: is missing, and Outcomes-a.txt has"),
+    ("physionet2012", STAY, rename(".csv"), "is no record of a patient in Outcomes-a.txt"),
+    ("physionet2012", STAY, beside("7.txt"), "7.txt: is no record of a patient"),
+    ("physionet2012", STAY, lead_out, "a link that leads out of"),
+    ("physionet2012", STAY, make_folder, "file"),
+    (
+        "physionet2012",
+        STAY,
+        edit("RecordID,132000", "RecordID,132001"),
+        "RecordID 132001 in line 2",
+    ),
+    ("physionet2012", STAY, edit("00:00,RecordID,132000\n", ""), "has not one RecordID"),
+    ("physionet2012", STAY, edit("Weight,80", "Weight,80,kg"), "has 4 cells in line"),
+    ("physionet2012", STAY, edit("00:00,Weight", "49:00,Weight"), "has the time '49:00'"),
+    ("physionet2012", STAY, edit("00:00,Weight", "noon,Weight"), "has the time 'noon'"),
+    ("physionet2012", STAY, edit("Weight,80", "Waist,80"), "has the variable 'Waist'"),
+    *(
+        ("physionet2012", STAY, edit("Weight,80", f"Weight,{value}"), f"has the value '{value}'")
+        for value in ("", "nan", "inf", "1e300", "heavy")
+    ),
+    ("physionet2012", STAY, edit("ICUType,", "ICUType,7"), "has an ICUType other than"),
+    ("physionet2012", STAY, edit("Gender,", "Gender,3"), "has a Gender other than"),
+    ("physionet2012", STAY, edit("Weight,80", "Weight,8\x000"), "control character"),
+    ("physionet2012", DIED, Path.unlink, "Outcomes-a.txt: is missing"),
+    ("physionet2012", DIED, EMPTY, "does not begin with RecordID"),
+    ("physionet2012", DIED, edit("Survival,", ""), "does not begin with RecordID"),
+    ("physionet2012", DIED, edit("132000,10,5,7,-1,", "132000,10,5,7,"), "has 5 cells in line 2"),
+    ("physionet2012", DIED, edit("-1,1", "-1,2"), "has the outcome '2' in line 2"),
+    ("physionet2012", DIED, edit("132001,", "132000,"), "names patient 132000 a second time"),
+    ("physionet2012", DIED, edit("132000,", "../x,"), "has no RecordID in line 2"),
+    ("physionet2012", STAY, remove, "set-a: is missing"),
     # PhysioNet's form of CPSC 2018
     ("cpsc2018", f"{WFDB}.mat", keep(-100), "bytes where its header announces"),
     ("cpsc2018", f"{WFDB}.mat", Path.unlink, "S0002.mat: is missing"),

@@ -1,7 +1,7 @@
-"""Generated pictures: blobs in the layout of Kermany's films, and patterns of any shape.
+"""Generated pictures: blobs in the layouts of Kermany's films and HAM10000, patterns of any shape.
 
-`chest_xray_synthetic` needs no download and is read as Kermany's films are. `synthetic_images` are
-ten classes of real or complex patterns.
+`chest_xray_synthetic` and `ham10000_synthetic` need no download and are read as the releases are.
+`synthetic_images` are ten classes of real or complex patterns.
 """
 
 from __future__ import annotations
@@ -19,6 +19,9 @@ from PIL import Image
 from zdp_bench.data import Dataset, Examples, Pixels, Splits
 from zdp_bench.data.chest_xray import CLASSES, FOLDER, ChestXray
 from zdp_bench.data.files import digest
+from zdp_bench.data.ham10000 import DIAGNOSES, METADATA, Ham10000
+from zdp_bench.data.ham10000 import FOLDER as LESIONS
+from zdp_bench.data.ham10000 import PARTS as LESION_PARTS
 from zdp_bench.errors import require
 from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
@@ -47,6 +50,33 @@ class ChestXraySynthetic(StandIn, ChestXray):
             path = folder / FOLDER / part / CLASSES[ill] / f"{name}.jpeg"
             path.parent.mkdir(parents=True, exist_ok=True)
             Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
+
+
+@register("dataset", "ham10000_synthetic")
+@dataclass(frozen=True, kw_only=True)
+class Ham10000Synthetic(StandIn, Ham10000):
+    """Blobs as lesions with one or two pictures each: melanomas have more blobs."""
+
+    count: Annotated[int, Interval(ge=40, le=10**5)] = 600  # so that each part holds both classes
+    size: Pixels = 64
+    seed: int = 0
+
+    def write(self, folder: Path) -> None:
+        rows = ["lesion_id,image_id,dx,dx_type,age,sex,localization"]
+        for number in range(self.count):
+            lesion = 2 * number // 3
+            diagnosis = "mel" if lesion % 3 == 0 else DIAGNOSES[lesion % len(DIAGNOSES)]
+            image = f"ISIC_{24306 + number:07d}"
+            rows.append(f"HAM_{lesion:07d},{image},{diagnosis},histo,50,female,back")
+            own = np.random.default_rng([self.seed, lesion])
+            noise = np.random.default_rng([self.seed, lesion, number])
+            blobs = draw_blobs((FILM, FILM), 8 if diagnosis == "mel" else 2, own)
+            shades = 255 * (1 - blobs[..., None] * (0.4, 0.7, 0.8))
+            pixels = (shades + noise.normal(0, 5, shades.shape)).clip(0, 255)
+            path = folder / LESIONS / LESION_PARTS[number % 2] / f"{image}.jpg"
+            path.parent.mkdir(parents=True, exist_ok=True)
+            Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
+        (folder / LESIONS / METADATA).write_text("\n".join(rows) + "\n")
 
 
 VERSION = "synthetic images v1"

@@ -1,0 +1,217 @@
+"""HAM10000's dermatoscopic pictures, melanoma or not (Tschandl et al. 2018).
+
+    ham10000/HAM10000_metadata.csv
+    ham10000/HAM10000_images_part_1|HAM10000_images_part_2/ISIC_0024306.jpg
+
+The release names the lesion of each picture (`lesion_id`) and no patient: a lesion owns its
+pictures, and two lesions may be one person's. Parts are ours, of whole lesions. The validation
+pictures are lesions of the training part; no ε covers them.
+"""
+
+from __future__ import annotations
+
+import csv
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import torch
+
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Pixels, PublicShare, Share, Splits
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.data.files import absent, digest, require_inside, sha256, visible_files
+from zdp_bench.data.owners import hold_out_owners, require_named
+from zdp_bench.data.pictures import open_picture, read_picture
+from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import expect, read_text, reading
+from zdp_bench.registry import register
+
+FOLDER = Path("ham10000")
+METADATA = "HAM10000_metadata.csv"
+PARTS = ("HAM10000_images_part_1", "HAM10000_images_part_2")
+COLUMNS = ("lesion_id", "image_id", "dx")
+# The release's seven diagnoses; mel is melanoma.
+DIAGNOSES = ("akiec", "bcc", "bkl", "df", "mel", "nv", "vasc")
+IMAGE = re.compile(r"ISIC_\d{7}")
+PICTURES, LESIONS, MOST = 10_015, 7_470, 6  # of the release; the most pictures of a lesion
+MOST_METADATA = 1 << 22  # bytes
+# Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the pictures.
+PIXELS = (0.5, 0.25)
+VERBS = {"train": "train", "validation": "validate (public)", "test": "test"}
+
+Target = Literal["melanoma", "diagnosis"]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """One file, the lesion that it shows, and its diagnosis."""
+
+    path: Path
+    lesion: str
+    diagnosis: str
+
+
+@register("dataset", "ham10000")
+@dataclass(frozen=True, kw_only=True)
+class Ham10000(Dataset):
+    """Pictures as float32 [3, size, size], in bytes until they are drawn; label 1 is melanoma.
+
+    Args:
+        target: melanoma (or not), or diagnosis: the index of one of the release's seven.
+    """
+
+    size: Pixels = 224
+    target: Target = "melanoma"
+    test_share: Share = 0.2
+    validation_share: PublicShare = 0.0
+    split_seed: int = 0
+
+    @property
+    def outputs(self) -> int:
+        return 1 if self.target == "melanoma" else len(DIAGNOSES)
+
+    def split(self, lesions: list[str]) -> dict[str, np.ndarray]:
+        """Return the rows of each part, by whole lesions."""
+        rows = np.arange(len(lesions))
+        testing = hold_out_owners(lesions, self.test_share, self.split_seed)
+        rest = rows[~testing]
+        rule = f"leaves {len(rest)} pictures to train and {testing.sum()} to test"
+        require(0 < len(rest) < len(rows), "dataset.test_share", self.test_share, rule)
+        remaining = [lesions[row] for row in rest]
+        held = hold_out_owners(remaining, self.validation_share, self.split_seed)
+        rule = f"leaves none of {len(rest)} pictures to train on"
+        require(not held.all(), "dataset.validation_share", self.validation_share, rule)
+        return {"train": rest[~held], "validation": rest[held], "test": rows[testing]}
+
+    def load(self, root: Path) -> Splits:
+        """The release has no checksum for its folders: with other counts it is 'derived'."""
+        home, size = root / FOLDER, self.size
+        pictures = list_pictures(home)
+        contents = "".join(f"{picture.path.name}:{sha256(picture.path)}" for picture in pictures)
+        files, shape = digest(f"{size}:{contents}"), (len(pictures), 3, size, size)
+        blocks = (read_picture(of.path, size, 3, formats=("JPEG",))[None] for of in pictures)
+        pixels = torch.from_numpy(load_or_make("lesions", files, shape, np.uint8, blocks))
+        lesions = [picture.lesion for picture in pictures]
+        names, groups = np.unique(lesions, return_inverse=True)
+        labels = torch.tensor([self.label(picture.diagnosis) for picture in pictures])
+        whole = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
+        parts = {
+            part: Part(whole, torch.from_numpy(rows)) for part, rows in self.split(lesions).items()
+        }
+        is_whole = (len(pictures), len(names)) == (PICTURES, LESIONS)
+        options = (size, self.target, self.test_share, self.validation_share, self.split_seed)
+        diagnoses = sha256(home / METADATA)
+        return Splits(
+            parts["train"],
+            parts["test"],
+            input_shape=(3, size, size),
+            outputs=self.outputs,
+            provenance="official" if is_whole else "derived",
+            digest=digest(f"{files}:{diagnoses}:{(*options, PIXELS)!r}"),
+            notes="; ".join(self.describe(pictures, parts)),
+            validation=parts["validation"] if len(parts["validation"]) else None,
+            unit="lesion",
+            owner_names=names.tolist(),
+        )
+
+    def label(self, diagnosis: str) -> int:
+        """Return the class of a diagnosis."""
+        if self.target == "melanoma":
+            return int(diagnosis == "mel")
+        return DIAGNOSES.index(diagnosis)
+
+    def describe(self, pictures: Sequence[Picture], parts: dict[str, Part]) -> list[str]:
+        """Return the notes on what was read."""
+        lesions = len({picture.lesion for picture in pictures})
+        melanomas = sum(picture.diagnosis == "mel" for picture in pictures)
+        notes = [f"{len(pictures):,} pictures of {lesions:,} lesions, {melanomas:,} of melanomas"]
+        if (len(pictures), lesions) != (PICTURES, LESIONS):
+            notes.append(f"a part of the release's {PICTURES:,} pictures of {LESIONS:,} lesions")
+        with open_picture(pictures[0].path, "JPEG") as picture:
+            stored = f"{picture.size[0]}×{picture.size[1]}"
+        notes.append(f"pictures stored at {stored} (the first), read at {self.size}²")
+        used = [f"{len(part):,} to {VERBS[name]}" for name, part in parts.items() if len(part)]
+        notes.append(f"{', '.join(used)}, by whole lesions")
+        return notes
+
+    def released(self, root: Path) -> DatasetInfo | None:
+        if (root / FOLDER / METADATA).is_file():
+            return None
+        test = round(self.test_share * PICTURES)
+        validation = round(self.validation_share * (PICTURES - test))
+        train = PICTURES - test - validation
+        return DatasetInfo(
+            train=train,
+            test=test,
+            validation=validation,
+            input_shape=(3, self.size, self.size),
+            outputs=self.outputs,
+            examples_per_patient=min(MOST, train),
+            unit="lesion",
+            owners=max(1, round(LESIONS * train / PICTURES)),
+        )
+
+
+def list_pictures(home: Path) -> list[Picture]:
+    """List the pictures that the metadata names, sorted by name; none is opened.
+
+    Raises:
+        UserError: a picture is missing, in neither or both folders, or not in the metadata; or a
+            row is damaged.
+    """
+    table = home / METADATA
+    if not table.is_file():
+        raise absent(table, "ham10000")
+    rows = read_metadata(table)
+    found = find_files(home)
+    for name in rows:
+        if name not in found:
+            raise UserError(
+                f"{home}: {name}.jpg is in neither {PARTS[0]} nor {PARTS[1]}, and {METADATA} names "
+                "it; put it there, or remove its row."
+            )
+    for name, path in found.items():
+        if name not in rows:
+            raise UserError(f"{path}: is not in {METADATA}; add its row, or remove the file.")
+    return [Picture(found[name], *rows[name]) for name in sorted(rows)]
+
+
+def find_files(home: Path) -> dict[str, Path]:
+    """Return the file of each picture by its name, of either folder."""
+    found: dict[str, Path] = {}
+    for part in PARTS:
+        folder = home / part
+        for path in visible_files(folder) if folder.is_dir() else []:
+            require_inside(path, home)
+            with reading(path):
+                is_picture = path.suffix == ".jpg" and IMAGE.fullmatch(path.stem)
+                expect(bool(is_picture), "is not named as a picture, such as ISIC_0024306.jpg")
+                other = found.setdefault(path.stem, path)
+                expect(other == path, f"is in {other.parent.name} too; each may occur once")
+    return found
+
+
+def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
+    """Return lesion and diagnosis by picture."""
+    lines = csv.DictReader(read_text(table, MOST_METADATA).splitlines(), strict=True)
+    rows: dict[str, tuple[str, str]] = {}
+    with reading(table):
+        columns = lines.fieldnames or []
+        lacking = [column for column in COLUMNS if columns.count(column) != 1]
+        expect(not lacking, f"has no column {', '.join(lacking)}, or several")
+        for line in lines:
+            where = f"in line {lines.line_num}"
+            expect(None not in line, f"has more cells than columns {where}")
+            lesion, image, diagnosis = (line[column] for column in COLUMNS)
+            expect(bool(image and IMAGE.fullmatch(image)), f"has no image_id {where}")
+            expect(bool(lesion), f"has no lesion_id {where}")
+            known = f"names the diagnosis '{diagnosis}' {where}, none of {', '.join(DIAGNOSES)}"
+            expect(diagnosis in DIAGNOSES, known)
+            expect(image not in rows, f"names {image} a second time {where}")
+            rows[image] = (lesion, diagnosis)
+        expect(bool(rows), "names no picture")
+    require_named(str(table), "lesion", [lesion for lesion, _ in rows.values()])
+    return rows

@@ -1,0 +1,327 @@
+"""Deaths in intensive care, of the PhysioNet/CinC Challenge 2012 (Silva et al. 2012).
+
+    physionet2012/set-a/132539.txt, ...     48 hours of a patient, set-a to train on, set-b to test
+    physionet2012/Outcomes-a.txt, ...       who died in hospital
+
+A patient has one record, of up to 37 variables at any time. Features of a variable are mean,
+minimum, maximum, last value, mean after 24 hours, deviation, and whether it was measured. A value
+is standardised by a range that is written down here (`RANGES`), with its source, and what is
+missing becomes the middle of the range: features of a patient follow from that patient alone.
+"""
+
+from __future__ import annotations
+
+import csv
+import math
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import torch
+from annotated_types import Interval
+
+from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicShare, Splits
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.data.files import absent, digest, require_inside, sha256, visible_files
+from zdp_bench.data.owners import hold_out_owners
+from zdp_bench.errors import UserError, require
+from zdp_bench.foreign_files import expect, read_text, reading
+from zdp_bench.registry import register
+
+FOLDER = Path("physionet2012")
+SETS = ("a", "b")
+PATIENTS = 4000  # of either set of the release
+DEATHS = {"a": 554, "b": 568}  # in hospital, of the release
+HEADER = "Time,Parameter,Value"
+OUTCOMES = ["RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death"]
+TIME = re.compile(r"(\d\d):([0-5]\d)")
+HOURS, DAY = 48, 24 * 60  # of a record; minutes
+LIMIT = 2.0  # of a standardised value
+MOST_NUMBER = 1e6  # of any variable
+DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
+UNITS = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
+STATISTICS = ("mean", "minimum", "maximum", "last", "mean after 24 h", "deviation", "measured")
+FEATURES_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Range:
+    """What is usual in intensive care: its middle becomes 0, its ends −½ and ½.
+
+    Attributes:
+        is_log: of a variable whose ratios count, such as an enzyme.
+    """
+
+    low: float
+    high: float
+    is_log: bool = False
+
+    def standardise(self, values: np.ndarray) -> np.ndarray:
+        """Return values in widths of the range, from its middle, at most `LIMIT`."""
+        low, high = self.low, self.high
+        if self.is_log:
+            values = np.log(np.maximum(values, low / 1000))
+            low, high = math.log(low), math.log(high)
+        middle = (low + high) / 2
+        return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
+
+
+# Ends are those of the reference range (Harrison's Principles of Internal Medicine, appendix of
+# laboratory values, and Bates' Guide to Physical Examination; rounded), unless a comment names
+# another: SOFA (Vincent et al. 1996), SAPS II (Le Gall et al. 1993), APACHE II and III (Knaus et
+# al. 1985, 1991). None follows from the records.
+RANGES = {
+    "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
+    "ALP": Range(30, 120, is_log=True),  # IU/L
+    "ALT": Range(7, 205, is_log=True),  # IU/L; to five times the upper end of reference, "mild"
+    "AST": Range(12, 190, is_log=True),  # IU/L; likewise
+    "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; SOFA: two points from 2
+    "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
+    "Cholesterol": Range(120, 200),  # mg/dL
+    "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
+    "DiasABP": Range(52, 80),  # mmHg; follows from systolic and mean pressure
+    "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
+    "GCS": Range(10, 15),  # SOFA: two points from 12 to 10
+    "Glucose": Range(70, 180, is_log=True),  # mg/dL; NICE-SUGAR 2009: the conventional target
+    "HCO3": Range(20, 28),  # mmol/L; SAPS II: points below 20
+    "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): haemoglobin of 7 to 12 g/dL
+    "HR": Range(60, 110),  # bpm; APACHE II: points from 110
+    "K": Range(3.5, 5),  # mmol/L
+    "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; from 4, tissue is short of oxygen
+    "Mg": Range(1.5, 2.3),  # mg/dL
+    "MAP": Range(65, 100),  # mmHg; Surviving Sepsis 2012: the target is 65 at least
+    "MechVent": Range(0, 1),  # 1 where it is recorded
+    "Na": Range(135, 145),  # mmol/L
+    "NIDiasABP": Range(52, 80),  # mmHg; as DiasABP
+    "NIMAP": Range(65, 100),  # mmHg; as MAP
+    "NISysABP": Range(90, 140),  # mmHg; as SysABP
+    "PaCO2": Range(35, 45),  # mmHg
+    "PaO2": Range(60, 300, is_log=True),  # mmHg; Kilgannon et al. 2010: hypoxia, hyperoxia
+    "pH": Range(7.30, 7.45),  # ARDS Network: the target
+    "Platelets": Range(100, 400, is_log=True),  # 1000/µL; SOFA: two points below 100
+    "RespRate": Range(12, 24),  # per minute; APACHE II: no points
+    "SaO2": Range(94, 100),  # %
+    "SysABP": Range(90, 140),  # mmHg; hypotension, hypertension
+    "Temp": Range(36, 38.4),  # °C; APACHE II: no points
+    "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
+    "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
+    "Urine": Range(35, 140, is_log=True),  # mL; 0.5 to 2 mL/kg in an hour, of 70 kg
+    "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
+    "Weight": Range(50, 100),  # kg; round
+}
+AGE, HEIGHT = Range(50, 80), Range(160, 180)  # years, cm; round
+FEATURES = len(RANGES) * len(STATISTICS) + 3 + len(UNITS)
+
+Record = dict[str, tuple[np.ndarray, np.ndarray]]  # variable -> minutes, values
+
+
+@dataclass(frozen=True)
+class Patient:
+    """One record and its outcome."""
+
+    path: Path
+    number: str
+    died: bool
+
+
+@register("dataset", "physionet2012")
+@dataclass(frozen=True, kw_only=True)
+class Physionet2012(Dataset):
+    """Patients as float32 [features]; label 1 is death in hospital.
+
+    Args:
+        norm: every patient's features are scaled to this norm; null leaves them.
+    """
+
+    validation_share: PublicShare = 0.0
+    split_seed: int = 0
+    norm: Annotated[float, Interval(gt=0)] | None = 5.0
+
+    def load(self, root: Path) -> Splits:
+        """The release has no checksum for a folder: with other counts it is 'derived'."""
+        home = root / FOLDER
+        sets = {name: list_patients(home, name) for name in SETS}
+        patients = [*sets["a"], *sets["b"]]
+        files = digest("".join(f"{of.path}:{sha256(home / of.path)}" for of in patients))
+        named = f"{files}:{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
+        shape = (len(patients), FEATURES)
+        rows = (make_features(home / of.path)[None] for of in patients)
+        inputs = torch.from_numpy(load_or_make("stays", digest(named), shape, np.float32, rows))
+        if self.norm is not None:
+            inputs = inputs * (self.norm / inputs.norm(dim=1, keepdim=True).clamp(min=1e-6))
+        targets = torch.tensor([int(of.died) for of in patients])
+        names, owners = np.unique([of.number for of in patients], return_inverse=True)
+        whole = Examples(inputs, targets, torch.from_numpy(owners))
+        held = self.hold_out([of.number for of in sets["a"]])
+        trained, tested = len(sets["a"]), np.arange(len(sets["a"]), len(patients))
+        train, validation, test = (
+            take(whole, rows) for rows in (np.arange(trained)[~held], np.flatnonzero(held), tested)
+        )
+        outcomes = ":".join(sha256(home / f"Outcomes-{name}.txt") for name in SETS)
+        options = (self.validation_share, self.split_seed, self.norm)
+        deaths = {name: sum(of.died for of in sets[name]) for name in SETS}
+        is_whole = deaths == DEATHS and {len(of) for of in sets.values()} == {PATIENTS}
+        return Splits(
+            train,
+            test,
+            input_shape=(FEATURES,),
+            outputs=1,
+            provenance="official" if is_whole else "derived",
+            digest=digest(f"{named}:{outcomes}:{options!r}"),
+            notes=f"a record each of {len(train):,} patients to train, {len(validation):,} to "
+            f"validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
+            f"{deaths['b']:,} of set-b died in hospital",
+            validation=validation if len(validation) else None,
+            owner_names=names.tolist(),
+        )
+
+    def hold_out(self, numbers: list[str]) -> np.ndarray:
+        """Return True for the patients of set-a that validate."""
+        held = hold_out_owners(numbers, self.validation_share, self.split_seed)
+        rule = f"leaves none of {len(numbers)} patients to train on"
+        require(not held.all(), "dataset.validation_share", self.validation_share, rule)
+        return held
+
+    def released(self, root: Path) -> DatasetInfo | None:
+        if (root / FOLDER).is_dir():
+            return None
+        held = int(self.hold_out([str(number) for number in range(PATIENTS)]).sum())
+        return DatasetInfo(
+            train=PATIENTS - held,
+            test=PATIENTS,
+            validation=held,
+            input_shape=(FEATURES,),
+            outputs=1,
+            owners=PATIENTS - held,
+        )
+
+
+def take(whole: Examples, rows: np.ndarray) -> Examples:
+    """Return some of the examples."""
+    assert whole.groups is not None
+    chosen = torch.from_numpy(rows)
+    return Examples(whole.inputs[chosen], whole.targets[chosen], whole.groups[chosen])
+
+
+def list_patients(home: Path, name: str) -> list[Patient]:
+    """List the patients of a set by number; their records are not opened.
+
+    Raises:
+        UserError: the folder or its outcomes are missing, or they are not of the same patients.
+    """
+    folder, table = home / f"set-{name}", home / f"Outcomes-{name}.txt"
+    for place in (folder, table):
+        if not place.exists():
+            raise absent(place, "physionet2012")
+    died = read_outcomes(table)
+    found: dict[str, Path] = {}
+    for path in visible_files(folder):
+        require_inside(path, home)
+        with reading(path):
+            is_record = path.suffix == ".txt" and path.stem in died
+            expect(is_record, f"is no record of a patient in {table.name}")
+        found[path.stem] = path.relative_to(home)
+    for number in died:
+        if number not in found:
+            raise UserError(
+                f"{folder / number}.txt: is missing, and {table.name} has its outcome; unpack the "
+                "whole set."
+            )
+    return [Patient(found[number], number, died[number]) for number in sorted(found)]
+
+
+def read_outcomes(table: Path) -> dict[str, bool]:
+    """Return who died in hospital, by number."""
+    lines = csv.reader(read_text(table).splitlines(), strict=True)
+    died: dict[str, bool] = {}
+    with reading(table):
+        expect(next(lines, []) == OUTCOMES, f"does not begin with {','.join(OUTCOMES)}")
+        for cells in lines:
+            where = f"in line {lines.line_num}"
+            expect(len(cells) == len(OUTCOMES), f"has {len(cells)} cells {where}")
+            number, death = cells[0], cells[-1]
+            expect(bool(re.fullmatch(r"\d{1,9}", number)), f"has no RecordID {where}")
+            expect(death in ("0", "1"), f"has the outcome '{death}' {where}, neither 0 nor 1")
+            expect(number not in died, f"names patient {number} a second time {where}")
+            died[number] = death == "1"
+        expect(bool(died), "names no patient")
+    return died
+
+
+def make_features(path: Path) -> np.ndarray:
+    """Return a patient's features, float32 [FEATURES]."""
+    record = read_record(path)
+    parts = [summarise(record.get(name), of) for name, of in RANGES.items()]
+    return np.concatenate([*parts, describe(record)]).astype(np.float32)
+
+
+def summarise(measured: tuple[np.ndarray, np.ndarray] | None, of: Range) -> np.ndarray:
+    """Return the `STATISTICS` of a variable; what is missing is the middle of its range.
+
+    A variable that was not measured after 24 hours keeps its last value.
+    """
+    if measured is None:
+        return np.array([0, 0, 0, 0, 0, 0, -0.5])
+    minutes, values = measured
+    found = of.standardise(values)
+    late = found[minutes >= DAY]
+    after = late.mean() if len(late) else found[-1]
+    return np.array([found.mean(), found.min(), found.max(), found[-1], after, found.std(), 0.5])
+
+
+def describe(record: Record) -> np.ndarray:
+    """Return age, sex, height and unit, which are −1 in the release where they are not known."""
+    known = {name: float(record[name][1][0]) for name in DESCRIPTORS if name in record}
+    age = AGE.standardise(np.array(known["Age"])) if "Age" in known else 0
+    height = HEIGHT.standardise(np.array(known["Height"])) if "Height" in known else 0
+    sex = known["Gender"] - 0.5 if "Gender" in known else 0
+    return np.array([age, sex, height, *(known.get("ICUType") == unit for unit in UNITS)])
+
+
+def read_record(path: Path) -> Record:
+    """Return minutes and values of each variable, in time's order, without negative values.
+
+    Those are the release's mark for what is not known.
+    """
+    lines = read_text(path).splitlines()
+    minutes: dict[str, list[int]] = {}
+    values: dict[str, list[float]] = {}
+    with reading(path):
+        expect(bool(lines) and lines[0] == HEADER, f"does not begin with {HEADER}")
+        for number, (minute, name, value) in enumerate(parse_lines(lines[1:]), 2):
+            is_own = name != "RecordID" or value == int(path.stem)
+            expect(is_own, f"has the RecordID {value:g} in line {number}, and another name")
+            if value < 0:
+                continue
+            minutes.setdefault(name, []).append(minute)
+            values.setdefault(name, []).append(value)
+        expect(len(values.get("RecordID", ())) == 1, "has not one RecordID")
+        expect(values.get("Gender", [0])[0] in (0, 1), "has a Gender other than -1, 0 or 1")
+        expect(values.get("ICUType", [0])[0] in (0, *UNITS), "has an ICUType other than 1 to 4")
+    record = {}
+    for name, of in values.items():
+        order = np.argsort(minutes[name], kind="stable")
+        record[name] = (np.array(minutes[name])[order], np.array(of)[order])
+    return record
+
+
+def parse_lines(lines: Sequence[str]) -> Iterator[tuple[int, str, float]]:
+    """Yield minute, variable and value of each line."""
+    for number, line in enumerate(lines, 2):
+        where = f"in line {number}"
+        cells = line.split(",")
+        expect(len(cells) == 3, f"has {len(cells)} cells {where}")
+        time, name, value = cells
+        clock = TIME.fullmatch(time)
+        minute = 60 * int(clock[1]) + int(clock[2]) if clock else -1
+        expect(0 <= minute <= 60 * HOURS, f"has the time '{time}' {where}, not 00:00 to 48:00")
+        expect(name in RANGES or name in DESCRIPTORS, f"has the variable '{name}' {where}")
+        try:
+            measured = float(value)
+        except ValueError:
+            measured = math.nan
+        expect(abs(measured) <= MOST_NUMBER, f"has the value '{value}' {where}, not a number")
+        yield minute, name, measured
