@@ -25,7 +25,8 @@ from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.config import configured
 from zdp_bench.config.schema import Run
 from zdp_bench.privacy.accounting import pld
-from zdp_bench.privacy.ledger import Ledger, Step
+from zdp_bench.privacy.ledger import Ledger
+from zdp_bench.privacy.ledger_lines import Step
 from zdp_bench.report import papers
 from zdp_bench.training import checkpoint
 from zdp_bench.training import run as experiment

@@ -14,7 +14,7 @@ from dp_accounting.pld import PLDAccountant
 
 from tests.training.test_run import carry_out, kill_after, weights_of
 from zdp_bench.errors import UserError
-from zdp_bench.privacy.ledger import chain, make_line, read_ledger
+from zdp_bench.privacy.ledger_lines import chain, make_line, read_ledger
 from zdp_bench.report.budget import sheet
 from zdp_bench.training import run
 from zdp_bench.training.run import Outcome

@@ -29,318 +29,42 @@ from __future__ import annotations
 
 import copy
 import hashlib
-import json
-import math
 import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import Any, NamedTuple
 
 from zdp_bench import disk
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
+from zdp_bench.privacy.ledger_lines import (
+    BEGINNING,
+    MOST_LINE,
+    Entry,
+    Head,
+    LedgerError,
+    Line,
+    OtherVersionError,
+    Start,
+    Step,
+    chain,
+    lines_of,
+    make_line,
+    parse,
+    read_ledger,
+    salvage,
+)
 from zdp_bench.privacy.mechanism import Mechanism
 
 SYNC_SECONDS = 0.2  # between two fsyncs of the file, at least
-MOST_LINE = 1 << 16  # bytes
-SHORTEST_STEP = 90  # bytes of the shortest line of a step
-MOST_RESERVED = 10_000  # steps in a line of an older version
-_FORMAT = 6  # version of the file's format
-_BEGINNING = "0" * 64  # the digest before the first line
-_encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().raw_decode
-
-
-class LedgerError(ValueError):
-    """The ledger file is not the one this run wrote: truncated, edited, or another run's."""
 
 
 class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
     """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
-
-
-# ------------------------------------------------------------------------------ a line of the file
-
-
-@dataclass(frozen=True)
-class Head:
-    """The first line: what all steps have in common.
-
-    Attributes:
-        mechanism: its digest.
-        repeatable: a step that is drawn again has the same noise.
-        whose: what else a ledger must not be confused by.
-        earlier: releases of the ledgers that were set aside, with noise that is not repeatable.
-        facts: what no mechanism says, such as whose ε it is. An older ledger lacks them.
-    """
-
-    mechanism: str
-    repeatable: bool
-    whose: str = ""
-    earlier: int = 0
-    facts: Mapping[str, str] = field(default_factory=dict)
-
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
-        optional = {"whose": self.whose, "earlier": self.earlier, "facts": dict(self.facts)}
-        stated = {key: value for key, value in optional.items() if value}
-        required = {"mechanism": self.mechanism, "repeatable": self.repeatable}
-        return {"ledger": _FORMAT, **required, **stated}
-
-
-@dataclass(frozen=True)
-class Step:
-    """A release.
-
-    Attributes:
-        of: the digest of the weights it starts from, if they may differ when it is drawn again.
-    """
-
-    step: int
-    of: str = ""
-    generation: str = ""
-
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
-        body: dict[str, Any] = {"step": self.step}
-        if self.of:
-            body["of"] = self.of
-        if self.generation:
-            body["generation"] = self.generation
-        return body
-
-
-@dataclass(frozen=True)
-class Start:
-    """A state from which a process may start `step`; it stands beside the chain.
-
-    Attributes:
-        made: the digest of code, libraries, machine and micro-batch.
-        state: the digest of weights, optimiser and schedule; empty if the generation cannot be
-            repeated, so that none of its starts holds any more.
-    """
-
-    made: str
-    step: int
-    state: str
-    generation: str
-
-    def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
-        return dict(vars(self))
-
-
-@dataclass(frozen=True)
-class Reserved:
-    """Steps in a row that version 0.1 wrote in one line, before it took them."""
-
-    first: Step
-    end: int
-
-    def steps(self) -> list[Step]:
-        """Return each of them."""
-        return [replace(self.first, step=step) for step in range(self.first.step, self.end)]
-
-
-@dataclass(frozen=True)
-class Taken:
-    """Says of the `Reserved` line above that only its steps before `end` were taken."""
-
-    end: int
-
-
-Entry = Head | Step | Start
-_STEP_KEYS = {"step", "of", "generation"}
-_START_KEYS = {"made", "step", "state", "generation"}
-_HEAD_KEYS = {"ledger", "mechanism", "repeatable", "whose", "earlier", "facts"}
-_TYPES: dict[str, type] = {
-    **dict.fromkeys(("ledger", "earlier", "step", "to", "taken"), int),
-    **dict.fromkeys(("mechanism", "whose", "of", "generation", "made", "state", "sha256"), str),
-    "repeatable": bool,
-    "facts": dict,
-}
-
-
-def parse(line: bytes) -> tuple[Entry | Reserved | Taken, str]:
-    """Return what a line says, and the digest that it states.
-
-    Raises:
-        LedgerError: it is no line of a ledger.
-    """
-    damaged = LedgerError("not a ledger line; the file was edited or damaged")
-    try:
-        text = line.decode()
-        body, end = _decode(text)
-        digest = body.pop("sha256")
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        raise damaged from None
-    typed = all(type(value) is _TYPES.get(key) for key, value in body.items())
-    if text[end:].strip() or type(digest) is not str or not typed:
-        raise damaged
-    keys = body.keys()
-    if keys == _START_KEYS:
-        return Start(**body), digest
-    if {"step"} <= keys <= _STEP_KEYS:
-        return Step(**body), digest
-    if {"step", "to"} <= keys <= _STEP_KEYS | {"to"}:
-        until = body.pop("to")
-        if 0 < until - body["step"] <= MOST_RESERVED:
-            return Reserved(Step(**body), until), digest
-    if keys == {"taken"}:
-        return Taken(body["taken"]), digest
-    if {"ledger", "mechanism", "repeatable"} <= keys <= _HEAD_KEYS:
-        facts = body.get("facts", {})
-        known = body.pop("ledger") == _FORMAT
-        if known and all(type(value) is str for value in facts.values()):
-            return Head(**body), digest
-    raise damaged
-
-
-def chain(previous: str, entry: Entry) -> str:
-    """Return the digest that continues `previous` by an entry."""
-    return hashlib.sha256((previous + _encode(entry.body())).encode()).hexdigest()
-
-
-def make_line(previous: str, entry: Entry) -> bytes:
-    """Return a line of the file: the entry and the chain's digest."""
-    body = entry.body() | {"sha256": chain(previous, entry)}
-    return _encode(body).encode() + b"\n"
-
-
-# ---------------------------------------------------------------------------------- reading a file
-
-
-class Line(NamedTuple):
-    """An entry of a ledger that was read.
-
-    Attributes:
-        number: that of its line in the file, from 1.
-        digest: the chain's, after it.
-        is_cut: a kill cut the line short; the entry is the step that it stands for.
-    """
-
-    number: int
-    entry: Entry
-    digest: str
-    is_cut: bool = False
-
-
-class _Parsed(NamedTuple):
-    number: int
-    entry: Entry | Reserved | Taken | None  # None: a kill cut the line short
-    claimed: str
-
-
-def read_ledger(path: Path) -> Iterator[Line]:
-    """Yield the entries of a ledger, each held to the chain.
-
-    Raises:
-        LedgerError: a line is damaged, or breaks the chain; names file and line.
-    """
-    digest = _BEGINNING
-    last = Step(-1)
-    for number, entry, claimed in _unfold(path):
-        where = f"{path}, line {number}"
-        if entry is None:
-            if number > 1:  # else nothing was released yet
-                cut = Step(last.step + 1, generation=last.generation)
-                yield Line(number, cut, chain(digest, cut), is_cut=True)
-            return
-        after = chain(digest, entry)
-        if claimed and after != claimed:
-            raise LedgerError(f"{where}: the chain of digests breaks here; the file was edited")
-        if isinstance(entry, Head) != (number == 1):
-            raise LedgerError(f"{where}: not a step; the file was edited")
-        if not isinstance(entry, Start):
-            digest = after
-        if isinstance(entry, Step):
-            last = entry
-        yield Line(number, entry, digest)
-
-
-def _unfold(path: Path) -> Iterator[tuple[int, Entry | None, str]]:
-    """Yield the number, entry and stated digest of each line; a `Reserved` one as its steps.
-
-    Of these only the last has a digest.
-    """
-    held: _Parsed | None = None  # a `Reserved` line, until the next says what was taken of it
-    for line in _parse_lines(path):
-        if isinstance(line.entry, Taken):
-            held = _shorten(path, held, line)
-            continue
-        if held is not None:
-            yield from _steps_of(held)
-            held = None
-        if isinstance(line.entry, Reserved):
-            held = line
-        else:
-            yield line.number, line.entry, line.claimed
-    if held is not None:
-        yield from _steps_of(held)
-
-
-def _shorten(path: Path, held: _Parsed | None, taken: _Parsed) -> _Parsed:
-    """Return a `Reserved` line as if it had reserved only what was taken."""
-    if held is not None and isinstance(held.entry, Reserved) and isinstance(taken.entry, Taken):
-        reserved = held.entry
-        if reserved.first.step < taken.entry.end < reserved.end:
-            shorter = replace(reserved, end=taken.entry.end)
-            return _Parsed(taken.number, shorter, taken.claimed)
-    raise LedgerError(f"{path}, line {taken.number}: not a step; the file was edited")
-
-
-def _steps_of(held: _Parsed) -> Iterator[tuple[int, Entry, str]]:
-    assert isinstance(held.entry, Reserved)
-    for step in held.entry.steps():
-        is_last = step.step == held.entry.end - 1
-        yield held.number, step, held.claimed if is_last else ""
-
-
-def _parse_lines(path: Path) -> Iterator[_Parsed]:
-    with open_regular(path) as file:
-        for number, piece in enumerate(_pieces(file), start=1):
-            is_whole = piece.endswith(b"\n") or len(piece) == MOST_LINE
-            if not is_whole and b"\0" not in piece:  # zeros are no part of what was written
-                yield _Parsed(number, None, "")
-                return
-            try:
-                entry, claimed = parse(piece)
-            except LedgerError as error:
-                raise LedgerError(f"{path}, line {number}: {error}") from None
-            yield _Parsed(number, entry, claimed)
-
-
-def _pieces(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, in pieces of `MOST_LINE` bytes: a stranger's may have no end."""
-    return iter(lambda: file.readline(MOST_LINE), b"")
-
-
-def _salvage(path: Path) -> tuple[list[Entry], int]:
-    """Return the entries of a ledger, and how many releases its damaged lines hold at most."""
-    try:
-        return [line.entry for line in read_ledger(path)], 0
-    except LedgerError:
-        pass
-    steps: list[Entry] = []  # without starts: what is damaged repeats nothing
-    lost = 0
-    reserved = 0  # by the line before, which the next one may have doubled
-    with open_regular(path) as file:
-        for piece in _pieces(file):
-            try:
-                entry, _ = parse(piece)
-            except LedgerError:
-                reserved = min(2 * reserved, MOST_RESERVED)
-                lost += max(reserved, math.ceil(len(piece) / SHORTEST_STEP))
-                continue
-            if isinstance(entry, Reserved):
-                reserved = entry.end - entry.first.step
-                steps += entry.steps()
-            elif isinstance(entry, Step):
-                steps.append(entry)
-    return steps, lost
 
 
 # -------------------------------------------------------------------------------- what is counted
@@ -396,7 +120,7 @@ class Tally:
         earlier: int = 0,
         spans: Iterable[Span] = (),
         generation: str = "",
-        digest: str = _BEGINNING,
+        digest: str = BEGINNING,
     ) -> None:
         """Begin with earlier releases.
 
@@ -527,7 +251,7 @@ class _SetAside(Tally):
         self.starts: list[Start] = []
         self.mechanisms: set[str] = set()
         for path in paths:
-            entries, lost = _salvage(path)
+            entries, lost = salvage(path)
             self.earlier += lost
             known = copy.deepcopy(self._reach)  # a file's own lines are all releases
             for entry in entries:
@@ -620,7 +344,7 @@ class Ledger(Tally):
         """Set the counts to those of a file without lines."""
         before = self._before
         self.facts = self._head.facts
-        self._digest = _BEGINNING
+        self._digest = BEGINNING
         self.earlier = before.earlier
         self._spans = list(before._spans)
         self._count = before._count
@@ -781,8 +505,8 @@ class Ledger(Tally):
                 f"after, its {expected.entries}th; the file was replaced"
             )
         if not number:  # killed while the very first line was written: nothing was released yet
-            disk.write_bytes(self.path, make_line(_BEGINNING, self._head))
-            self._digest = chain(_BEGINNING, self._head)
+            disk.write_bytes(self.path, make_line(BEGINNING, self._head))
+            self._digest = chain(BEGINNING, self._head)
         elif cut is not None:
             self._mend(cut)
 
@@ -846,6 +570,8 @@ def is_ledger(path: Path) -> bool:
         first_line = file.readline(MOST_LINE)
     try:
         entry, _ = parse(first_line)
+    except OtherVersionError:
+        return True
     except LedgerError:
         return False
     return isinstance(entry, Head)
@@ -884,27 +610,7 @@ def adopt(path: Path) -> None:
 def has_steps(path: Path) -> bool:
     """True if a ledger holds a release; its other lines are its head and the states of starts."""
     with open_regular(path) as file:
-        return any(b'"ledger"' not in line and b'"state"' not in line for line in _pieces(file))
-
-
-def rewrite(path: Path) -> str:
-    """Write a ledger to share with one line for each step; return the digest at its end.
-
-    How many a line of version 0.1 reserved tells the time that they took, and so of how many
-    examples there are.
-    """
-    lines = []
-    digest = _BEGINNING
-    try:
-        for line in read_ledger(path):
-            if line.is_cut:
-                raise LedgerError("its last line is cut short")
-            lines.append(make_line(digest, line.entry))
-            digest = line.digest
-    except LedgerError:
-        raise UserError(f"{path.name}: is damaged, and its ε cannot be trusted.") from None
-    path.write_bytes(b"".join(lines))
-    return digest
+        return any(b'"ledger"' not in line and b'"state"' not in line for line in lines_of(file))
 
 
 def _require_one_name(path: Path) -> None:

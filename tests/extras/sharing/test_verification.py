@@ -25,7 +25,7 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import write_sums
 from zdp_bench.extras.sharing.loading import config_of
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.privacy.ledger import Head, Start, chain, make_line, read_ledger
+from zdp_bench.privacy.ledger_lines import Head, Start, chain, make_line, read_ledger
 from zdp_bench.records import from_json
 from zdp_bench.training.run import run
 

@@ -21,7 +21,7 @@ from zdp_bench.extras.sharing.card import card
 from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.foreign_files import read_json
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.privacy.ledger import rewrite
+from zdp_bench.privacy.ledger_lines import end_of
 from zdp_bench.records import Record
 from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.training import checkpoint
@@ -102,7 +102,7 @@ def _write(to: Path, source: Source, weights: dict[str, Tensor], ledger: Path) -
         records.write(whole / name, source)
         files.copy_ledger(ledger, whole)
         copied, privacy = whole / files.LEDGER, source["privacy"]
-        found = rewrite(copied) if copied.is_file() else None
+        found = end_of(copied) if copied.is_file() else None
         # A federation's are at its nodes.
         if not privacy.get("nodes") and found != privacy["ledger"]["digest"]:
             raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")

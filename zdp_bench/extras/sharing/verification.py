@@ -27,7 +27,8 @@ from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
 from zdp_bench.privacy.accounting import part_epsilon
-from zdp_bench.privacy.ledger import Ledger, LedgerError, Tally
+from zdp_bench.privacy.ledger import Ledger, Tally
+from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.records import Record, get, to_json
 from zdp_bench.training.build import count_real
