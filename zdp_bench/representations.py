@@ -48,6 +48,8 @@ class Representation:
         takes_dtype, dtype: of its numbers, before and after.
         digest: SHA-256 of its name, options, version, shape and facts.
         facts: where its numbers come from, for the record: weights, licence, what trained them.
+        parts: factors and the representations that they multiply, if it is these side by side. The
+            cache keeps each part, so that another combination takes no time.
     """
 
     name: str
@@ -58,13 +60,14 @@ class Representation:
     dtype: torch.dtype
     digest: str
     facts: dict[str, Any]
+    parts: tuple[tuple[float, Representation], ...] = ()
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> Tensor:
         """Transform examples [B, *takes] into [B, *gives], a few at a time."""
         if not len(inputs):
             return torch.empty(0, *self.gives, dtype=self.dtype)
-        at_once = AT_ONCE if inputs.is_cpu else BLOCK
+        at_once = getattr(self.module, "at_once", AT_ONCE) if inputs.is_cpu else BLOCK
         return torch.cat([self.module(part) for part in inputs.split(at_once)])
 
     def note(self) -> str:
@@ -129,8 +132,9 @@ def build(
     made_of = made_of if "file" in facts else facts  # nor does the file's name
     named = json.dumps([name, options, version, list(shape), str(dtype), made_of], sort_keys=True)
     digest = hashlib.sha256(named.encode()).hexdigest()
+    parts = tuple(getattr(module, "joins", ()))
     return Representation(
-        name, module, tuple(shape), dtype, tuple(one.shape[1:]), one.dtype, digest, facts
+        name, module, tuple(shape), dtype, tuple(one.shape[1:]), one.dtype, digest, facts, parts
     )
 
 
@@ -340,13 +344,27 @@ def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
 def _represent(
     representation: Representation, source: Source, key: str, device: torch.device
 ) -> Examples:
+    whole = _represent_inputs(representation, source, key, device)
+    return Examples(whole, targets_of(source), source.groups)
+
+
+def _represent_inputs(
+    representation: Representation, source: Source, key: str, device: torch.device
+) -> Tensor:
     def blocks() -> Iterator[np.ndarray]:
+        kept = [
+            (factor, _represent_inputs(part, source, key, device))
+            for factor, part in representation.parts
+        ]
         log.info("%s of %d examples, made once", representation.name, len(source))
         for rows in torch.arange(len(source)).split(BLOCK):
-            yield representation(source.batch(rows)[0].to(device)).cpu().numpy()
+            if kept:
+                made = torch.cat([factor * part[rows] for factor, part in kept], dim=1)
+            else:
+                made = representation(source.batch(rows)[0].to(device))
+            yield made.cpu().numpy()
 
-    whole = _keep(representation, key, len(source), blocks())
-    return Examples(whole, targets_of(source), source.groups)
+    return _keep(representation, key, len(source), blocks())
 
 
 def _keep(

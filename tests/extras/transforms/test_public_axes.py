@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -12,10 +13,12 @@ import torch.nn.functional as F
 from tests.extras.transforms.test_transforms import make
 from zdp_bench.config import configured
 from zdp_bench.config.digests import experiment_digest
+from zdp_bench.data import Examples, Splits
 from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
 from zdp_bench.extras.transforms.joined import FLOOR, NORM, POWER, axes_of
 from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
+from zdp_bench.representations import TRIED, represent_splits
 from zdp_bench.training.representation import build_representation
 
 FEW: dict[str, Any] = {"pictures": 16}
@@ -101,6 +104,30 @@ def test_each_part_has_the_norm_of_its_weight() -> None:
     torch.testing.assert_close(first, second * math.sqrt(3))
 
 
+def test_the_cache_keeps_each_part_for_other_combinations(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    torch.manual_seed(0)
+    inputs, targets = torch.rand(12, 16, 16), torch.arange(12) % 3
+    data = Splits(
+        Examples(inputs, targets), Examples(inputs[:9], targets[:9]), (16, 16), 3, "synthetic", "a"
+    )
+    plain: dict[str, Any] = {"name": "scattering", "normalise": "none"}
+    orders = [plain | {"order": order} for order in (0, 1)]
+    both = make("joined", (16, 16), parts=[orders[0] | {"weight": 3}, orders[1]], **AXES)
+    rows = represent_splits(both, data, "parts").train.batch(torch.arange(12))[0]
+    torch.testing.assert_close(rows, both(inputs), rtol=1e-4, atol=1e-4)
+    for order, of_both in zip(orders, rows.split(6, dim=1), strict=True):
+        alone = make("joined", (16, 16), parts=[order | {"weight": 7}], **AXES)
+        spy = Mock(wraps=alone.module.forward)
+        monkeypatch.setattr(alone.module, "forward", spy)
+        again = represent_splits(alone, data, "parts").train.batch(torch.arange(12))[0]
+        seen = sum(len(call.args[0]) for call in spy.call_args_list)
+        assert seen <= 6 * TRIED, "only what tells that examples do not mix"
+        weight = float(of_both.norm() / again.norm())
+        torch.testing.assert_close(of_both, weight * again)
+
+
 def test_a_part_is_standardised_by_generated_pictures_alone() -> None:
     torch.manual_seed(0)
     options = {"order": 0, "normalise": "none"}
@@ -138,17 +165,13 @@ WORDS = ["recipe=quickstart", "representation=joined", "model=real_linear", "alg
 
 
 def test_parts_are_part_of_a_run_s_identity() -> None:
-    chosen = (
-        "[scattering]",
-        "[patches]",
-        "[scattering,patches]",
-        "[{name: scattering, weight: 2}]",
-    )
+    weighted = "[{name: scattering, weight: 2},patches]"
+    chosen = ("[scattering]", "[patches]", "[scattering,patches]", weighted)
     digests = [
         experiment_digest(configured([*WORDS, f"representation.parts={parts}"])) for parts in chosen
     ]
     assert len(set(digests)) == len(chosen)
-    spelled = configured([*WORDS, "representation.parts=[{name: scattering, J: 2, weight: 1.0}]"])
+    spelled = configured([*WORDS, "representation.parts=[{name: scattering, J: 2, weight: 3}]"])
     assert experiment_digest(spelled) == digests[0]
 
 

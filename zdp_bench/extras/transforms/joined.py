@@ -34,11 +34,14 @@ FLOOR = 1e-4  # of the largest variance, added to each
 POWER = -1 / 4  # of the variance along an axis: 0 leaves it, -1/2 whitens
 EPS = 1e-6
 AT_ONCE = 64  # generated pictures
+OWN = ("name", "weight")  # keys of a part that are no options of its representation
 WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
 
 
 def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]]:
     """Return each part as a mapping with name, weight and the options that are not the default.
+
+    The weight of a single part changes nothing, and becomes 1.
 
     Raises:
         UserError: there is no part, or one is unknown, has wrong options or reads a file.
@@ -48,7 +51,8 @@ def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]
             "representation.parts is empty: list representations, such as [scattering, patches] or "
             "[{name: scattering, mirror: true, weight: 0.4}]."
         )
-    return [_check_part(part) for part in parts]
+    checked = [_check_part(part) for part in parts]
+    return checked if len(checked) > 1 else [checked[0] | {"weight": 1.0}]
 
 
 def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
@@ -98,7 +102,9 @@ def axes_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
 
 
 class Part(nn.Module):
-    """One representation along its public axes, of norm 1: [B, *shape] -> [B, axes].
+    """One representation along its public axes, of norm 1.
+
+    Shapes: [B, *shape] -> [B, axes].
 
     Args:
         representation: what is projected.
@@ -117,6 +123,7 @@ class Part(nn.Module):
     ) -> None:
         super().__init__()
         self.features = representation.module
+        self._apply_to = representation
         features = math.prod(representation.gives)
         if count > min(features, pictures - 1):
             raise UserError(
@@ -140,7 +147,7 @@ class Part(nn.Module):
         self.register_buffer("axes", kept[3:])
 
     def forward(self, x: Tensor) -> Tensor:
-        rows = standardised(self.features(x), self.mean, self.deviation)
+        rows = standardised(self._apply_to(x), self.mean, self.deviation)
         return F.normalize((rows - self.centre) @ self.axes.T, dim=1)
 
 
@@ -176,6 +183,7 @@ class Joined(nn.Module):
     """
 
     version = 1
+    at_once = 128  # examples on a CPU: axes are large, so that few at once wait for memory
 
     def __init__(
         self,
@@ -193,18 +201,27 @@ class Joined(nn.Module):
                 "representation=joined: takes pictures [height, width] or [1 or 3, height, width], "
                 f"and these examples are {list(input_shape)}."
             )
+        checked = check_parts(parts)
+        total = sum(part["weight"] for part in checked)
+        shared = {"axes": axes, "pictures": pictures, "seed": seed}
         self.parts = nn.ModuleList()
-        weights = list[float]()
+        self.joins = list[tuple[float, Representation]]()  # of several parts, each alone
         described = list[dict[str, Any]]()
-        for part in check_parts(parts):
-            options = {key: value for key, value in part.items() if key not in ("name", "weight")}
-            representation = build(part["name"], options, tuple(input_shape), torch.float32)
-            self.parts.append(Part(representation, axes, pictures, seed))
-            weights.append(part["weight"])
-            described.append(representation.described())
-        self.norms = [NORM * math.sqrt(weight / sum(weights)) for weight in weights]
+        for part in checked:
+            if len(checked) == 1:
+                options = {key: value for key, value in part.items() if key not in OWN}
+                representation = build(part["name"], options, tuple(input_shape), torch.float32)
+                self.parts.append(Part(representation, axes, pictures, seed))
+                described.append(representation.described())
+                continue
+            alone = {"parts": check_parts([part]), **shared}
+            representation = build("joined", alone, tuple(input_shape), torch.float32)
+            self.parts.append(representation.module)
+            self.joins.append((math.sqrt(part["weight"] / total), representation))
+            described += representation.facts["parts"]
         self.facts = {"parts": described}
 
     def forward(self, x: Tensor) -> Tensor:
-        parts = zip(self.norms, self.parts, strict=True)
-        return torch.cat([norm * part(x) for norm, part in parts], dim=1)
+        if not self.joins:
+            return NORM * self.parts[0](x)
+        return torch.cat([factor * part(x) for factor, part in self.joins], dim=1)
