@@ -140,15 +140,31 @@ def test_a_point_that_is_missing_is_a_gap(sweep: Path) -> None:
     assert found[:3] == pytest.approx([80, math.nan, 80], nan_ok=True)
 
 
-def test_the_papers_numbers_are_stars_beside_ours(sweep: Path) -> None:
+def test_the_papers_numbers_are_black_beside_ours(sweep: Path) -> None:
     path = sweep / "tables" / "dp_dfa_2020_fig2.csv"
     table = pd.read_csv(path, dtype=str, keep_default_na=False)
     at = table.index[table["row"] == "bp_10.24"][:2]
     table.loc[at, "paper"] = ["42.5", ">45"]
+    table.loc[table["row"] == "bp_3.4133333", ["paper", "x"]] = ["50", "0.1"]  # was not run
     again = table.loc[at].assign(variant="ours", differs="ours")
     pd.concat([table, again]).to_csv(path, index=False)
-    (stars,) = (one for one in panel_of(sweep).get_lines() if one.get_label() == "printed")
-    assert list(stars.get_ydata())[:2] == pytest.approx([42.5, math.nan], nan_ok=True)
+    drawn = [line for axes in figures.draw(FIGURE, sweep).axes for line in axes.get_lines()]
+    (printed,) = (line for line in drawn if line.get_label() == "printed")
+    (ours,) = (line for line in drawn if line.get_label() == "DP-BP")
+    assert list(printed.get_ydata())[:2] == pytest.approx([42.5, math.nan], nan_ok=True)
+    assert (printed.get_color(), printed.get_marker()) == (drawing.PRINTED, ours.get_marker())
+
+
+def test_each_panel_of_a_paper_has_axes_that_fit_its_curves(tmp_path: Path) -> None:
+    save(tmp_path, make_run("low", 1, 0.1), make_run("high", 1, 0.6))
+    more = filling("low", "bp_10.24"), filling("high", "bp_3.4133333")
+    build(tmp_path, *more).write(papers.file_of(FIGURE, tmp_path))
+    panels = figures.draw(FIGURE, tmp_path).axes
+    assert len(panels) == 2
+    for axes in panels:
+        (heights,) = lines(axes).values()
+        low, high = axes.get_ylim()
+        assert high - low <= 1.2 * (max(heights) - min(heights))
 
 
 # ----------------------------------------------------------------------------------- runs of yours

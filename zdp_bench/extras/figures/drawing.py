@@ -23,6 +23,7 @@ from zdp_bench.disk import write_changed
 from zdp_bench.errors import UserError
 
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000", "#882255")
+PRINTED = "#000000"  # of the numbers that a paper prints, whichever curve they are of
 LINES = ("-", "--", "-.", ":", "-", "--", "-.", ":")
 MARKERS = "osD^v<>P"
 WIDTH = 6.3  # inches: the text width of an A4 page
@@ -60,7 +61,6 @@ def draw_panels(
     x_label: str,
     *,
     columns: int = 2,
-    share: bool = False,
     log: bool = False,
 ) -> Figure:
     """Draw a panel for each `panel` of the points, and in it a line for each `curve`.
@@ -70,14 +70,14 @@ def draw_panels(
 
     Args:
         points: columns panel, curve, x, values (a list) and y (the label of the axis), and perhaps
-            `printed`, numbers to show as stars.
-        share: all panels have one y axis; `log`: x is logarithmic.
+            `printed`, a paper's numbers: black, with the mark of their curve.
+        log: x is logarithmic.
     """
     titles, curves = ([*dict.fromkeys(points[of])] for of in ("panel", "curve"))
     columns = min(columns, len(titles))
     rows = -(-len(titles) // columns)
     figure = Figure(figsize=(WIDTH, 2.6 * rows + 0.8))
-    grid = figure.subplots(rows, columns, sharey=share, squeeze=False)
+    grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
     for of in (mean, min, max):
@@ -119,8 +119,8 @@ def _draw_curve(
         band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
         axes.fill_between(inside.index, inside["min"], inside["max"], **band)
     if "printed" in inside and inside["printed"].notna().any():
-        stars = {"color": style["color"], "markersize": 7, "label": "printed"}
-        axes.plot(inside.index, inside["printed"], "*", **stars)
+        mark = {"color": PRINTED, "marker": style["marker"] or "*", "markersize": 5, "zorder": 3}
+        axes.plot(inside.index, inside["printed"], linestyle="", label="printed", **mark)
 
 
 def curve_style(place: int) -> dict[str, Any]:

@@ -48,7 +48,7 @@ def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
 
 
 def draw_paper(name: str, folder: Path) -> Figure:
-    """Draw the curves of PAPER/figN. A star is a number that the paper's text gives."""
+    """Draw the curves of PAPER/figN that were run; what the paper's text gives of them is black."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points = points[points["x"] != ""].copy()
     if not (points["status"] == "as published").any():
@@ -66,15 +66,14 @@ def draw_paper(name: str, folder: Path) -> Figure:
     points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
     points.loc[points["variant"] + points["on"] != "", "printed"] = math.nan  # said at the paper's
     points["y"] = describe(points["metric"].iloc[0]).axis
-    points = points[(points["n"] != "0") | points["printed"].notna()]  # no ε alone
+    ran = (points["n"] != "0").groupby([points["panel"], points["label"]]).transform("any")
+    points = points[ran & ((points["n"] != "0") | points["printed"].notna())]  # no ε alone
     of = papers.axes(name)
     shown = [
         points[[panel.endswith(part) for part in points["panel"]]].assign(panel=panel)
         for panel in panels_of([*points["panel"]])
     ]
-    return drawing.draw_panels(
-        pd.concat(shown), of.label, columns=of.columns or 4, share=True, log=of.log
-    )
+    return drawing.draw_panels(pd.concat(shown), of.label, columns=of.columns or 4, log=of.log)
 
 
 def panels_of(parts: Sequence[str]) -> list[str]:
