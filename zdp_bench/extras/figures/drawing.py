@@ -119,8 +119,8 @@ def _draw_curve(
         band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
         axes.fill_between(inside.index, inside["min"], inside["max"], **band)
     if "printed" in inside and inside["printed"].notna().any():
-        mark = {"color": PRINTED, "marker": style["marker"] or "*", "markersize": 5, "zorder": 3}
-        axes.plot(inside.index, inside["printed"], linestyle="", label="printed", **mark)
+        mark = dict(style, color=PRINTED, marker=style["marker"] or "*", linestyle="", zorder=3)
+        axes.plot(inside.index, inside["printed"], label="printed", **mark)
 
 
 def curve_style(place: int) -> dict[str, Any]:
