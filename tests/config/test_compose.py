@@ -14,7 +14,6 @@ from zdp_bench import assets
 from zdp_bench.config import check, configured
 from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.config.plugins import (
-    MODEL_KEYS,
     TORCH,
     TORCH_TYPES,
     check_options,
@@ -22,7 +21,7 @@ from zdp_bench.config.plugins import (
     find_builder,
     own_keys,
 )
-from zdp_bench.config.schema import MAY_BE_NONE
+from zdp_bench.config.schema import COMMON_KEYS, MAY_BE_NONE
 from zdp_bench.config.types import Count, check_value
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import compose_job
@@ -137,7 +136,7 @@ def test_every_key_is_listed_once_with_its_default() -> None:
 def test_a_key_of_every_model_hides_no_option_of_one() -> None:
     for name in names("model"):
         own = set(signature(lookup("model", name)).parameters)
-        assert not own & set(MODEL_KEYS), name
+        assert not own & set(COMMON_KEYS["model"]), name
 
 
 def test_a_recipes_schedule_can_be_left_out() -> None:

@@ -18,8 +18,8 @@ from zdp_bench import assets
 from zdp_bench.config import check, compose, configured, to_plain
 from zdp_bench.config.compose import files
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, own_keys
-from zdp_bench.config.schema import PLUGINS, SECTIONS, Scalars
+from zdp_bench.config.plugins import check_plugin, common_keys, own_keys
+from zdp_bench.config.schema import COMMON_KEYS, PLUGINS, SECTIONS, Scalars
 from zdp_bench.errors import UserError
 
 VALUES: Any = (2, 0, 0.5, True, False, [2, 3], [0.5, 0.25], [8, 1.0])
@@ -70,7 +70,7 @@ def test_every_spelling_of_an_option_is_one_value(kind: str) -> None:
         yaml = assets.read_yaml(files(kind)[name])
         base = {key: "x" if value == "???" else value for key, value in yaml.items()}
         base.pop("card", None)
-        for key in set(own_keys(kind, name)) - {*MODEL_KEYS}:
+        for key in set(own_keys(kind, name)) - {*common_keys(kind, name)}:
             accepted += require_one_value(partial(option, kind, base, key))
     assert accepted > 0 or kind == "task"
 
@@ -79,7 +79,7 @@ def test_every_spelling_of_another_key_is_one_configuration() -> None:
     base = to_plain(compose(["recipe=quickstart", "federated.nodes=3"]))
     keys = [("", field.name) for field in fields(Scalars) if field.name != "recipe"]
     keys += [(name, field.name) for name, schema in SECTIONS.items() for field in fields(schema)]
-    keys += [("model", key) for key in MODEL_KEYS]
+    keys += [(kind, key) for kind, common in COMMON_KEYS.items() for key in common]
 
     def resolved(section: str, key: str, value: Any) -> Any:
         plain = deepcopy(base)

@@ -61,6 +61,14 @@ def test_the_box_always_says_what_epsilon_protects(privacy: dict[str, Any], prot
     assert show(**privacy)["ε protects"] == protected
 
 
+def test_validation_examples_are_said_not_to_be_protected() -> None:
+    assert "not protected" not in show()
+    run = record()
+    run["data"]["validation"] = 1200
+    rows = dict(show_run(run, Path("record.json"), found=False).rows)
+    assert rows["not protected"] == "1,200 validation examples"
+
+
 @pytest.mark.parametrize(
     ("at_least", "words"),
     [(30.37, "30.3 to 33.3  (PLD"), (33.217, "33.3  (PLD"), (None, "33.3  (PLD")],

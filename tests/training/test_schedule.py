@@ -95,7 +95,7 @@ def test_a_plateau_needs_validation_records() -> None:
     assert str(told.value) == str(run.value)
     films = ["recipe=chest_xray_small_strict", "dataset=chest_xray_synthetic", plateau]
     validate(parse(compose(films)), trial=False)
-    with pytest.raises(UserError, match=r"or more dataset\.validation_share\."):
+    with pytest.raises(UserError, match=r"has none: set dataset\.validation_share=0\.1"):
         validate(parse(compose([*films, "dataset.validation_share=0"])), trial=False)
 
 

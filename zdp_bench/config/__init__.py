@@ -16,8 +16,9 @@ from omegaconf import DictConfig, OmegaConf
 
 from zdp_bench.config.compose import files, hydra_session
 from zdp_bench.config.constraints import check_typed, check_values
-from zdp_bench.config.plugins import MODEL_KEYS, check_plugin, drop_strangers
+from zdp_bench.config.plugins import check_plugin, common_keys, drop_strangers
 from zdp_bench.config.schema import (
+    COMMON_KEYS,
     FEDERATED_RESULT,
     GROUPS,
     MAY_BE_NONE,
@@ -86,14 +87,15 @@ def check(plain: dict[str, Any], overrides: Sequence[str] = ()) -> Run:
             raise UserError(
                 f"{kind}.{unread[0]}: {kind}=none has no keys; remove this one, or choose a {kind}."
             )
-        of_all = {key: node.pop(key, None) for key in MODEL_KEYS} if kind == "model" else {}
         checked[kind] = None if off else check_plugin(kind, node)
         options = {} if off else checked[kind].options
         resolved[kind] = {key: options.get(key, value) for key, value in node.items()}
-        if kind == "model":
-            hints = {key: (hints_of(Run)[key], None) for key in MODEL_KEYS}
-            checked |= check_types(hints, of_all, "model")
-            resolved[kind] |= {key: checked[key] for key in MODEL_KEYS}
+        if kind in COMMON_KEYS:
+            keys = common_keys(kind, checked[kind].name)
+            hints = {key: (hints_of(Run)[key], None) for key in keys}
+            common = check_types(hints, {key: node.get(key) for key in keys}, kind)
+            checked |= dict.fromkeys(COMMON_KEYS[kind]) | common
+            resolved[kind] |= common
     run = Run(**vars(scalars), **checked, accountant=accountant, resolved=resolved)
     check_values(run)
     check_typed(run, typed)

@@ -14,7 +14,7 @@ from hydra.core.global_hydra import GlobalHydra
 from omegaconf import MISSING, DictConfig, OmegaConf
 
 from zdp_bench import assets
-from zdp_bench.config.schema import PLUGIN_KINDS
+from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
 # Hydra copies the store at every composition, although the store gives out copies itself.
@@ -52,7 +52,13 @@ def _register_yaml() -> None:
         for name in set(group_options(kind)) - set(files(kind)):
             if _STORED.get((kind, name)) != (builder := lookup(kind, name)):
                 _STORED[kind, name] = builder
-                store(group=kind, name=name, node={"name": name, **defaults(builder)}, package=kind)
+                options = {"name": name, **_common(kind), **defaults(builder)}
+                store(group=kind, name=name, node=options, package=kind)
+
+
+def _common(group: str) -> dict[str, Any]:
+    """Return the keys of every data set; `conf/config.yaml` has those of every model."""
+    return dict.fromkeys(COMMON_KEYS["dataset"]) if group == "dataset" else {}
 
 
 @dataclass(frozen=True)
@@ -65,7 +71,7 @@ class _OfFile:
     def __deepcopy__(self, memo: dict[int, Any]) -> DictConfig:
         body = {key: value for key, value in assets.read_yaml(self.path).items() if key != "card"}
         named = {"recipe": self.path.stem} if self.group == "recipe" else {}
-        return OmegaConf.create(body | named)
+        return OmegaConf.create(_common(self.group) | body | named)
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:

@@ -13,7 +13,7 @@ from annotated_types import Interval, Len, MinLen
 
 from zdp_bench import assets
 from zdp_bench.config.compose import defaults, files, group_options, recipe_body
-from zdp_bench.config.schema import GROUPS, MAY_BE_NONE, PLUGINS, Plugin
+from zdp_bench.config.schema import COMMON_KEYS, GROUPS, MAY_BE_NONE, PLUGINS, Plugin
 from zdp_bench.config.types import (
     COUNT,
     NOISE,
@@ -71,9 +71,6 @@ TORCH_TYPES: dict[str, Any] = {
 # Parameters of torch's that are no choice: a step is not captured, not differentiated, and not
 # begun in the middle. `steps` we know.
 NOT_OURS = {"params", "optimizer", "steps", "capturable", "differentiable", "last_epoch", "verbose"}
-# of every model, beside its own
-MODEL_KEYS = ("replace_batchnorm", "weight_standardisation", "start", "init_from", "complex_as")
-
 
 # Options that mean the same wherever a plug-in has them.
 PRIVACY_RULES = {
@@ -105,7 +102,13 @@ def own_keys(kind: str, name: str) -> list[str]:
     builder = find_builder(kind, name)
     if kind in TORCH:
         return [key for key in inspect.signature(builder).parameters if key not in NOT_OURS]
-    return [*defaults(builder), *(MODEL_KEYS if kind == "model" else ())]
+    return [*defaults(builder), *common_keys(kind, name)]
+
+
+def common_keys(kind: str, name: str) -> list[str]:
+    """Return the keys that a plug-in takes because all of its kind do."""
+    own = defaults(find_builder(kind, name)) if kind in COMMON_KEYS else {}
+    return [key for key in COMMON_KEYS.get(kind, ()) if key not in own]
 
 
 def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
@@ -118,8 +121,8 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
     keys = own_keys(kind, name)
     if strange := [key for key in options if key not in keys]:
         raise unknown("key", f"{kind}.{strange[0]}", [f"{kind}.{key}" for key in keys])
-    if kind == "model":
-        options = {key: value for key, value in options.items() if key not in MODEL_KEYS}
+    common = common_keys(kind, name)
+    options = {key: value for key, value in options.items() if key not in common}
     return Plugin(name, check_options(kind, builder, options))
 
 

@@ -198,6 +198,9 @@ class Run(Scalars):
     """One run, fully specified and checked.
 
     Attributes:
+        validation_share: `dataset.validation_share`, a key of every data set without an option of
+            its own for it: the share of the owners who are held out of training to validate on;
+            see `training/validation.py`.
         replace_batchnorm: `model.replace_batchnorm`, a key of every model: what takes BatchNorm's
             place in private training; see `nn/surgery.py`.
         weight_standardisation: `model.weight_standardisation`, likewise: convolutions compute with
@@ -212,6 +215,7 @@ class Run(Scalars):
     """
 
     dataset: Plugin
+    validation_share: Annotated[float, SHARE] | None
     representation: Plugin | None
     model: Plugin
     task: Plugin
@@ -262,6 +266,17 @@ SECTIONS: dict[str, type] = {
 }
 # Other packages may add to these.
 PLUGIN_KINDS = ("dataset", "representation", "model", "task", "algorithm")
+# Keys of every plug-in of a kind, beside the options of its own.
+COMMON_KEYS: dict[str, tuple[str, ...]] = {
+    "dataset": ("validation_share",),
+    "model": (
+        "replace_batchnorm",
+        "weight_standardisation",
+        "start",
+        "init_from",
+        "complex_as",
+    ),
+}
 MAY_BE_NONE = ("representation", "scheduler")
 PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler")
 GROUPS = (*PLUGINS, "accountant", "trainer")

@@ -113,14 +113,9 @@ def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pa
     training = Examples(
         examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple)
     )
-    return training, pair_public((test_pixels, test_labels), seed), made
-
-
-def pair_public(images: Images, seed: int) -> Examples:
-    """Make examples of test or validation images, each with a drawn partner of its own part."""
-    pixels, labels = images
-    partners = torch.from_numpy(draw_partners(labels, seed))
-    return Examples(torch.complex(pixels, pixels[partners]), torch.from_numpy(labels))
+    partners = torch.from_numpy(draw_partners(test_labels, seed))
+    testing = torch.complex(test_pixels, test_pixels[partners])
+    return training, Examples(testing, torch.from_numpy(test_labels)), made
 
 
 def make_splits(train: Images, test: Images, seed: int, source: str, files: str) -> Splits:
@@ -183,7 +178,6 @@ class PhaseDigits(Dataset):
 
     pairing_seed: int = 9
     test_share: Share = 0.2
-    validation_share: Share | None = None
 
     def load(self, root: Path) -> Splits:
         from sklearn.datasets import load_digits  # takes half a second
@@ -194,27 +188,18 @@ class PhaseDigits(Dataset):
         files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
         note_source(files)
         files = f"{files}:{self.test_share}"
-        train, test = self.hold_out(np.arange(len(labels)), labels, "test_share")
-        held = train[:0]
-        if self.validation_share is not None:
-            files = f"{files}:{self.validation_share}"
-            train, held = self.hold_out(train, labels, "validation_share")
-        training, testing = ((pixels[part], labels[part]) for part in (train, test))
-        made = make_splits(training, testing, self.pairing_seed, "scikit-learn's digits", files)
-        if not len(held):
-            return made
-        return replace(
-            made, validation=pair_public((pixels[held], labels[held]), self.pairing_seed)
-        )
+        train, test = ((pixels[part], labels[part]) for part in self.split(labels))
+        return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
 
-    def hold_out(self, rows: np.ndarray, labels: np.ndarray, key: str) -> list[np.ndarray]:
-        """Divide some digits by the share of this key, in equal shares of every label."""
+    def split(self, labels: np.ndarray) -> list[np.ndarray]:
+        """Return the digits to train and to test on, in equal shares of every label."""
         from sklearn.model_selection import train_test_split
 
-        share = getattr(self, key)
-        fits = CLASSES <= math.ceil(share * len(rows)) <= len(rows) - CLASSES
-        require(fits, f"dataset.{key}", share, f"must leave {CLASSES} or more digits on both sides")
+        share, count = self.test_share, len(labels)
+        fits = CLASSES <= math.ceil(share * count) <= count - CLASSES
+        rule = f"must leave {CLASSES} or more digits on both sides"
+        require(fits, "dataset.test_share", share, rule)
         parts: list[np.ndarray] = train_test_split(
-            rows, test_size=share, stratify=labels[rows], random_state=self.pairing_seed
+            np.arange(count), test_size=share, stratify=labels, random_state=self.pairing_seed
         )
         return parts

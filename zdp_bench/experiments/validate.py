@@ -91,6 +91,7 @@ def validate(config: Run, trial: bool = True, as_run: bool = False) -> Report:
             "found": data.found,
             "train": data.train,
             "test": data.test,
+            "validation": data.validation,
             "input": f"{str(data.dtype).removeprefix('torch.')} {list(data.input_shape)}",
             "examples_per_patient": data.examples_per_patient,
             "owners": data.owners,

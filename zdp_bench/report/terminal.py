@@ -36,11 +36,13 @@ def _facts(report: dict[str, Any]) -> list[list[str]]:
     lacking = "MISSING: the counts are those of the release; see `zdp-bench data`"
     many, unit, of = data["examples_per_patient"], privacy["unit"], privacy["epsilon_of"]
     owner = f"{name_one(unit)} with {many} example{'s' if many > 1 else ''}"
+    held_out = data["validation"]
     classes = [f"{n} {name}: {count:,}" for n, (name, count) in enumerate(data["classes"].items())]
     facts = {
         "data": f"{data['name']}: {'found' if data['found'] else lacking}",
         "examples": f"{data['train']:,} for training, {data['test']:,} for testing, "
         f"each {data['input']}",
+        **({"validation": f"{held_out:,} examples, not protected"} if held_out else {}),
         **({"owners": f"{data['owners']:,} own the training examples"} if data["owners"] else {}),
         **({"classes": f"{', '.join(classes)} for training; not in the record"} if classes else {}),
         "model": f"{model['name']}: {model['parameters_real']:,} trainable real parameters",
@@ -93,9 +95,11 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
     privacy, data, headline = record["privacy"], record["data"], record["headline"]
     before = " (done before; force=true runs it again)" if found else ""
     tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
+    held_out = data.get("validation")
     rows = [
         [f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}"],
         ["ε protects", _protected(privacy)],
+        *([["not protected", f"{held_out:,} validation examples"]] if held_out else []),
         [
             "claimed ε",
             f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",

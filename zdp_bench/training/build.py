@@ -33,6 +33,7 @@ from zdp_bench.tasks import Task
 from zdp_bench.training.interrupts import explain_memory_error
 from zdp_bench.training.memory_layout import is_dense
 from zdp_bench.training.plan import Plan
+from zdp_bench.training.validation import DEFAULT, KEY
 
 # What torch and Python raise where sizes do not fit one another.
 UNFIT = (
@@ -271,11 +272,10 @@ def build_scheduler(
     if config.scheduler is None:
         return None
     if config.scheduler.name == "reduce_on_plateau" and not data.validation:
-        own = [key for key in config.dataset.options if key.startswith("validation_")]
-        advice = f", or more dataset.{own[0]}" if own else ", or a data set that has some"
         raise UserError(
             "scheduler=reduce_on_plateau needs validation examples, but "
-            f"dataset={config.dataset.name} has none: use another scheduler{advice}."
+            f"dataset={config.dataset.name} has none: set {KEY}={DEFAULT:g}, or use another "
+            "scheduler."
         )
     try:
         make = find_builder("scheduler", config.scheduler.name)

@@ -55,6 +55,7 @@ from zdp_bench.training.machine import arithmetic, pick_device
 from zdp_bench.training.plan import UNIT, Patients, Plan
 from zdp_bench.training.public_start import PublicStart, find_start
 from zdp_bench.training.representation import build_representation, represent_data
+from zdp_bench.training.validation import expect_held_out, hold_out, pick_owners
 
 
 def load_data(config: Run) -> Splits:
@@ -62,7 +63,11 @@ def load_data(config: Run) -> Splits:
     with collect_sources() as sources:
         data = build_dataset(config).load(config.data_root)
     data = replace(data, sources=frozenset(sources or {data.digest[:16]}))
-    return represent_data(config, data)
+    share = config.validation_share
+    if share is None:
+        return represent_data(config, data)
+    held = pick_owners(data, share)  # of the examples: a representation's last bits may differ
+    return hold_out(represent_data(config, data), held, share)
 
 
 def build_dataset(config: Run) -> Dataset:
@@ -74,9 +79,28 @@ def build_dataset(config: Run) -> Dataset:
 def describe_data(config: Run) -> DatasetInfo:
     """Return counts and shapes of the configured data set, as the model gets it."""
     info = build_dataset(config).info(config.data_root)
+    if config.validation_share is not None:
+        info = _hold_out_of(info, config, config.validation_share)
     if config.representation is None:
         return info
     return represent_info(build_representation(config, info.input_shape, info.dtype), info)
+
+
+def _hold_out_of(info: DatasetInfo, config: Run, share: float) -> DatasetInfo:
+    """Return a data set's counts with a share of its owners held out; classes are not counted."""
+    if not info.found:
+        return expect_held_out(info, share)
+    data = build_dataset(config).load(config.data_root)
+    data = hold_out(data, pick_owners(data, share), share)
+    assert data.validation is not None
+    return replace(
+        info,
+        train=len(data.train),
+        validation=len(data.validation),
+        examples_per_patient=data.examples_per_patient,
+        owners=None if data.train.groups is None else len(data.train.groups.unique()),
+        classes={},
+    )
 
 
 def loss_of(task: Task) -> PerExample:

@@ -187,14 +187,21 @@ def test_the_command_says_what_was_spent_and_refuses_in_one_sentence(
         code, _, err = command(capsys, "search", *TINY, *words, "--trials", "2")
         assert (code, sentence in err, err.count("\n")) == (2, True, 1), err
     by_nothing = [*WHOLE, "dataset.validation_share=null", "optimizer.lr=1,2", "--trials", "2"]
-    assert "has none: set dataset.validation_s" in command(capsys, "search", *by_nothing)[2]
+    assert "validation_share=null: a search ch" in command(capsys, "search", *by_nothing)[2]
 
 
-def test_the_quickstart_can_be_searched_as_it_is(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+SEQUENCES = ["recipe=complex_mri_sequences", "dataset=mri_sequences_synthetic", "trainer.epochs=1"]
+SEQUENCES += ["dataset.patients=40", "trainer.sample_rate=0.2"]
+
+
+@pytest.mark.parametrize("words", [WHOLE, SEQUENCES])
+def test_a_data_set_without_validation_examples_can_be_searched(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    words = [*WHOLE, "optimizer.lr=1,2", f"paths.results={tmp_path}", "--trials", "1"]
-    code, out, _ = command(capsys, "search", *words)
-    assert code == 0
-    assert out.startswith("dataset.validation_share=0.1: so much of the training data is held out")
+    words = [*words, "optimizer.lr=0.1,0.2", f"paths.results={tmp_path}", "--trials", "1"]
+    code, out, err = command(capsys, "search", *words)
+    assert code == 0, err
+    assert out.startswith("dataset.validation_share=0.1: these owners are held out of training")
+    (record,) = records.read_all(tmp_path)
+    assert f"Chosen by {record['data']['validation']} validation examples, which are not" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2

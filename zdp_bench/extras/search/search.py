@@ -41,9 +41,9 @@ from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
 from zdp_bench.training.spending import FILE, read_spending
+from zdp_bench.training.validation import DEFAULT, KEY
 
 FOLDER = "searches"  # under the results folder
-HELD_OUT = 0.1  # of the training data
 SHOWN = 10  # trials in a table; CSV and JSON have all
 SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
 
@@ -56,12 +56,15 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     order, and `epsilon_all_unit` that of the owner of several examples.
     """
     say = print if show != "nothing" else (lambda line: None)
-    if word := held_out(asked):
-        say(f"{word}: so much of the training data is held out to choose by, and counts as public")
-        asked = replace(asked, fixed=(*asked.fixed, word))
     config = configured(asked.example())
     require_central(config, "search")
     data = load_data(config)
+    if data.validation is None:
+        word = f"{KEY}={DEFAULT:g}"
+        asked = hold_out(asked, word)
+        config = configured(asked.example())
+        data = load_data(config)
+        say(f"{word}: these owners are held out of training to choose by, and are not protected")
     metric = choose_by(asked, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
     path, made = folder / "search.json", 0
@@ -112,24 +115,20 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     return found, folder
 
 
-def held_out(asked: Search) -> str:
-    """Return the override that holds out examples to choose by; empty where one is set, or none is.
-
-    Only a `dataset.validation_share` that nobody has set is: the search has to choose by something.
-    """
-    key = "dataset.validation_share"
-    is_set = any(word.startswith(f"{key}=") for word in asked.fixed)
-    options = configured(asked.example()).dataset.options
-    return "" if is_set or options.get("validation_share", 0) is not None else f"{key}={HELD_OUT:g}"
+def hold_out(asked: Search, word: str) -> Search:
+    """Return the search with the override that holds out examples to choose by."""
+    for fixed in asked.fixed:
+        if fixed.lstrip("+").startswith(f"{KEY}="):
+            raise UserError(
+                f"{fixed}: a search chooses by validation examples, and leaves none; give a share "
+                "above 0, or remove the key."
+            )
+    return replace(asked, fixed=(*asked.fixed, word))
 
 
 def choose_by(asked: Search, config: Run, data: Splits) -> Metric:
     """Return the metric of the validation examples that trials are chosen by."""
-    if data.validation is None:
-        raise UserError(
-            f"a search chooses by validation examples, and dataset={config.dataset.name} has none: "
-            "set dataset.validation_share, or take a data set that has some."
-        )
+    assert data.validation is not None
     setup = ModelSetup.of(config, data, torch.device("cpu"))
     known = evaluate(setup.model, setup.task, data.validation, setup.device)
     name = asked.metric or setup.task.headline
@@ -214,7 +213,11 @@ def describe(
         "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
         "metric": metric.name,
         "direction": direction(metric),
-        "data": {"name": config.dataset.name, "digest": data.digest},
+        "data": {
+            "name": config.dataset.name,
+            "digest": data.digest,
+            "validation": len(data.validation or ()),
+        },
         "trials": lines,
         "best": best and best["trial"],
         "privacy": {
@@ -266,7 +269,8 @@ def _notes(found: Record) -> list[str]:
         f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of all trials "
         "composed). It covers every choice made by looking at the training examples. The ε of one "
         "trial covers less.",
-        "Chosen by validation examples, which count as public: no ε covers them.",
+        f"Chosen by {found['data']['validation']:,} validation examples, which are not protected: "
+        "no ε covers them.",
     ]
 
 

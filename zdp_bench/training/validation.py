@@ -1,0 +1,68 @@
+"""Validation examples of any data set: whole owners, held out of its training part.
+
+They are public: they steer what is trained, and no ε covers them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from zdp_bench.data import DatasetInfo, Part, Splits
+from zdp_bench.data.owners import identify_owners
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.sampling import place_each
+
+KEY = "dataset.validation_share"
+DEFAULT = 0.1  # of the owners, where examples are needed to choose by
+PLACES = 10_000
+SEED = b"validation owner"
+
+
+def pick_owners(data: Splits, share: float) -> np.ndarray:
+    """Return True for each training example whose owner is held out, [n].
+
+    The owner's name decides, or the content of the only example of one without a name: so another
+    owner more or less moves nobody, and every run of a data set holds out the same ones. About
+    `share` of the owners are.
+
+    Raises:
+        UserError: the data set has validation examples, does not state who owns several examples,
+            or has too few owners.
+    """
+    if data.validation is not None:
+        raise UserError(
+            f"{KEY}={share:g}: this data set has validation examples of its own. Remove the key."
+        )
+    owner_of, identities = identify_owners(data, KEY)
+    held = (place_each(identities, PLACES, SEED) < round(share * PLACES))[owner_of]
+    if held.all() or not held.any():
+        raise UserError(
+            f"{KEY}={share:g}: holds out {held.sum():,} of {len(held):,} training examples, "
+            f"of {len(identities):,} owners; choose another share."
+        )
+    return held
+
+
+def hold_out(data: Splits, held: np.ndarray, share: float) -> Splits:
+    """Return the data set with the examples of `held` [n] as its validation part."""
+    rows = torch.arange(len(held))
+    chosen = torch.from_numpy(held)
+    notes = [data.notes] if data.notes else []
+    return replace(
+        data,
+        train=Part(data.train, rows[~chosen]),
+        validation=Part(data.train, rows[chosen]),
+        notes="; ".join([*notes, f"{held.sum():,} training examples held out to validate"]),
+        digest=hashlib.sha256(f"{data.digest}:validation {share!r}".encode()).hexdigest(),
+    )
+
+
+def expect_held_out(info: DatasetInfo, share: float) -> DatasetInfo:
+    """Return the counts of a release, whose files are not there, with a share held out."""
+    train = info.train - round(share * info.train)
+    owners = info.owners and info.owners - round(share * info.owners)
+    return replace(info, train=train, validation=info.train - train, owners=owners)
