@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import io
 import json
+import re
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from tests.test_records import record, save
 from zdp_bench import records
@@ -34,7 +37,7 @@ def test_records_are_filtered_sorted_and_shown_in_every_form(tmp_path: Path) -> 
     assert shown.as_rich().row_count == 2
     one = sheet(tmp_path, ["recipe=b"])
     assert one.title == "1 record"
-    assert one.rows[0][6] == "b1".ljust(8, "0")  # digests are shortened
+    assert one.rows[0][-1] == "b1".ljust(8, "0")  # digests are shortened
     assert json.loads(one.as_text("json"))[0]["epsilon_tight"] == "inf"
     several = rows(tmp_path, "seed=1,3", columns="recipe", sort="value", descending=True)
     assert several == [["b"], ["a"]]
@@ -55,6 +58,54 @@ def test_groups_have_count_mean_and_deviation_of_one_metric(tmp_path: Path) -> N
     columns = "recipe,accuracy,psnr"  # a column of --by may be asked for again
     both = rows(tmp_path, columns=columns, by="recipe", sort="accuracy", descending=True)
     assert both == [["b", "1", "0.9", "", "", ""], ["a", "3", "0.6", "0.1414", "30", ""]]
+
+
+def test_the_newest_run_is_first_and_says_when_it_began(tmp_path: Path) -> None:
+    for seed, day in enumerate(("03", "28", "14")):
+        measured = {"started_utc": f"2026-11-{day}T07:08:09+00:00"}
+        save(tmp_path, record(seed=seed, measured=measured))
+    save(tmp_path, record(seed=3))
+    shown = rows(tmp_path, columns="seed,started_utc")
+    assert [row[0] for row in shown] == ["1", "2", "0", "3"]
+    assert shown[0][1] == "2026-11-28 07:08"
+    assert rows(tmp_path, columns="seed", sort="seed")[0] == ["0"]
+
+
+@pytest.mark.parametrize("width", [80, 60])
+def test_the_jobs_of_a_sweep_can_be_told_apart_on_a_narrow_terminal(
+    tmp_path: Path, width: int
+) -> None:
+    for rate in (0.0125, 0.025):
+        config = {"optimizer": {"lr": rate}, "algorithm": {"noise_multiplier": 10 * rate}}
+        save(tmp_path, configured(1, rate, **config))
+    file = io.StringIO()
+    Console(file=file, width=width).print(sheet(tmp_path))
+    text = re.sub(r"[\s│]", "", file.getvalue())
+    assert "…" not in text
+    for value in ("0.0125", "0.025", "0.125", "0.25"):
+        assert value in text
+
+
+@pytest.mark.parametrize(
+    ("column", "key", "values"),
+    [
+        ("epsilon_tight", "epsilon_of", ("example", "patient")),
+        ("epsilon_claimed", "delta", (1e-5, 1e-3)),
+        ("epsilon_patient", "privacy_unit", ("image", "patient")),
+    ],
+)
+def test_epsilon_of_different_units_has_no_mean(
+    tmp_path: Path, column: str, key: str, values: tuple[Any, Any]
+) -> None:
+    for seed, value in enumerate(values):
+        run = record("a", seed)
+        run["privacy"] |= {key.removeprefix("privacy_"): value}
+        save(tmp_path, run)
+    said = f"have {key} {values[0]} and {values[1]}, so their ε have no mean. Add {key} to --by"
+    with pytest.raises(UserError, match=f"^{column}: .*{said}"):
+        sheet(tmp_path, columns=column, by="recipe")
+    assert len(sheet(tmp_path, columns=column, by=f"recipe,{key}").rows) == 2
+    assert len(sheet(tmp_path, columns="value", by="recipe").rows) == 1
 
 
 @pytest.mark.parametrize(

@@ -65,15 +65,32 @@ def test_piped_text_is_as_wide_as_columns_says_or_a_row_needs_and_ends_in_no_bla
         assert [line for line in lines if line != line.rstrip()] == []
 
 
-def test_columns_of_words_make_room_before_numbers() -> None:
+@pytest.mark.parametrize(
+    ("important", "lacks"),
+    [((), "what for, value"), (("value",), "why, what for"), (("value", "why"), "where, what for")],
+)
+def test_the_least_important_columns_make_room(important: tuple[str, ...], lacks: str) -> None:
     words = ("name", "where", "why", "what for")
-    sheet = Sheet("t", (*words, "value"), [["w" * 20] * 4 + ["0.123456"]])
+    rows = [["w" * 20] * 4 + ["0.123456"]]
     file = io.StringIO()
-    Console(file=file, width=44).print(sheet)
+    Console(file=file, width=44).print(Sheet("t", (*words, "value"), rows, important=important))
     text = file.getvalue()
-    assert "0.123456" in text
-    assert "No room for why, what for:" in text
+    assert ("0.123456" in text) == ("value" not in lacks)
+    assert f"No room for {lacks}:" in text
     assert "…" not in text
+
+
+def test_facts_are_a_box_on_a_terminal_and_plain_lines_elsewhere(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sheet = Sheet("a run", (), [["tight ε", "1.98"], ["data", "long " * 40 + "end"]])
+    monkeypatch.delenv("COLUMNS", raising=False)
+    console().print(sheet)
+    lines = capsys.readouterr().out.splitlines()
+    assert lines == ["a run", "tight ε   1.98", f"data      {'long ' * 40}end"]
+    monkeypatch.setenv("COLUMNS", "50")
+    console().print(sheet)
+    assert "│ tight ε │ 1.98" in capsys.readouterr().out
 
 
 def test_a_callback_is_told_the_records_numbers_and_no_more(

@@ -12,6 +12,7 @@ from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
 
 COLUMNS = ("data set", "digest", "noise", "runs", "total ε", "ε per unit", "unit", "δ")
+IMPORTANT = ("data set", "total ε", "ε per unit", "unit", "noise", "runs", "δ")
 HOW = (
     "total ε: the tight ε of the line's runs, composed; it is less than the sum of their ε. "
     "Seeded noise protects against those who cannot compute it, secure noise against everyone."
@@ -54,7 +55,7 @@ def sheet(
         for line in lines
     ]
     notes = [*_notes(groups, lines, unknown), COUNTED.format(count=len(spendings), results=results)]
-    return Sheet("Budget", COLUMNS, cells, notes, "", lines)
+    return Sheet("Budget", COLUMNS, cells, notes, "", lines, important=IMPORTANT)
 
 
 def say_together(spendings: Sequence[Spending]) -> list[str]:

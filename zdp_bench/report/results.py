@@ -20,7 +20,11 @@ from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
-DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", "run")
+TIME = "started_utc"
+DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", TIME, "run")
+IMPORTANT = ("recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
+# What the ε of a column protects, by another column.
+UNITS = {"epsilon_patient": "privacy_unit"}
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 # recorded keys that change no result
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
@@ -116,7 +120,7 @@ def sheet(
     descending: bool = False,
     most: int | None = None,
 ) -> Sheet:
-    """Return the records that pass every filter, or one line a group of them.
+    """Return the records that pass every filter, the newest first, or one line a group of them.
 
     Args:
         columns: comma-separated; with `by`, what is averaged (default: `value`).
@@ -132,6 +136,8 @@ def sheet(
     if by:
         frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
         title, shown = f"{_count(len(frame), 'group')} of {title}", [*frame.columns]
+    if not (sort or by):
+        sort, descending = TIME, True
     if sort:
         frame = frame.sort_values(
             find(sort, frame), kind="stable", key=_sortable, ascending=not descending
@@ -141,7 +147,7 @@ def sheet(
     frame = frame[shown].head(most if most is not None else len(frame)).astype(object)
     lines: list[dict[Any, Any]] = frame.where(frame.notna(), None).to_dict("records")
     cells = [[cell(name, line[name]) for name in shown] for line in lines]
-    return Sheet(title, shown, cells, notes, numbers=lines, one_line=True)
+    return Sheet(title, shown, cells, notes, numbers=lines, important=IMPORTANT)
 
 
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
@@ -151,10 +157,25 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     measures = [name for name in measures if name not in by]
     frame = frame.assign(**{name: pd.to_numeric(frame[name], errors="coerce") for name in measures})
     groups = frame.groupby(by, dropna=False)
+    for name in measures:
+        if name.startswith("epsilon"):
+            _require_comparable(name, groups)
     made: dict[str, Any] = {"n": groups["run"].count()}
     for name in measures:
         made |= {name: groups[name].mean(), f"{name}_sd": groups[name].std()}
     return pd.DataFrame(made).reset_index()
+
+
+def _require_comparable(name: str, groups: Any) -> None:
+    """Reject a mean of ε that protect different units, or hold at different δ."""
+    for column in (UNITS.get(name, "epsilon_of"), "delta"):
+        for _, runs in groups:
+            values = [str(value) for value in runs[column].unique()]
+            if len(values) > 1:
+                raise UserError(
+                    f"{name}: the runs of a group have {column} {' and '.join(values)}, so their "
+                    f"ε have no mean. Add {column} to --by, or filter: {column}={values[0]}."
+                )
 
 
 def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
@@ -182,7 +203,9 @@ def _equals(cell: Any, word: str) -> bool:
 def _sortable(column: pd.Series) -> pd.Series:
     """Return a column that can be sorted: as it is if it is of numbers, else as text."""
     numbers = pd.to_numeric(column, errors="coerce")
-    return column.astype(str) if (numbers.isna() & column.notna()).any() else numbers
+    if (numbers.isna() & column.notna()).any():
+        return column.astype(str).where(column.notna())
+    return numbers
 
 
 def _count(number: int, what: str) -> str:
@@ -195,6 +218,8 @@ def cell(column: str, value: Any) -> str:
         return ""
     if column in DIGESTS:
         return str(value)[:8]
+    if column == TIME:
+        return str(value)[:16].replace("T", " ")
     if column.startswith("epsilon") and isinstance(value, int | float):
         return epsilon(value, at_least=column.endswith("at_least"))
     return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

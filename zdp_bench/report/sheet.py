@@ -22,6 +22,7 @@ from zdp_bench.records import plain_cell
 
 Numbers = Mapping[str, object]
 FORMS = ("md", "csv", "json")
+PIPED = 1_000  # columns, which no terminal has
 LEAST = 10  # characters to which a column of words may be folded
 DIGEST = re.compile(r"[0-9a-f]{8}")
 # '97.97', '1e-05', '≥ 3 %', '0.53 / 1.52', '97.97 ± 0.09': a cell that does not wrap
@@ -38,7 +39,7 @@ class Sheet:
         notes: sentences below the table.
         origin: a sentence below the title of the Markdown page: what made it.
         numbers: what CSV and JSON hold, one mapping a row.
-        one_line: on a terminal each row is one line, however long its words.
+        important: columns in order of importance; those that are not named follow in their own.
     """
 
     title: str
@@ -47,7 +48,7 @@ class Sheet:
     notes: Sequence[str] = ()
     origin: str = ""
     numbers: Sequence[Numbers] = ()
-    one_line: bool = False
+    important: Sequence[str] = ()
 
     @classmethod
     def of_words(cls, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Sheet:
@@ -58,9 +59,8 @@ class Sheet:
     def as_rich(self, width: int | None = None) -> RichTable:
         """Return the table for a terminal of so many columns.
 
-        Numbers stay on one line. Headings and words fold where they must; words are cut instead in
-        a table of `one_line`. Where that is too wide, the last columns are left out, words before
-        numbers, and the caption names them.
+        Numbers stay on one line. Headings and words fold where they must. Where that is too wide,
+        the least important columns are left out, and the caption names them.
         """
         cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
         columns = [*zip_longest(self.columns, cells, fillvalue="")]
@@ -77,8 +77,9 @@ class Sheet:
         ]
         least = [n if of else min(LEAST, n) for n, of in zip(longest, numeric, strict=True)]
         kept = [*range(len(columns))]
+        by_importance = sorted(kept, key=self._rank)
         while width is not None and 1 + sum(3 + least[at] for at in kept) > width and kept[2:]:
-            kept.remove(max(kept[2:], key=lambda at: (not numeric[at], at)))
+            kept.remove(by_importance.pop())
         table = RichTable(show_header=bool(self.columns))
         if left := ", ".join(name for at, name in enumerate(self.columns) if at not in kept):
             table.caption = f"No room for {left}: use a wider terminal or --format csv."
@@ -88,17 +89,28 @@ class Sheet:
             else:
                 table.add_column(columns[at][0], overflow="fold", min_width=least[at])
         for row in self.rows:
-            shown = [row[at] for at in kept]
-            whole = [Text(cell, no_wrap=True, overflow="ellipsis") for cell in shown]
-            table.add_row(*(whole if self.one_line else shown))
+            table.add_row(*(row[at] for at in kept))
         return table
+
+    def _rank(self, place: int) -> int:
+        """Return how many columns are more important than the one at a place, or as much."""
+        name = self.columns[place] if self.columns else ""
+        if name in self.important:
+            return self.important.index(name)
+        return len(self.important) + place
+
+    def as_facts(self) -> str:
+        """Return rows of a label and a value as lines, for a file or another program."""
+        longest = max(len(label) for label, _ in self.rows)
+        return "\n".join(f"{label:{longest}}   {value}" for label, value in self.rows)
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         table = self.as_rich(options.max_width)
         notes, table.caption = [*self.notes, table.caption], None
         if self.title:
             yield Text(self.title, "table.title")
-        yield table
+        is_piped = options.max_width >= PIPED
+        yield Text(self.as_facts()) if is_piped and not self.columns else table
         if said := "\n".join(str(note) for note in notes if note):
             yield Text(said, "table.caption")
 

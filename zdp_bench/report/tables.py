@@ -28,6 +28,7 @@ SPENT = (
     *("epsilon_claimed", "claimed_by", "epsilon_tight", "epsilon_tight_at_least"),
     *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
 )
+IMPORTANT = ("row", "paper", "ours", "ε printed", "ε tight", "status", "Δ", "what differs")
 READING = (
     "± is over seeds, or over folds if stated. Numbers in brackets are on data other than the "
     "paper's. Reduced means less training, a smaller network, or part of the curve. ε claimed "
@@ -62,7 +63,8 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     said = coverage.sentence([behind], "curve" if axes else "number")
     notes = _notes(table, lines, results)
     rows = [[*row.values()] for row in shown]
-    return Sheet(title, [*shown[0]], rows, notes, f"{said}\n\n{origin(table)}", behind)
+    said = f"{said}\n\n{origin(table)}"
+    return Sheet(title, [*shown[0]], rows, notes, said, behind, important=IMPORTANT)
 
 
 def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:

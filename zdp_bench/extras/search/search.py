@@ -256,7 +256,9 @@ def sheet(found: Record) -> Sheet:
     left = [f"{len(numbers) - SHOWN} more trials: --format csv."] if len(numbers) > SHOWN else []
     title = f"Search of {found['recipe']}: {len(numbers)} trials by {found['sampler']}"
     columns = [key.replace("_", " ") for key in numbers[0]] if numbers else []
-    return Sheet(title, columns, cells, [*left, *_notes(found)], numbers=numbers)
+    important = ("trial", f"validation {metric}", "run", "epsilon tight", *found["searched"])
+    notes = [*left, *_notes(found)]
+    return Sheet(title, columns, cells, notes, numbers=numbers, important=important)
 
 
 def _notes(found: Record) -> list[str]:
