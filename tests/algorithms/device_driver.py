@@ -29,7 +29,7 @@ from tests.gradients.harness import loss
 from tests.gradients.zoo import model_case
 from zdp_bench.algorithms import Problem
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, trust
+from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import Ledger
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
@@ -63,7 +63,6 @@ def prepare(
     """Return what a step takes, and a batch for it."""
     case = model_case(model_name)
     model = move(case.module(torch.float32), device)
-    trust(model)  # the comparison with the reference reads numbers, once in a run
     inputs, targets = case.batch(8, torch.float32)
     make = lookup("algorithm", algorithm_name)
     known = inspect.signature(make).parameters

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from zdp_bench import registry
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Shares, trust
+from zdp_bench.gradients import Batch, Shares
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.privacy.ledger import BudgetExceeded, Ledger
 from zdp_bench.privacy.mechanism import Sampling
@@ -95,7 +95,6 @@ def examples(count: int, kind: str, scale: float = 1.0, seed: int = 0) -> Batch:
 def make(case: Case) -> tuple[Algorithm, nn.Module, str]:
     name, options, kind = case
     model = network(kind)
-    trust(model)  # the comparison with the reference has tests of its own
     sampling = replace(POISSON, cycle=algorithm_type(name).cycle(options))
     problem = Problem(model, Classification().loss, sampling, like=examples(0, kind)[0])
     builder = lookup("algorithm", name)

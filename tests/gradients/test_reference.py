@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import random
-import sys
-import threading
 from collections.abc import Callable
 from typing import Any
 
@@ -15,7 +13,6 @@ from torch import Tensor, nn
 
 from tests.gradients.harness import loss
 from tests.modules import Made
-from zdp_bench.errors import UserError
 from zdp_bench.gradients import clipped_sum, reference
 
 WIDTH = 4
@@ -186,35 +183,31 @@ def test_recurrent_layers_have_pytorchs_own_gradients(name: str) -> None:
 
 
 class Carries(nn.Module):
-    """Adds what an earlier pass left behind, from a pass on; Python decides, so vmap cannot."""
+    """Multiplies with what the pass before left behind; Python decides, so it runs alone."""
 
-    def __init__(self, since: int) -> None:
+    def __init__(self) -> None:
         super().__init__()
-        self.layer, self.since, self.passes = nn.Linear(WIDTH, WIDTH), since, 0
-        self.held = [torch.zeros(1, WIDTH)]
+        self.layer, self.passes = nn.Linear(WIDTH, WIDTH), 0
+        self.held = [torch.ones(1, WIDTH)]
 
     def forward(self, x: Tensor) -> Tensor:
         self.passes += 1
-        h = torch.tanh(self.layer(x))
-        if float(h.detach().sum()) < 1e9 and self.passes > self.since:
-            h, self.held[0] = h * (1 + self.held[0]), h.detach().clone()
+        h = torch.tanh(self.layer(x)) * self.held[0] * self.passes
+        if float(h.detach().sum()) < 1e9:
+            self.held[0] = h.detach().clone()
         return h
 
 
-@pytest.mark.parametrize("since", [0, 7, 700])
-@pytest.mark.parametrize("examples", [1, 5])
-def test_state_that_passes_carry_is_found_in_the_step_in_which_it_matters(
-    since: int, examples: int
-) -> None:
-    model = Carries(since)
-
-    def take(steps: int) -> None:
-        for _ in range(steps):
-            batch = torch.randn(examples, WIDTH), torch.zeros(examples)
-            reference.one_by_one(model, loss, batch)
-
-    with pytest.raises(UserError, match="carries state from one example to the next"):
-        take(since // (examples + 1) + 2)  # a step makes one pass more
+def test_every_example_finds_the_model_as_the_first_does() -> None:
+    torch.manual_seed(0)
+    model, inputs = Carries(), torch.randn(5, WIDTH)
+    found = reference.per_sample_gradients(model, loss, (inputs, torch.zeros(5)))
+    for i in range(5):
+        torch.manual_seed(0)
+        alone = reference.per_sample_gradients(model, loss, (inputs[i : i + 1], torch.zeros(1)))
+        torch.testing.assert_close({name: g[i : i + 1] for name, g in found.items()}, alone)
+    assert model.passes == 0
+    assert torch.equal(model.held[0], torch.ones(1, WIDTH))
 
 
 def test_what_vmap_cannot_map_is_passed_one_by_one(caplog: pytest.LogCaptureFixture) -> None:
@@ -267,25 +260,3 @@ def test_an_example_that_seeds_changes_no_random_numbers_of_others(draw: Any) ->
         others.append([g[1:] for g in found.values()] + [torch.rand(1)])
     torch.testing.assert_close(*others, rtol=0, atol=0)
     assert len({float(g[0]) for g in others[0][1]}) == 3  # each its own
-
-
-LIMIT = sys.getrecursionlimit()
-LOCAL = threading.local()
-# What keeps a number where no list of places looks, and what of it shows.
-STORES: dict[str, tuple[Callable[[], object], Callable[[], bool]]] = {
-    "python": (lambda: sys.setrecursionlimit(LIMIT + 1), lambda: sys.getrecursionlimit() > LIMIT),
-    "thread": (lambda: setattr(LOCAL, "held", 1), lambda: hasattr(LOCAL, "held")),
-}
-
-
-@pytest.mark.parametrize("store", STORES)
-def test_what_the_first_example_leaves_behind_is_found_in_a_checked_model(store: str) -> None:
-    keep, is_kept = STORES[store]
-    model, batch = Decides(keep, lambda: 9.0 if is_kept() else 1.0), torch.rand(4, WIDTH)
-    reference.PUBLIC[model] = batch.clone()
-    batch[0] = 1e6
-    try:
-        with pytest.raises(UserError, match="carries state from one example to the next"):
-            reference.one_by_one(model, loss, (batch, torch.zeros(4)))
-    finally:
-        sys.setrecursionlimit(LIMIT)

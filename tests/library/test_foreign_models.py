@@ -255,7 +255,7 @@ def normed(norm: nn.Module) -> nn.Module:
     ("library", "name", "sentence"),
     [
         ("torchcvnn.nn", "BatchNorm2d", f"stores .* 'running_mean'.*{GROUP_NORM}"),
-        ("complexPyTorch.complexLayers", "ComplexBatchNorm2d", f"another.*{GROUP_NORM}"),
+        ("complexPyTorch.complexLayers", "ComplexBatchNorm2d", f"stores .*{GROUP_NORM}"),
         ("complexPyTorch.complexLayers", "NaiveComplexBatchNorm2d", r"replace_batchnorm\(model"),
         ("torchcvnn.nn", "LayerNorm", f"norm1' .LayerNorm. lets one example .*{GROUP_NORM}"),
     ],

@@ -26,7 +26,6 @@ import torch
 import torch.nn.functional as F
 from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
-from torch.nn.modules.module import register_module_forward_hook
 from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
@@ -726,18 +725,6 @@ def test_the_names_are_there_and_typed() -> None:
 def test_with_a_seed_other_sums_have_other_noise_under_the_same_key() -> None:
     """What makes the sums differ may be nothing that the key covers, such as the loss's file."""
     assert isinstance(Keys("first", seed=1, secure=False).noise("key"), HedgedNoise)
-
-
-def test_a_hook_on_all_modules(make: Make) -> None:
-    private = make(network())
-    batches = private.batches()
-    private.step(next(batches))
-    hook = register_module_forward_hook(lambda *_: None)
-    try:
-        with pytest.raises(UserError, match="_global_forward_hooks"):
-            train(private)
-    finally:
-        hook.remove()
 
 
 def test_the_generator_does_not_tell_how_many_examples_were_drawn(make: Make) -> None:

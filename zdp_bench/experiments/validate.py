@@ -14,7 +14,6 @@ import torch
 
 from zdp_bench.config.schema import Run
 from zdp_bench.data import DatasetInfo
-from zdp_bench.gradients import trust
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
@@ -185,7 +184,6 @@ def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:
     expected = max(1, round(setup.plan.sampling.expected_batch_size * each))
     fixed = config.trainer.micro_batch
     at_once = min(fixed if isinstance(fixed, int) else MICRO_BATCH, MICRO_BATCH, expected)
-    trust(model)  # its check, made once a run, takes as long as several steps of a large model
     loss, like, mechanism = setup.task.loss, setup.empty_batch(), algorithm.mechanism()
     source = find_source(model, loss, like, None)
 

@@ -26,6 +26,9 @@ from zdp_bench.gradients.clipping import (
     groups,
 )
 from zdp_bench.gradients.layer_gradient import GPU_TIMES, LayerGradient, ParameterGradient
+from zdp_bench.gradients.parts import leaves_of, map_leaves
+from zdp_bench.gradients.program import Program
+from zdp_bench.gradients.program.uses import rows
 from zdp_bench.gradients.rules import NoRule, Rule, any_layer, rule_of
 from zdp_bench.gradients.shares import Shares, average_shares, select
 from zdp_bench.gradients.tape import Call, Layer, layers_of, run_forward
@@ -48,10 +51,12 @@ def clipped_sum(
     rules: Mapping[nn.Module, Rule] = MappingProxyType({}),
     shares: Shares | None = None,
     into: dict[str, Tensor] | None = None,
+    program: Program | None = None,
 ) -> ClippedSum:
     """Return Σᵢ clip(gᵢ) as `gradients.clipped_sum`.
 
     Args:
+        program: what is run in place of the model's own forward function.
         rules: for some layers, a rule in place of their own. What it returns for their weight need
             not be the gradient, nor have its shape: a spectrum. Such sums come as they are, and
             none where no example moves the loss.
@@ -63,7 +68,7 @@ def clipped_sum(
     layers = layers_of(model)
     total = {} if into is None else into
     if len(inputs):
-        found = _differentiate(model, loss, batch, layers, rules, shares)
+        found = _differentiate(model, loss, batch, layers, rules, shares, program)
     else:
         found = _collect(layers)
     count = len(inputs) if shares is None else len(shares)
@@ -97,6 +102,7 @@ def clipped_sum(
         rules=rules,
         shares=shares,
         into=into,
+        program=program,
     )
     return ClippedSum(rest.sums, norms.T if per_layer else norms[0])
 
@@ -136,9 +142,10 @@ def _differentiate(
     layers: list[Layer],
     rules: Mapping[nn.Module, Rule],
     shares: Shares | None,
+    program: Program | None,
 ) -> dict[str, ParameterGradient]:
     """Run forward and backward, and measure every parameter's per-sample gradients."""
-    tape = run_forward(model, layers, loss, batch)
+    tape = run_forward(model, layers, loss, batch, program, rules.keys())
     found = _collect(layers)
     of_parameter = {id(of.parameter): of for of in found.values()}
     for call in tape.calls:
@@ -155,8 +162,9 @@ def _differentiate(
         nonlocal budget
         with full_precision:  # backward records no graph of its own
             layer = call.layer
-            x, g = _promote(call.input, g, next(iter(layer.own.values())))
-            gradients = _apply_rule(layer, x, g, rules, shares)
+            x, g = _examples_first(call, g, len(batch[0]))
+            x, g = _promote(x, g, next(iter(layer.own.values())))
+            gradients = _apply_rule(call, x, g, rules, shares)
             for name, parameter in layer.own.items():
                 if name not in gradients:
                     raise NoRule(
@@ -177,10 +185,21 @@ def _differentiate(
     return found
 
 
+def _examples_first(call: Call, g: Tensor, examples: int) -> tuple[Tensor, Tensor]:
+    """Return input and output gradient [B, ...], wherever an operation has its examples."""
+    if call.places is None:
+        return call.input, g
+    places, place = call.places
+    left = iter(places)
+    x = map_leaves(lambda leaf: rows(leaf, next(left), examples), call.input)
+    return x, rows(g, place, examples)
+
+
 def _apply_rule(
-    layer: Layer, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule], shares: Shares | None
+    call: Call, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule], shares: Shares | None
 ) -> dict[str, LayerGradient]:
-    rule = rules.get(layer.module) or rule_of(layer.module) or any_layer
+    layer = call.layer
+    rule = rules.get(layer.module) or call.rule or rule_of(layer.module) or any_layer
     try:
         if shares is None:
             return rule(layer.module, x, g)
@@ -197,17 +216,19 @@ def _full_precision(device: torch.device) -> AbstractContextManager[object]:
     return nullcontext()
 
 
-_FULL = (torch.float32, torch.float64, torch.complex64, torch.complex128)
+_FULL = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
 def _promote(x: Tensor, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
     """Return both in the parameter's precision, float32 at least: autocast makes both half."""
-    if x.dtype == g.dtype == parameter.dtype and g.dtype in _FULL:
+    if {leaf.dtype for leaf in leaves_of(x)} | {g.dtype} == {parameter.dtype} <= _FULL:
         return x, g
     real = torch.promote_types(parameter.dtype.to_real(), torch.float32)
 
     def promoted(t: Tensor) -> Tensor:
         return t.to(real.to_complex() if t.is_complex() or parameter.is_complex() else real)
 
-    is_index = not (x.is_floating_point() or x.is_complex())
-    return x if is_index else promoted(x), promoted(g)
+    def promote_numbers(leaf: Tensor) -> Tensor:  # not an index
+        return promoted(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf
+
+    return map_leaves(promote_numbers, x), promoted(g)

@@ -1,17 +1,20 @@
-"""The reference engine: per-sample gradients by torch.func's vmap(grad), for any model."""
+"""The reference engine: per-sample gradients by torch.func's vmap(grad), for any model.
+
+A model whose operations are not known to keep examples apart is run as it is, one example at a
+time, each in a copy: nothing else is there.
+"""
 
 from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Iterator, Sequence
-from weakref import WeakKeyDictionary, WeakSet
+from collections.abc import Callable, Iterator
+from weakref import WeakSet
 
 import torch
 from torch import Tensor, nn
 from torch.func import functional_call, grad, vmap
 
-from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import (
     Batch,
     ClippedSum,
@@ -22,23 +25,16 @@ from zdp_bench.gradients.clipping import (
     squared_norms,
     trainable,
 )
-from zdp_bench.gradients.losses import (
-    Held,
-    draw_seeds,
-    held_by,
-    kept_draws,
-    per_example,
-    set_seed,
-)
+from zdp_bench.gradients.losses import draw_seeds, kept_draws, per_example, set_seed
+from zdp_bench.gradients.parts import map_leaves
+from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
-from zdp_bench.gradients.watched import is_own
 
 # Per-sample gradients of one chunk take at most this many bytes.
 CHUNK_BYTES = 512 * 2**20
 
 log = logging.getLogger(__name__)
-_unmapped: WeakSet[nn.Module] = WeakSet()  # models whose branches follow the data, say
-PUBLIC: WeakKeyDictionary[nn.Module, Tensor] = WeakKeyDictionary()  # inputs of a checked model
+_unmapped: WeakSet[nn.Module] = WeakSet()  # models whose random layers vmap cannot map, say
 
 
 def per_sample_gradients(
@@ -48,36 +44,20 @@ def per_sample_gradients(
 
     In PyTorch's `.grad` convention: 2∂L/∂θ̄ for complex θ, times `complex_scale`.
     """
-    inputs, targets = batch
+    inputs = batch[0]
     alone, trained = per_example(loss), trainable(model)
-    parameters = {name: parameter.detach() for name, parameter in trained.items()}
-    names = {id(parameter): name for name, parameter in trained.items()}
-    places = places_of(model)
-    fixed = {place: held.detach() for place, held in places.items() if id(held) not in names}
-    moved = {place: names[id(held)] for place, held in places.items() if id(held) in names}
     if len(inputs) == 0:
-        return {name: value.new_zeros((0, *value.shape)) for name, value in parameters.items()}
-
-    def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        given = {**fixed, **{place: moving[name] for place, name in moved.items()}}
-        outputs = functional_call(model, given, (x.unsqueeze(0),), tie_weights=False)
-        return alone.of_one(outputs, y.unsqueeze(0)).sum()
-
-    each = grad(loss_of_one)
+        return {name: p.detach().new_zeros((0, *p.shape)) for name, p in trained.items()}
     gradients: dict[str, Tensor] = {}
-    # A mapped pass of foreign code could read the whole batch (`repr(x)`, its memory).
-    loops = alone.loops or model in _unmapped or not is_own(model)
+    loops = alone.loops or model in _unmapped or bool(state_of(model, inputs).alone)
     if not loops:
         try:
-            with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
-                warnings.filterwarnings("ignore", "There is a performance drop")
-                mapped = vmap(each, in_dims=(None, 0, 0), randomness="different")
-                gradients = mapped(parameters, inputs, targets)
+            gradients = _mapped(model, loss, batch)
         except RuntimeError as error:
             if "memory" in str(error):
                 raise
             with torch.no_grad():
-                alone(model(inputs[:1]), targets[:1])
+                alone(*outputs_of_one(model, batch))
             loops = True
             if not alone.loops:  # it is the model that vmap cannot map
                 log.info("torch.func cannot vectorise the model: computing gradients one by one")
@@ -90,65 +70,69 @@ def per_sample_gradients(
     }
 
 
+def outputs_of_one(model: nn.Module, batch: Batch) -> Batch:
+    """Return the outputs for the first example, and its target."""
+    with torch.no_grad():
+        return outputs_of(model, batch[0][:1]), batch[1][:1]
+
+
+def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
+    """Return a model's outputs as a private step computes them."""
+    parts = inputs.split(1) if state_of(model, inputs).alone else [inputs]
+    return torch.cat([_forward(model, part)(map_leaves(torch.clone, part)) for part in parts])
+
+
+def _forward(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+    """Return what gives a model's outputs: its program, itself, or a copy for these inputs."""
+    state = state_of(model, inputs)
+    if state.alone:
+        return copy_apart(model, tuple(model.parameters()))
+    return Running(model, state.program) if state.program is not None else model
+
+
+def _mapped(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
+    alone, trained = per_example(loss), trainable(model)
+    parameters = {name: parameter.detach() for name, parameter in trained.items()}
+    names = {id(parameter): name for name, parameter in trained.items()}
+    running = _forward(model, batch[0])
+    assert isinstance(running, nn.Module)
+    places = places_of(running)
+    fixed = {place: held.detach() for place, held in places.items() if id(held) not in names}
+    moved = {place: names[id(held)] for place, held in places.items() if id(held) in names}
+
+    def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        given = {**fixed, **{place: moving[name] for place, name in moved.items()}}
+        outputs = functional_call(running, given, (x.unsqueeze(0),), tie_weights=False)
+        return alone.of_one(outputs, y.unsqueeze(0)).sum()
+
+    with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
+        warnings.filterwarnings("ignore", "There is a performance drop")
+        mapped = vmap(grad(loss_of_one), in_dims=(None, 0, 0), randomness="different")
+        gradients: dict[str, Tensor] = mapped(parameters, *batch)
+        return gradients
+
+
 def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
-    Formal guarantee: no pass changes what the model holds or finds beside it, nor the random
-    numbers of another; and neither the first example's gradient nor, of a checked model, the output
-    for an example that is public is another after all passes.
+    Formal guarantee: an example's pass finds the model as every other does, and changes neither
+    what the model holds nor the random numbers of another.
     """
-    device, public = next(model.parameters()).device, PUBLIC.get(model, batch[0][-1:])
-    devices = [device] if device.type == "cuda" else []
-    seeds = draw_seeds(len(batch[0]))
-    with kept_draws(devices):
-        answer, held = _answer(model, public), held_by(model)  # after a pass, which makes caches
-        gradients = _pass_each(model, loss, batch, seeds, held)
-        again = _pass_each(model, loss, (batch[0][:1], batch[1][:1]), seeds, held)
-        pairs = [(_answer(model, public), answer)]
-    for g, before in [*pairs, *((g, gradients[name][:1]) for name, g in again.items())]:
-        g, before = g.nan_to_num(), before.nan_to_num()
-        # A GPU's kernels may add in another order.
-        if not torch.equal(g, before) and not (
-            devices and torch.dist(g, before) <= 1e-3 * torch.linalg.vector_norm(g)
-        ):
-            raise _carries(
-                model, "an example's gradient changed when it was computed again after others"
-            )
-    return gradients
-
-
-@torch.no_grad()
-def _answer(model: nn.Module, inputs: Tensor) -> Tensor:
-    set_seed(0)
-    output: Tensor = model(inputs[:1].clone())
-    return output
-
-
-def _carries(model: nn.Module, what: str) -> UserError:
-    return UserError(
-        f"the model ({type(model).__name__}) carries state from one example to the next: {what}. "
-        "Clipping then bounds nothing and no ε would hold: compute each output from its own input "
-        "only, or train with algorithm=sgd, which claims none."
-    )
-
-
-def _pass_each(
-    model: nn.Module, loss: Loss, batch: Batch, seeds: Sequence[int], held: Held
-) -> dict[str, Tensor]:
-    """Return the gradients of every example; reject a pass that changes what is held."""
-    parameters = trainable(model)
+    device = next(model.parameters()).device
+    parameters, alone = trainable(model), per_example(loss)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=False):
-        set_seed(seed)
-        with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
-            one = per_example(loss).of_one(model(x.clone()), target.clone()).sum()
-        found: Sequence[Tensor | None] = [None] * len(parameters)
-        if one.requires_grad:
-            found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
-        if changed := held.differs_from(held_by(model)):
-            raise _carries(model, f"'{changed}' changed in a pass")
-        for (name, parameter), g in zip(parameters.items(), found, strict=True):
-            each[name].append(torch.zeros_like(parameter) if g is None else g)
+    seeds = draw_seeds(len(batch[0]))
+    with kept_draws([device] if device.type == "cuda" else []):
+        for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=True):
+            run = _forward(model, x)
+            set_seed(seed)
+            with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
+                one = alone.of_one(run(x.clone()), target).sum()
+            found: tuple[Tensor | None, ...] = (None,) * len(parameters)
+            if one.requires_grad:
+                found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
+            for (name, parameter), g in zip(parameters.items(), found, strict=True):
+                each[name].append(torch.zeros_like(parameter) if g is None else g)
     return {name: torch.stack(gradients).detach() for name, gradients in each.items()}
 
 

@@ -14,7 +14,8 @@ at once at its end, which saves torch's calls into Python.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -24,9 +25,12 @@ from torch.autograd.graph import GradientEdge
 
 from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.losses import per_example
-from zdp_bench.gradients.rules import NoRule
+from zdp_bench.gradients.parts import Parts, leaves_of
+from zdp_bench.gradients.program import Program
+from zdp_bench.gradients.program.batch import Place
+from zdp_bench.gradients.program.uses import bind
+from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
-from zdp_bench.gradients.watched import PROGRAMS, Pass
 from zdp_bench.nn.memory_format import arrange, memory_order
 
 # Output gradients of at most so many bytes wait for the end of backward.
@@ -67,11 +71,13 @@ class Call:
     """One call of one layer, until its output gradient arrives."""
 
     layer: Layer
-    input: Tensor
-    version: int  # of the input's memory; a change in place raises it
+    input: Any  # a tensor, or `Parts` of the examples' arguments of an operation
+    version: list[int]  # of the input's memory; a change in place raises it
     edge: GradientEdge | None  # where the output's gradient arrives
     order: list[int] | None  # see `_memory_order`
     nbytes: int  # of its output
+    rule: Rule | None = None  # of an operation of a program; None: the layer's own
+    places: tuple[list[Place], Place] | None = None  # of its examples, in input and output
 
 
 Consumer = Callable[[Call, Tensor], None]
@@ -85,6 +91,9 @@ class Tape:
     starts: list[Tensor] = field(default_factory=list)  # behind layers whose input needs none
     losses: Tensor | None = None
     consume: Consumer | None = None
+    examples: int = 0
+    program: Program | None = None  # whose operations enter themselves
+    modules: dict[int, nn.Module] = field(default_factory=dict)  # by the identity of their weight
 
     def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
         """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
@@ -118,29 +127,114 @@ class Tape:
             self.consume = None
         _require_unused(found[: len(parameters)])
 
+    # ------------------------------------------------------------ what a program enters
 
-def run_forward(model: nn.Module, layers: list[Layer], loss: Loss, batch: Batch) -> Tape:
-    """Run model and loss on the batch; return the calls of `layers` on a tape."""
-    inputs, targets = batch
-    tape = Tape()
+    def enter_use(self, number: int, output: Tensor, weights: Any, held: Any) -> Tensor:
+        """Enter an operation that uses parameters; return its output."""
+        assert self.program is not None
+        use = self.program.uses[number]
+        if not torch.is_grad_enabled() or not any(weight.requires_grad for weight in weights):
+            return output
+        own, rule = bind(use, weights, held)
+        pairs = list(zip(held, use.places, strict=True))
+        examples = [t for t, place in pairs if place is not None] if use.reads_examples else []
+        places = [p for _, p in pairs if p is not None] if use.reads_examples else []
+        module = self.modules.get(id(weights[0]))
+        layer = Layer(use.name, module or nn.Module(), own)
+        x: Any = examples[0] if module is not None else Parts(tuple(examples))
+        output = _enter(self, layer, x, output)
+        self.calls[-1].rule, self.calls[-1].places = rule, (places, use.place)
+        return output
+
+    def call_leaf(self, module: nn.Module, x: Tensor) -> Tensor:
+        """Call a module of ours, whose layers enter themselves."""
+        with entering(self, layers_of(module)):
+            output: Tensor = module(x)
+        return output
+
+    def call_recurrent(
+        self, kind: str, name: str, x: Tensor, hx: Any, weights: Any, *how: Any
+    ) -> Any:
+        """Replay a recurrent operation, whose gates enter themselves."""
+        if any(not isinstance(weight, nn.Parameter) for weight in weights):
+            raise NoRule(f"layer '{name}', whose weights are computed")
+        layer = _recurrent_layer(kind, x, hx, weights, *how)
+        result = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, self.examples)(
+            x, tuple(hx) if kind == "lstm" else hx
+        )
+        output, states = result
+        return (output, *states) if kind == "lstm" else (output, states)
+
+
+def _recurrent_layer(
+    kind: str, x: Tensor, hx: Any, weights: Any, bias: bool, levels: int, *how: Any
+) -> nn.RNNBase:
+    """Return a recurrent layer of these weights."""
+    dropout, train, bidirectional, batch_first = how
+    types: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+    hidden = weights[1].shape[1]
+    own: dict[str, Any] = {} if kind in types else {"nonlinearity": kind.removeprefix("rnn_")}
+    if len(weights) != levels * (1 + bidirectional) * (4 if bias else 2):
+        raise NoRule("a recurrent layer with a projection")
+    layer: nn.RNNBase = types.get(kind, nn.RNN)(
+        x.shape[2],
+        hidden,
+        levels,
+        bias=bias,
+        dropout=dropout,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+        device="meta",
+        **own,
+    ).train(train)
+    names = [name for level in layer._all_weights for name in level]
+    layer._parameters.update(zip(names, weights, strict=True))
+    return layer
+
+
+@contextmanager
+def entering(tape: Tape, layers: list[Layer]) -> Iterator[None]:
+    """Have the calls of layers entered on a tape within."""
     replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
         for layer in layers:  # not by hooks, which take twice the time of a small layer
             wrap = _wrap_recurrent if type(layer.module) in RECURRENT else _wrap
-            wrapped = wrap(tape, layer, layer.module.forward, len(inputs))
+            wrapped = wrap(tape, layer, layer.module.forward, tape.examples)
             vars(layer.module)["forward"] = wrapped
-        with torch.enable_grad():
-            arranged, program = arrange(model, inputs.detach()), PROGRAMS.get(model)
-            if program is None:
-                outputs = model(arranged)
-            else:
-                outputs = Pass(model, arranged, program.parts, program).run()
-            tape.losses = per_example(loss)(outputs, targets)  # [B]
+        yield
     finally:
         for layer, own in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)
             if own is not None:
                 vars(layer.module)["forward"] = own
+
+
+def run_forward(
+    model: nn.Module,
+    layers: list[Layer],
+    loss: Loss,
+    batch: Batch,
+    program: Program | None = None,
+    with_rules: Collection[nn.Module] = (),
+) -> Tape:
+    """Run model and loss on the batch; return the calls of `layers` on a tape.
+
+    Args:
+        program: what is run in place of the model's own forward function.
+        with_rules: layers whose calls are wanted as such, also of a program.
+    """
+    inputs, targets = batch
+    tape = Tape(examples=len(inputs), program=program)
+    for module in with_rules:
+        tape.modules[id(module.weight)] = module
+    with torch.enable_grad():
+        arranged = arrange(model, inputs.detach())
+        if program is None:
+            with entering(tape, layers):
+                outputs = model(arranged)
+        else:
+            outputs = program.run_on(tape, model, arranged)
+        tape.losses = per_example(loss)(outputs, targets)  # [B]
     return tape
 
 
@@ -191,8 +285,12 @@ def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
         start.data = start.new_empty(0)
     assert output.grad_fn is not None
     edge, order = GradientEdge(output.grad_fn, output.output_nr), _memory_order(output)
-    tape.calls.append(Call(layer, x.detach(), x._version, edge, order, output.nbytes))
+    tape.calls.append(Call(layer, x.detach(), _versions(x), edge, order, output.nbytes))
     return output
+
+
+def _versions(x: Tensor) -> list[int]:
+    return [leaf._version for leaf in leaves_of(x)]
 
 
 RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
@@ -208,7 +306,7 @@ def _wrap_recurrent(
         call = tape.calls[-1]
 
         def enter_inputs(x: Tensor) -> None:
-            call.input, call.version = x, x._version
+            call.input, call.version = x, _versions(x)
 
         return gates, enter_inputs
 
@@ -261,5 +359,5 @@ def _require_unused(gradients: Sequence[Tensor | None]) -> None:
 
 
 def _require_untouched(call: Call) -> None:
-    if call.input._version != call.version:
+    if _versions(call.input) != call.version:
         raise NoRule(f"layer '{call.layer.name}', whose input is changed in place afterwards")

@@ -26,9 +26,10 @@ from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.gradients import Loss, per_example
+from zdp_bench.gradients import Batch, Loss, PerExample, per_example, reference
 from zdp_bench.gradients.clipping import trainable
-from zdp_bench.gradients.parts import pack
+from zdp_bench.gradients.losses import kept_draws, set_seed
+from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
 from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import (
@@ -52,7 +53,6 @@ from zdp_bench.training.batches import MICRO_BATCH, Size, seed_layers
 from zdp_bench.training.build import require_step
 from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
-from zdp_bench.training.model_checks.probes import forward
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.run_folder import open_ledger
 
@@ -225,14 +225,12 @@ def make_private(
     size = Size(micro_batch or MICRO_BATCH).examples
     own = None if probe is None else (pack(probe[0]), pack(probe[1]))
     checked = check(model, private, of_one, like, owners is not None, own)
-    guard, (inputs, targets) = checked.guard, checked.batch
-    assert guard is not None
     made = (
         f"{execution_digest((), device, size, ranks.size, True)}:{precision}:"
         f"{sorted(asked.items())}:{of_owners}:{max_examples}"
     )
     keys = make_keys(seed, secure, plan, private, model, optimizer, examples, checked.batch, made)
-    keys, guard = ranks.broadcast(keys), guard.settle()
+    keys = ranks.broadcast(keys)
     ledger = Path(ledger).absolute()  # the loop may change its folder
     runs = run, older_run
     opened, saved, resources = _open(ledger, runs, private, whose, kind_of(keys.source()), ranks)
@@ -248,8 +246,7 @@ def make_private(
         precision=precision,
         keys=keys,
         fixed_state=checked.fixed_state,
-        guard=guard,
-        checked_loss=lambda: float(of_one(forward(model, inputs), targets).detach().mean()),
+        checked_loss=lambda: checked_loss(model, of_one, checked.batch),
         regulariser=regulariser,
         run=run,
         ledger=opened,
@@ -264,6 +261,13 @@ def make_private(
         size=Size(size),
         resources=resources,
     )
+
+
+def checked_loss(model: nn.Module, loss: PerExample, batch: Batch) -> float:
+    """Return the mean loss on the examples of a check, with the same draws at every call."""
+    with torch.no_grad(), takes_parts(model), kept_draws():
+        set_seed(0)
+        return float(loss(reference.outputs_of(model, batch[0]), batch[1]).mean())
 
 
 def _build_algorithm(

@@ -27,7 +27,7 @@ from torch import nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.gradients import Batch
-from zdp_bench.gradients.cross_check import same_draws
+from zdp_bench.gradients.losses import kept_draws, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.library.examples import Items
 from zdp_bench.privacy.ledger import Tally
@@ -35,7 +35,6 @@ from zdp_bench.privacy.noise import HedgedNoise, NoiseSource, SecureNoise, Seede
 from zdp_bench.training.batches import seed_layers
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.machine import foreign_code
-from zdp_bench.training.model_checks.state import copy_apart
 from zdp_bench.training.plan import Plan
 
 RANDOMNESS = {
@@ -92,10 +91,9 @@ def make_keys(
     """Return the keys of a training; with a seed, every example is read once."""
     if seed is None or secure:
         return Keys("", None, secure)
-    with takes_parts(model):
-        of_twin = copy_apart(model, algorithm)[1]
-        with same_draws():
-            behaviour = state_digest(of_twin.contributions(batch))
+    with takes_parts(model), kept_draws():
+        set_seed(seed)
+        behaviour = state_digest(algorithm.contributions(batch))
     seed_layers(seed, 0, 0)  # so that the digest of randomly changed examples can be repeated
     given = (
         seed,

@@ -19,7 +19,7 @@ from zdp_bench.gradients.parts import map_leaves, pack
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
-from zdp_bench.training.model_checks.probes import SAMPLES
+from zdp_bench.training.model_checks.examples import SAMPLES
 
 
 def check_model(

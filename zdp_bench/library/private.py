@@ -20,6 +20,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
+from zdp_bench.gradients.program import renew
 from zdp_bench.library import trails
 from zdp_bench.library.examples import Items, owners_digest
 from zdp_bench.library.keys import Keys
@@ -43,7 +44,7 @@ from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
-from zdp_bench.training.model_checks.state import Guard, Marks, WrittenError, mark_weights
+from zdp_bench.training.model_checks.state import Marks, WrittenError, mark_weights
 from zdp_bench.training.plan import Patients, Plan
 from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
@@ -97,7 +98,6 @@ class Private:
     precision: str | None
     keys: Keys
     fixed_state: list[str]
-    guard: Guard
     checked_loss: Callable[[], float]  # on what the model was checked on
     regulariser: Regulariser | None
     run: str  # digest of mechanism and `whose`; a checkpoint of another training is refused
@@ -216,6 +216,7 @@ class Private:
         parameters = self._check_weights()
         self._check_trained(parameters)
         if self._taken % WATCHED == 0:
+            renew(self.model)
             self._require_sound()
         self._taken += 1
         model = self.model
@@ -261,11 +262,10 @@ class Private:
             self._left = mark_weights(parameters)
 
     def _require_sound(self) -> None:
-        """Reject a model that changed beside its weights, or diverged; warn once if that is likely.
+        """Reject a model that diverged; warn once if that is likely.
 
         Of the examples nothing is looked at but the noisy weights.
         """
-        self.guard.require_unchanged()
         advice = "Lower the learning rate, the noise or max_grad_norm."
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice}")

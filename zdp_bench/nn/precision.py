@@ -7,11 +7,13 @@ differs from its shares by more than rounding, and a clipped gradient passes its
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from typing import Any, Literal
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import Tensor, nn
 
 
 @contextmanager
@@ -66,3 +68,18 @@ def repeatable(device: torch.device) -> Iterator[None]:
             yield
     finally:
         torch.set_deterministic_debug_mode(before)
+
+
+# Models whose forward pass runs in bfloat16, and the region that it runs in.
+REGIONS: WeakKeyDictionary[nn.Module, torch.autocast] = WeakKeyDictionary()
+
+
+@contextmanager
+def forward_precision(model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
+    """Run a model's operations as its own forward function would run; yield what ends them."""
+    region = REGIONS.get(model)
+    if region is None:
+        yield lambda output: output
+        return
+    with region:
+        yield Tensor.float

@@ -23,8 +23,9 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import first_line
-from zdp_bench.gradients import Batch, PerExample, per_example, runs_alone
+from zdp_bench.gradients import Batch, PerExample, per_example
 from zdp_bench.gradients.clipping import defer_finite
+from zdp_bench.gradients.program import alone
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches
 from zdp_bench.training.total import Total
@@ -203,7 +204,7 @@ def why_not(algorithm: Algorithm, model: nn.Module) -> str:
     """Return why a training's sums cannot be captured; "" if they can."""
     if algorithm.carried:
         return "steps follow from earlier ones"
-    if reason := runs_alone(model):
+    if reason := alone(model):
         return reason
     for name, module in model.named_modules():
         if type(module).__module__.partition(".")[0] not in PURE:

@@ -31,7 +31,7 @@ from torch import nn
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.nn.precision import float32_products
+from zdp_bench.nn.precision import REGIONS, float32_products
 
 PRECISIONS = ("tf32", "bf16")
 
@@ -77,6 +77,7 @@ def arithmetic(
     finally:
         for hook in hooks:
             hook.remove()
+        REGIONS.pop(model, None)
         if deterministic:
             torch.set_deterministic_debug_mode(before)
 
@@ -115,6 +116,7 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
     def enter(module: nn.Module, inputs: Any) -> None:
         region.__enter__()
 
+    REGIONS[model] = region
     return [
         model.register_forward_pre_hook(enter),
         model.register_forward_hook(leave, always_call=True),

@@ -21,6 +21,7 @@ from zdp_bench.config.schema import OPERATIONAL, Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.program import renew
 from zdp_bench.nn.surgery import surgery
 from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_epsilon, tight_interval
 from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
@@ -50,7 +51,6 @@ from zdp_bench.training.machine import (
     peak_memory,
     pick_device,
 )
-from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import Plan
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.public_start import digest_of
@@ -170,8 +170,6 @@ def _train(
                 "the code, machine and threads that began the run, without privacy.secure; or "
                 "rename the run's folder, which `zdp-bench budget` still counts."
             )
-        # here, where the hooks of bf16 are the model's
-        loop.guard = checked.guard and checked.guard.settle()
         if ranks.is_first:
             reserve(config, data, mechanism, planned, home)
         stopped_by = loop.take_steps(take, epsilon, save, signal)
@@ -206,7 +204,6 @@ class Loop:
     epochs: list[dict[str, Any]] = field(default_factory=list)  # as the record lists them
     resumed_at: int | None = None
     average: AveragedModel | None = None  # of the weights, with `trainer.ema`
-    guard: Guard | None = None  # finds what changed beside the weights
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -308,8 +305,7 @@ class Loop:
             due = every is not None and self.step % every == 0
             evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
             if (epoch is not None or stopped_by == "budget") and not evaluated:
-                if self.guard:
-                    self.guard.require_unchanged()
+                renew(self.setup.model)
                 last = epoch is None or self.step == plan.steps
                 if last or config.execution.evaluate == "each":
                     self._evaluate(epoch, epsilon)

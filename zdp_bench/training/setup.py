@@ -253,7 +253,7 @@ class Setup(ModelSetup):
         """Reject a model that must not be trained privately as it is (`model_checks.check`)."""
         like = self.empty_batch()
         if not self.mechanism.is_private:
-            return model_checks.Checked([], None, like)
+            return model_checks.Checked([], like)
         loss, forms_shares = loss_of(self.task), self.config.forms_shares
         return model_checks.check(self.model, self.algorithm, loss, like, forms_shares)
 

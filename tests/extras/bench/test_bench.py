@@ -19,7 +19,7 @@ from zdp_bench.extras.bench import tables
 from zdp_bench.extras.bench.measure import by_turns, peak_memory, require_agreement
 from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import NETWORKS, Step, Workload
-from zdp_bench.training.model_checks.influence import check_apart
+from zdp_bench.gradients.program import state_of
 
 ROOT = Path(__file__).resolve().parents[3]
 REAL = Workload("real_conv_linear", (3, 6, 6), 1, 4, "squares", {"channels": 2})
@@ -51,7 +51,7 @@ def test_a_users_network_is_found_to_keep_examples_apart_in_batches(model: str) 
     """Else its examples would run one at a time, and the loop be many times slower."""
     shape = (3, 16, 16) if "cnn" in model else (12, 16)
     workload = Workload(model, shape, 10, 4, "classes", {"width": 16})
-    assert check_apart(workload.build(), workload.examples(last=False)[0]) is None
+    assert not state_of(workload.build(), workload.examples(last=False)[0]).alone
 
 
 def test_every_step_of_a_side_draws_fresh_noise(monkeypatch: pytest.MonkeyPatch) -> None:

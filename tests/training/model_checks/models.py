@@ -28,7 +28,7 @@ IMAGES = torch.zeros(0, 2, 6, 6)
 VECTORS = torch.zeros(0, 5)
 COMPLEX = torch.zeros(0, 5, dtype=torch.complex64)
 LABELS = torch.zeros(0, dtype=torch.int64)
-NOTHING_FOUND: Any = model_checks.Checked([], None, None)  # type: ignore[arg-type]
+NOTHING_FOUND: Any = model_checks.Checked([], None)  # type: ignore[arg-type]
 
 
 def cross_entropy(outputs: Tensor, targets: Tensor) -> Tensor:

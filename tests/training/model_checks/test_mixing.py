@@ -1,8 +1,9 @@
-"""What mixes samples is found by running, in three samples or in larger batches, and the layer
-that does is named."""
+"""What mixes samples is found in the recorded operations: such a model's samples run alone, and the
+log names the operation and the line. A norm of the batch is refused."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from typing import Any
 
@@ -24,7 +25,7 @@ from tests.training.model_checks.models import (
     mlp,
 )
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import _alone
+from zdp_bench.gradients.program import alone
 from zdp_bench.library.model_check import check_model
 
 
@@ -47,7 +48,7 @@ def attend(net: Any, x: Tensor) -> Tensor:
     return net.attention(x.unsqueeze(1), x.unsqueeze(1), x.unsqueeze(1))[0].squeeze(1)
 
 
-MIXING: dict[str, tuple[Callable[[], nn.Module], str]] = {
+NORMS: dict[str, tuple[Callable[[], nn.Module], str]] = {
     "batch norm": (
         lambda: convolutional(nn.Identity(), nn.BatchNorm2d(8)),
         r"layer '1\.1' \(BatchNorm2d\).*replace_batchnorm=group",
@@ -56,28 +57,30 @@ MIXING: dict[str, tuple[Callable[[], nn.Module], str]] = {
         lambda: mlp(nn.BatchNorm1d(8, track_running_stats=False)),
         r"layer '1' \(BatchNorm1d\)",
     ),
+    "frozen batch norm in train mode": (
+        lambda: convolutional(nn.BatchNorm2d(8).requires_grad_(False)),
+        r"layer '1\.0' \(BatchNorm2d\).*call eval\(\) on the frozen part",
+    ),
     "statistics of the batch": (
         lambda: nn.Sequential(BatchWideNorm(), mlp()),
         r"layer '0' \(BatchWideNorm\).*use zdp_bench\.nn\.ComplexGroupNorm there",
     ),
-    "attention over samples": (
-        lambda: mlp(Made(attend, attention=nn.MultiheadAttention(8, 2))),
-        r"layer '1\.attention' \(MultiheadAttention\)|layer '1' \(Made\)",
-    ),
-    "a forward of its own": (
-        lambda: nn.Sequential(nn.Identity(), mixing_in_its_own_forward()),
-        r"layer '1' \(Made\)",
-    ),
-    "the model's forward": (mixing_in_its_own_forward, r"the model \(Made\)"),
 }
 
 
-@pytest.mark.parametrize("name", MIXING)
-def test_what_mixes_samples_is_found_and_named(name: str) -> None:
-    model, sentence = MIXING[name]
+@pytest.mark.parametrize("name", NORMS)
+def test_a_norm_of_the_batch_is_refused_and_named(name: str) -> None:
+    model, sentence = NORMS[name]
     torch.manual_seed(0)
     with pytest.raises(UserError, match=sentence):
         check(model())
+
+
+def test_a_frozen_batch_norm_in_eval_mode_is_served() -> None:
+    model = convolutional(nn.BatchNorm2d(8).requires_grad_(False))
+    model[1].eval()
+    check(model)
+    assert not alone(model)
 
 
 SINS: dict[str, Callable[[Tensor], Tensor]] = {
@@ -93,12 +96,27 @@ SINS: dict[str, Callable[[Tensor], Tensor]] = {
 }
 
 
-@pytest.mark.parametrize("dropout", [0.0, 0.5])
 @pytest.mark.parametrize("sin", SINS)
-def test_ways_to_mix(sin: str, dropout: float) -> None:
-    model = mlp(nn.Dropout(dropout), Layer(SINS[sin]))
-    with pytest.raises(UserError, match=r"layer '2' \(Layer\) lets one example see another"):
-        check(model)
+def test_ways_to_mix_run_alone_and_the_line_is_named(sin: str, caplog: Any) -> None:
+    model = mlp(nn.Dropout(0.5), Layer(SINS[sin]))
+    check(model)
+    assert re.search(r"models\.py, line \d+|another number of examples", alone(model))
+    assert caplog.text.count("examples are processed one at a time") == 1
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: mlp(Made(attend, attention=nn.MultiheadAttention(8, 2))),
+        lambda: nn.Sequential(nn.Identity(), mixing_in_its_own_forward()),
+        mixing_in_its_own_forward,
+        lambda: mlp(Layer(Mixed.apply)),
+    ],
+)
+def test_layers_that_mix_run_alone(model: Callable[[], nn.Module]) -> None:
+    built = model()
+    check(built)
+    assert alone(built)
 
 
 class Mixed(torch.autograd.Function):
@@ -113,12 +131,6 @@ class Mixed(torch.autograd.Function):
     def backward(ctx: Any, gradient: Tensor) -> Tensor:  # type: ignore[override]
         (x,) = ctx.saved_tensors
         return gradient * (1 + x.abs().mean())
-
-
-def test_what_mixes_in_its_backward_pass_only_is_found() -> None:
-    sentence = r"layer '0' \(Linear\) lets one example see another in its gradient"
-    with pytest.raises(UserError, match=sentence):
-        check(mlp(Layer(Mixed.apply)))
 
 
 # ---------------------------------------- what mixes padded, sparse, whole or short samples only
@@ -183,7 +195,7 @@ def gradient(net: Any, x: Tensor) -> Tensor:
 TEXTS, MASKED = (SERIES, LENGTHS), (SERIES, MASK)
 # By what becomes of them: the model's function, the width of its last layer's inputs, its inputs.
 KINDS: dict[str, dict[str, tuple[Callable[..., Tensor], int, Any]]] = {
-    "refused": {
+    "alone": {
         "imputed": (imputed, 4, TABLE),
         "NaN imputed": (
             lambda net, x: net.last(torch.where(x.isnan(), x.nanmean(0), x)),
@@ -192,8 +204,6 @@ KINDS: dict[str, dict[str, tuple[Callable[..., Tensor], int, Any]]] = {
         ),
         "whole numbers": (whole, 4, TABLE),
         "a shared mask": (lambda net, x, mask: masked_mean(net, x, mask.any(0)), 2, MASKED),
-    },
-    "alone": {
         "by size": (lambda net, x: net.last(x / len(x)), 4, TABLE),
         "trimmed": (trimmed, 2, SERIES),
         "embedded": (embedded, 5, IDS),
@@ -235,9 +245,5 @@ def test_samples_of_any_structure_stay_apart(kind: str, name: str, public: bool)
     if public:
         inputs = tree_map(differ, inputs)
     model, batch = Made(function, **layers), (inputs, LABELS.new_tensor([0, 1, 2]))
-    if kind != "refused":
-        check_model(model, cross_entropy, batch, public=public)
-        assert (model in _alone) == (kind == "alone")
-        return
-    with pytest.raises(UserError, match=r"the model \(Made\) lets one example see another"):
-        check_model(model, cross_entropy, batch, public=public)
+    check_model(model, cross_entropy, batch, public=public)
+    assert bool(alone(model)) == (kind == "alone")

@@ -34,14 +34,8 @@ from tests.training.model_checks.models import (
 from zdp_bench.errors import UserError
 from zdp_bench.registry import lookup
 from zdp_bench.training import model_checks
-from zdp_bench.training.model_checks.influence import check_apart
 
 # ------------------------------------------------------------------------------------- what passes
-
-
-@pytest.mark.parametrize("case", MODELS, ids=lambda case: case.name)
-def test_every_model_of_the_zoo_keeps_samples_apart_in_a_batch(case: Case) -> None:
-    assert check_apart(case.module(torch.float32), case.batch(3, torch.float32)[0]) is None
 
 
 @pytest.mark.gpu
@@ -131,19 +125,11 @@ def test_checkpointing_is_refused_in_one_sentence(use_reentrant: bool) -> None:
 
 
 ZetaDPSGD = lookup("algorithm", "zeta_dp_sgd")
-OURS = r"layer '1' \(Linear\): its rule.*algorithm\.gradients=reference"
 
 
-@pytest.mark.parametrize(
-    ("of", "sentence"),
-    [
-        (ZetaDPSGD, OURS),
-        (type("Mine", (ZetaDPSGD,), {"__module__": "mine"}), r"^Mine\.accumulate .*no noise"),
-    ],
-)
-def test_a_sum_that_is_not_that_of_its_contributions_is_found(of: Any, sentence: str) -> None:
-    model = mlp()
-    algorithm: Any = algorithm_for(model, kind=of)
+def test_a_sum_that_is_not_that_of_its_contributions_is_found() -> None:
+    model, kind = mlp(), type("Mine", (ZetaDPSGD,), {"__module__": "mine"})
+    algorithm: Any = algorithm_for(model, kind=kind)
     right = algorithm.accumulate
 
     def wrong(total: dict[str, Tensor], batch: Any) -> None:
@@ -151,7 +137,7 @@ def test_a_sum_that_is_not_that_of_its_contributions_is_found(of: Any, sentence:
         total["1.bias"] *= 0.9
 
     algorithm.accumulate = wrong
-    with pytest.raises(UserError, match=sentence):
+    with pytest.raises(UserError, match=r"^Mine\.accumulate .*no noise"):
         model_checks.check(model, algorithm, cross_entropy, (VECTORS, LABELS))
 
 

@@ -28,7 +28,6 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.noise import run_key, stream
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
-from zdp_bench.training.model_checks.state import Guard
 from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
@@ -101,7 +100,6 @@ class Site:
         self.device = device or pick_device(config.device)
         self.nodes: dict[int, Node] = {}
         self._checked = False
-        self.guard: Guard | None = None
 
     @cached_property
     def data(self) -> Splits:
@@ -120,8 +118,7 @@ class Site:
     def check(self, setup: Setup) -> None:
         """Call `Setup.check_model` for the first node only: nodes differ in their noise alone."""
         if not self._checked:
-            checked = setup.check_model()
-            self.guard = checked.guard and checked.guard.settle()
+            setup.check_model()
             self._checked = True
 
     def node(self, number: int) -> Node:
@@ -240,8 +237,6 @@ class Node:
             for step in range(round_ * count, (round_ + 1) * count):
                 batches, divisor = setup.draw(key, step, self.size)
                 private_step(training, step, batches, divisor, of)
-        if self.site.guard:
-            self.site.guard.require_unchanged()
         return self.standing() | {"round": round_}, optimizer.sums
 
 

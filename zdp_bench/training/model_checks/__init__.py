@@ -1,10 +1,9 @@
 """Check before the first private step that per-sample clipping protects the model.
 
 Clipping bounds what an example does through its own loss. It bounds nothing if a layer mixes
-samples, or writes what it saw into its own state. A layer's name does not tell (torchcvnn's
-LayerNorm mixes, GroupNorm does not), so it is followed through a pass of the model on random
-numbers what depends on what (`influence`). Where Python decides, it cannot be followed: such a
-model's examples are run one at a time.
+samples. So a foreign model is recorded, and its operations are checked (`gradients.program`); where
+they are not known to keep samples apart, each sample is run alone. What is refused here would train
+otherwise than its author means.
 
 BatchNorm is the usual offender; `nn/surgery.py` replaces it on request.
 """
@@ -15,41 +14,35 @@ import logging
 import math
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
+from functools import partial
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients import Batch, Loss, per_example, run_alone, runs_alone, take_over
+from zdp_bench.gradients import Batch, Loss, per_example, reference
 from zdp_bench.gradients.clipping import squared_norms, trainable
-from zdp_bench.gradients.cross_check import same_draws
-from zdp_bench.gradients.losses import DomainError, require_outputs_alone
-from zdp_bench.gradients.parts import describe, takes_parts, unpack
-from zdp_bench.gradients.watched import PROGRAMS, Departs
+from zdp_bench.gradients.losses import DomainError, kept_draws, require_outputs_alone, set_seed
+from zdp_bench.gradients.parts import describe, map_leaves, takes_parts, unpack
+from zdp_bench.gradients.program import State, copy_apart, state_of
 from zdp_bench.nn.precision import float32_products, repeatable
-from zdp_bench.training.model_checks.examples import find_source
-from zdp_bench.training.model_checks.influence import check_apart, mixing_error
-from zdp_bench.training.model_checks.probes import (
-    MORE,
-    ROUNDED,
-    SAMPLES,
-    Innermost,
-    describe_layer,
-    describe_owner,
-    differs,
-    forward,
-    gradients_of,
-    probe,
+from zdp_bench.training.model_checks.examples import SAMPLES, find_source
+from zdp_bench.training.model_checks.layers import Innermost, advice_on, describe_layer
+from zdp_bench.training.model_checks.state import (
+    require_loss_keeps_nothing,
+    require_nothing_kept,
 )
-from zdp_bench.training.model_checks.state import Guard, copy_apart, watch
+from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
 OWNED = (2, 1)  # examples of two shares
+ROUNDED = 1e-4  # of the largest number, by which two ways to one number differ
 
 
 class Checked(NamedTuple):
@@ -58,7 +51,6 @@ class Checked(NamedTuple):
     # Buffers and frozen parameters that the output depends on. They are released with the model,
     # outside of any ε, so they must not come from the training examples.
     fixed_state: list[str]
-    guard: Guard | None  # finds what has changed beside the weights since
     batch: Batch  # the examples it looked at
 
 
@@ -70,59 +62,57 @@ def check(
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> Checked:
-    """Reject a model that per-sample clipping does not protect.
+    """Reject a model that per-sample clipping does not protect, or that would not train as meant.
 
     Args:
-        model: in the mode and on the device of the training; a copy of it is checked.
+        model: in the mode and on the device of the training; it stays as it is.
         like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; no value is
             read.
         forms_shares: True if several examples may make one share.
         probe: public examples to check on. None: random numbers are drawn.
 
     Formal guarantees:
-        - no sample's output, loss or gradient depends on another sample: whatever the values are,
-          if torch can follow the model, else because each sample is run alone;
-        - nor on how many samples there are: passes of any number call what the checked ones did, or
-          are not used (`gradients.watched`);
-        - a second pass leaves nothing behind, nor the first what depends on the samples, as far as
-          three batches of random numbers can tell;
-        - the algorithm's sum over a batch is the sum of its per-example contributions, each within
-          its bound.
+        - no sample's output, loss or gradient depends on another sample, nor on how many there are:
+          every operation that is run on a batch is known to keep samples apart, else each sample is
+          run alone, in a copy of the model;
+        - a pass leaves nothing in the model;
+        - an example's share of the algorithm's sum is within its bound, on the examples looked at.
 
     Raises:
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
     """
-    device, original = next(model.parameters()).device, model
+    device = next(model.parameters()).device
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
-    draws, exact = torch.random.fork_rng(devices=devices), float32_products()
     with ExitStack() as inside:
-        for context in (draws, exact, repeatable(device)):
+        for context in (kept_draws(devices), float32_products(), repeatable(device)):
             inside.enter_context(context)
         source = find_source(model, loss, like, probe)
         batch = source.draw(SAMPLES)
-        model, algorithm = copy_apart(model, algorithm)
         inside.enter_context(takes_parts(model))
-        _check_shapes(model, batch[0])
-        try:
-            program = check_apart(model, batch[0], source.draw(MORE)[0])
-            if program is not None:
-                PROGRAMS[model] = program
-        except Departs as departs:
-            run_alone(model, str(departs))
-        guard = watch(original, batch[0], source.is_public)
-        _check_shapes(model, batch[0][:1])
-        _check_losses(original, model, loss, batch)
-        if not runs_alone(model):
+        _check_shapes(copy_apart(model), batch[0])
+        require_nothing_kept(model, batch[0])
+        state = state_of(model, batch[0])
+        _refuse_norms(model, state)
+        _check_shapes(copy_apart(model), batch[0][:1])
+        _check_losses(model, loss, batch)
+        if not state.alone:  # what Python decides may leave a part out
             _check_gradients(model, batch[0])
-        _check_contributions(model, algorithm, batch, [OWNED] if forms_shares else [])
-        take_over(original, model, batch[0])
-        return Checked(_find_fixed_state(model, batch[0]), guard, batch)
+        _check_sums(algorithm, batch, [OWNED] if forms_shares else [])
+        return Checked(_find_fixed_state(model, state, batch[0]), batch)
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
-    """Reject models whose later errors would be misleading."""
+    """Reject layers of which it is known what they do."""
     for name, module in model.named_modules():
+        if isinstance(module, _NormBase) and module.training:
+            if not isinstance(module, nn.modules.instancenorm._InstanceNorm):
+                raise _mixing_error(model, name)
+            if module.track_running_stats:
+                raise UserError(
+                    f"{describe_layer(model, name)} stores training examples in 'running_mean', "
+                    "which no noise covers: build it with track_running_stats=False."
+                )
         if any(isinstance(hook, WeightNorm) for hook in module._forward_pre_hooks.values()):
             raise UserError(
                 f"{describe_layer(model, name)}: torch.nn.utils.weight_norm writes its weight anew "
@@ -136,12 +126,29 @@ def _refuse_by_kind(model: nn.Module) -> None:
             )
 
 
+def _mixing_error(model: nn.Module, name: str) -> UserError:
+    return UserError(
+        f"{describe_layer(model, name)} lets one example see another, so clipping bounds nothing "
+        f"and no ε would hold: {advice_on(model.get_submodule(name))}, or train with "
+        "algorithm=sgd, which claims none."
+    )
+
+
+def _refuse_norms(model: nn.Module, state: State) -> None:
+    """Reject a norm of the batch: with one example alone, it would be another layer."""
+    parts = state.layer.split(".") if state.alone else []
+    for end in range(len(parts), 0, -1):
+        name = ".".join(parts[:end])
+        if "Norm" in type(model.get_submodule(name)).__name__:
+            raise _mixing_error(model, name)
+
+
 def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     device = inputs.device.type
     outside = torch.is_autocast_enabled(device)
 
-    def note(name: str, leaves: bool, _: Any) -> None:
-        if not leaves and torch.is_autocast_enabled(device) and not outside:
+    def note(name: str) -> None:
+        if torch.is_autocast_enabled(device) and not outside:
             raise UserError(
                 f"{describe_layer(model, name)} runs under torch.autocast, which would round the "
                 "gradients that are clipped: take autocast out of the forward function, and set "
@@ -151,12 +158,10 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
     inside = Innermost(model, note)
     try:
         with torch.enable_grad(), inside, _no_checkpoints(inside):
-            output = forward(model, inputs)
+            output = model(map_leaves(torch.clone, inputs))
     except UserError:
         raise
     except Exception as error:
-        if "BatchNorm" in inside.name and "more than 1 value" in str(error):
-            raise mixing_error(model, inside.stack[-1]) from None
         raise DomainError(
             f"the model cannot take {describe(inputs)}: {inside.name} says: {first_line(error)}"
         ) from None
@@ -194,20 +199,22 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
         kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = held
 
 
-def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batch) -> None:
+def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
     """Reject a loss that needs more than one example's outputs; log if others change it."""
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
-        output = forward(model, batch[0])
-    losses = require_outputs_alone(original, alone, output, targets)
+        output = reference.outputs_of(model, batch[0])
+    if isinstance(alone.loss, nn.Module):
+        require_loss_keeps_nothing(alone.loss, output[:1], unpack(targets[:1].clone()))
+    losses = require_outputs_alone(model, alone, output, targets)
     with torch.enable_grad():
         try:
-            together = alone.loss(output, unpack(targets))
+            together = alone.loss(output, unpack(targets.clone()))
         except Exception:
             together = losses  # it is never given a batch
-        mixes = not isinstance(together, Tensor) or differs(losses, together, ROUNDED)
+        mixes = not isinstance(together, Tensor) or _differs(losses, together)
         with torch.no_grad():  # a loss that draws numbers differs from itself
-            mixes = mixes and not differs(losses, alone(output, targets), ROUNDED)
+            mixes = mixes and not _differs(losses, alone(output, targets))
         if mixes and not _moves(alone, output, targets):
             raise UserError(
                 "the loss of one example alone has no gradient: it compares the examples of a "
@@ -220,6 +227,14 @@ def _check_losses(original: nn.Module, model: nn.Module, loss: Loss, batch: Batc
             "the loss of an example depends on its batch: it is computed for each example "
             "separately, so that no other can affect it. Check that this is intended"
         )
+
+
+def _differs(a: Tensor, b: Tensor) -> bool:
+    """True if two tensors differ by more than rounding, or in their NaN."""
+    if a.shape != b.shape:
+        return True
+    scale = float(torch.nan_to_num(a.abs(), posinf=0.0).max()) if a.numel() else 0.0
+    return not torch.allclose(a, b, rtol=0.0, atol=ROUNDED * scale, equal_nan=True)
 
 
 def _moves(alone: Loss, output: Tensor, targets: Tensor) -> bool:
@@ -235,28 +250,42 @@ def _moves(alone: Loss, output: Tensor, targets: Tensor) -> bool:
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
     """Reject a parameter that the output does not depend on."""
+    trained = trainable(model)
     with torch.enable_grad():
-        reached = gradients_of(model, forward(model, inputs))
-    for name in trainable(model):
-        if name not in reached:
+        output = reference.outputs_of(model, inputs)
+        found = torch.autograd.grad(_probe(output), [*trained.values()], allow_unused=True)
+    for name, gradient in zip(trained, found, strict=True):
+        if gradient is None:
             raise UserError(
                 f"parameter '{name}' has no influence on the model's output, so it would be "
                 "trained by noise alone: take it out, or set requires_grad=False on it."
             )
 
 
-def _check_contributions(
-    model: nn.Module, algorithm: Algorithm, batch: Batch, shares: list[Any]
-) -> None:
-    """Reject a sum over a batch that is not that of its shares."""
-    inside = Innermost(model)
+def _probe(output: Tensor) -> Tensor:
+    """Return a real number that depends on every entry of the output."""
+    real = torch.view_as_real(output) if output.is_complex() else output
+    weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype)
+    return (weights.view_as(real) * real).sum()
+
+
+def _check_sums(algorithm: Algorithm, batch: Batch, shares: list[Any]) -> None:
+    """Reject an algorithm that cannot sum the model's gradients, or that exceeds its bounds."""
+    model = algorithm.problem.model
+    inside, mechanism = Innermost(model), algorithm.mechanism()
+    alone = [(1,)] if shares else []
+
+    def accumulate(given: Batch, owned: list[Any]) -> dict[str, Tensor]:
+        total = Total(mechanism, given[0].device)
+        set_seed(0)
+        algorithm.accumulate(total, given, *owned)
+        return total.whole()
+
     try:
         with inside:
-            with same_draws():
-                each = algorithm.contributions(batch, *shares)
-            total = {name: torch.zeros_like(share[0]) for name, share in each.items()}
-            with same_draws():
-                algorithm.accumulate(total, batch, *shares)
+            whole = accumulate(batch, shares)
+            ones = zip(batch[0].split(1), batch[1].split(1), strict=True)
+            each = [accumulate(one, alone) for one in ones]
     except UserError:
         raise
     except Exception as error:
@@ -264,72 +293,65 @@ def _check_contributions(
             f"{inside.name} has no per-example gradient: torch says: {first_line(error)} Use "
             "another layer there."
         ) from None
-    _check_bounds(algorithm, each)
-    sizes = {
-        name: float(share.detach().abs().max()) if share.numel() else 0.0
-        for name, share in each.items()
-    }
-    # The gradient of a bias before a norm is all rounding errors: they are compared with the rest.
-    rounding = 1e-5 * max(sizes.values(), default=0.0) + 1e-12
-    for name, share in each.items():
-        whole = share.sum(dim=0)
-        if (
-            float((whole - total[name]).abs().max() if whole.numel() else 0.0)
-            > 1e-3 * sizes[name] + rounding
-        ):
-            if not type(algorithm).__module__.startswith("zdp_bench."):
+    for total in each:
+        squares = {name: squared_norms(share.unsqueeze(0)) for name, share in total.items()}
+        for block in mechanism.blocks:
+            moved = sum(squares.values()) if mechanism.joint else squares[block.name]
+            beyond = torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)
+            if math.isfinite(block.bound) and bool(beyond.any()):
                 raise UserError(
-                    f"{type(algorithm).__name__}.accumulate does not add the sum of what its "
-                    f"contributions() returns for '{name}'. It must add no noise either: that is "
-                    "drawn for it."
+                    f"an example's contribution to '{block.name}' exceeds its bound "
+                    f"{block.bound:g}: no ε would hold."
                 )
+    if not type(algorithm).__module__.startswith("zdp_bench."):
+        _check_foreign(algorithm, batch, shares, whole)
+
+
+def _check_foreign(
+    algorithm: Algorithm, batch: Batch, shares: list[Any], total: dict[str, Tensor]
+) -> None:
+    """Reject an algorithm of another's whose sum is not that of the shares it states."""
+    set_seed(0)
+    rows = algorithm.contributions(batch, *shares)
+    set_seed(0)
+    again = algorithm.contributions(batch, *shares)
+    for name, share in rows.items():
+        scale = float(share.detach().abs().max()) if share.numel() else 0.0
+        wrong = (share.sum(dim=0) - total[name]).abs().max() if total[name].numel() else 0.0
+        draws = not torch.equal(share.nan_to_num(), again[name].nan_to_num())
+        if not draws and float(wrong) > 1e-2 * scale + 1e-12:
             raise UserError(
-                f"{describe_owner(model, name)}: its rule for per-example gradients does not fit "
-                "the way this model uses it; set algorithm.gradients=reference."
+                f"{type(algorithm).__name__}.accumulate does not add the sum of what its "
+                f"contributions() returns for '{name}'. It must add no noise either: that is "
+                "drawn for it."
             )
 
 
-def _check_bounds(algorithm: Algorithm, shares: dict[str, Tensor]) -> None:
-    mechanism = algorithm.mechanism()
-    squares = {name: squared_norms(share) for name, share in shares.items()}  # each [B]
-    whole = sum(squares.values())
-    for block in mechanism.blocks:
-        moved = whole if mechanism.joint else squares[block.name]
-        if math.isfinite(block.bound) and bool(
-            (torch.as_tensor(moved).sqrt() > block.bound * (1 + 1e-4)).any()
-        ):
-            raise UserError(
-                f"an example's contribution to '{block.name}' exceeds its bound {block.bound:g}: "
-                "no ε would hold."
-            )
-
-
-def _find_fixed_state(model: nn.Module, inputs: Tensor) -> list[str]:
+def _find_fixed_state(model: nn.Module, state: State, inputs: Tensor) -> list[str]:
     """Return the names of buffers and frozen parameters that the output depends on."""
-    fixed = []
-    with torch.no_grad():
-        before = forward(model, inputs)
-        for name, buffer in model.named_buffers():
-            if not (buffer.dtype.is_complex or buffer.dtype.is_floating_point):
-                continue
-            held = buffer.clone()
-            buffer.mul_(1.5).add_(0.5)
-            if differs(before, forward(model, inputs), tolerance=0.0):
-                fixed.append(name)
-            buffer.copy_(held)
-    frozen = {
-        name: parameter
-        for name, parameter in model.named_parameters()
-        if not parameter.requires_grad
+    buffers = {
+        name
+        for name, buffer in model.named_buffers()
+        if buffer.dtype.is_complex or buffer.dtype.is_floating_point
     }
-    if frozen:
-        for parameter in frozen.values():
-            parameter.requires_grad_(True)
-        with torch.enable_grad():
-            found = torch.autograd.grad(
-                probe(forward(model, inputs)), list(frozen.values()), allow_unused=True
-            )
-        fixed += [
-            name for name, gradient in zip(frozen, found, strict=True) if gradient is not None
-        ]
-    return sorted(fixed)
+    frozen = {name for name, parameter in model.named_parameters() if not parameter.requires_grad}
+    if state.program is not None:
+        return sorted((buffers | frozen) & state.program.reaches(model))
+    if state.alone:
+        return sorted(buffers | frozen)
+    moved = partial(_moves_output, copy_apart(model), inputs)
+    return sorted(name for name in buffers | frozen if moved(name))
+
+
+@torch.no_grad()
+def _moves_output(model: nn.Module, inputs: Tensor, name: str) -> bool:
+    """True if the output changes with a tensor that the model holds."""
+    owner, _, own = name.rpartition(".")
+    held = getattr(model.get_submodule(owner), own)
+    set_seed(0)
+    before, kept = model(inputs), held.clone()
+    held.mul_(1.5).add_(0.5)
+    set_seed(0)
+    after = model(inputs)
+    held.copy_(kept)
+    return not torch.equal(before, after)

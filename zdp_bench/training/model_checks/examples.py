@@ -9,9 +9,10 @@ from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Loss, PerExample, per_example
-from zdp_bench.gradients.parts import describe, leaves_of, map_leaves
-from zdp_bench.training.model_checks.probes import SAMPLES, forward
-from zdp_bench.training.model_checks.state import copy_apart
+from zdp_bench.gradients.parts import describe, leaves_of, map_leaves, takes_parts
+from zdp_bench.gradients.program import copy_apart
+
+SAMPLES = 3  # of the batches that are checked
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,9 @@ def find_source(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None) 
         inputs, targets = given
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
-            output = forward(copy_apart(model)[0], _draw(inputs, SAMPLES, None))
+            twin = copy_apart(model)
+            with takes_parts(twin):
+                output = twin(_draw(inputs, SAMPLES, None))
             classes = _count_classes(output, targets)
         except Exception:  # the check names the layer that fails
             return Source(inputs, targets, 2)

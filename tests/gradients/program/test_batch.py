@@ -1,0 +1,629 @@
+"""Every operation of the table: a call that keeps examples apart gives what each alone does, and
+the call that mixes is refused."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from tests.modules import Made
+from zdp_bench.gradients.program import Alone, make
+from zdp_bench.gradients.program.batch import BY_NUMBER, OVER_DIMS, RULES
+
+Function = Callable[..., Tensor]
+X = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0))
+WORDS = torch.arange(20).view(5, 4) % 7
+
+
+def program_of(function: Function, x: Tensor = X, **held: Any) -> Any:
+    model = Made(lambda net, x: function(net, x), weight=nn.Parameter(torch.ones(1)), **held)
+    return model.train(), make(model, x)
+
+
+def require_apart(function: Function, x: Tensor = X, **held: Any) -> None:
+    """The program of a function answers for a batch as for each example."""
+    model, program = program_of(function, x, **held)
+    for count in (5, 2, 1):
+        found = program.run(model, x[:count].clone())
+        alone = torch.cat([function(model, row.clone()) for row in x[:count].split(1)])
+        torch.testing.assert_close(found, alone, equal_nan=True)
+
+
+def require_alone(function: Function, x: Tensor = X, **held: Any) -> str:
+    with pytest.raises(Alone) as refused:
+        program_of(function, x, **held)
+    return str(refused.value)
+
+
+# ---------------------------------------------------------------------------- number by number
+
+CALLS: dict[str, Function] = {
+    "addcdiv": lambda x: torch.addcdiv(x, x, x.abs() + 1),
+    "addcmul": lambda x: torch.addcmul(x, x, x),
+    "__and__": lambda x: ((x > 0) & (x > 1)).float(),
+    "__or__": lambda x: ((x > 0) | (x > 1)).float(),
+    "__xor__": lambda x: ((x > 0) ^ (x > 1)).float(),
+    "bitwise_and": lambda x: torch.bitwise_and(x > 0, x > 1).float(),
+    "bitwise_not": lambda x: (~(x > 0)).float(),
+    "bitwise_or": lambda x: torch.bitwise_or(x > 0, x > 1).float(),
+    "bitwise_xor": lambda x: torch.bitwise_xor(x > 0, x > 1).float(),
+    "bernoulli": lambda x: torch.bernoulli((x > 0).float()),
+    "clamp": lambda x: x.clamp(-1, 1),
+    "clamp_max": lambda x: torch.clamp_max(x, 0.3),
+    "clamp_min": lambda x: torch.clamp_min(x, 0.3),
+    "clip": lambda x: x.clip(-1, 1),
+    "complex": lambda x: torch.complex(x, x.exp()).abs(),
+    "polar": lambda x: torch.polar(x.abs(), x).real,
+    "dropout": lambda x: F.dropout(x, 0.0, True),
+    "alpha_dropout": lambda x: torch.alpha_dropout(x, 0.0, True),
+    "float_power": lambda x: torch.float_power(x.abs(), 2.0),
+    "imag": lambda x: torch.complex(x, x.exp()).imag,
+    "real": lambda x: torch.complex(x, x.exp()).real,
+    "_conj": lambda x: torch.complex(x, x.exp()).conj().imag,
+    "leaky_relu": lambda x: F.leaky_relu(x, 0.1),
+    "lerp": lambda x: torch.lerp(x, x.exp(), 0.3),
+    "logical_and": lambda x: torch.logical_and(x > 0, x > 1).float(),
+    "logical_not": lambda x: torch.logical_not(x > 0).float(),
+    "logical_or": lambda x: torch.logical_or(x > 0, x > 1).float(),
+    "logical_xor": lambda x: torch.logical_xor(x > 0, x > 1).float(),
+    "logit": lambda x: torch.logit(x.sigmoid()),
+    "masked_fill": lambda x: x.masked_fill(x > 0, 2.0),
+    "pow": lambda x: x.pow(2),
+    "remainder": lambda x: x.remainder(0.7),
+    "rrelu": lambda x: F.rrelu(x, 0.2, 0.2),
+    "rsub": lambda x: 1 - x,
+    "threshold": lambda x: F.threshold(x, 0.1, 0.2),
+    "to": lambda x: x.to(torch.float64),
+    "_to_copy": lambda x: x.double(),
+    "type_as": lambda x: x.type_as(x),
+    "where": lambda x: torch.where(x > 0, x, 0.5 * x),
+    "xlogy": lambda x: torch.xlogy(x.abs(), x.abs()),
+    "special_xlog1py": lambda x: torch.special.xlog1py(x.abs(), x.abs()),
+    "special_expit": lambda x: torch.special.expit(x),
+    "copy": lambda x: torch.ops.aten.copy.default(x, x.exp()),
+    "alias": lambda x: torch.ops.aten.alias.default(x),
+    "lift_fresh_copy": lambda x: torch.ops.aten.lift_fresh_copy.default(x),
+    "log_sigmoid": lambda x: F.logsigmoid(x),
+}
+BINARY = """
+    add atan2 copysign div eq floor_divide fmax fmin fmod ge greater gt heaviside hypot le less
+    logaddexp lt maximum minimum mul multiply ne sub subtract true_divide
+"""
+
+
+def call_of(name: str) -> Function:
+    if name in CALLS:
+        return CALLS[name]
+    operation = getattr(torch, name, None) or getattr(F, name, None)
+    operation = operation or getattr(torch.ops.aten, name)
+    if name in BINARY.split():
+        return lambda x: operation(x, x.cos())
+    return operation
+
+
+def as_number(value: Tensor) -> Tensor:
+    return torch.view_as_real(value).sum(-1) if value.is_complex() else value.float()
+
+
+@pytest.mark.parametrize("name", BY_NUMBER)
+def test_operations_by_number(name: str) -> None:
+    operation = call_of(name)
+    require_apart(lambda _, x: as_number(operation(x.abs() + 0.1)).contiguous())
+    if name in BINARY.split():
+        binary = getattr(torch, name)
+        outer = lambda _, x: as_number(binary(x[:, None, 0], x[None, :, 0])).sum(1)  # noqa: E731
+        require_alone(outer)
+    require_alone(lambda _, x: as_number(operation((x.abs() + 0.1) * len(x))))
+
+
+# ---------------------------------------------------------------------------- over dimensions
+
+OVER: dict[str, Function] = {
+    "all": lambda x, dim: (x > 0).all(dim).float(),
+    "any": lambda x, dim: (x > 0).any(dim).float(),
+    "argmax": lambda x, dim: x.argmax(dim).float(),
+    "argmin": lambda x, dim: x.argmin(dim).float(),
+    "cosine_similarity": lambda x, dim: torch.cosine_similarity(x, x.exp(), dim=dim),
+    "count_nonzero": lambda x, dim: torch.count_nonzero(x > 0, dim).float(),
+    "kthvalue": lambda x, dim: x.kthvalue(1, dim)[0],
+    "max": lambda x, dim: x.max(dim)[0],
+    "median": lambda x, dim: x.median(dim)[0],
+    "min": lambda x, dim: x.min(dim)[0],
+    "mode": lambda x, dim: x.round().mode(dim)[0],
+    "linalg_vector_norm": lambda x, dim: torch.linalg.vector_norm(x, dim=dim),
+    "norm": lambda x, dim: torch.ops.aten.norm.ScalarOpt_dim(x, 2, [dim]),
+    "std_mean": lambda x, dim: torch.std_mean(x, dim)[0],
+    "var_mean": lambda x, dim: torch.var_mean(x, dim)[1],
+}
+
+
+@pytest.mark.parametrize("name", OVER_DIMS)
+def test_operations_over_dimensions(name: str) -> None:
+    operation = OVER.get(name) or (lambda x, dim: getattr(torch, name)(x, dim))
+    for dim in (1, 2, -1):
+        require_apart(lambda _, x, dim=dim: operation(x, dim))
+    for dim in (0, -3):
+        require_alone(lambda _, x, dim=dim: x[:, 0, 0] + operation(x, dim).sum())
+    turned = lambda _, x: operation(x.transpose(0, 1), 1).sum() + x[:, 0, 0]  # noqa: E731
+    require_alone(turned)
+    require_apart(lambda _, x: operation(x.transpose(0, 1), 2).transpose(0, 1))
+
+
+WHOLE: dict[str, Function] = {
+    "sum": torch.sum,
+    "var, whose second argument is no dimension": lambda x: x.var(True),
+    "std": lambda x: x.std(),
+    "amax": lambda x: x.amax(()),
+    "norm": lambda x: x.norm(),
+    "prod": torch.prod,
+    "argmax": lambda x: x.argmax().float(),
+    "any": lambda x: (x > 1e9).any().float(),
+}
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_reductions_of_all_dimensions_are_refused(name: str) -> None:
+    require_alone(lambda _, x: x[:, 0] * WHOLE[name](x))
+
+
+# --------------------------------------------------------------- what is apart, and what mixes
+
+W = torch.linspace(-1, 1, 24)
+APART: dict[str, tuple[Function, Tensor]] = {}
+MIXED: dict[str, tuple[Function, Tensor]] = {}
+
+
+def pair(name: str, apart: Function, mixed: Function, x: Tensor = X) -> None:
+    APART[name] = (lambda _, x: apart(x), x)
+    MIXED[name] = (lambda _, x: mixed(x), x)
+
+
+def along(name: str, operation: Function) -> None:
+    pair(name, lambda x: operation(x, 1), lambda x: operation(x, 0))
+
+
+along("argsort", lambda x, dim: x.argsort(dim).float())
+along("cummax", lambda x, dim: x.cummax(dim)[0])
+along("cummin", lambda x, dim: x.cummin(dim)[0])
+along("cumprod", lambda x, dim: x.cumprod(dim))
+along("cumsum", lambda x, dim: x.cumsum(dim))
+along("logcumsumexp", lambda x, dim: x.logcumsumexp(dim))
+along("flip", lambda x, dim: x.flip(dim))
+along("log_softmax", lambda x, dim: x.log_softmax(dim))
+along("softmax", lambda x, dim: x.softmax(dim))
+along("roll", lambda x, dim: x.roll(1, dim))
+along("sort", lambda x, dim: x.sort(dim)[0])
+along("topk", lambda x, dim: x.topk(2, dim)[0] if dim else x + x.topk(2, 0)[0].sum())
+along("glu", lambda x, dim: F.glu(x, dim) if dim else x + F.glu(torch.cat([x, x]), 0))
+TORCH: dict[str, Any] = vars(torch)
+FFT: dict[str, Any] = vars(torch.fft)
+for _name in ("fft", "ifft", "rfft"):
+    along(f"fft_{_name}", lambda x, dim, f=FFT[_name]: f(x, dim=dim).abs())
+along("fft_irfft", lambda x, dim: torch.fft.irfft(x, n=x.shape[dim] if dim else 4, dim=dim))
+for _name in ("fft2", "ifft2", "rfft2"):
+    along(
+        f"fft_{_name}",
+        lambda x, dim, f=FFT[_name]: f(x, dim=(dim, 2)).abs(),
+    )
+along("fft_irfft2", lambda x, dim: torch.fft.irfft2(x, s=(4, 4), dim=(dim, 2)))
+for _name in ("fftn", "ifftn", "rfftn"):
+    pair(
+        f"fft_{_name}",
+        lambda x, f=FFT[_name]: f(x, dim=(1, 2)).abs(),
+        lambda x, f=FFT[_name]: f(x).abs(),
+    )
+pair(
+    "fft_irfftn",
+    lambda x: torch.fft.irfftn(x, s=(4, 4), dim=(1, 2)),
+    lambda x: torch.fft.irfftn(x, s=(2, 4, 4)),
+)
+for _name in ("fftshift", "ifftshift"):
+    pair(
+        f"fft_{_name}",
+        lambda x, f=FFT[_name]: f(x, dim=1),
+        lambda x, f=FFT[_name]: f(x),
+    )
+# views
+pair("select", lambda x: x.select(1, 2), lambda x: x + x.select(0, 0))
+pair("slice", lambda x: x[:, 1:3], lambda x: x + x[:1])
+pair("narrow", lambda x: x.narrow(1, 1, 2), lambda x: x + x.narrow(0, 0, 1))
+pair("chunk", lambda x: x.chunk(2, 1)[1], lambda x: x + x.chunk(2, 0)[0].sum())
+pair("split", lambda x: x.split(2, 1)[0], lambda x: x + x.split(2, 0)[0].sum())
+pair(
+    "split_with_sizes",
+    lambda x: x.split_with_sizes([1, 3], 1)[1],
+    lambda x: x + x.split_with_sizes([1, len(x) - 1], 0)[0],
+)
+pair("unbind", lambda x: x.unbind(1)[1], lambda x: x + x.transpose(0, 1).unbind(1)[0])
+pair("unfold", lambda x: x.unfold(1, 2, 1), lambda x: x.unfold(0, 2, 1).sum(-1))
+pair("diagonal", lambda x: x.diagonal(0, 1, 2), lambda x: x + x.diagonal(0, 0, 1).sum())
+pair("squeeze", lambda x: x[:, :, :1].squeeze(2), lambda x: x.squeeze(0))
+pair("unsqueeze", lambda x: x.unsqueeze(1), lambda x: x.unsqueeze(0))
+pair("transpose", lambda x: x.transpose(1, 2), lambda x: x.transpose(0, 1))
+pair("swapaxes", lambda x: x.swapaxes(1, 2), lambda x: x.swapaxes(0, 1))
+pair("swapdims", lambda x: x.swapdims(1, 2), lambda x: x.swapdims(0, 1))
+pair("permute", lambda x: x.permute(0, 2, 1), lambda x: x.permute(1, 0, 2))
+pair("movedim", lambda x: x.movedim(1, 2), lambda x: x.movedim(0, 1))
+pair("moveaxis", lambda x: x.moveaxis(1, 2), lambda x: x.moveaxis(0, 1))
+pair("mT", lambda x: x.mT, lambda x: x[:, 0].mT)
+pair("mH", lambda x: x.mH, lambda x: x[:, 0].mH)
+pair("adjoint", lambda x: x.adjoint(), lambda x: x[:, 0].adjoint())
+pair("matrix_H", lambda x: x[:, 0].H.H, lambda x: x[:, 0].H)
+pair("numpy_T", lambda x: x[:, 0].T.T, lambda x: x[:, 0].T)
+pair("t", lambda x: x[:, 0].t().t(), lambda x: x[:, 0].t())
+# shapes
+pair("view", lambda x: x.view(-1, 24), lambda x: x.view(6, -1, 4).transpose(0, 1))
+pair("reshape", lambda x: x.reshape(-1, 6).reshape(-1, 24), lambda x: x.mT[:, 0].t().reshape(-1, 4))
+pair("flatten", lambda x: x.flatten(1), lambda x: x.flatten(0, 1))
+pair("unflatten", lambda x: x.unflatten(2, (2, 3)), lambda x: x.flatten(0, 1).unflatten(0, (4, -1)))
+pair("view_as", lambda x: x.flatten(1).view_as(x), lambda x: x.t_().view_as(x) if False else x[:1])
+pair("reshape_as", lambda x: x.flatten(1).reshape_as(x), lambda x: x.mT[:, 0].t().reshape(-1, 4))
+pair(
+    "_unsafe_view",
+    lambda x: torch.ops.aten._unsafe_view(x, [-1, 24]),
+    lambda x: torch.ops.aten._unsafe_view(x.transpose(0, 1).contiguous(), [-1, 24]),
+)
+# numbers for every example
+for _name in ("zeros", "ones", "rand", "randn", "empty"):
+    pair(
+        _name,
+        lambda x, f=TORCH[_name]: x + 0 * f(x.shape[0], 4, 6).clamp(0, 1),
+        lambda x, f=TORCH[_name]: x + f(4, 6, x.shape[0]).sum(),
+    )
+pair(
+    "full",
+    lambda x: x + torch.full((x.shape[0], 4, 6), 2.0),
+    lambda x: x + torch.full((4, 6), x.shape[0] * 1.0),
+)
+for _name in ("new_zeros", "new_ones", "new_empty"):
+    pair(
+        _name,
+        lambda x, name=_name: x + 0 * getattr(x, name)((x.shape[0], 4, 6)).clamp(0, 1),
+        lambda x, name=_name: x + getattr(x, name)((2 * x.shape[0], 4, 6)).sum(),
+    )
+pair(
+    "new_full",
+    lambda x: x + x.new_full((x.shape[0], 4, 6), 2.0),
+    lambda x: x + x.new_full((4, 6), x.shape[0] * 1.0),
+)
+for _name in ("zeros_like", "ones_like", "rand_like", "randn_like", "empty_like"):
+    pair(
+        _name,
+        lambda x, f=TORCH[_name]: x + 0 * f(x).nan_to_num().clamp(0, 1),
+        lambda x, f=TORCH[_name]: x + f(x.mean(0)) * x.mean(0),
+    )
+pair("full_like", lambda x: torch.full_like(x, 2.0), lambda x: torch.full_like(x, x.shape[0]))
+pair(
+    "zero",
+    lambda x: x.clone().zero_() + x,
+    lambda x: x.clone()[:1].zero_() + x,
+)
+pair("fill", lambda x: x.clone().fill_(2.0), lambda x: x.clone().fill_(x.shape[0]))
+for _name in ("normal", "uniform", "exponential"):
+    pair(
+        _name,
+        lambda x, name=f"{_name}_": x + 0 * getattr(x.clone(), name)(),
+        lambda x, name=f"{_name}_": getattr(x.clone()[:1], name)() + x,
+    )
+pair(
+    "expand",
+    lambda x: x[:, :1].expand(-1, 5, -1),
+    lambda x: x[:, 0, 0].expand(x.shape[0], x.shape[0]),
+)
+pair("expand_as", lambda x: x[:, :1].expand_as(x), lambda x: x[:1].expand_as(x))
+pair(
+    "broadcast_to", lambda x: x[:, :1].broadcast_to(x.shape), lambda x: x[:1].broadcast_to(x.shape)
+)
+pair("repeat", lambda x: x.repeat(1, 2, 1), lambda x: x.repeat(2, 1, 1).view(-1, 2, 4, 6).sum(1))
+pair(
+    "repeat_interleave",
+    lambda x: x.repeat_interleave(2, 0).view(-1, 2, 4, 6).sum(1),
+    lambda x: x.repeat_interleave(2, 0).view(2, -1, 4, 6).sum(0),
+)
+# rows
+MAP1, MAP2, MAP3 = torch.randn(5, 3, 8), torch.randn(5, 3, 6, 8), torch.randn(5, 3, 4, 4, 4)
+for _n, _maps in ((1, MAP1), (2, MAP2), (3, MAP3)):
+    _conv, _up = getattr(F, f"conv{_n}d"), getattr(F, f"conv_transpose{_n}d")
+    _kernel = torch.ones(3, 3, *[2] * _n)
+    pair(
+        f"conv{_n}d",
+        lambda x, f=_conv, w=_kernel: f(x, w),
+        lambda x, f=_conv, w=_kernel: x + f(x.transpose(0, 1), w).sum(),
+        _maps,
+    )
+    pair(
+        f"conv_transpose{_n}d",
+        lambda x, f=_up, w=_kernel: f(x, w),
+        lambda x, f=_up, w=_kernel: x + f(x.transpose(0, 1), w).sum(),
+        _maps,
+    )
+    for _kind, _size in (("max_pool", 2), ("avg_pool", 2), ("adaptive_avg_pool", 2)):
+        _pool = getattr(F, f"{_kind}{_n}d")
+        pair(
+            f"{_kind}{_n}d",
+            lambda x, f=_pool, size=_size: f(x, size),
+            lambda x, f=_pool: x + f(x.movedim(0, 2), 1).sum(),
+            _maps,
+        )
+    _adaptive = getattr(F, f"adaptive_max_pool{_n}d")
+    pair(
+        f"adaptive_max_pool{_n}d",
+        lambda x, f=_adaptive: f(x, 2),
+        lambda x, f=_adaptive: x + f(x.movedim(0, 2), 1).sum(),
+        _maps,
+    )
+    _indices = getattr(F, f"max_pool{_n}d_with_indices")
+    pair(
+        f"max_pool{_n}d_with_indices",
+        lambda x, f=_indices: f(x, 2)[0],
+        lambda x, f=_indices: x + f(x.movedim(0, 2), 1)[0].sum(),
+        _maps,
+    )
+MODES = {
+    1: {"nearest": "upsample_nearest", "nearest-exact": "_upsample_nearest_exact"},
+    2: {"bilinear": "upsample_bilinear", "bicubic": "upsample_bicubic"},
+    3: {"trilinear": "upsample_trilinear"},
+}
+MODES[1]["linear"] = "upsample_linear"
+MODES[2] |= {"nearest": "upsample_nearest", "nearest-exact": "_upsample_nearest_exact"}
+MODES[3] |= {"nearest": "upsample_nearest", "nearest-exact": "_upsample_nearest_exact"}
+for _n, _maps in ((1, MAP1), (2, MAP2), (3, MAP3)):
+    for _mode, _kind in MODES[_n].items():
+        pair(
+            f"{_kind}{_n}d",
+            lambda x, mode=_mode: F.interpolate(x, scale_factor=2, mode=mode),
+            lambda x, mode=_mode: (
+                x + F.interpolate(x.movedim(0, 2), scale_factor=2, mode=mode).sum()
+            ),
+            _maps,
+        )
+for _mode in ("bilinear", "bicubic"):
+    pair(
+        f"_upsample_{_mode}2d_aa",
+        lambda x, mode=_mode: F.interpolate(x, scale_factor=0.5, mode=mode, antialias=True),
+        lambda x, mode=_mode: (
+            x + F.interpolate(x.movedim(0, 2), scale_factor=0.5, mode=mode, antialias=True).sum()
+        ),
+        MAP2,
+    )
+pair("tril", lambda x: x.tril(), lambda x: x[:, 0].tril())
+pair("triu", lambda x: x.triu(), lambda x: x[:, 0].triu())
+pair(
+    "pixel_shuffle",
+    lambda x: F.pixel_shuffle(x.repeat(1, 4, 1, 1), 2),
+    lambda x: x + F.pixel_shuffle(x.movedim(0, 2).repeat(1, 2, 1, 1), 2).sum(),
+    MAP2,
+)
+pair(
+    "pixel_unshuffle",
+    lambda x: F.pixel_unshuffle(x, 2),
+    lambda x: x + F.pixel_unshuffle(x.movedim(0, 2).repeat_interleave(2, 2), 2).sum(),
+    MAP2,
+)
+pair(
+    "channel_shuffle",
+    lambda x: F.channel_shuffle(x.repeat(1, 2, 1, 1), 2),
+    lambda x: x + F.channel_shuffle(x.movedim(0, 2), 3).sum(),
+    MAP2,
+)
+pair("im2col", lambda x: F.unfold(x, 2), lambda x: x + F.unfold(x[:, 0], 2).sum(), MAP2)
+pair(
+    "col2im",
+    lambda x: F.fold(F.unfold(x, 2), (6, 8), 2),
+    lambda x: x + F.fold(x[:, 0].flatten(1)[:, :1], (1, 1), 1).sum(),
+    MAP2,
+)
+pair("pad", lambda x: F.pad(x, (1, 1)), lambda x: F.pad(x, (0, 0, 0, 0, 1, -1)))
+pair(
+    "constant_pad_nd",
+    lambda x: torch.constant_pad_nd(x, [1, 1]),
+    lambda x: torch.constant_pad_nd(x, [0, 0, 0, 0, 1, -1]),
+)
+
+
+def sample(x: Tensor, at: Tensor) -> Tensor:
+    return F.grid_sample(x, at[:, 0, :2, :4].unflatten(2, (2, 2)).tanh(), align_corners=False)
+
+
+pair(
+    "grid_sampler",
+    lambda x: sample(x, x),
+    lambda x: x + sample(x[:, :1].transpose(0, 1), x[:, :1].transpose(0, 1)).sum(),
+    MAP2,
+)
+pair(
+    "layer_norm",
+    lambda x: F.layer_norm(x, (6,)),
+    lambda x: x + F.layer_norm(x.movedim(0, 2), (3,)).sum(),
+)
+pair(
+    "rms_norm",
+    lambda x: F.rms_norm(x, (6,)),
+    lambda x: F.rms_norm(x.movedim(0, 2), (x.shape[0],)).movedim(2, 0),
+)
+pair(
+    "group_norm", lambda x: F.group_norm(x, 2), lambda x: x + F.group_norm(x.movedim(0, 1), 1).sum()
+)
+pair(
+    "instance_norm",
+    lambda x: F.instance_norm(x),
+    lambda x: x + F.instance_norm(x.movedim(0, 1)).sum(),
+)
+pair(
+    "prelu",
+    lambda x: F.prelu(x, torch.ones(4)),
+    lambda x: F.prelu(x.movedim(0, 1), torch.ones(1)).sum(0),
+)
+pair(
+    "feature_dropout",
+    lambda x: F.dropout2d(x, 0.0),
+    lambda x: F.dropout2d(x.movedim(0, 1), 0.0).sum(0),
+    MAP2,
+)
+pair(
+    "batch_norm",
+    lambda x: F.batch_norm(x, torch.zeros(4), torch.ones(4)),
+    lambda x: F.batch_norm(x, None, None, training=True),
+)
+# joins and products
+pair("cat", lambda x: torch.cat([x, x], 1), lambda x: x + torch.cat([x, x], 0)[: x.shape[0]])
+pair("concat", lambda x: torch.concat([x, x], 1), lambda x: x + torch.concat([x, x]).sum())
+pair("stack", lambda x: torch.stack([x, x], 1), lambda x: torch.stack([x, x]).sum(1).sum() + x)
+pair("matmul", lambda x: x @ x.mT, lambda x: x[:, 0] @ x[:, 0].T @ x[:, 0])
+pair("mm", lambda x: x[:, 0].mm(W.view(6, 4)), lambda x: x[:, 0].mm(x[:, 0].t()).mm(x[:, 0]))
+pair("bmm", lambda x: x.bmm(x.mT), lambda x: x.movedim(0, 2).bmm(x.movedim(0, 1)).sum() + x)
+pair(
+    "addmm",
+    lambda x: torch.addmm(x[:, 0, :4], x[:, 1], W.view(6, 4)),
+    lambda x: torch.addmm(x[:, 0, :4], x[:, 1], x[:, 0].t() @ x[:, 0, :4]),
+)
+pair(
+    "baddbmm",
+    lambda x: torch.baddbmm(x[:, :, :4], x, x.mT),
+    lambda x: (
+        x
+        + torch.baddbmm(x.movedim(0, 1)[:, :, :1], x.movedim(0, 1), x.movedim(0, 1)[:, :1].mT).sum()
+    ),
+)
+pair("linear", lambda x: F.linear(x, W.view(4, 6)), lambda x: F.linear(x[:, 0], x[:, 1]) @ x[:, 0])
+pair(
+    "bilinear",
+    lambda x: F.bilinear(x, x, torch.ones(2, 6, 6)),
+    lambda x: F.bilinear(x[:, 0].t(), x[:, 0].t(), torch.ones(2, 3, 3)).sum() + x,
+)
+pair(
+    "einsum",
+    lambda x: torch.einsum("b...i,ij->b...j", x, W.view(6, 4)),
+    lambda x: torch.einsum("bti,cti->bc", x, x) @ x[:, 0],
+)
+pair(
+    "scaled_dot_product_attention",
+    lambda x: F.scaled_dot_product_attention(x, x, x),
+    lambda x: F.scaled_dot_product_attention(x[:, 0], x[:, 0], x[:, 0]),
+)
+# indices
+pair(
+    "embedding",
+    lambda i: F.embedding(i, W.view(8, 3)),
+    lambda i: F.embedding(i, W.view(8, 3) * i.float().mean()),
+    WORDS,
+)
+pair("gather", lambda x: x.gather(1, x.argsort(1)), lambda x: x.gather(0, x.argsort(1) * 0))
+pair(
+    "scatter", lambda x: x.scatter(1, x.argsort(1), x), lambda x: x.scatter(0, x.argsort(1) * 0, x)
+)
+pair(
+    "scatter_add",
+    lambda x: x.scatter_add(1, x.argsort(1), x),
+    lambda x: x.scatter_add(0, x.argsort(1) * 0, x),
+)
+pair(
+    "scatter_reduce",
+    lambda x: x.scatter_reduce(1, x.argsort(1), x, "sum"),
+    lambda x: x.scatter_reduce(0, x.argsort(1) * 0, x, "sum"),
+)
+I0 = torch.tensor([1, 0, 3])
+pair("index_select", lambda x: x.index_select(1, I0), lambda x: x + x.index_select(0, 0 * I0).sum())
+pair(
+    "index_add",
+    lambda x: x.index_add(1, I0, x[:, :3]),
+    lambda x: x.index_add(0, I0[:1], x.sum(0, True)),
+)
+pair(
+    "index_copy",
+    lambda x: x.index_copy(1, I0, x[:, :3]),
+    lambda x: x.index_copy(0, I0[:1], x.sum(0, True)),
+)
+pair("index_fill", lambda x: x.index_fill(1, I0, 2.0), lambda x: x.index_fill(0, I0[:1], 2.0))
+pair("index", lambda x: x[:, I0], lambda x: x + x[I0 * 0].sum())
+pair(
+    "arange",
+    lambda x: x[torch.arange(x.shape[0]), 2],
+    lambda x: x + torch.arange(x.shape[0])[:, None, None],
+)
+
+
+def put(x: Tensor, index: Any, value: float) -> Tensor:
+    x = x.clone()
+    x[index] = value
+    return x
+
+
+pair(
+    "index_put",
+    lambda x: put(x, x > 0, 2.0),
+    lambda x: put(x, x.mean(0) > 0, 2.0) if False else (put(x, (x > 0).any(0).expand_as(x), 2.0)),
+)
+pair(
+    "one_hot",
+    lambda i: F.one_hot(i, 8).float(),
+    lambda i: F.one_hot(i.amax(0), 8).float().sum() + i,
+    WORDS,
+)
+pair(
+    "view_as_real",
+    lambda x: torch.view_as_real(torch.complex(x, x)),
+    lambda x: torch.view_as_real(torch.complex(x, x)).sum(0),
+)
+pair(
+    "view_as_complex",
+    lambda x: torch.view_as_complex(x.view(-1, 12, 2)).abs(),
+    lambda x: torch.view_as_complex(x[:2, 0].t().contiguous()).abs().sum() + x,
+)
+GATES = [torch.ones(12, 6) * 0.1, torch.ones(12, 3) * 0.1, torch.ones(12), torch.ones(12)]
+
+
+def run(name: str, batch_first: bool) -> Function:
+    def function(x: Tensor) -> Tensor:
+        kinds = {"lstm": nn.LSTM, "gru": nn.GRU, "rnn_tanh": nn.RNN, "rnn_relu": nn.RNN}
+        more: dict[str, Any] = {"nonlinearity": name[4:]} if "rnn" in name else {}
+        torch.manual_seed(0)
+        layer = LAYERS.setdefault(name, kinds[name](6, 3, batch_first=True, **more))
+        layer.batch_first = batch_first
+        return layer(x)[0]
+
+    return function
+
+
+LAYERS: dict[str, Any] = {}
+for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
+    pair(_name, run(_name, True), run(_name, False))
+for _name, _gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
+    _weights = [torch.ones(3 * _gates, 6) * 0.1, torch.ones(3 * _gates, 3) * 0.1]
+
+    def _cell(x: Tensor, h: Tensor, name: str = _name, weights: Any = _weights) -> Tensor:
+        found = getattr(torch, f"{name}_cell")(x, (h, h) if name == "lstm" else h, *weights)
+        return found[0] if name == "lstm" else found
+
+    pair(
+        f"{_name}_cell",
+        lambda x, cell=_cell: cell(x[:, 0], x[:, 1, :3]),
+        lambda x, cell=_cell: cell(x[0, :1].expand(x.shape[0], 6), x[:, 1, :3]),
+    )
+
+
+@pytest.mark.parametrize("name", APART)
+def test_a_call_that_keeps_examples_apart_gives_what_each_alone_does(name: str) -> None:
+    function, x = APART[name]
+    require_apart(function, x)
+
+
+@pytest.mark.parametrize("name", MIXED)
+def test_the_call_that_mixes_is_refused(name: str) -> None:
+    function, x = MIXED[name]
+    require_alone(function, x)
+
+
+def test_one_example_is_not_squeezed_out() -> None:
+    model, program = program_of(lambda _, x: x[:, :, :1].squeeze())
+    assert program.run(model, X[:1]).shape == (1, 4)
+
+
+def test_every_operation_of_the_table_is_tried() -> None:
+    tried = {*BY_NUMBER, *OVER_DIMS, *APART, "leaf"}
+    assert set(RULES) <= tried

@@ -1,0 +1,384 @@
+"""Programs: a foreign model's forward function as recorded, checked and run.
+
+    record   the forward function as a graph of torch's operations, for any number of examples
+    batch    where the examples are after each operation, or why they cannot be told apart
+    uses     the per-example gradients of the parameters that an operation uses
+    this     a program that is ready to run, and which models have one
+
+A model of this package's own classes needs none: its layers have rules and tests. Any other model
+runs as the program that was checked, never as Python; where it has none, its examples are run one
+at a time (`alone`). A program is recorded again when a module's mode or a number, string or boolean
+that it holds has changed, and when `renew` asks for it.
+"""
+
+from __future__ import annotations
+
+import copy
+import logging
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_leaves
+
+from zdp_bench.gradients.parts import leaves_of, map_leaves, takes_parts
+from zdp_bench.gradients.program.batch import (
+    Alone,
+    Place,
+    Places,
+    check,
+    module_of,
+    name_of,
+)
+from zdp_bench.gradients.program.record import (
+    HOOKS,
+    RECURRENT,
+    Recorded,
+    foreign_hooks,
+    is_ours,
+    record,
+    require_torch_backward,
+)
+from zdp_bench.gradients.program.uses import Use, use_of
+from zdp_bench.gradients.rules import NoRule
+from zdp_bench.nn.precision import forward_precision
+
+log = logging.getLogger(__name__)
+
+EXAMPLES = 3  # that a model is recorded with
+
+
+@dataclass(frozen=True, eq=False)
+class Program:
+    """A recorded forward function whose operations keep the examples apart."""
+
+    recorded: Recorded
+    plain: GraphModule  # (*sources, *leaves) -> output
+    taped: GraphModule | None  # (tape, *sources, *leaves) -> output; None if a use has no rule
+    reason: str  # why there is none
+    leaves: tuple[str, ...]  # names of the modules that stay whole
+    uses: tuple[Use, ...]  # of parameters, in the order of `taped`
+    code: str  # of the graph
+
+    def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
+        """Return the output, with the parameters and buffers that the model holds now."""
+        with forward_precision(model) as finish:
+            return finish(self.plain(*self._given(model, inputs)))
+
+    def run_on(self, tape: Any, model: nn.Module, inputs: Tensor) -> Tensor:
+        """As `run`, with each use of parameters entered on a tape."""
+        if self.taped is None:
+            raise NoRule(self.reason)
+        with forward_precision(model) as finish:
+            return finish(self.taped(tape, *self._given(model, inputs)))
+
+    def _given(self, model: nn.Module, inputs: Tensor) -> list[Any]:
+        examples = iter(leaves_of(inputs))
+        given: list[Any] = []
+        for source in self.recorded.sources.values():
+            if source.kind == "input":
+                given.append(next(examples))
+            elif source.kind == "constant":
+                given.append(self.recorded.constants[source.name])
+            else:
+                owner, _, own = source.name.rpartition(".")
+                given.append(getattr(model.get_submodule(owner), own))
+        return given + [model.get_submodule(name) for name in self.leaves]
+
+    def reaches(self, model: nn.Module) -> set[str]:
+        """Return the names of parameters and buffers that the output may depend on."""
+        reached: set[Node] = set()
+        for node in reversed(self.recorded.graph.nodes):
+            if node.op == "output" or node in reached or _writes(node):
+                reached |= set(node.all_input_nodes)
+        sources = self.recorded.sources
+        names = {sources[node.name].name for node in reached if node.op == "placeholder"}
+        for leaf in self.leaves:
+            held = model.get_submodule(leaf)
+            names |= {f"{leaf}.{name}" for name, _ in held.named_parameters()}
+            names |= {f"{leaf}.{name}" for name, _ in held.named_buffers()}
+        return names
+
+
+def _writes(node: Node) -> bool:
+    return hasattr(node.target, "_schema") and node.target._schema.is_mutable
+
+
+class Running(nn.Module):
+    """A model whose forward function is its program, for torch.func; parts are under `model`."""
+
+    def __init__(self, model: nn.Module, program: Program) -> None:
+        super().__init__()
+        self.model = model
+        self.program = program
+
+    def forward(self, inputs: Tensor) -> Tensor:
+        return self.program.run(self.model, inputs)
+
+
+# ------------------------------------------------------------------------------------- to make one
+
+
+def make(model: nn.Module, inputs: Tensor) -> Program:
+    """Return the program of a model.
+
+    Args:
+        model: stays as it is.
+        inputs: one example or more, of which only the shapes and types matter.
+
+    Raises:
+        Alone: it has none, and why.
+    """
+    examples = _few(inputs)
+    twin = copy_apart(model)
+    devices = [examples.device] if examples.device.type == "cuda" else []
+    with torch.random.fork_rng(devices), takes_parts(twin), torch.enable_grad():
+        output = twin(map_leaves(torch.clone, examples))
+        if isinstance(output, Tensor):
+            require_torch_backward(output)
+    recorded = record(model, examples)
+    places = check(recorded.graph, recorded.inputs)
+    reason, taped = "", None
+    uses: list[Use] = []
+    try:
+        taped, uses = _on_tape(recorded, places)
+    except NoRule as error:
+        reason = str(error)
+    leaves = tuple(
+        dict.fromkeys(_leaf_name(node) for node in recorded.graph.nodes if _is_leaf(node))
+    )
+    plain = _plain(recorded)
+    return Program(recorded, plain, taped, reason, leaves, tuple(uses), str(recorded.graph))
+
+
+def _few(inputs: Tensor) -> Tensor:
+    """Return `EXAMPLES` examples, the given ones over and over."""
+
+    def choose(leaf: Tensor) -> Tensor:
+        return leaf[torch.arange(EXAMPLES, device=leaf.device) % max(1, len(leaf))].detach()
+
+    return map_leaves(choose, inputs)
+
+
+def _is_leaf(node: Node) -> bool:
+    return node.op == "call_function" and name_of(node) == "leaf"
+
+
+def _leaf_name(node: Node) -> str:
+    return str(node.args[1])
+
+
+def _call_leaf(module: nn.Module, x: Tensor) -> Tensor:
+    output: Tensor = module(x)
+    return output
+
+
+def _with_leaves(recorded: Recorded, graph: Graph, call: Callable[..., Any]) -> Graph:
+    """Have the leaves called as modules, which become placeholders, and recurrent layers as is."""
+    modules: dict[str, Node] = {}
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [*graph.nodes]:
+        if _is_leaf(node):
+            name = _leaf_name(node)
+            if name not in modules:
+                with graph.inserting_after(last):
+                    last = modules[name] = graph.placeholder(f"leaf_{len(modules)}")
+            node.target, node.args = call, (modules[name], node.args[0])
+        elif node.op == "call_function" and _is_recurrent(node):
+            node.target = getattr(torch._VF, name_of(node))
+    graph.eliminate_dead_code(lambda node: _writes(node) or node.op in ("placeholder", "output"))
+    return graph
+
+
+def _is_recurrent(node: Node) -> bool:
+    return name_of(node) in RECURRENT and getattr(node.target, "namespace", "") == "zdp_bench"
+
+
+def _copy_of(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    new = Graph()
+    copied: dict[Node, Node] = {}
+    output = new.graph_copy(graph, copied)
+    new.output(output)
+    return new, copied
+
+
+def _plain(recorded: Recorded) -> GraphModule:
+    graph, _ = _copy_of(recorded.graph)
+    return GraphModule(nn.Module(), _with_leaves(recorded, graph, _call_leaf))
+
+
+def _on_tape(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]]:
+    """Return the graph with a note on a tape behind each use of parameters.
+
+    What those operations are given of parameters is detached: autograd records nothing of it.
+    """
+    graph, copied = _copy_of(recorded.graph)
+    first = next(iter(graph.nodes))
+    with graph.inserting_before(first):
+        tape = graph.placeholder("tape")
+    trained = _of_parameters(recorded, places)
+    uses: list[Use] = []
+    for old in recorded.graph.nodes:
+        if old.op != "call_function" or old not in places or old.meta.get("frozen"):
+            continue
+        operands = list(
+            dict.fromkeys(
+                leaf for leaf in tree_leaves((old.args, old.kwargs)) if isinstance(leaf, Node)
+            )
+        )
+        weights = [leaf for leaf in operands if leaf in trained]
+        if _is_leaf(old):
+            continue
+        if not weights or name_of(old) == "getitem":
+            continue
+        node = copied[old]
+        if _is_recurrent(old):
+            node.kwargs = {}
+            node.args = (tape, name_of(old), module_of(old), *node.args)
+            node.target = _enter_recurrent
+            continue
+        held = [leaf for leaf in operands if leaf not in trained and _is_tensor(leaf)]
+        use = use_of(old, weights, held, places)
+        given = tuple(copied[leaf] for leaf in weights)
+        for weight in given:
+            with graph.inserting_before(node):
+                detached = graph.call_function(torch.ops.aten.detach.default, (weight,))
+            node.replace_input_with(weight, detached)
+        examples = tuple(copied[leaf] for leaf in held)
+        with graph.inserting_after(node):
+            entered = graph.call_function(_enter)
+        node.replace_all_uses_with(entered)
+        entered.args = (tape, len(uses), node, given, examples)
+        uses.append(use)
+    graph = _with_leaves(recorded, graph, _call_leaf)
+    for node in graph.nodes:
+        if node.target is _call_leaf:
+            node.target, node.args = _enter_leaf, (tape, *node.args)
+    return GraphModule(nn.Module(), graph), uses
+
+
+def _is_tensor(node: Node) -> bool:
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def _of_parameters(recorded: Recorded, places: Places) -> set[Node]:
+    """Return the nodes that follow from parameters and hold no example."""
+    found: set[Node] = set()
+    for node in recorded.graph.nodes:
+        if node.op == "placeholder":
+            if recorded.sources[node.name].kind == "parameter":
+                found.add(node)
+        elif node not in places and any(source in found for source in node.all_input_nodes):
+            found.add(node)
+    return found
+
+
+def _enter(tape: Any, number: int, output: Tensor, weights: Any, held: Any) -> Tensor:
+    entered: Tensor = tape.enter_use(number, output, weights, held)
+    return entered
+
+
+def _enter_leaf(tape: Any, module: nn.Module, x: Tensor) -> Tensor:
+    output: Tensor = tape.call_leaf(module, x)
+    return output
+
+
+def _enter_recurrent(tape: Any, kind: str, name: str, *args: Any) -> Any:
+    return tape.call_recurrent(kind, name, *args)
+
+
+# --------------------------------------------------------------------------------- copies of models
+
+
+def copy_apart(model: nn.Module, shared: tuple[Any, ...] = ()) -> nn.Module:
+    """Return a deep copy of a model. `shared` objects, and what cannot be copied, are the same.
+
+    What cannot be copied is a lock or an open file, say; functions are shared too.
+    """
+    memo: dict[int, Any] = {id(thing): thing for thing in shared}
+    values = [value for module in model.modules() for value in vars(module).values()]
+    for value in values:
+        if isinstance(value, Tensor) and not value.is_leaf:
+            memo[id(value)] = value.detach().clone()
+    try:
+        return copy.deepcopy(model, {**memo})
+    except Exception:
+        modules = {id(module): module for module in model.modules()}
+        for value in values:
+            try:
+                copy.deepcopy(value, memo | modules)
+            except Exception:
+                memo[id(value)] = value
+        return copy.deepcopy(model, memo)
+
+
+# -------------------------------------------------------------------------------- which models have
+
+
+@dataclass
+class State:
+    """What is known of how a model runs."""
+
+    program: Program | None
+    alone: str  # why its examples are run one at a time
+    layer: str  # name of the module that is to blame for that
+    seen: Any  # `_signature` when it was recorded
+
+
+_STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
+
+
+def state_of(model: nn.Module, inputs: Tensor) -> State:
+    """Return how a model runs on such inputs; records it if it has changed."""
+    held = _STATES.get(model)
+    seen = _signature(model, inputs)
+    if held is not None and held.seen == seen:
+        return held
+    state = State(None, "", "", seen)
+    if not is_ours(model):
+        try:
+            state.program = make(model, inputs)
+            if held is not None and state.program.code == getattr(held.program, "code", ""):
+                state.program = held.program
+        except Alone as error:
+            state.alone, state.layer = str(error), error.layer
+    if state.alone and (held is None or held.alone != state.alone):
+        log.warning("%s: examples are processed one at a time, which is slower", state.alone)
+    _STATES[model] = state
+    return state
+
+
+def renew(model: nn.Module) -> None:
+    """Have a model recorded again before it runs next."""
+    if model in _STATES:
+        _STATES[model].seen = None
+
+
+def alone(model: nn.Module) -> str:
+    """Return why a model's examples are run one at a time; empty if they are not, or not yet."""
+    held = _STATES.get(model)
+    return held.alone if held is not None else ""
+
+
+PLAIN = (bool, int, float, str, type(None))
+
+
+def _signature(model: nn.Module, inputs: Tensor) -> Any:
+    """Return what a recording depends on, beside code and tensors."""
+    shapes = tuple((leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves_of(inputs))
+    return shapes, [_held_by(module) for module in model.modules()]
+
+
+def _held_by(module: nn.Module) -> tuple[Any, ...]:
+    own = vars(module)
+    hooks = tuple(tuple(map(id, foreign_hooks(own[kind]))) for kind in HOOKS)
+    plain = tuple((name, value) for name, value in own.items() if isinstance(value, PLAIN))
+    return id(module), id(own.get("forward")), hooks, plain
+
+
+__all__ = ["Alone", "Place", "Program", "Running", "State", "alone", "copy_apart", "is_ours"]
+__all__ += ["renew", "state_of"]
