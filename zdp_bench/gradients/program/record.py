@@ -389,7 +389,8 @@ def foreign_hooks(hooks: Any) -> list[Any]:
 def is_ours(module: nn.Module) -> bool:
     """True if a module and all within it are of this package or torch's, without hooks."""
     kinds = [type(part).__module__.partition(".")[0] for part in module.modules()]
-    plain = all("forward" not in vars(part) for part in module.modules())
+    replaced = [vars(part)["forward"] for part in module.modules() if "forward" in vars(part)]
+    plain = all(str(function.__module__).startswith("zdp_bench.") for function in replaced)
     hooks = [hooks for part in module.modules() for hooks in map(vars(part).get, HOOKS)]
     hooked = any(foreign_hooks(own) for own in hooks)
     own = type(module).__module__.startswith("zdp_bench.")
