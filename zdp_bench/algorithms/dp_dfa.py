@@ -46,7 +46,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem, parameter_block
 from zdp_bench.errors import UserError, require
-from zdp_bench.gradients import Batch, PerExample, add_up, clipped_sum
+from zdp_bench.gradients import Batch, PerExample, add_up, fast
 from zdp_bench.gradients.clipping import (
     all_finite,
     clip_factors,
@@ -56,6 +56,8 @@ from zdp_bench.gradients.clipping import (
     trainable,
 )
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
+from zdp_bench.gradients.program import state_of
+from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.memory_format import arrange
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import stream
@@ -176,8 +178,11 @@ class DPDFA(Algorithm):
         return self._mechanism
 
     def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
-        if len(batch[0]):
-            add_up(total, self._sums(batch))
+        if not len(batch[0]):
+            return
+        if reason := state_of(self.problem.model, batch[0]).alone:
+            raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
+        add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         rows: dict[str, list[Tensor]] = {name: [] for name in trainable(self.problem.model)}
@@ -210,7 +215,10 @@ class DPDFA(Algorithm):
             # each layer: C/√L
             bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))
             of_front = PerExample(objective, proved=True)  # of shares that are clipped one by one
-            clipped = clipped_sum(model, of_front, batch, bound, per_layer=True, engine="fast")
+            try:
+                clipped = fast.clipped_sum(model, of_front, batch, bound, per_layer=True)
+            except NoRule as error:
+                raise UserError(f"algorithm=dp_dfa: does not support {error}.") from None
         # If no example was left, `objective` was not called again, and its sums must go.
         any_left = torch.isfinite(clipped.norms).all(dim=1).any()
         for value in of_connected.values():

@@ -647,14 +647,14 @@ LAST = {"sort", "argsort", "topk", "glu"}  # along the last dimension, if none i
 BY_NUMBER = _words("""
     __and__ __or__ __xor__ abs acos acosh add addcdiv addcmul angle asin asinh atan atan2 atanh
     bernoulli bitwise_and bitwise_not bitwise_or bitwise_xor ceil celu clamp clamp_max clamp_min
-    clip clone complex conj_physical _conj contiguous copysign cos cosh deg2rad detach digamma div dropout
-    alpha_dropout elu eq erf erfc erfinv exp exp2 expm1 float_power floor floor_divide fmax fmin
-    fmod frac ge gelu greater gt hardshrink hardsigmoid hardswish hardtanh heaviside hypot imag
-    isfinite isinf isnan le leaky_relu lerp less lgamma lift_fresh_copy log log10 log1p log2
-    logaddexp log_sigmoid logical_and logical_not logical_or logical_xor logit lt masked_fill
+    clip clone complex conj_physical _conj contiguous copysign cos cosh deg2rad detach digamma div
+    dropout alpha_dropout elu eq erf erfc erfinv exp exp2 expm1 float_power floor floor_divide
+    fmax fmin fmod frac ge gelu greater gt hardshrink hardsigmoid hardswish hardtanh heaviside
+    hypot imag isfinite isinf isnan le leaky_relu lerp less lgamma lift_fresh_copy log log10 log1p
+    log2 logaddexp log_sigmoid logical_and logical_not logical_or logical_xor logit lt masked_fill
     maximum minimum mish mul multiply nan_to_num ne neg polar positive pow rad2deg real reciprocal
-    relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt rsub selu sgn sigmoid sign silu
-    sin sinc sinh softplus softshrink sqrt square sub subtract tan tanh threshold _to_copy to
+    relu relu6 remainder resolve_conj resolve_neg round rrelu rsqrt rsub selu sgn sigmoid sign
+    silu sin sinc sinh softplus softshrink sqrt square sub subtract tan tanh threshold _to_copy to
     true_divide trunc type_as where xlogy special_expit special_xlog1py alias copy
 """)
 OVER_DIMS = _words("""

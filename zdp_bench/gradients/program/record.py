@@ -383,7 +383,8 @@ def _make_safe(node: Node) -> None:
 
 def foreign_hooks(hooks: Any) -> list[Any]:
     """Return the hooks of a module that are none of this package's."""
-    return [h for h in hooks.values() if not str(h.__module__).startswith("zdp_bench.")]
+    functions = [(hook, getattr(hook, "func", hook)) for hook in hooks.values()]  # of a partial
+    return [hook for hook, of in functions if not str(of.__module__).startswith("zdp_bench.")]
 
 
 def is_ours(module: nn.Module) -> bool:
