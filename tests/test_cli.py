@@ -104,7 +104,6 @@ def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
 MISTAKES = [
     ("rnu", "Did you mean 'run'?"),
     ("figure", "`zdp-bench figure` needs PAPER/figN, or --runs"),
-    ("", "arguments are required: VERB; see `zdp-bench --help`."),
     ("results --format xml", "--format 'xml' is not known. Allowed: csv"),
     ("results --colums seed", "`zdp-bench results`: option '--colums' is not known. Did you mean"),
     ("validate recipe=quickstart trainer.lr_batch=5", "key 'trainer.lr_batch' is not known."),
@@ -140,6 +139,9 @@ MISTAKES = [
     ("run recipe=chest", "Did you mean 'chest_xray_"),
     ("run recipe=quickstart device=gpu", "device=gpu: must be auto, cpu, cuda (a GPU) or cuda:N"),
     ("run recipe=mri_recon seed=2 paths.data=a.b", "run recipe=mri_recon seed=2 dataset=kspace_"),
+    ("run recipe=quickstart dataset=MNIST", "Did you mean 'mnist'?"),
+    ("validate recipe=quickstart model=lenet5", "images of 8×8 are too small for the network"),
+    ("reproduce zeta_dp_2021/6 --plan", "is filled by no recipe"),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
     ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=a.b", "choose what runs by name"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),
@@ -174,6 +176,27 @@ def test_nothing_to_show_is_no_success(
 ) -> None:
     assert message in leave(line.split(), capsys)
     assert not list(here.rglob("*"))
+
+
+@pytest.mark.parametrize(
+    ("line", "says"), [("", "run a recipe:"), ("help", "run a recipe:"), ("help run", "-m, ")]
+)
+def test_help_is_there_for_whoever_asks(
+    capsys: pytest.CaptureFixture[str], line: str, says: str
+) -> None:
+    code, out, _ = run(capsys, *line.split())
+    assert code == 0
+    assert says in out
+
+
+def test_the_papers_epsilon_are_written_where_asked_only(
+    here: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("zdp_bench.report.epsilon.quoted", list)
+    run(capsys, "epsilon")
+    assert not (here / "results").exists()
+    run(capsys, "epsilon", "--write")
+    assert (here / "results/tables/epsilon.md").is_file()
 
 
 def test_every_verb_and_every_option_says_what_it_is() -> None:
@@ -366,6 +389,8 @@ def test_verbs_options_recipes_groups_and_keys_are_completed() -> None:
 
 def test_runs_are_completed(here: Path) -> None:
     save(here / "results", record("a", 1), record("ab", 2))
+    (here / "results" / "runs" / ".hydra").mkdir()
+    (here / "results" / "runs" / ".spending.lock").touch()
     for verb in ("compare", "export"):
         assert complete([verb, ""]) == ["a", "ab"]
         assert complete([verb, "ab/"]) == ["ab/ab200000"]

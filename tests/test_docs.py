@@ -25,9 +25,10 @@ from tests.drivers import ROOT, python
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS
 from zdp_bench.cli.parser import parse_arguments
-from zdp_bench.config import compose, parse
+from zdp_bench.config import compose, configured, parse
 from zdp_bench.config.plugins import every_key
 from zdp_bench.experiments.claims import jobs_of
+from zdp_bench.training.setup import describe_data
 
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.rglob("*.md"))
@@ -93,6 +94,17 @@ def write_own_data(folder: Path) -> None:
         path = folder / "films" / ("NORMAL", "PNEUMONIA")[number % 2] / f"p{number // 2}"
         path.mkdir(parents=True, exist_ok=True)
         Image.fromarray(np.full((40, 40), 6 * number, np.uint8)).save(path / "film.png")
+
+
+def test_the_first_own_data_are_counted_as_the_page_says(here: Path) -> None:
+    pytest.importorskip("nibabel")
+    write_own_data(here)
+    info = describe_data(configured(["recipe=./ball.yaml"]))
+    page = (DOCS / "own_data.md").read_text()
+    counts = f"{info.train} planes from {info.owners} patients for training, {info.test} planes"
+    assert counts in " ".join(page.split())
+    private = configured(["recipe=./films_private.yaml"])
+    assert private.privacy.by_patient, "the recipe that people copy"
 
 
 def write_script(folder: Path) -> None:

@@ -63,11 +63,12 @@ class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
 def suggestion(word: str, allowed: Iterable[str]) -> str:
     """Return ` Did you mean 'x'?`, or an empty string if nothing is near.
 
-    Near is a dotted name that ends in the word (`lr`: `optimizer.lr`), a longer name that contains
-    it (`chest`: `chest_xray`), or the nearest spelling.
+    Near is a name in other letter case, a dotted name that ends in the word (`lr`: `optimizer.lr`),
+    a longer name that contains it (`chest`: `chest_xray`), or the nearest spelling.
     """
     options = list(allowed)
-    near = [option for option in options if option.endswith(f".{word}")]
+    near = [option for option in options if option.lower() == word.lower()]
+    near = near or [option for option in options if option.endswith(f".{word}")]
     near = near or _containing(word, options)
     near = near or difflib.get_close_matches(word, options, n=1, cutoff=0.55)
     return f" Did you mean '{near[0]}'?" if near else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from pathlib import Path
 
 import pytest
@@ -14,10 +15,13 @@ from tests.test_records import record, save
 from zdp_bench import assets
 from zdp_bench.config import configured
 from zdp_bench.data import files
+from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims, reproduce
 from zdp_bench.experiments.times import read_times, seconds_of
+from zdp_bench.experiments.validate import validate
 from zdp_bench.report import papers
 from zdp_bench.report.papers import check_claims
+from zdp_bench.training.setup import load_data
 
 # Two recipes of a paper's table.
 TRAINING = """
@@ -63,7 +67,7 @@ def test_a_table_runs_what_it_lacks_once(
     assert table.count("% (n = 2)] |") == 2, "not the official MNIST"
     assert len(list(small.glob("runs/*/*/record.json"))) == 4
     code, out, _ = run(capsys, "reproduce", *words, "--plan")
-    assert "0 runs." in out
+    assert "Nothing to run" in out
     code, out, _ = run(capsys, "reproduce", *words[:-2], "--seeds", "3", *words[-2:], "--plan")
     assert "2 runs." in out
     assert out.count("1 s") >= 1, "the records tell how long a run takes"
@@ -160,6 +164,21 @@ def test_smoke_makes_the_first_job_of_a_recipe_once(small: Path) -> None:
     plan = reproduce.make_plan(["zeta_dp_2021/1"], "smoke", None, small / "smoke", ["threads=1"])
     made = [(row.filling.overrides, row.seeds) for row in plan.rows if "recipe=swept" in row.words]
     assert made == [(("optimizer.lr=0.1",), (1,))]
+
+
+@pytest.mark.parametrize("recipe", ["msd_hippocampus_voxels", "msd_hippocampus_private"])
+def test_the_stand_in_that_missing_files_name_fits_the_recipe(recipe: str, tmp_path: Path) -> None:
+    config = configured([f"recipe={recipe}", f"paths.data={tmp_path}"])
+    with pytest.raises(UserError, match=r"Or use dataset=\w+\.$") as missing:
+        load_data(config)
+    word = str(missing.value).rpartition("Or use ")[2].rstrip(".")
+    validate(configured([f"recipe={recipe}", word]), trial=False)
+
+
+def test_a_plan_with_nothing_to_run_says_so() -> None:
+    assert reproduce.Plan([], Counter()).sheet().title == "Nothing to run: every row has its runs."
+    lacking = reproduce.Plan([], Counter({"no data": 2})).sheet()
+    assert (lacking.title, *lacking.notes) == ("Nothing to run.", "2 rows left out: no data")
 
 
 def test_every_data_set_of_a_recipe_has_a_stand_in_or_stands_for_itself() -> None:

@@ -187,7 +187,7 @@ REFUSED = [
     ("complex_cnn", (1, 3, 3), {"channels": [4, 4]}, r"model\.channels"),
     ("complex_sequence_cnn", (1, 7, 32), {}, "halved three times"),
     ("resnet20", (3, 32, 32), {"groups": 5}, r"model\.groups=5"),
-    ("lenet5", (8, 8), {}, "8×8: images are too small for that depth"),
+    ("lenet5", (8, 8), {}, "images of 8×8 are too small for the network"),
     ("speech_cnn", (1, 13, 40), {}, "at least 14×14"),
     ("complex_mlp", (8, 8), RELU, "'relu' is for real numbers.*Take one of cardioid"),
     ("real_mlp", (8, 8), CARDIOID, "'cardioid' is for complex numbers.*Take one of mish"),

@@ -102,10 +102,10 @@ def test_the_committed_tables_are_these(table: list[Reproduction]) -> None:
         made = made[1 if form == "csv" else 2 :]
         for row, here in zip(table, made, strict=False):
             there = lines[first + quoted.index(row.quoted)]
-            assert number.sub("#", here) == number.sub("#", there), "run `zdp-bench epsilon`"
+            assert number.sub("#", here) == number.sub("#", there), "zdp-bench epsilon --write"
             for pair in zip(number.findall(here), number.findall(there), strict=True):
                 a, b = (float(digits.replace(",", "")) for digits in pair)
-                assert math.isclose(a, b, rel_tol=0.02), "run `zdp-bench epsilon`"
+                assert math.isclose(a, b, rel_tol=0.02), "zdp-bench epsilon --write"
 
 
 Capture = pytest.CaptureFixture[str]

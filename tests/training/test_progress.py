@@ -93,6 +93,11 @@ def test_facts_are_a_box_on_a_terminal_and_plain_lines_elsewhere(
     assert "│ tight ε │ 1.98" in capsys.readouterr().out
 
 
+def test_no_rows_without_columns_are_no_box(capsys: pytest.CaptureFixture[str]) -> None:
+    console().print(Sheet("nothing", (), [], ["why"]))
+    assert capsys.readouterr().out.splitlines() == ["nothing", "why"]
+
+
 def test_a_callback_is_told_the_records_numbers_and_no_more(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -61,7 +61,7 @@ def _carry_out(words: list[str]) -> int:
     continues = options.verb in CONTINUES and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
     if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load
-        _say(f"{options.verb} {' '.join(overrides)} ...")
+        _say(" ".join([options.verb, *overrides, "..."]))
     try:
         with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)

@@ -127,6 +127,9 @@ def _list_verbs() -> list[str]:
 def parse_arguments(words: list[str]) -> argparse.Namespace:
     """Return the command and its arguments; exit with code 2 after a sentence if one is wrong."""
     parser = build_parser()
+    if not words or words[0] == "help":
+        known = [word for word in words[1:2] if word in COMMANDS]
+        words = [*known, "--help"]
     options, rest = parser.parse_known_args(words)
     verb = f"zdp-bench {options.verb}"
     pairs = getattr(options, "overrides", getattr(options, "filters", None))
@@ -202,7 +205,8 @@ def _tables(current: str, starts: str = "") -> list[str]:
 def _runs(current: str) -> list[str]:
     """Return the recipes with runs in `results`; behind a '/', also each run's first digits."""
     digits = "/*" if "/" in current else ""
-    paths = Path("results/runs").glob(f"*{digits}")
+    paths = Path("results/runs").glob(f"[!.]*{digits}")
+    paths = (path for path in paths if path.is_dir())
     return [f"{path.parent.name}/{path.name[:8]}" if digits else path.name for path in paths]
 
 

@@ -169,11 +169,20 @@ def tell_source(of: Card) -> str:
     return f"It comes from {of.source}. {of.access}".strip()
 
 
-def absent(place: Path, dataset: str) -> UserError:
-    """Return the error for files that are not in their place: how to get them, or what to use."""
-    of = card(dataset)
-    instead = f" Or use {of.stand_in.split()[0]}." if of.stand_in else ""
-    return UserError(f"{place}: is missing. {tell_source(of)}{instead}")
+class Absent(UserError):  # noqa: N818 - a state of the data root
+    """The files of a data set are not in their place."""
+
+
+def absent(place: Path, dataset: str) -> Absent:
+    """Return the error for files that are not in their place, and how to get them."""
+    return Absent(f"{place}: is missing. {tell_source(card(dataset))}")
+
+
+def suggest_stand_in(dataset: str) -> str:
+    """Return the sentence that names generated data for a data set, or ''."""
+    has_card = dataset in assets.group(assets.DATASETS)
+    stand_in = card(dataset).stand_in if has_card else ""
+    return f" Or use {stand_in.split()[0]}." if stand_in.startswith("dataset=") else ""
 
 
 def holds_any(folder: Path) -> bool:

@@ -82,8 +82,11 @@ class Plan:
         if seconds:
             notes.append(f"In sequence, the timed runs take {duration(sum(seconds))}.")
         notes += [f"{count} rows left out: {why}" for why, count in self.left_out.most_common()]
-        columns = ["table", "row", "run", "seeds", "time"] if shown else []
-        return Sheet(f"Runs to do{', shortest first' if shown else ''}", columns, shown, notes)
+        if not shown:
+            why = "." if self.left_out else ": every row has its runs."
+            return Sheet(f"Nothing to run{why}", (), (), notes[1:])
+        columns = ["table", "row", "run", "seeds", "time"]
+        return Sheet("Runs to do, shortest first", columns, shown, notes)
 
 
 def make_plan(
@@ -104,6 +107,7 @@ def make_plan(
     planned: set[str] = set()
     lacking: dict[tuple[str, str], str] = {}
     for table in names:
+        papers.require_recipes(table)
         for claim in claims_of(table, 1 if smoke else None, times):
             filling = claim.filling
             if filling.digest in planned or (as_published and filling.variant):

@@ -13,7 +13,7 @@ from typing import Literal
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.errors import require
+from zdp_bench.errors import UserError, require
 from zdp_bench.nn.activations import activation as make_activation
 from zdp_bench.nn.circulant import CirculantLinear
 from zdp_bench.registry import register
@@ -82,7 +82,11 @@ def _size(
     for stage in stages:
         shrink = len(stage) * (kernel - 1 - 2 * padding)
         height, width = (height - shrink) // 2, (width - shrink) // 2
-    require(min(height, width) >= 1, "model", given, "images are too small for that depth")
+    if min(height, width) < 1:
+        raise UserError(
+            f"images of {given} are too small for the network, which halves them {len(stages)} "
+            "times: use larger ones (dataset.size), or a network with fewer stages."
+        )
     return height, width
 
 

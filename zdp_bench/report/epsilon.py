@@ -217,7 +217,7 @@ def sheet(table: list[Reproduction]) -> Sheet:
         COLUMNS,
         [_cells(row) for row in table],
         [*READING, *of_papers, "No ε includes hyper-parameter search."],
-        "`zdp-bench epsilon` made this; do not edit.",
+        "`zdp-bench epsilon --write` made this; do not edit.",
         [_numbers(row) for row in table],
     )
 

@@ -190,3 +190,12 @@ def _require(table: str) -> None:
 def _path(table: str) -> Path:
     paper, _, number = table.partition("/")
     return assets.PAPERS / paper / f"{number if is_figure(table) else f'table{number}'}.csv"
+
+
+def require_recipes(table: str) -> None:
+    """Reject a table whose numbers no recipe fills."""
+    if not recipes_of(table):
+        raise UserError(
+            f"table '{table}' is filled by no recipe; "
+            f"its numbers are measured by `zdp-bench bench {table}`."
+        )

@@ -109,8 +109,11 @@ class Sheet:
         notes, table.caption = [*self.notes, table.caption], None
         if self.title:
             yield Text(self.title, "table.title")
-        is_piped = options.max_width >= PIPED
-        yield Text(self.as_facts()) if is_piped and not self.columns else table
+        if self.columns:
+            yield table
+        elif self.rows:
+            is_piped = options.max_width >= PIPED
+            yield Text(self.as_facts()) if is_piped else table
         if said := "\n".join(str(note) for note in notes if note):
             yield Text(said, "table.caption")
 

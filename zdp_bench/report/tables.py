@@ -13,7 +13,6 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from zdp_bench import records
-from zdp_bench.errors import UserError
 from zdp_bench.records import Record
 from zdp_bench.report import cells, coverage, papers
 from zdp_bench.report.cells import RULE, Filling, Line
@@ -45,11 +44,7 @@ INTERVAL = (
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """Lay a table or figure out, in the paper's order, from `experiments.claims.fillings`."""
     numbers = papers.reference(table)
-    if not papers.recipes_of(table):
-        raise UserError(
-            f"table '{table}' is filled by no recipe; "
-            f"its numbers are measured by `zdp-bench bench {table}`."
-        )
+    papers.require_recipes(table)
     axes = papers.axes(table) if papers.is_figure(table) else None
     every = records.read_all(results)
     lines = cells.make_lines(numbers, fillings, every, cells.rules_of(table), axes)

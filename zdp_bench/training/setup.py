@@ -18,7 +18,7 @@ from torch import nn
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.schema import Run
 from zdp_bench.data import Dataset, DatasetInfo, Splits
-from zdp_bench.data.files import collect_sources
+from zdp_bench.data.files import Absent, collect_sources, suggest_stand_in
 from zdp_bench.data.owners import count_owners, identify_examples, identify_owners, owners_of
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, PerExample
@@ -60,8 +60,11 @@ from zdp_bench.training.validation import expect_held_out, hold_out, pick_owners
 
 def load_data(config: Run) -> Splits:
     """Return the configured data set, read from the data root."""
-    with collect_sources() as sources:
-        data = build_dataset(config).load(config.data_root)
+    try:
+        with collect_sources() as sources:
+            data = build_dataset(config).load(config.data_root)
+    except Absent as error:
+        raise UserError(f"{error}{suggest_stand_in(config.dataset.name)}") from None
     data = replace(data, sources=frozenset(sources or {data.digest[:16]}))
     share = config.validation_share
     if share is None:

@@ -41,6 +41,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         default="poisson",
         help="default poisson; uniform draws fixed-size batches",
     )
+    parser.add_argument(
+        "--write", action="store_true", help="write the papers' ε to results/tables"
+    )
     add_format(parser)
     add_results(parser)
 
@@ -58,19 +61,20 @@ def run(options: argparse.Namespace) -> int:
 
 
 def _print_papers(options: argparse.Namespace) -> int:
-    """Print and write every ε of the five papers."""
+    """Print every ε of the five papers, and write it if asked to."""
     from zdp_bench.report import epsilon
     from zdp_bench.training.interrupts import require_writable
 
-    require_writable(options.results)
+    if options.write:
+        require_writable(options.results)
     for name in SETTING:
         if getattr(options, name) is not None:
             raise UserError(
                 f"--{name.replace('_', '-')} alone is not enough: add --sigma or --target-epsilon."
             )
     sheet = epsilon.sheet([epsilon.reproduce(line) for line in epsilon.quoted()])
-    paths = sheet.write(options.results / "tables" / "epsilon")
     print_sheet(sheet, options.format)
-    if options.format == "rich":
+    if options.write:
+        paths = sheet.write(options.results / "tables" / "epsilon")
         print("\n".join(f"written: {path}" for path in paths))
     return 0

@@ -31,7 +31,7 @@ def run(options: argparse.Namespace) -> int:
     is_first = os.environ.get("RANK", "0") == "0"  # of torchrun's; torch is not loaded yet
     if is_first and not (options.show_config or sys.stderr.isatty()):  # there `main` has said so
         # by a console, which goes on if nobody reads
-        console().print(f"run {' '.join(options.overrides)} ...", highlight=False)
+        console().print(" ".join(["run", *options.overrides, "..."]), highlight=False)
     from zdp_bench.config.compose import hydra_session
     from zdp_bench.config.words import read_words, readable_errors
     from zdp_bench.experiments.sweep import SweepJob, show_sweep, sweep

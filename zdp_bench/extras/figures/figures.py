@@ -132,7 +132,7 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
 
 def draw_epsilon(name: str, folder: Path) -> Figure:
     """Draw every finite printed ε of the five papers against the tight ε of its mechanism."""
-    claims = read_table(name, folder, "zdp-bench epsilon")
+    claims = read_table(name, folder, "zdp-bench epsilon --write")
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
     finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
