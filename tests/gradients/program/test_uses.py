@@ -113,9 +113,7 @@ FAST: dict[str, Build] = {
     "rms norm": made(lambda net, x: F.rms_norm(x, (6,), net.w), w=(6,)),
     "instance norm": made(lambda net, x: F.instance_norm(x, weight=net.w), w=(4,)),
     "batch norm in evaluation": made(
-        lambda net, x: F.batch_norm(
-            x, torch.ones(4).double(), torch.ones(4).double(), net.w, net.b
-        ),
+        lambda net, x: F.batch_norm(x, x.new_ones(4), x.new_ones(4), net.w, net.b),
         w=(4,),
         b=(4,),
     ),
@@ -187,6 +185,22 @@ def test_shares_of_several_examples_are_clipped_as_one(name: str) -> None:
         for value, g in zip(right.values(), rows, strict=True):
             value += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
     torch.testing.assert_close(found.sums, right, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_hostile_scales_stay_within_the_bound(name: str) -> None:
+    torch.manual_seed(0)
+    model = FAST[name]().float().train()
+    x, targets = torch.randn(4, 4, 6), torch.randn(4)
+    program = make(model, x)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1000
+    scales = torch.tensor([1e-2, 1.0, 30.0, 1e3]).view(-1, 1, 1)
+    for one in zip((x * scales).split(1), targets.split(1), strict=True):
+        sums = fast.clipped_sum(model, loss, one, BOUND, program=program).sums
+        norm = torch.stack([value.double().square().sum() for value in sums.values()]).sum().sqrt()
+        assert float(norm) <= BOUND
 
 
 @pytest.mark.parametrize("name", SLOW)

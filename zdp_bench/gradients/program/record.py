@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -334,7 +334,7 @@ def _copy(
         _make_safe(new)
         if (functional := _out_of_place(node)) is not None:
             new.target = functional
-            copied[node.args[0]] = new  # type: ignore[index]
+            copied[cast(Node, node.args[0])] = new
         copied[node] = new
 
 
@@ -383,7 +383,7 @@ def _shares_memory(node: Node) -> bool:
     """True if an operation's result is another name of its argument's memory."""
     if not hasattr(node.target, "_schema"):
         return node.op != "output"
-    schema: Any = node.target._schema  # type: ignore[union-attr]
+    schema: Any = node.target._schema
     aliases = any(of.alias_info is not None for of in schema.returns)
     return aliases and not schema.is_mutable
 
