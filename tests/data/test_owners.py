@@ -81,7 +81,7 @@ def test_an_example_is_identified_by_its_content_whoever_else_is_there() -> None
     assert identify_examples(Examples(inputs[:0], targets[:0])) == []
 
 
-def test_an_owner_is_identified_by_name_else_by_number_else_by_the_only_example() -> None:
+def test_an_owner_is_identified_by_name_else_by_number_else_by_its_content() -> None:
     owner_of, numbered = identify_owners(OWNED, "x")
     assert (owner_of.tolist(), numbered) == ([1, 0, 1, 0], [b"2", b"5"])
     names = ["-", "-", "Bo", "-", "-", "Al"]
@@ -90,8 +90,24 @@ def test_an_owner_is_identified_by_name_else_by_number_else_by_the_only_example(
     single = replace(OWNED, train=Examples(*FOUR, groups=torch.tensor([5, 2, 0, 1])))
     owner_of, named = identify_owners(replace(single, owner_names=names), "x")
     assert (owner_of.tolist(), named) == ([0, 1, 2, 3], [b"Al", b"Bo", b"-", b"-"])
-    for without in (single, PLAIN):
-        assert identify_owners(without, "x")[1] == identify_examples(PLAIN.train)
+    assert identify_owners(single, "x")[1] == [b"5", b"2", b"0", b"1"]
+    assert identify_owners(PLAIN, "x")[1] == identify_examples(PLAIN.train)
+
+
+@pytest.mark.parametrize("names", [[], [f"p{n}" for n in range(11)]], ids=["numbered", "named"])
+def test_an_owner_of_two_examples_more_moves_no_other(names: list[str]) -> None:
+    """By content until somebody owned two examples: the first who did moved 9 of 10 others."""
+
+    def identify(owners: list[int]) -> dict[int, bytes]:
+        count = len(owners)
+        train = Examples(torch.arange(count), torch.zeros(count), torch.tensor(owners))
+        owner_of, identities = identify_owners(replace(PLAIN, train=train, owner_names=names), "x")
+        return dict(zip(owners, [identities[owner] for owner in owner_of], strict=True))
+
+    few = identify([*range(10)])
+    more = identify([*range(10), 10, 10])
+    assert few == {owner: more[owner] for owner in few}
+    assert len({*more.values()}) == 11
 
 
 SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]

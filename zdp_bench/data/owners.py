@@ -34,7 +34,7 @@ def owners_of(data: Splits, asked: str) -> np.ndarray:
     Raises:
         UserError: the data set does not say whose examples are whose.
     """
-    if data.examples_per_patient == 1:  # groups may be files, each with examples of many
+    if data.examples_per_patient == 1:
         return np.arange(len(data.train))
     if data.train.groups is None:
         raise UserError(
@@ -69,17 +69,17 @@ def _rows_of_bytes(values: Tensor) -> np.ndarray:
 def identify_owners(data: Splits, asked: str) -> tuple[np.ndarray, list[bytes]]:
     """Return the owner of each training example, counted from 0, [n], and what identifies each.
 
-    That is the owner's name, or its number in `groups` if the data set gives no names. Where nobody
-    owns two examples and there are no names, it is the content of the example.
+    That is the owner's name, or its number in `groups` if the data set gives no names; the content
+    of the example if there are no groups. How many examples others own makes no difference.
 
     Args:
         asked: the setting that needs to know, for the error of `owners_of`.
     """
     numbers, owner_of = np.unique(owners_of(data, asked), return_inverse=True)
     names, groups = data.owner_names, data.train.groups
-    if data.examples_per_patient == 1:
-        if groups is None or not names:
-            return owner_of, identify_examples(data.train)
+    if groups is None:
+        return owner_of, identify_examples(data.train)
+    if data.examples_per_patient == 1:  # `owners_of` counts the examples
         numbers = groups.numpy()
     labels = [names[number] if names else str(number) for number in numbers]
     return owner_of, [label.encode() for label in labels]

@@ -25,9 +25,9 @@ SEED = b"validation owner"
 def pick_owners(data: Splits, share: float) -> np.ndarray:
     """Return True for each training example whose owner is held out, [n].
 
-    The owner's name decides, or the content of the only example of one without a name: so another
-    owner more or less moves nobody, and every run of a data set holds out the same ones. About
-    `share` of the owners are.
+    The owner's name decides, its number if it has none, or an example's content if there are no
+    owners: so another owner more or less moves nobody, and every run of a data set holds out the
+    same ones. About `share` of the owners are.
 
     Raises:
         UserError: the data set has validation examples, does not state who owns several examples,
