@@ -77,6 +77,25 @@ def test_a_step_depends_on_a_gradients_numbers_alone(
     torch.testing.assert_close(weights_after_two_steps(name, format_, arrange), right)
 
 
+@pytest.mark.parametrize("name", ["Adam", "AdamW", "SGD", "Adagrad"])
+def test_a_fused_step_follows_a_model_whose_memory_format_changes(name: str) -> None:
+    weights = []
+    for fused, formats in (
+        (False, [torch.contiguous_format] * 4),
+        (True, [torch.contiguous_format, torch.channels_last, torch.contiguous_format] * 2),
+    ):
+        torch.manual_seed(0)
+        layer = nn.Conv2d(SHAPE[1], SHAPE[0], SHAPE[2:], bias=False)
+        momentum = {"momentum": 0.9} if name == "SGD" else {}
+        kind = getattr(torch.optim, name)
+        optimizer = kind(layer.parameters(), lr=0.1, fused=fused, **momentum)
+        for format_ in formats[:4]:
+            layer.to(memory_format=format_)
+            descend(dict(layer.named_parameters()), optimizer, {"weight": torch.randn(SHAPE)})
+        weights.append(layer.weight.detach().contiguous())
+    torch.testing.assert_close(weights[1], weights[0])
+
+
 class Sliced(nn.Module):
     """Holds a parameter that is every other column of a larger tensor."""
 
