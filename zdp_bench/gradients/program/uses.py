@@ -12,7 +12,6 @@ to them.
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -489,8 +488,7 @@ def _by_torch(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
         return found
 
     try:
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")
+        with torch.enable_grad():
             return list(vmap(differentiate_one, randomness="error")(g, *whole))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]
