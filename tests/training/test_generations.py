@@ -51,6 +51,7 @@ def damage(path: Path) -> None:
 def forget_and_rename(name: str) -> Callable[[Path], None]:
     def act(home: Path) -> None:
         forget_record(home)
+        (home / name).parent.mkdir(parents=True, exist_ok=True)
         (home / "ledger.jsonl").rename(home / name)
 
     return act
@@ -94,6 +95,9 @@ WAYS: dict[str, tuple[Callable[[Path], None], list[str], int, int]] = {
     "and the ledger renamed": (forget_and_rename("before.jsonl"), [], 40, 40),
     "and the ledger renamed to another kind of file": (forget_and_rename("before.txt"), [], 40, 40),
     "and the ledger set aside by hand": (forget_and_rename("ledger.jsonl.7"), [], 40, 40),
+    "and the ledger moved into a subfolder": (forget_and_rename("old/ledger.jsonl"), [], 40, 40),
+    "and the ledger moved deeper": (forget_and_rename("nodes/00/a.txt"), [], 40, 40),
+    "forced with a moved ledger": (forget_and_rename("old/ledger.jsonl"), ["force=true"], 40, 40),
 }
 # what differs between the first process and the second
 CHANGES: dict[str, list[str]] = {
@@ -209,8 +213,9 @@ def test_a_folder_that_was_renamed_counts_under_its_new_name(tmp_path: Path) -> 
     assert (line["runs"], line["epsilon"]) == (2, pytest.approx(expected, rel=3e-3))
 
 
+@pytest.mark.parametrize("name", ["ledger.jsonl.1", "old/ledger.jsonl", "nodes/00/a.txt"])
 def test_a_record_of_before_that_lacks_a_generation_is_counted_by_its_ledgers(
-    finished: Outcome, tmp_path: Path
+    finished: Outcome, tmp_path: Path, name: str
 ) -> None:
     """Version 0.1 counted a seeded ledger that was set aside as the same run."""
     home = finished.path.parent
@@ -221,7 +226,8 @@ def test_a_record_of_before_that_lacks_a_generation_is_counted_by_its_ledgers(
             entry = type(entry)(**vars(entry) | {"generation": "a" * 32})
         content += make_line(digest, entry)
         digest = digest if hasattr(entry, "state") else chain(digest, entry)
-    (home / "ledger.jsonl.1").write_bytes(content)
+    (home / name).parent.mkdir(parents=True, exist_ok=True)
+    (home / name).write_bytes(content)
     (spending,), _ = read_spendings(tmp_path)
     assert spending.spent.steps == 2 * STEPS
 

@@ -33,7 +33,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -566,45 +566,73 @@ def is_ledger(path: Path) -> bool:
         return not path.is_dir()
     if path.is_symlink() or not path.is_file():
         return False
-    with open_regular(path) as file:
-        first_line = file.readline(MOST_LINE)
     try:
-        entry, _ = parse(first_line)
+        _read_head(path)
     except OtherVersionError:
         return True
     except LedgerError:
         return False
-    return isinstance(entry, Head)
+    return True
 
 
-def ledgers_in(folder: Path) -> list[Path]:
-    """Return the ledgers in a folder, by name, without those that are a copy of another."""
-    ledgers = sorted(path for path in folder.iterdir() if is_ledger(path))
+def _read_head(path: Path) -> Head:
+    """Return the first line of a ledger.
+
+    Raises:
+        LedgerError: the file does not begin as a ledger.
+    """
+    with open_regular(path) as file:
+        first_line = file.readline(MOST_LINE)
+    entry, _ = parse(first_line)
+    if not isinstance(entry, Head):
+        raise LedgerError(f"{path}, line 1: not the first line of a ledger")
+    return entry
+
+
+def ledgers_below(folder: Path) -> list[Path]:
+    """Return the ledgers anywhere in a folder and its subfolders, by path."""
+    return sorted(path for path in folder.rglob("*") if is_ledger(path))
+
+
+def without_copies(ledgers: Sequence[Path]) -> list[Path]:
+    """Return ledgers, by path, without copies; of two that are the same, the first is kept."""
     if len(ledgers) < 2:
-        return ledgers
+        return [*ledgers]
     contents = {}
     for path in ledgers:
         with open_regular(path) as file:
             contents[path] = file.read()
     kept: list[Path] = []
-    for path in sorted(ledgers, key=lambda path: -len(contents[path])):
+    for path in sorted(contents, key=lambda path: -len(contents[path])):
         # A copy that was made while the other was written is how that one begins.
         if not any(contents[other].startswith(contents[path]) for other in kept):
             kept.append(path)
     return sorted(kept)
 
 
-def adopt(path: Path) -> None:
-    """Set aside the ledgers of other names in the folder of the one at `path`, which is its own.
+def adopt(path: Path, whose: str = "") -> None:
+    """Set aside the other ledgers in the folder of the one at `path`, which is its own.
 
-    They were renamed, or set aside by hand, and their steps count.
+    They were renamed or moved by hand, and their steps count. So do those in its subfolders, where
+    a federation's server leaves those of its nodes.
+
+    Args:
+        whose: what the first line of the one at `path` says.
     """
-    if not path.parent.is_dir():
-        return
-    known = {path, *those_aside(path)}
-    for stray in ledgers_in(path.parent):
-        if stray not in known:
+    own = [known for known in [path, *those_aside(path)] if known.exists()]
+    others = [other for other in ledgers_below(path.parent) if other not in own]
+    for stray in without_copies([*own, *others]):
+        is_own = not whose or stray.parent == path.parent or _read_whose(stray) == whose
+        if stray not in own and is_own:
             disk.rename(stray, _next_aside(path))
+
+
+def _read_whose(path: Path) -> str | None:
+    """Return what the first line of a ledger says of whose it is; None if it is damaged."""
+    try:
+        return _read_head(path).whose
+    except LedgerError:
+        return None
 
 
 def has_steps(path: Path) -> bool:

@@ -148,7 +148,7 @@ def open_ledger(
     if not ranks.is_first:
         return ranks.broadcast(Tally(repeatable))
     if start is not None and (at_least is None or path.exists()):
-        adopt(path)  # the folder is this training's own
+        adopt(path, whose)  # the folder is this training's own
     try:
         ledger = Ledger(path, mechanism, repeatable, at_least, whose, facts)
     except LedgerError as error:

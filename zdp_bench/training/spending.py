@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections import defaultdict
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -19,7 +20,13 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, misfits, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
-from zdp_bench.privacy.ledger import count_releases, has_steps, is_ledger, ledgers_in
+from zdp_bench.privacy.ledger import (
+    count_releases,
+    has_steps,
+    is_ledger,
+    ledgers_below,
+    without_copies,
+)
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
 
@@ -124,7 +131,9 @@ def read_spending(home: Path) -> Spending:
     record = records.read(home / "record.json")
     plan = record or _read_plan(home / FILE)
     found = _read_spending(plan, home, bool(record), read_sources(home))
-    steps = max(found.spent.steps, _steps_in_ledgers(home, not found.secure))
+    is_federation = "nodes" in plan["privacy"]
+    in_ledgers = _steps_in_ledgers(home, not found.secure, is_federation)
+    steps = max(found.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
     if found.secure and not record and ledger.is_file():
         # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
@@ -132,17 +141,19 @@ def read_spending(home: Path) -> Spending:
     return replace(found, spent=replace(found.spent, steps=steps))
 
 
-def _steps_in_ledgers(home: Path, repeatable: bool) -> int:
-    """Return the steps of a run whose folder, or that of a node, holds several ledgers.
+def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
+    """Return the steps of a run that has several ledgers, wherever in its folder they are.
 
-    A record of version 0.1 lacks the steps of a seeded ledger that was set aside.
+    A record of version 0.1 lacks the steps of a seeded ledger that was set aside. A federation has
+    a folder for each node, and no example is at two.
     """
-    most = 0
-    for folder in {path.parent for path in home.rglob("*.jsonl*")}:
-        ledgers = ledgers_in(folder)
-        if len(ledgers) > 1:
-            most = max(most, count_releases(ledgers, repeatable))
-    return most
+    trainings: dict[Path, list[Path]] = defaultdict(list)
+    for ledger in ledgers_below(home):
+        folder = ledger.parent if is_federation else home
+        trainings[folder].append(ledger)
+    distinct = [without_copies(ledgers) for ledgers in trainings.values()]
+    counts = [count_releases(ledgers, repeatable) for ledgers in distinct if len(ledgers) > 1]
+    return max(counts, default=0)
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
