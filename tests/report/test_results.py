@@ -5,16 +5,18 @@ from __future__ import annotations
 import io
 import json
 import re
+import time
 from pathlib import Path
 from typing import Any
 
+import pandas as pd
 import pytest
 from rich.console import Console
 
 from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.report.results import sheet
+from zdp_bench.report.results import sheet, tell_differences
 
 
 def rows(results: Path, *filters: str, columns: str | None = None, **options: Any) -> list[Any]:
@@ -168,3 +170,16 @@ def test_a_terminal_gets_the_first_lines_of_many_and_says_so(tmp_path: Path) -> 
     short = sheet(tmp_path, most=2)
     assert (short.title, len(short.rows)) == ("5 records", 2)
     assert "The first 2; filter or group them" in short.notes[0]
+
+
+def test_a_thousand_records_of_a_hundred_recipes_are_told_apart_at_once() -> None:
+    keys = [f"optimizer.k{number}" for number in range(150)]
+    rows = 1000
+    columns = {key: [row % 7 for row in range(rows)] for key in keys}
+    names = {"recipe": [f"r{row % 100}" for row in range(rows)]}
+    nothing = {"variant": [None] * rows, "provenance": ["official"] * rows}
+    frame = pd.DataFrame(columns | names | nothing)
+    began = time.process_time()
+    said = tell_differences(frame, keys)
+    assert time.process_time() - began < 0.5  # of the CPU; pandas took 1.2 s
+    assert said[0].split(", ")[:2] == ["k0 0", "k1 0"]

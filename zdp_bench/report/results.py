@@ -79,33 +79,44 @@ def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
     return column
 
 
-def differing(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return the columns of `keys` whose values differ; null, false, 0 and missing are the same.
+def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
+    """Return each run's values of what differs within its recipe: 'dp_sgd, lr 0.1'."""
+    columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
+    words = {
+        key: [str(cell) if cell and cell == cell else "" for cell in columns[key]]
+        for key in columns
+    }
+    rows_of: dict[str, list[int]] = {}
+    for row, recipe in enumerate(frame["recipe"]):
+        rows_of.setdefault(recipe, []).append(row)
+    said = [""] * len(frame)
+    for rows in rows_of.values():
+        apart = _differing({key: [cells[row] for row in rows] for key, cells in words.items()})
+        for row in rows:
+            said[row] = _say({key: columns[key][row] for key in apart if key != "seed"})
+    return said
+
+
+def _differing(words: dict[str, list[str]]) -> list[str]:
+    """Return the keys whose values differ; null, false, 0 and missing are the same, as words.
 
     Where the name of a plug-in differs, its options count only if they differ under one name.
     """
-    words = frame[[*keys]].map(lambda cell: str(cell) if cell and cell == cell else "")
-    found = [key for key in keys if words[key].nunique() > 1]
+    found = [key for key, cells in words.items() if len({*cells}) > 1]
 
     def is_settled(key: str) -> bool:
         name = f"{key.partition('.')[0]}.name"
-        return key != name in found and words.groupby(name)[key].nunique().max() == 1
+        if key == name or name not in found:
+            return False
+        pairs = {*zip(words[name], words[key], strict=True)}
+        return len(pairs) == len({*words[name]})
 
     return [key for key in found if not is_settled(key)]
 
 
-def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
-    """Return each run's values of what differs within its recipe: 'dp_sgd, lr 0.1'."""
-    said: dict[Any, str] = {}
-    for _, runs in frame.groupby("recipe"):
-        apart = differing(runs, ["variant", "provenance", *keys])
-        said |= {at: _say(line, apart) for at, line in runs.iterrows()}
-    return [said[at] for at in frame.index]
-
-
-def _say(run: pd.Series, keys: list[str]) -> str:
+def _say(values: dict[str, Any]) -> str:
     plain = ("name", "variant", "provenance")  # whose values say what they are of
-    filled = [(key.rpartition(".")[2], cell(key, run[key])) for key in keys if key != "seed"]
+    filled = [(key.rpartition(".")[2], cell(key, value)) for key, value in values.items()]
     said = (value if last in plain else f"{last} {value}" for last, value in filled if value)
     return ", ".join(dict.fromkeys(said))
 
