@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shlex
 import signal
 from pathlib import Path
 from typing import Any
@@ -101,6 +102,25 @@ def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
     )
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
+
+
+@pytest.mark.parametrize("epsilon", [None, 2.0])
+def test_a_search_ends_with_commands_that_export_the_best_run_and_repeat_it(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: float | None
+) -> None:
+    words = ["optimizer.lr=0.001,1", "seed=4"]
+    found = carry_out(tmp_path, *words, sampler="grid", trials=2, epsilon=epsilon)
+    (best,) = [line for line in found["trials"] if line["trial"] == found["best"]]
+    said, export, again = sheet(found).notes[-3:]
+    assert f"quickstart/{best['run'][:8]}, validation accuracy {best['score']:.4f}" in said
+    words = shlex.split(export.partition(": zdp-bench ")[2])
+    words[words.index("--to") + 1] = str(tmp_path / "best")
+    assert command(capsys, *words)[0] == 0
+    assert (tmp_path / "best").is_dir()
+    words = shlex.split(again.partition(": zdp-bench ")[2])
+    assert words[-1] == "seed=1,2,3"
+    code, out, _ = command(capsys, *words[:1], *words[2:-1], "seed=4")
+    assert (code, "done before" in out) == (0, True), "the same run, with its own seed"
 
 
 def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:

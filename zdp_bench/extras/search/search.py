@@ -8,6 +8,7 @@ on, and then new ones begin. `search.json` holds every trial before it begins.
 from __future__ import annotations
 
 import math
+import shlex
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -89,7 +90,8 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
         for number in range(max(asked.trials, made)):
             trial = study.ask(asked.searched)
             words = asked.words(trial.params)
-            words += noise_words(asked, words, data)
+            noise = noise_words(asked, words, data)
+            words += noise
             if asked.epsilon is not None:
                 spent.append(spend(configured(words), data))
                 total = together(spent, config.privacy.delta)
@@ -101,7 +103,7 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
                         "run fewer trials."
                     )
             run = digest_of(configured(words), data.digest)
-            line = {"trial": number + 1, "values": trial.params, "run": run}
+            line = {"trial": number + 1, "values": trial.params, "noise": noise, "run": run}
             lines.append(line | {"state": "open", "score": None})
             describe_now()
             lines[-1] |= _carry_out(words, number, metric.name, show)
@@ -273,6 +275,26 @@ def _notes(found: Record) -> list[str]:
         "trial covers less.",
         f"Chosen by {found['data']['validation']:,} validation examples, which are not protected: "
         "no ε covers them.",
+        *_commands(found),
+    ]
+
+
+def _commands(found: Record) -> list[str]:
+    """Return the best run, and the commands that export it and run it with other seeds."""
+    if found["best"] is None:
+        return []
+    (best,) = (line for line in found["trials"] if line["trial"] == found["best"])
+    name, metric = f"{found['recipe']}/{best['run'][:8]}", found["metric"].replace("_", " ")
+    results = [word for word in found["fixed"] if word.startswith("paths.results=")]
+    place = ["--results", results[-1].partition("=")[2]] if results else []
+    values = [f"{key}={value}" for key, value in best["values"].items()]
+    fixed = [word for word in found["fixed"] if not word.startswith("seed=")]
+    again = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
+    export = ["zdp-bench", "export", name, "--to", f"{found['recipe']}_best", *place]
+    return [
+        f"Best: trial {best['trial']}, run {name}, validation {metric} {best['score']:.4f}.",
+        f"Export it: {shlex.join(export)}",
+        f"Run it with other seeds, which spend ε beyond the search's: {shlex.join(again)}",
     ]
 
 
