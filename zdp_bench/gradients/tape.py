@@ -234,6 +234,8 @@ def run_forward(
                 outputs = model(arranged)
         else:
             outputs = program.run_on(tape, model, arranged)
+            if len(outputs) != len(inputs):
+                raise NoRule("a program whose output does not have one row per example")
         tape.losses = per_example(loss)(outputs, targets)  # [B]
     return tape
 

@@ -787,7 +787,9 @@ def _place_of(node: Node, places: Places, own: set[Node]) -> Any:
     if any(argument.op == "placeholder" and argument not in places for argument in written):
         raise Alone("the model changes its parameters or buffers in its forward pass", node)
     values = [value for value in tree_leaves(call.value) if isinstance(value, Tensor)]
-    if not call.held and not any(symbolic_dims(value) for value in values):
+    reads_shape = call.kind in CONSTANTS  # `x.new_zeros(4)` takes the type of `x`, and no number
+    holds_none = reads_shape or not call.held
+    if holds_none and not any(symbolic_dims(value) for value in values):
         sizes = any(is_size(leaf) for leaf in tree_leaves((node.args, node.kwargs)))
         call.need(not sizes or not values, "computes with the number of examples")
         return None

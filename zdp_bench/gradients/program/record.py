@@ -19,7 +19,7 @@ import warnings
 from collections.abc import Iterable, Iterator
 from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdout
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -332,6 +332,9 @@ def _copy(
         new = graph.node_copy(node, lambda old: copied[old])
         new.meta["frozen"] = frozen
         _make_safe(new)
+        if (functional := _out_of_place(node)) is not None:
+            new.target = functional
+            copied[cast(Node, node.args[0])] = new
         copied[node] = new
 
 
@@ -358,6 +361,31 @@ def _detached(graph: Graph, node: Any) -> Any:
     new = graph.call_function(torch.ops.aten.detach.default, (node,))
     new.meta = dict(node.meta)
     return new
+
+
+def _out_of_place(node: Node) -> Any:
+    """Return the operation that makes a new tensor of what this one writes over; None if another
+    name of the same memory could tell the two apart.
+    """
+    target: Any = node.target
+    if not hasattr(target, "_schema") or not target._schema.is_mutable:
+        return None
+    name = name_of(node).removesuffix("_")
+    written, others = node.args[0], [arg for arg in node.args[1:] if isinstance(arg, Node)]
+    if not isinstance(written, Node) or not others or written.op == "placeholder":
+        return None
+    if any(map(_shares_memory, [written, *written.users])):
+        return None
+    return getattr(getattr(torch.ops.aten, name, None), target._overloadname, None)
+
+
+def _shares_memory(node: Node) -> bool:
+    """True if an operation's result is another name of its argument's memory."""
+    if not hasattr(node.target, "_schema"):
+        return node.op != "output"
+    schema: Any = node.target._schema
+    aliases = any(of.alias_info is not None for of in schema.returns)
+    return aliases and not schema.is_mutable
 
 
 def _make_safe(node: Node) -> None:

@@ -12,6 +12,7 @@ to them.
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -488,7 +489,8 @@ def _by_torch(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
         return found
 
     try:
-        with torch.enable_grad():
+        with torch.enable_grad(), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", "There is a performance drop")
             return list(vmap(differentiate_one, randomness="error")(g, *whole))
     except RuntimeError as error:
         reason = str(error).splitlines()[0]

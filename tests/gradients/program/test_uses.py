@@ -1,0 +1,210 @@
+"""By operation, too, the clipped sum of a program is that of each example alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+from torch.nn.utils.parametrizations import weight_norm
+
+from tests.gradients.harness import loss
+from tests.modules import Made
+from zdp_bench.gradients import fast
+from zdp_bench.gradients.program import Program, make
+
+BOUND = 0.05
+Build = Callable[[], nn.Module]
+
+
+def parameter(*shape: int, dtype: torch.dtype = torch.float64) -> nn.Parameter:
+    return nn.Parameter(torch.randn(shape, dtype=dtype))
+
+
+def made(function: Callable[..., Tensor], **shapes: Any) -> Build:
+    def build() -> nn.Module:
+        held = {
+            name: parameter(*shape) if isinstance(shape, tuple) else shape()
+            for name, shape in shapes.items()
+        }
+        return Made(function, **held)
+
+    return build
+
+
+def frames(net: Any, x: Tensor) -> Tensor:
+    """[B, 4, 6]: each example is four maps [3, 2]."""
+    maps = F.group_norm(net.conv(x.reshape(-1, 1, 3, 2)), 2, net.scale, net.shift)
+    return F.prelu(maps, net.slope).reshape(x.shape[0], -1)
+
+
+def attention(net: Any, x: Tensor) -> Tensor:
+    scores = x @ x.mT + net.table[:4, :4]
+    return F.scaled_dot_product_attention(x, x, x, attn_mask=scores + net.bias)
+
+
+def adapter(net: Any, x: Tensor) -> Tensor:
+    return F.linear(x, net.weight.detach()) + x @ net.down @ net.up
+
+
+def tokens(net: Any, x: Tensor) -> Tensor:
+    first = net.token.expand(x.shape[0], -1, -1)
+    return torch.cat([first, x], 1) + net.positions
+
+
+def positions_in_place(net: Any, x: Tensor) -> Tensor:
+    x = x * 1.5
+    x += net.table
+    y = x + net.s
+    x.sub_(net.s)
+    return torch.cat([x.exp(), y.tanh()], 1)
+
+
+def lstm(layer: nn.RNNBase) -> Build:
+    def function(net: Any, x: Tensor) -> Tensor:
+        output, state = net.layer(x if net.layer.batch_first else x.transpose(0, 1))
+        last = state[0] if isinstance(state, tuple) else state
+        output = output if net.layer.batch_first else output.transpose(0, 1)
+        return output.sum(1) + last.sum(0).repeat(1, output.shape[2] // last.shape[2])
+
+    return lambda: Made(function, layer=layer.double())
+
+
+FAST: dict[str, Build] = {
+    "linear of rows": made(lambda net, x: F.linear(x[:, 0], net.w, net.b), w=(3, 6), b=(3,)),
+    "linear of positions": made(lambda net, x: F.linear(x, net.w, net.b), w=(3, 6), b=(3,)),
+    "linear, flattened": made(
+        lambda net, x: F.linear(x.reshape(-1, 6), net.w, net.b).view(-1, 4, 3), w=(3, 6), b=(3,)
+    ),
+    "linear, time first and flattened": made(
+        lambda net, x: (
+            F.linear(x.transpose(0, 1).reshape(-1, 6), net.w).view(4, -1, 3).transpose(0, 1)
+        ),
+        w=(3, 6),
+    ),
+    "a product": made(lambda net, x: x @ net.w, w=(6, 3)),
+    "a product with a transposed weight": made(lambda net, x: x @ net.w.T, w=(3, 6)),
+    "two parts of one weight": made(
+        lambda net, x: F.linear(x, net.w[:3]) * F.linear(x, net.w[3:]), w=(6, 6)
+    ),
+    "a weight used twice": made(
+        lambda net, x: F.linear(F.linear(x, net.w).tanh(), net.w), w=(6, 6)
+    ),
+    "a normalised weight": lambda: nn.Sequential(weight_norm(nn.Linear(6, 3).double())),
+    "a convolution": made(lambda net, x: F.conv1d(x, net.w, net.b, padding=1), w=(3, 4, 3), b=(3,)),
+    "a convolution, same": made(lambda net, x: F.conv1d(x, net.w, padding="same"), w=(3, 4, 3)),
+    "a transposed convolution": made(
+        lambda net, x: F.conv_transpose1d(x, net.w, stride=2), w=(4, 3, 2)
+    ),
+    "maps of frames": made(
+        frames,
+        conv=lambda: nn.Conv2d(1, 4, 2).double(),
+        scale=(4,),
+        shift=(4,),
+        slope=(4,),
+    ),
+    "layer norm": made(lambda net, x: F.layer_norm(x, (6,), net.w, net.b), w=(6,), b=(6,)),
+    "layer norm, time first": made(
+        lambda net, x: F.layer_norm(x.transpose(0, 1), (6,), net.w).transpose(0, 1), w=(6,)
+    ),
+    "rms norm": made(lambda net, x: F.rms_norm(x, (6,), net.w), w=(6,)),
+    "instance norm": made(lambda net, x: F.instance_norm(x, weight=net.w), w=(4,)),
+    "batch norm in evaluation": made(
+        lambda net, x: F.batch_norm(x, x.new_ones(4), x.new_ones(4), net.w, net.b),
+        w=(4,),
+        b=(4,),
+    ),
+    "scale and shift": made(lambda net, x: net.s * x + net.b, s=(6,), b=(4, 1)),
+    "a difference and a quotient": made(lambda net, x: (net.s - x) / net.b.exp(), s=(6,), b=(1,)),
+    "one number": made(lambda net, x: x.tanh() * net.s, s=()),
+    "in place": made(positions_in_place, table=(4, 6), s=(6,)),
+    "a gate": made(lambda net, x: torch.where(x > 0, x * net.s, net.b), s=(6,), b=(6,)),
+    "tokens and positions": made(tokens, token=(1, 1, 6), positions=(1, 5, 6)),
+    "an adapter": made(adapter, weight=(6, 6), down=(6, 2), up=(2, 6)),
+    "attention with a table": made(attention, table=(5, 5), bias=(1,)),
+    "an einsum": made(lambda net, x: torch.einsum("bti,ij->btj", x, net.w), w=(6, 3)),
+    "a bilinear product": made(lambda net, x: F.bilinear(x, x.tanh(), net.w), w=(2, 6, 6)),
+    "an LSTM": lstm(nn.LSTM(6, 3, batch_first=True)),
+    "a GRU, time first": lstm(nn.GRU(6, 3)),
+    "an RNN both ways": lstm(nn.RNN(6, 3, 2, bidirectional=True, batch_first=True)),
+    "a cell": made(
+        lambda net, x: torch.gru_cell(x[:, 0], x[:, 1, :3], net.w, net.u), w=(9, 6), u=(9, 3)
+    ),
+}
+SLOW: dict[str, Build] = {
+    "a weight in place of a view": made(
+        lambda net, x: (1.5 * x).mT.sub_(net.w[:, None]).mT.exp(), w=(6,)
+    ),
+    "an LSTM with a projection": lstm(nn.LSTM(6, 4, proj_size=3, batch_first=True)),
+}
+
+
+def one_by_one(model: nn.Module, x: Tensor, targets: Tensor) -> dict[str, Tensor]:
+    total = {name: torch.zeros_like(p, requires_grad=False) for name, p in model.named_parameters()}
+    for row, target in zip(x.split(1), targets.split(1), strict=True):
+        one = loss(model(row), target).sum()
+        gradients = torch.autograd.grad(one, [*model.parameters()], allow_unused=True)
+        found = [torch.zeros(1) if g is None else g for g in gradients]
+        norm = torch.stack([g.square().sum().double() for g in found]).sum().sqrt()
+        for value, g in zip(total.values(), found, strict=True):
+            value += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
+    return total
+
+
+def program_of(build: Build) -> tuple[nn.Module, Program, tuple[Tensor, Tensor]]:
+    torch.manual_seed(0)
+    model = build().train()
+    x, targets = torch.randn(5, 4, 6, dtype=torch.float64), torch.randn(5, dtype=torch.float64)
+    return model, make(model, x), (x, targets)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_a_programs_sum_is_that_of_each_example_alone(name: str) -> None:
+    model, program, (x, targets) = program_of(FAST[name])
+    assert not program.reason
+    for count in (5, 1):
+        batch = x[:count], targets[:count]
+        found = fast.clipped_sum(model, loss, batch, BOUND, program=program).sums
+        torch.testing.assert_close(found, one_by_one(model, *batch), rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_shares_of_several_examples_are_clipped_as_one(name: str) -> None:
+    model, program, (x, targets) = program_of(FAST[name])
+    given = {"program": program, "shares": (2, 3)}
+    found = fast.clipped_sum(model, loss, (x, targets), BOUND, **given)  # type: ignore[arg-type]
+    right = {key: torch.zeros_like(p, requires_grad=False) for key, p in model.named_parameters()}
+    for part in (slice(0, 2), slice(2, 5)):
+        mean = loss(model(x[part]), targets[part]).mean()
+        gradients = torch.autograd.grad(mean, [*model.parameters()], allow_unused=True)
+        rows = [torch.zeros(1) if g is None else g for g in gradients]
+        norm = torch.stack([g.square().sum().double() for g in rows]).sum().sqrt()
+        for value, g in zip(right.values(), rows, strict=True):
+            value += g * (BOUND * (1 - 1e-5) / norm).clamp(max=1)
+    torch.testing.assert_close(found.sums, right, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("name", FAST)
+def test_hostile_scales_stay_within_the_bound(name: str) -> None:
+    torch.manual_seed(0)
+    model = FAST[name]().float().train()
+    x, targets = torch.randn(4, 4, 6), torch.randn(4)
+    program = make(model, x)
+    with torch.no_grad():
+        for weight in model.parameters():
+            weight *= 1000
+    scales = torch.tensor([1e-2, 1.0, 30.0, 1e3]).view(-1, 1, 1)
+    for one in zip((x * scales).split(1), targets.split(1), strict=True):
+        sums = fast.clipped_sum(model, loss, one, BOUND, program=program).sums
+        norm = torch.stack([value.double().square().sum() for value in sums.values()]).sum().sqrt()
+        assert float(norm) <= BOUND
+
+
+@pytest.mark.parametrize("name", SLOW)
+def test_what_has_no_rule_says_so(name: str) -> None:
+    model, program, batch = program_of(SLOW[name])
+    with pytest.raises(ValueError, match=r"in place|projection"):
+        fast.clipped_sum(model, loss, batch, BOUND, program=program)
