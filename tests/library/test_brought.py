@@ -21,6 +21,7 @@ from tests.library.conftest import Make
 from tests.library.small import CLASSES, EXAMPLES, data, loss, network, train
 from tests.modules import Made
 from zdp_bench.errors import UserError
+from zdp_bench.gradients.program import alone
 
 NOT_SERVED = {"LBFGS", "SparseAdam", "Optimizer", "lr_scheduler", "swa_utils"}
 WHOLE = {"sample_rate": 1.0, "expected_batch": EXAMPLES, "epochs": 1, "noise_multiplier": 0.0}
@@ -241,6 +242,81 @@ def test_examples_of_any_domain_are_served(
         alone += g * (0.1 / g.norm()).clamp(max=1.0)
     train(private)
     torch.testing.assert_close(weights_of(model), before - 0.5 * alone / 20, rtol=1e-4, atol=1e-6)
+
+
+# ------------------------------------------------------------------- what was refused in error
+
+
+class Stream(torch.utils.data.IterableDataset):
+    def __len__(self) -> int:
+        return EXAMPLES
+
+    def __iter__(self) -> Any:
+        return iter(data())
+
+
+def teacher(net: Any, x: Tensor) -> Tensor:
+    return net.student(x) + net.teacher(x).detach()
+
+
+HONEST: dict[str, Callable[[], dict[str, Any]]] = {
+    "a pass that writes into its inputs": lambda: {
+        "model": Made(lambda net, x: net.last(x.div_(2)), last=nn.Linear(4, CLASSES))
+    },
+    "an expanded buffer": lambda: {
+        "model": Made(
+            lambda net, x: net.last(x * net.scale),
+            last=nn.Linear(4, CLASSES),
+            scale=torch.ones(1).expand(4),
+        )
+    },
+    "a teacher": lambda: {
+        "model": Made(
+            teacher,
+            student=nn.Linear(4, CLASSES),
+            teacher=nn.Linear(4, CLASSES).requires_grad_(False),
+        )
+    },
+    "int32 classes": lambda: {
+        "dataset": [(x, target.int()) for x, target in data()],
+        "loss": nn.CrossEntropyLoss(reduction="none"),
+    },
+    "len(x)": lambda: {
+        "model": Made(lambda net, x: net.last(x).view(len(x), -1), last=nn.Linear(4, CLASSES))
+    },
+}
+
+
+@pytest.mark.parametrize("name", HONEST)
+def test_honest_code_is_served_in_a_batch(make: Make, name: str) -> None:
+    given = HONEST[name]()
+    private = make(given.pop("model", None), **given)
+    train(private, most=2)
+    assert not alone(private.model)
+
+
+@pytest.mark.parametrize(
+    ("changed", "sentence"),
+    [
+        (lambda: {"dataset": Stream()}, "dataset: Stream .*give a map-style Dataset"),
+        (
+            lambda: {
+                "model": Made(
+                    lambda net, x: (x.to(torch.complex64) @ net.weight).abs(),
+                    weight=nn.Parameter(torch.randn(4, 3, dtype=torch.complex64).conj()),
+                ),
+                "algorithm": "zeta_dp_sgd",
+            },
+            r"parameter 'weight' is a view that is conjugated.*resolve_conj\(\)",
+        ),
+    ],
+)
+def test_what_cannot_be_served_is_refused_in_a_sentence(
+    make: Make, changed: Any, sentence: str
+) -> None:
+    given = changed()
+    with pytest.raises(UserError, match=sentence):
+        make(given.pop("model", None), **given)
 
 
 # ----------------------------------------------------------------------------- the true reason

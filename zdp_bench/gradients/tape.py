@@ -285,6 +285,8 @@ def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
         # lets go of the memory.
         output = _not_a_view(start, output.shape)
         start.data = start.new_empty(0)
+    elif output._is_view():  # written over, a view would lose the node that is waited for
+        output = _not_a_view(output, output.shape)
     assert output.grad_fn is not None
     edge, order = GradientEdge(output.grad_fn, output.output_nr), _memory_order(output)
     tape.calls.append(Call(layer, x.detach(), _versions(x), edge, order, output.nbytes))

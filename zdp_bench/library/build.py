@@ -391,6 +391,13 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "model: a lazy module has no weights before its first call: call the model once on a "
             "batch of the right shape, made up, and make the optimizer after that."
         )
+    for name, parameter in model.named_parameters():
+        if parameter.is_conj() or parameter.is_neg():
+            raise UserError(
+                f"parameter '{name}' is a view that is conjugated when it is read, which no "
+                "optimizer can step: make it of a tensor of its own, "
+                "nn.Parameter(z.conj().resolve_conj())."
+            )
     if not model.training:
         raise UserError("the model is in eval mode: call model.train() before make_private.")
     if not trainable(model):

@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import default_collate
+from torch.utils.data import IterableDataset, default_collate
 
 from zdp_bench.data.owners import require_named
 from zdp_bench.errors import UserError, first_line, require
@@ -34,7 +34,9 @@ class Items:
     dataset: Any
 
     def __post_init__(self) -> None:
-        if not hasattr(self.dataset, "__len__") or not hasattr(self.dataset, "__getitem__"):
+        is_stream = isinstance(self.dataset, IterableDataset)
+        has_items = hasattr(self.dataset, "__len__") and hasattr(self.dataset, "__getitem__")
+        if is_stream or not has_items:
             raise UserError(
                 f"dataset: {type(self.dataset).__name__} has no length or no items by index, so "
                 "nothing can be drawn from it by Poisson sampling: give a map-style Dataset."

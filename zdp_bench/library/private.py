@@ -216,8 +216,9 @@ class Private:
         parameters = self._check_weights()
         self._check_trained(parameters)
         if self._taken % WATCHED == 0:
-            renew(self.model)
             self._require_sound()
+        if self.done % max(1, self.steps // self.plan.epochs) == 0:
+            renew(self.model)
         self._taken += 1
         model = self.model
         if self._trail is None:

@@ -120,6 +120,11 @@ FAST: dict[str, Build] = {
     "scale and shift": made(lambda net, x: net.s * x + net.b, s=(6,), b=(4, 1)),
     "a difference and a quotient": made(lambda net, x: (net.s - x) / net.b.exp(), s=(6,), b=(1,)),
     "one number": made(lambda net, x: x.tanh() * net.s, s=()),
+    "in place behind a norm": made(
+        lambda net, x: F.leaky_relu_(F.dropout(F.instance_norm(x * net.s, weight=net.w), 0.0)),
+        w=(4,),
+        s=(6,),
+    ),
     "in place": made(positions_in_place, table=(4, 6), s=(6,)),
     "a gate": made(lambda net, x: torch.where(x > 0, x * net.s, net.b), s=(6,), b=(6,)),
     "tokens and positions": made(tokens, token=(1, 1, 6), positions=(1, 5, 6)),

@@ -50,6 +50,7 @@ from zdp_bench.nn.precision import forward_precision
 log = logging.getLogger(__name__)
 
 EXAMPLES = 3  # that a model is recorded with
+SOON = 200  # pieces of batches, in which recording again would take a good part of the time
 
 
 @dataclass(frozen=True, eq=False)
@@ -327,6 +328,7 @@ class State:
     alone: str  # why its examples are run one at a time
     layer: str  # name of the module that is to blame for that
     seen: Any  # `_signature` when it was recorded
+    runs: int = 0  # pieces of batches since then
 
 
 _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
@@ -337,6 +339,7 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     held = _STATES.get(model)
     seen = _signature(model, inputs)
     if held is not None and held.seen == seen:
+        held.runs += 1
         return held
     state = State(None, "", "", seen)
     if not is_ours(model):
@@ -353,8 +356,8 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
 
 
 def renew(model: nn.Module) -> None:
-    """Have a model recorded again before it runs next."""
-    if model in _STATES:
+    """Have a model recorded again before it runs next, unless it was a short while ago."""
+    if model in _STATES and _STATES[model].runs >= SOON:
         _STATES[model].seen = None
 
 

@@ -204,9 +204,9 @@ def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
         output = reference.outputs_of(model, batch[0])
+    losses = require_outputs_alone(model, alone, output, targets)
     if isinstance(alone.loss, nn.Module):
         require_loss_keeps_nothing(alone.loss, output[:1], unpack(targets[:1].clone()))
-    losses = require_outputs_alone(model, alone, output, targets)
     with torch.enable_grad():
         try:
             together = alone.loss(output, unpack(targets.clone()))
