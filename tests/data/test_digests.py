@@ -141,6 +141,29 @@ def test_parts_are_apart_and_owners_named_or_refused(
             assert replace(of, **{seed: 1}).load(root).digest != splits.digest
 
 
+# What two owners, the second of many, must not be called.
+WRONG = {
+    "missing": (["unknown"], "'unknown' stands for a missing one"),
+    "negative": (["-1"], "'-1' stands for a missing one"),
+    "in other case": (["Ab c7", "AB C7"], "differ in case, spaces, zeros or"),
+    "with a zero": (["p7", "p07"], "differ in case, spaces, zeros or"),
+    "alike": (["p7", "p7"], "'p7' has 2 numbers"),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_names_that_are_missing_or_spelt_in_two_ways_are_refused(
+    case: str, files_of: tuple[Path, Dataset]
+) -> None:
+    """fastMRI took p1, P1 and p01 for three patients, and 'unknown' for one."""
+    root, of = files_of
+    splits = of.load(root)
+    for wrong, says in WRONG.values() if splits.owner_names else ():
+        names = [*wrong, *splits.owner_names[len(wrong) :]]
+        with pytest.raises(UserError, match=says):
+            replace(splits, owner_names=names)
+
+
 def _each(part: Source) -> Iterator[bytes]:
     """Yield a name of each example: its numbers, as they are before anything is drawn."""
     uniforms = torch.zeros(len(part), N_UNIFORMS) if part.is_stochastic else None

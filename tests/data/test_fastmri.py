@@ -13,6 +13,7 @@ import torch
 
 from zdp_bench.data import N_UNIFORMS, Source
 from zdp_bench.data.fastmri import FOLDERS, FastMri, find_volumes
+from zdp_bench.data.finite import count_not_finite
 from zdp_bench.data.kspace import (
     Undersampling,
     centre_crop,
@@ -147,6 +148,60 @@ def test_a_patient_on_both_sides_is_refused_but_in_the_release(root: Path) -> No
         FastMri(**SMALL).load(root)
     splits = FastMri(**SMALL).read_splits(find_volumes(root / "fastMRI"), "official", "")
     assert "1 patients have volumes on both sides" in splits.notes
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "says"),
+    [
+        ("p1", "P1", "differ in case"),
+        ("p1", "p01", "differ in case"),
+        ("unknown", "p5", "'unknown' stands for a missing one"),
+        ("None", "p5", "'None' stands for a missing one"),
+        ("-1", "5", "'-1' stands for a missing one"),
+        ("0", "104233", "'0' stands for a missing one"),
+    ],
+)
+@pytest.mark.parametrize("side", FOLDERS)
+def test_patients_are_named_and_in_one_spelling(
+    side: str, first: str, second: str, says: str, root: Path
+) -> None:
+    write(root / "fastMRI" / FOLDERS[0] / "a.h5", 7, patient=first)
+    write(root / "fastMRI" / side / "b.h5", 8, patient=second)
+    with pytest.raises(UserError, match=says):
+        FastMri(**SMALL).load(root)
+
+
+def test_a_file_without_a_patient_is_nobody_elses(root: Path) -> None:
+    unnamed = write(root / "fastMRI" / FOLDERS[0] / "p9.h5", 7)
+    with h5py.File(unnamed, "a") as file:
+        del file.attrs["patient_id"]
+    write(root / "fastMRI" / FOLDERS[0] / "a.h5", 8, patient="p9")
+    splits = FastMri(**SMALL).load(root)
+    assert [*splits.owner_names] == ["p9", "p0", "p1", "p9.h5", "p2"]
+    write(root / "fastMRI" / FOLDERS[1] / "b.h5", 9, patient="p9.h5")
+    with pytest.raises(UserError, match=r"b\.h5: is of patient 'p9\.h5', which is the name of a f"):
+        FastMri(**SMALL).load(root)
+
+
+HUGE = float(np.finfo(np.float32).max)
+WHOLE = {**arrays(0), "double": arrays(0)["kspace"].astype(np.complex128)}
+
+
+@pytest.mark.filterwarnings("error")
+@pytest.mark.parametrize("name", ["kspace", "reconstruction_esc", "double"])
+@pytest.mark.parametrize("value", [np.nan, np.inf, HUGE, 1e300])
+def test_reading_a_slice_tells_nothing_of_its_values(name: str, value: float, root: Path) -> None:
+    """An error or a warning at the step that draws a slice is a release that no ε covers."""
+    changed = WHOLE[name].copy()
+    with np.errstate(over="ignore"):
+        changed[[1, 3], :4] = value
+    written = {"kspace" if name == "double" else name: changed}
+    write(root / "fastMRI" / FOLDERS[0] / "file1000000.h5", 0, patient="p0", **written)
+    splits = FastMri(**SMALL).load(root)
+    everything(splits.train, seed=1)
+    train, test = count_not_finite(splits)
+    is_kept = (name, value) == ("reconstruction_esc", HUGE)
+    assert (train.not_finite, test.not_finite) == (0 if is_kept else 2, 0)
 
 
 def test_a_test_example_is_the_slice_under_its_files_mask(root: Path) -> None:

@@ -151,3 +151,22 @@ def test_what_is_announced_and_not_stored_is_refused(
     write_layout(tmp_path / "fastMRI" / FOLDERS[0] / "file1000000.h5", layout, written)
     load = FastMri(**SMALL).load
     assert_refused(lambda: load(tmp_path), "file1000000.h5", r"announces .*, but stores \d+ of")
+
+
+def test_a_packed_chunk_that_is_damaged_is_refused_before_it_is_drawn(tmp_path: Path) -> None:
+    """Read at the step that draws it, it would tell of that."""
+    path = tmp_path / "a.h5"
+    with h5py.File(path, "w") as file:
+        numbers = np.arange(900.0).reshape(9, 10, 10)
+        packed = file.create_dataset("kspace", data=numbers, chunks=(1, 10, 10), compression=1)
+        place = packed.id.get_chunk_info(7).byte_offset
+
+    def read() -> None:
+        with reading(path), h5py.File(path, "r") as file:
+            open_array(file, "kspace")
+
+    read()
+    raw = bytearray(path.read_bytes())
+    raw[place : place + 8] = bytes(8)
+    path.write_bytes(raw)
+    assert_refused(read, "a.h5", "truncated, damaged")

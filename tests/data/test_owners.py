@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from zdp_bench.data import DatasetInfo, Examples, Part, Splits
+from zdp_bench.data.owner_names import require_named
 from zdp_bench.data.owners import (
     count_owners,
     identify_examples,
     identify_owners,
     owners_of,
     pick_test_owners,
-    require_named,
 )
 from zdp_bench.errors import UserError
 from zdp_bench.library.examples import find_owners
@@ -84,12 +84,12 @@ def test_an_example_is_identified_by_its_content_whoever_else_is_there() -> None
 def test_an_owner_is_identified_by_name_else_by_number_else_by_its_content() -> None:
     owner_of, numbered = identify_owners(OWNED, "x")
     assert (owner_of.tolist(), numbered) == ([1, 0, 1, 0], [b"2", b"5"])
-    names = ["-", "-", "Bo", "-", "-", "Al"]
+    names = ["Di", "Cy", "Bo", "Ed", "Fe", "Al"]
     owner_of, named = identify_owners(replace(OWNED, owner_names=names), "x")
     assert (owner_of.tolist(), named) == ([1, 0, 1, 0], [b"Bo", b"Al"])
     single = replace(OWNED, train=Examples(*FOUR, groups=torch.tensor([5, 2, 0, 1])))
     owner_of, named = identify_owners(replace(single, owner_names=names), "x")
-    assert (owner_of.tolist(), named) == ([0, 1, 2, 3], [b"Al", b"Bo", b"-", b"-"])
+    assert (owner_of.tolist(), named) == ([0, 1, 2, 3], [b"Al", b"Bo", b"Di", b"Cy"])
     assert identify_owners(single, "x")[1] == [b"5", b"2", b"0", b"1"]
     assert identify_owners(PLAIN, "x")[1] == identify_examples(PLAIN.train)
 
@@ -108,6 +108,17 @@ def test_an_owner_of_two_examples_more_moves_no_other(names: list[str]) -> None:
     more = identify([*range(10), 10, 10])
     assert few == {owner: more[owner] for owner in few}
     assert len({*more.values()}) == 11
+
+
+def test_an_owner_without_a_name_is_refused_and_so_are_two_of_one() -> None:
+    for names, says in {
+        ("a", "b", "c", "d", "e"): r"group 5 has no name: `owner_names` has 5",
+        ("a", "b", "c", "a", "e", "f"): "'a' has 2 numbers in `groups`",
+    }.items():
+        with pytest.raises(UserError, match=says):
+            replace(OWNED, owner_names=names)
+    files = ("a 11.png", "a1 1.png", "A1 1.png", "-1.png", "nan.png", "0.nii.gz")
+    assert replace(OWNED, owner_names=files)  # files' names are exact
 
 
 SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]

@@ -16,6 +16,7 @@ import torch
 from annotated_types import Ge, Interval, Len
 from torch import Tensor
 
+from zdp_bench.data.owner_names import require_owner_names
 from zdp_bench.errors import UserError
 
 Provenance = Literal["official", "derived", "synthetic", "own"]
@@ -132,7 +133,8 @@ class Splits:
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
         owner_names: the name of each owner, by its number in `groups`. It decides the owner's
             subset (`algorithm=band_mf`) and node (`federated.nodes`), whoever else is there. Empty:
-            the number does, which must then not depend on who else is there.
+            the number does, which must then not depend on who else is there. A missing name, or two
+            spellings of one, are refused.
     """
 
     train: Source
@@ -153,10 +155,14 @@ class Splits:
     owner_names: Sequence[str] = ()
 
     def __post_init__(self) -> None:
+        require_owner_names(self.unit, tuple(self.owner_names))
         if self.train.groups is None:
             return
         owners, counts = self.train.groups.unique(return_counts=True)
         object.__setattr__(self, "examples_per_patient", max(counts.tolist(), default=1))
+        last, named = int(owners[-1]) if len(owners) else -1, len(self.owner_names)
+        if named and last >= named:
+            raise UserError(f"dataset: group {last} has no name: `owner_names` has {named}.")
         for name, part in (("test", self.test), ("validation", self.validation)):
             if part is None or part.groups is None or self.parts_share_owners:
                 continue

@@ -23,7 +23,8 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Pixels, PublicShare, Share, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import absent, digest, require_inside, sha256, visible_files
-from zdp_bench.data.owners import hold_out_owners, require_named
+from zdp_bench.data.owner_names import require_named
+from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.pictures import open_picture, read_picture
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, read_text, reading

@@ -61,7 +61,15 @@ def open_array(file: Any, name: str) -> Any:
     rule = "which each slice would unpack; write it slice by slice (chunks=(1, rows, columns))"
     expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
     _require_stored(array, name)
+    if array.id.get_create_plist().get_nfilters():
+        _unpack(array)
     return array
+
+
+def _unpack(array: Any) -> None:
+    """Read a packed array once: a chunk that fails at the step that draws it would tell of that."""
+    for chunk in array.iter_chunks():
+        array[chunk]
 
 
 def _require_stored(array: Any, name: str) -> None:

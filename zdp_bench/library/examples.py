@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from zdp_bench.data.owners import require_named
+from zdp_bench.data.owner_names import require_named
 from zdp_bench.errors import UserError, first_line, require
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack

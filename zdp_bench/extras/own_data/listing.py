@@ -27,7 +27,8 @@ import torch
 from torch import Tensor
 
 from zdp_bench.data.files import require_inside, visible_files
-from zdp_bench.data.owners import pick_test_owners, require_named, require_one_spelling
+from zdp_bench.data.owner_names import require_named, require_one_spelling
+from zdp_bench.data.owners import pick_test_owners
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
