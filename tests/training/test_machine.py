@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from copy import deepcopy
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -11,8 +12,11 @@ import torch
 from torch import nn
 
 from tests.training.test_run import carry_out, repeatable, weights_of
+from zdp_bench.data import Examples
 from zdp_bench.errors import UserError
+from zdp_bench.tasks.classification import BinaryClassification
 from zdp_bench.training.batches import read_ahead
+from zdp_bench.training.evaluation import predict, quick_loss
 from zdp_bench.training.machine import arithmetic, pick_device
 
 CPU = torch.device("cpu")
@@ -70,6 +74,20 @@ def test_bf16_is_in_the_forward_pass_and_nowhere_else() -> None:
     assert out.dtype == torch.float32
     assert model(torch.ones(1, 3)).grad_fn is not None
     assert inside[-1] == (torch.float32, torch.float32)
+
+
+def test_what_is_trained_in_bf16_is_evaluated_in_float32() -> None:
+    """Rounded outputs tie: 4,000 scores had 249 values, and ROC-AUC counts ties as half."""
+    model, task = nn.Linear(3, 1), BinaryClassification()
+    test = Examples(torch.randn(4000, 3), torch.arange(4000) % 2)
+    plain, start = predict(model, task, test, CPU)[0], quick_loss(model, task, test, CPU)
+    with arithmetic("bf16", False, model, PLAIN, CPU):
+        trained = model(test.inputs)
+        assert torch.equal(predict(model, task, test, CPU)[0], plain)
+        assert torch.equal(predict(deepcopy(model), task, test, CPU)[0], plain)
+        assert quick_loss(model, task, test, CPU) == start
+        assert torch.equal(model(test.inputs), trained)
+    assert len(trained.unique()) < len(plain.unique()) / 2
 
 
 def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:

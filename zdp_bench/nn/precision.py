@@ -9,6 +9,7 @@ from __future__ import annotations
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
+from contextvars import ContextVar
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -74,10 +75,28 @@ def repeatable(device: torch.device) -> Iterator[None]:
 REGIONS: WeakKeyDictionary[nn.Module, torch.autocast] = WeakKeyDictionary()
 
 
+_in_float32: ContextVar[bool] = ContextVar("_in_float32", default=False)
+
+
+@contextmanager
+def float32_forward() -> Iterator[None]:
+    """Run every model's forward pass in float32 inside, as whoever gets the weights will."""
+    before = _in_float32.set(True)
+    try:
+        yield
+    finally:
+        _in_float32.reset(before)
+
+
+def region_of(model: nn.Module) -> torch.autocast | None:
+    """Return the region that a model's forward pass runs in now; None in float32."""
+    return None if _in_float32.get() else REGIONS.get(model)
+
+
 @contextmanager
 def forward_precision(model: nn.Module) -> Iterator[Callable[[Tensor], Tensor]]:
     """Run a model's operations as its own forward function would run; yield what ends them."""
-    region = REGIONS.get(model)
+    region = region_of(model)
     if region is None:
         yield lambda output: output
         return

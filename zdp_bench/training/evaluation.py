@@ -13,6 +13,7 @@ from zdp_bench.data import Source
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import arrange
+from zdp_bench.nn.precision import float32_forward
 from zdp_bench.tasks import Condensing, Scoring, Task
 from zdp_bench.tasks.metric import Metric
 
@@ -61,6 +62,7 @@ def refuse_divergence(finite: bool, epoch: int | None, step: int, rate: object) 
 
 
 @torch.no_grad()
+@float32_forward()
 def quick_loss(model: nn.Module, task: Task, test: Source, device: torch.device) -> float:
     """Return the mean loss over the first examples of a public set.
 
@@ -87,10 +89,11 @@ def _at_once(one: Tensor, size: int | None = None) -> int:
 
 
 @torch.no_grad()
+@float32_forward()
 def predict(
     model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
 ) -> Batch:
-    """Return outputs [n, ...] and targets over a whole set, `size` examples at a time.
+    """Return outputs [n, ...] and targets over a whole set, `size` examples at a time, in float32.
 
     A `Condensing` task reduces its outputs at once, so that whole maps do not pile up in memory.
     """

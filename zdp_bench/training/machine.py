@@ -3,11 +3,11 @@
     precision: null    float32 in forward and backward pass
                tf32    TensorFloat-32 products (10 bits). Not for private algorithms: their clipped
                        sums are such products too, and would exceed the bound they were clipped to
-               bf16    forward pass under autocast, for real networks and for algorithms that keep
-                       their sums in float32
+               bf16    forward pass of training under autocast, for real networks and for
+                       algorithms that keep their sums in float32
 
-Norms, sums of clipped gradients and noise are in float32 or wider with any of them. torch's
-defaults are not relied on: they allow TF32 in cuDNN's convolutions.
+Norms, sums of clipped gradients, noise and evaluation are in float32 or wider with any of them.
+torch's defaults are not relied on: they allow TF32 in cuDNN's convolutions.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from torch import nn
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
 from zdp_bench.errors import UserError, unknown
-from zdp_bench.nn.precision import REGIONS, float32_products
+from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
 PRECISIONS = ("tf32", "bf16")
 
@@ -110,11 +110,14 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
     region = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
     def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
+        if region_of(model) is None:
+            return output
         region.__exit__(None, None, None)
         return output.float() if isinstance(output, torch.Tensor) else output
 
     def enter(module: nn.Module, inputs: Any) -> None:
-        region.__enter__()
+        if region_of(model):
+            region.__enter__()
 
     REGIONS[model] = region
     return [

@@ -72,14 +72,59 @@ def test_a_csv_names_label_patient_and_split(scans: Path, tmp_path: Path) -> Non
     assert [len(part or ()) for part in (splits.train, splits.test, splits.validation)] == [8] * 3
 
 
-def test_the_folders_train_and_test_are_the_split(scans: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "names",
+    [
+        ("train", "test", "test"),
+        ("Train", "TEST", "val"),
+        ("training", "testing", "valid"),
+        ("train", "test", "Validation"),
+    ],
+)
+def test_folders_of_parts_are_the_split(
+    names: tuple[str, str, str], scans: Path, tmp_path: Path
+) -> None:
     moved = tmp_path / "split"
     for patient in scans.glob("*/*"):
-        target = moved / ("test" if patient.name[1] in "45" else "train") / patient.parent.name
+        part = names[max(0, int(patient.name[1]) - 3)]
+        target = moved / part / patient.parent.name
         target.mkdir(parents=True, exist_ok=True)
         patient.rename(target / patient.name)
     splits = folder(moved).load(tmp_path)
-    assert (len(splits.train), len(splits.test)) == (16, 8)
+    held = 0 if names[1] == names[2] else 4
+    counts = [len(part or ()) for part in (splits.train, splits.test, splits.validation)]
+    assert counts == [16, 8 - held, held]
+    assert splits.notes == "classes 0 sick, 1 well"
+
+
+@pytest.mark.parametrize(
+    ("folders", "says"),
+    [
+        (("train/a", "val/a"), "has the folders train, val. A split has train/ and test/"),
+        (("Train/a", "valid/a", "docs/a"), "has the folders Train, valid. A split has"),
+        (("train/a", "test/a", "Test/b"), "A split has train/ and test/"),
+        (("train/a",), "has the folders train. A split has"),
+        (
+            ("a/train", "a/test", "b/train", "b/test"),
+            "(test|train): is the folder of a patient in this",
+        ),
+        (("images/Train", "masks/Train", "images/val", "masks/val"), "above images/"),
+    ],
+)
+def test_a_split_in_another_layout_is_refused(
+    folders: tuple[str, ...], says: str, tmp_path: Path
+) -> None:
+    """Its parts were taken for the classes, and its classes for the patients."""
+    for number, name in enumerate(folders):
+        make.write_png(tmp_path / "own" / name / "p1" / f"{number % 2}.png", 9)
+    assert_refused(lambda: folder(tmp_path / "own").info(tmp_path), "", says)
+
+
+def test_a_class_may_be_called_train(tmp_path: Path) -> None:
+    for name in ("bus", "train"):
+        for number in range(5):
+            make.write_png(tmp_path / "own" / name / f"{number}.png", 9)
+    assert [*folder(tmp_path / "own").info(tmp_path).classes] == ["bus", "train"]
 
 
 def test_the_patient_may_stand_in_the_name(tmp_path: Path) -> None:

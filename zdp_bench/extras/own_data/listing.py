@@ -4,7 +4,7 @@ PATH/CLASS/FILE                 each file counts as a patient of its own
 PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
 PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
 PATH/images/..., PATH/references/...  the same, with what each image should be
-PATH/train|test|validation/...  split by the person, with either of the above below
+PATH/train|test|validation/...  split by the person, with any of the above below; also Train, val
 PATH.csv                        columns path, one of TARGETS and, where known, patient and split;
                                 or whatever its columns are, with `columns` and `values`
 """
@@ -34,6 +34,9 @@ from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
 PARTS = ("train", "test", "validation")
+# What folders of them are called, in any case.
+SPLITS = {**{part: part for part in PARTS}, "training": "train", "testing": "test"}
+SPLITS |= {"val": "validation", "valid": "validation"}
 TARGETS = ("label", "mask", "reference")
 COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
@@ -107,10 +110,30 @@ def find_items(
     return sorted(found, key=lambda item: item.name)
 
 
+def _find_parts(path: Path) -> dict[str, Path]:
+    """Return the folder of each part; the folder itself as '' if the person did not split.
+
+    One folder of such a name beside others is a class: pictures of a train.
+
+    Raises:
+        UserError: there is a split without train or test, or with two folders of a part.
+    """
+    folders = [folder for folder in visible_files(path) if folder.is_dir()]
+    named = [folder for folder in folders if folder.name.casefold() in SPLITS]
+    if not named or len(named) == 1 < len(folders):
+        return {"": path}
+    parts = {SPLITS[folder.name.casefold()]: folder for folder in named}
+    if len(parts) < len(named) or not {*PARTS[:2]} <= parts.keys():
+        raise UserError(
+            f"{path}: has the folders {', '.join(folder.name for folder in named)}. A split has "
+            "train/ and test/, and perhaps validation/, with the classes in each: rename them, or "
+            "move the classes to where these folders are, and the test part is drawn by patient."
+        )
+    return {part: parts[part] for part in PARTS if part in parts}
+
+
 def _by_folder(path: Path) -> Iterator[Item]:
-    split = all((path / part).is_dir() for part in PARTS[:2])
-    for part in PARTS if split else ("",):
-        home = path / part
+    for part, home in _find_parts(path).items():
         partners = [name for name in PARTNERS if (home / name).is_dir()]
         if (home / IMAGES).is_dir() and partners:
             yield from _with_partners(path, home, part, partners[0])
@@ -119,7 +142,7 @@ def _by_folder(path: Path) -> Iterator[Item]:
                 f"{home}: has {IMAGES}/, and neither {' nor '.join(f'{p}/' for p in PARTNERS)} "
                 "beside it."
             )
-        elif home.is_dir():
+        else:
             for folder in visible_files(home):
                 if not folder.is_dir():
                     raise UserError(
@@ -156,6 +179,11 @@ def _items_below(folder: Path, path: Path, label: str, part: str) -> Iterator[It
     for file in _files_below(folder):
         inner = file.relative_to(folder).parts
         name = file.relative_to(path).as_posix()
+        if len(inner) > 1 and inner[0].casefold() in SPLITS:
+            raise UserError(
+                f"{folder / inner[0]}: is the folder of a patient in this place, and is named as a "
+                "part of a split; put train/ and test/ above the classes, or above images/."
+            )
         yield Item(file, name, label, inner[0] if len(inner) > 1 else name, part)
 
 
