@@ -569,6 +569,45 @@ def test_a_ledger_that_is_harmed_while_its_training_runs(
     assert private.ledger._file.closed
 
 
+def move_away(path: Path, make: Make) -> None:
+    path.rename(path.with_name("moved.jsonl"))
+
+
+def continue_it(path: Path, make: Make) -> None:
+    later = make(count_earlier=True)
+    train(later, most=2)
+    later.close()
+
+
+def continue_another(path: Path, make: Make) -> None:
+    move_away(path, make)
+    continue_it(path, make)
+
+
+@pytest.mark.parametrize("harm", [continue_it, continue_another, move_away])
+def test_a_closed_training_states_no_epsilon_of_a_ledger_that_goes_on(
+    make: Make, tmp_path: Path, harm: Callable[[Path, Make], None]
+) -> None:
+    closed = make()
+    train(closed, most=1)
+    epsilon = closed.epsilon
+    other = make(ledger=tmp_path / "other.jsonl")
+    closed.close()
+    assert closed.epsilon == closed.report()["epsilon_tight"] == epsilon
+    assert other.epsilon_with(closed) == epsilon
+    harm(tmp_path / "ledger.jsonl", make)
+    acts: dict[str, Callable[[], object]] = {
+        "epsilon": lambda: closed.epsilon,
+        "epsilon_with": lambda: other.epsilon_with(closed),
+        "report": closed.report,
+        "export": lambda: closed.export(tmp_path / "model"),
+        "save": closed.save,
+    }
+    for act in acts.values():
+        with pytest.raises(UserError, match=r"another training continued .* ask that"):
+            act()
+
+
 @pytest.mark.parametrize(("rate", "steps"), [(0.5, 60), (1e4, 60), (1e4, 10), (math.inf, 60)])
 def test_a_training_that_diverges_says_so(
     make: Make, caplog: pytest.LogCaptureFixture, rate: float, steps: int

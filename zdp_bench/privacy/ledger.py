@@ -320,6 +320,7 @@ class Ledger(Tally):
         self._head = Head(mechanism.digest(), repeatable, whose, earlier, dict(facts or {}))
         self._is_sound = True  # False while a line is being written and counted
         self._is_synced = True  # False while some lines may not be on disk
+        self._ending: tuple[int, bytes] | None = None  # of the file, when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
         if is_new and at_least is not None and at_least.entries:
@@ -421,7 +422,10 @@ class Ledger(Tally):
 
     def sync(self) -> None:
         """Force the file to disk; reject one that is not as it was last written."""
-        if os.getpid() != self._process or self._file.closed:
+        if os.getpid() != self._process:
+            return
+        if self._file.closed:
+            self._require_as_closed()
             return
         self.require_intact()
         if not self._is_synced:
@@ -459,10 +463,21 @@ class Ledger(Tally):
         self._is_sound = True
 
     def close(self) -> None:
+        if self._file.closed:
+            return
         try:
             self.sync()
+            self._ending = read_ending(self._place)
         finally:
             self._file.close()
+
+    def _require_as_closed(self) -> None:
+        """Reject a file that has other lines than when it was closed: they may be releases."""
+        if self._ending is None or self._ending != read_ending(self._place):
+            raise UserError(
+                f"{self.path}: another training continued this ledger after it was closed here; "
+                "ask that one. If the file was moved or changed instead, put it back as it was."
+            )
 
     def _put(self, entry: Entry) -> None:
         """Write a line. The caller counts it, and then sets `_is_sound`."""
@@ -533,6 +548,16 @@ class Ledger(Tally):
         whole = content[: content.rfind(b"\n") + 1]
         disk.write_bytes(self.path, whole + make_line(self._digest, cut.entry))
         self._read_entry(cut)
+
+
+def read_ending(path: Path) -> tuple[int, bytes] | None:
+    """Return a ledger's size and last bytes, whose digest covers all lines; None without a file."""
+    if not path.is_file():
+        return None
+    with open_regular(path) as file:
+        size = file.seek(0, os.SEEK_END)
+        file.seek(max(0, size - MOST_LINE))
+        return size, file.read()
 
 
 def set_aside(path: Path) -> None:
