@@ -61,11 +61,15 @@ class Spending:
 
         Where the files of one are not known, all data of a name may be the same, but generated.
         """
-        if self.data == other.data:
+        return self.may_read(other.dataset, other.data, other.sources)
+
+    def may_read(self, dataset: str, data: str, sources: frozenset[str] | None) -> bool:
+        """True if some examples of a data set, its digest and its files may be in the run's."""
+        if self.data == data:
             return True
-        if self.sources and other.sources:
-            return not self.sources.isdisjoint(other.sources)
-        return self.dataset == other.dataset and self.provenance != "synthetic"
+        if self.sources and sources:
+            return not self.sources.isdisjoint(sources)
+        return self.dataset == dataset and self.provenance != "synthetic"
 
     @property
     def is_private(self) -> bool:

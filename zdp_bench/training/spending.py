@@ -56,7 +56,24 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     """
     from zdp_bench.training.run_folder import only_one_process
 
-    plan = {
+    plan = _plan_of(config, data, mechanism, steps)
+    with only_one_process(config.results / "runs" / ".spending"):
+        if config.privacy.total_budget is not None:
+            _require_within(config, _read_spending(plan, home, False, data.sources))
+        records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
+
+
+def plan_spending(
+    config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path
+) -> Spending:
+    """Return what a run that has not begun will spend if it takes all its steps."""
+    plan = _plan_of(config, data, mechanism, steps)
+    return _read_spending(plan, home, False, data.sources)
+
+
+def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> dict[str, Any]:
+    """Return what `spending.json` holds."""
+    return {
         "recipe": config.recipe,
         "data": {"name": config.dataset.name, "provenance": data.provenance, "digest": data.digest},
         "privacy": {
@@ -71,10 +88,6 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
         },
         "sources": " ".join(sorted(data.sources)),
     }
-    with only_one_process(config.results / "runs" / ".spending"):
-        if config.privacy.total_budget is not None:
-            _require_within(config, _read_spending(plan, home, False, data.sources))
-        records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
 
 
 def _require_within(config: Run, own: Spending) -> None:
@@ -124,6 +137,14 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
         if homes.isdisjoint(path.parents) and but not in path.parents and has_steps(path):
             unknown.append(path)
     return found, unknown
+
+
+def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
+    """Return what the runs of a recipe have spent of `data`: those that `budget` counts."""
+    spendings, _ = read_spendings(config.results)
+    its_own = [one for one in spendings if one.recipe == config.recipe]
+    data_set = config.dataset.name, data.digest, data.sources
+    return [one for one in its_own if one.may_read(*data_set)]
 
 
 def read_spending(home: Path) -> Spending:

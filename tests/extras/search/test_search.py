@@ -6,6 +6,7 @@ import json
 import os
 import shlex
 import signal
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,16 +15,21 @@ import pytest
 from dp_accounting.pld import PLDAccountant
 
 pytest.importorskip("optuna")
+from optuna.samplers import RandomSampler
 
 from tests.drivers import start
 from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
 from zdp_bench import cli, records
 from zdp_bench.errors import UserError
+from zdp_bench.experiments.sweep import run_one
+from zdp_bench.extras.search import search as module
 from zdp_bench.extras.search.search import search, sheet
 from zdp_bench.extras.search.space import read_search
 from zdp_bench.records import Record
+from zdp_bench.report import budget
 from zdp_bench.training import evaluation, run
+from zdp_bench.training.spending import read_spendings
 
 WHOLE = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.2", "model.hidden=[4]"]
 # The claimed ε is not looked at here, and this accountant is quick.
@@ -134,9 +140,54 @@ def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
 
 def test_a_trial_that_would_pass_epsilon_is_not_begun(tmp_path: Path) -> None:
     """Of trials with other batches no common noise is known before they are proposed."""
-    with pytest.raises(UserError, match=r"with trial 2 the search would have a tight ε of"):
-        carry_out(tmp_path, "trainer.epochs=1,400", epsilon=1.0, trials=2, sampler="grid")
-    assert len(records.read_all(tmp_path)) == 1
+    found = carry_out(tmp_path, "trainer.epochs=1,400", epsilon=1.0, trials=2, sampler="grid")
+    assert len(records.read_all(tmp_path)) == len(found["trials"]) == 1
+    assert not found["finished"]
+    assert "with trial 2 it would be" in " ".join(sheet(found).notes)
+    assert found["privacy"]["epsilon_all"] <= 1.0
+
+
+def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> None:
+    for home in ("more", "less"):
+        noise = "algorithm.noise_multiplier=1.5"
+        run_one([*WHOLE, noise, "seed=7", f"paths.results={tmp_path / home}"])
+    (earlier,) = records.read_all(tmp_path / "more")
+    epsilon = earlier["privacy"]["epsilon_tight"]
+    with pytest.raises(UserError, match=r"the 1 runs of quickstart .* with trial 1 it would be"):
+        carry_out(tmp_path / "less", RATES, epsilon=epsilon, trials=2)
+    found = carry_out(tmp_path / "more", RATES, epsilon=2 * epsilon, trials=3)
+    assert 0 < len(found["trials"]) < 3
+    assert epsilon < found["privacy"]["epsilon_all"] <= 2 * epsilon
+    again = carry_out(tmp_path / "more", RATES, epsilon=2 * epsilon, trials=3)
+    assert again == found
+
+
+def rename_a_trial(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As a message of a damaged ledger advises."""
+    home = min(path.parent for path in results.glob("runs/*/*/record.json"))
+    home.rename(home.with_name("before"))
+
+
+def propose_otherwise(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """As another version of Optuna may."""
+    monkeypatch.setattr(module, "RandomSampler", lambda seed: RandomSampler(seed + 77))
+
+
+@pytest.mark.parametrize("act", [rename_a_trial, propose_otherwise])
+def test_no_run_of_an_earlier_call_is_lost(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: Callable[..., None]
+) -> None:
+    carry_out(tmp_path, RATES, trials=2, sampler="random")
+    act(tmp_path, monkeypatch)
+    found = carry_out(tmp_path, RATES, trials=2, sampler="random")
+    spendings, _ = read_spendings(tmp_path)
+    (line,) = budget.sheet(spendings, None, [], tmp_path).numbers
+    assert found["privacy"]["epsilon_all"] == line["epsilon"]
+    assert found["privacy"]["epsilon_all_unit"] == line["epsilon_unit"]
+    spent = [(one.spent.z, one.spent.steps) for one in spendings]
+    expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
+    assert line["epsilon"] == pytest.approx(expected, rel=3e-3)
+    assert found["privacy"]["runs"] == len(spendings) > 2
 
 
 def test_a_trial_that_diverges_is_no_end_and_counts(

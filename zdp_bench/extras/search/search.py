@@ -1,5 +1,8 @@
 """A search: Optuna proposes trials, each is a run within one ε, and the ε of all is stated.
 
+That ε composes all runs of the recipe on these data in the results folder, as `budget` counts them:
+also those that an earlier call made with other proposals, or whose folder was renamed.
+
 What Optuna proposes depends on the recipe's seed and the trials before. So the same command makes
 the same trials again after a kill: those that are finished are found, the one that was open goes
 on, and then new ones begin. `search.json` holds every trial before it begins.
@@ -27,21 +30,19 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search, grid_of
-from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.calibration import calibrate_mechanism
-from zdp_bench.privacy.composition import Spent, together
+from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report.budget import together_if_known
 from zdp_bench.report.number_format import epsilon, name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training.evaluation import DIVERGED, evaluate
 from zdp_bench.training.public_start import digest_of
 from zdp_bench.training.setup import ModelSetup, Setup, load_data
-from zdp_bench.training.spending import FILE, read_spending
+from zdp_bench.training.spending import plan_spending, read_recipes_spendings
 from zdp_bench.training.validation import DEFAULT, KEY
 
 FOLDER = "searches"  # under the results folder
@@ -53,8 +54,9 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     """Carry a search out, or continue it; return its record and its folder.
 
     Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
-    or was stopped. `epsilon_all` is the tight ε of everything the search made, in any adaptive
-    order, and `epsilon_all_unit` that of the owner of several examples.
+    or was stopped. `epsilon_all` is the tight ε of all runs of the recipe on these data, in any
+    adaptive order, and `epsilon_all_unit` that of the owner of several examples. With
+    `asked.epsilon`, no trial begins with which it would be larger.
     """
     say = print if show != "nothing" else (lambda line: None)
     config = configured(asked.example())
@@ -68,9 +70,7 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
         say(f"{word}: these owners are held out of training to choose by, and are not protected")
     metric = choose_by(asked, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
-    path, made = folder / "search.json", 0
-    if path.exists():  # what was spent counts, also if fewer trials are asked for now
-        made = len(read_json(path, records.from_json)["trials"])
+    path = folder / "search.json"
     optuna.logging.set_verbosity(optuna.logging.ERROR)
     study = optuna.create_study(
         direction=direction(metric),
@@ -78,31 +78,27 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     )
     for values in grid_of(asked.searched) if asked.sampler == "grid" else ():
         study.enqueue_trial(values)
-    lines, spent = list[Record](), list[Spent]()
+    lines = list[Record]()
+    ended_by = ""
 
     def describe_now() -> Record:
-        found = describe(asked, config, data, metric, lines)
-        if len(lines) >= made:
-            records.write(path, found)
+        found = describe(asked, config, data, metric, lines) | {"ended_by": ended_by}
+        records.write(path, found)
         return found
 
     try:
-        for number in range(max(asked.trials, made)):
+        for number in range(asked.trials):
             trial = study.ask(asked.searched)
             words = asked.words(trial.params)
             noise = noise_words(asked, words, data)
             words += noise
-            if asked.epsilon is not None:
-                spent.append(spend(configured(words), data))
-                total = together(spent, config.privacy.delta)
-                if total > asked.epsilon:
-                    raise UserError(
-                        f"--epsilon {asked.epsilon:g}: with trial {len(spent)} the search would "
-                        f"have a tight ε of {show_epsilon(total)}, because its trials differ in "
-                        "sampling or steps. It stops here; search keys that change neither, or "
-                        "run fewer trials."
-                    )
             run = digest_of(configured(words), data.digest)
+            ended_by = find_limit(asked, configured(words), data, run, number + 1)
+            if ended_by and not lines:
+                raise UserError(ended_by)
+            if ended_by:
+                say(ended_by)
+                break
             line = {"trial": number + 1, "values": trial.params, "noise": noise, "run": run}
             lines.append(line | {"state": "open", "score": None})
             describe_now()
@@ -192,15 +188,38 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
 
 
+def find_limit(asked: Search, config: Run, data: Splits, run: str, number: int) -> str:
+    """Return why a trial would take the search beyond its ε; "" if it does not."""
+    home = records.folder(config.results, config.recipe, run)
+    if asked.epsilon is None or (home / "record.json").exists():
+        return ""
+    setup = Setup.of(config, data, torch.device("cpu"))
+    own = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
+    others = [one for one in read_recipes_spendings(config, data) if one.home != home]
+    delta = config.privacy.delta
+    earlier = f"the {len(others)} runs of {config.recipe} on these data in {config.results}"
+    try:
+        spent = spent_of_one([*others, own], own.by_unit)
+        before, after = together(spent[:-1], delta), together(spent, delta)
+    except ValueError as error:
+        return (
+            f"--epsilon {asked.epsilon:g}: no ε is known of trial {number} and {earlier}: {error}."
+        )
+    if after <= asked.epsilon:
+        return ""
+    return (
+        f"--epsilon {asked.epsilon:g}: {earlier} have a tight ε of {show_epsilon(before)}, and "
+        f"with trial {number} it would be {show_epsilon(after)}, so the search ends before it. "
+        "Raise --epsilon to make more trials."
+    )
+
+
 def describe(
     asked: Search, config: Run, data: Splits, metric: Metric, lines: list[Record]
 ) -> Record:
     """Return a search's record: every trial, the best, and what ε covers what."""
-    homes = {records.folder(config.results, config.recipe, line["run"]) for line in lines}
-    begun = [of for of in sorted(homes) if (of / FILE).exists() or (of / "record.json").exists()]
-    spendings = [read_spending(home) for home in begun]
-    spent = [one.spent for one in spendings]
-    units = [replace(one.spent, examples=one.examples) for one in spendings]
+    spendings = read_recipes_spendings(config, data)
+    has_owners = any(one.examples > 1 for one in spendings)
     delta = config.privacy.delta
     scored = [line for line in lines if line["score"] is not None]
     best = max(
@@ -225,11 +244,20 @@ def describe(
         "privacy": {
             "delta": delta,
             "epsilon_asked": asked.epsilon,
-            "epsilon_all": together_if_known(spent, delta),
-            "epsilon_all_unit": together_if_known(units, delta) if units != spent else None,
+            "runs": len(spendings),
+            "epsilon_all": _find_epsilon(spendings, False, delta),
+            "epsilon_all_unit": _find_epsilon(spendings, True, delta) if has_owners else None,
             "unit": data.unit,
         },
     }
+
+
+def _find_epsilon(spendings: list[Spending], of_unit: bool, delta: float) -> float | None:
+    """Return the tight ε of all for one example, or one unit; None where none is known."""
+    try:
+        return together(spent_of_one(spendings, of_unit), delta)
+    except ValueError:
+        return None
 
 
 def sheet(found: Record) -> Sheet:
@@ -266,11 +294,13 @@ def sheet(found: Record) -> Sheet:
 def _notes(found: Record) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
     privacy = found["privacy"]
-    every = epsilon(privacy["epsilon_all"]) or "not known: the samplings of its trials differ"
+    every = epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
     unit = privacy["epsilon_all_unit"]
     owner = f", of {name_one(privacy['unit'])} {epsilon(unit)}" if unit is not None else ""
     return [
-        f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of all trials "
+        *([found["ended_by"]] if found["ended_by"] else []),
+        f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of the "
+        f"{privacy['runs']} runs of {found['recipe']} on these data in the results folder, "
         "composed). It covers every choice made by looking at the training examples. The ε of one "
         "trial covers less.",
         f"Chosen by {found['data']['validation']:,} validation examples, which are not protected: "
