@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from zdp_bench.gradients import clipped_sum
 from zdp_bench.nn.circulant import CirculantLinear
@@ -100,16 +101,17 @@ def test_order_follows_from_the_layers(name: str, options: dict[str, Any], last:
     assert suits_channels_last(model) is last
 
 
-class Watching(nn.Sequential):
-    """Two convolutions, and the memory orders of what it was called with."""
+class Watching(TorchDispatchMode):
+    """Notes whether the maps of three channels that are convolved are channels-last."""
 
-    def __init__(self, *norms: nn.Module) -> None:
-        super().__init__(nn.Conv2d(3, 4, 3), *norms, nn.Conv2d(4, 2, 3), nn.Flatten())
-        self.seen: list[bool] = []
+    def __init__(self) -> None:
+        super().__init__()
+        self.orders: list[bool] = []
 
-    def forward(self, x: Tensor) -> Tensor:
-        self.seen.append(x.is_contiguous(memory_format=torch.channels_last))
-        return super().forward(x)
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func is torch.ops.aten.convolution.default and args[0].shape[1] == 3:
+            self.orders.append(args[0].is_contiguous(memory_format=torch.channels_last))
+        return func(*args, **(kwargs or {}))
 
 
 @pytest.mark.parametrize("came", [torch.contiguous_format, torch.channels_last])
@@ -117,10 +119,12 @@ class Watching(nn.Sequential):
 def test_private_pass_has_the_order_of_the_model_whatever_comes(
     came: torch.memory_format, norms: list[nn.Module], last: bool
 ) -> None:
-    model = Watching(*norms)
+    model = nn.Sequential(nn.Conv2d(3, 4, 3), *norms, nn.Conv2d(4, 2, 3), nn.Flatten())
     x = torch.randn(5, 3, 8, 8).contiguous(memory_format=came)
-    clipped_sum(model, lambda y, _: y.square().sum(dim=1), (x, torch.zeros(5)), 1.0, engine="fast")
-    assert model.seen[-1] is last
+    with Watching() as watched:
+        batch = (x, torch.zeros(5))
+        clipped_sum(model, lambda y, _: y.square().sum(dim=1), batch, 1.0, engine="fast")
+    assert watched.orders[-1] is last
 
 
 def test_what_is_no_map_stays_as_it_is() -> None:

@@ -11,8 +11,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.drivers import python
 from tests.modules import Made
-from zdp_bench.gradients.program import Alone, make
+from zdp_bench.gradients.program import Alone, make, state_of
 from zdp_bench.gradients.program.batch import BY_NUMBER, OVER_DIMS, RULES
 
 Function = Callable[..., Tensor]
@@ -627,3 +628,69 @@ def test_one_example_is_not_squeezed_out() -> None:
 def test_every_operation_of_the_table_is_tried() -> None:
     tried = {*BY_NUMBER, *OVER_DIMS, *APART, "leaf"}
     assert set(RULES) <= tried
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: x[:, len(x) - 1],
+        lambda net, x: x[:, x.shape[0] // 2],
+        lambda net, x: x[:, x.shape[0] % 2 : x.shape[0] % 2 + 2],
+        lambda net, x: x.narrow(1, x.shape[0] % 2, 2),
+        lambda net, x: x.unfold(1, 2, x.shape[0] // 4 + 1),
+    ],
+)
+def test_an_index_that_depends_on_how_many_examples_there_are_is_refused(
+    function: Function,
+) -> None:
+    require_alone(function)
+
+
+@pytest.mark.parametrize(
+    "function",
+    [
+        lambda net, x: x.repeat_interleave(torch.tensor([2]), dim=0),
+        lambda net, x: torch.fft.fftn(x, s=(4, 4, 4)).abs(),
+    ],
+)
+def test_a_call_that_no_rule_foresees_is_refused_in_words(function: Function) -> None:
+    require_alone(function)
+
+
+def test_a_program_follows_a_number_that_becomes_a_constant() -> None:
+    model = Made(lambda net, x: x * torch.tensor(net.scale), weight=nn.Parameter(torch.ones(1)))
+    for model.scale in (1.0, 5.0):
+        program = state_of(model, X).program
+        assert program is not None
+        torch.testing.assert_close(program.run(model, X), X * model.scale)
+
+
+def test_a_program_follows_a_hook_that_takes_anothers_place() -> None:
+    model = Made(lambda net, x: x * 1, weight=nn.Parameter(torch.ones(1)))
+    for factor in (2.0, 3.0, 4.0):
+        hook = model.register_forward_hook(lambda module, args, out, by=factor: out * by)
+        program = state_of(model, X).program
+        assert program is not None
+        torch.testing.assert_close(program.run(model, X), X * factor)
+        hook.remove()
+        del hook
+
+
+STEP_OF_A_FORK = """
+import os
+import torch
+from torch import nn
+from zdp_bench.gradients.program import make
+
+model = nn.Linear(3, 2)
+make(model, torch.randn(2, 3))
+model(torch.randn(2, 3)).sum().backward()
+if not (child := os.fork()):
+    model(torch.randn(2, 3)).sum().backward()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_is_forked_after_a_recording_can_take_steps() -> None:
+    python("-c", STEP_OF_A_FORK)

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import copy
 import logging
+import weakref
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
 from torch.utils._pytree import tree_leaves
 
+from zdp_bench.errors import first_line
 from zdp_bench.gradients.parts import leaves_of, map_leaves, takes_parts
 from zdp_bench.gradients.program.batch import (
     Alone,
@@ -64,6 +66,13 @@ class Program:
     leaves: tuple[str, ...]  # names of the modules that stay whole
     uses: tuple[Use, ...]  # of parameters, in the order of `taped`
     code: str  # of the graph
+
+    def equals(self, other: Program) -> bool:
+        """True if both are the same operations with the same constants."""
+        own, others = self.recorded.constants, other.recorded.constants
+        if self.code != other.code or own.keys() != others.keys():
+            return False
+        return all(_are_equal(value, others[name]) for name, value in own.items())
 
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return the output, with the parameters and buffers that the model holds now."""
@@ -105,6 +114,12 @@ class Program:
         return names
 
 
+def _are_equal(first: Any, second: Any) -> bool:
+    if isinstance(first, Tensor) and isinstance(second, Tensor):
+        return first.dtype == second.dtype and torch.equal(first, second)
+    return first is second
+
+
 def _writes(node: Node) -> bool:
     return hasattr(node.target, "_schema") and node.target._schema.is_mutable
 
@@ -142,7 +157,7 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         if isinstance(output, Tensor):
             require_torch_backward(output)
     recorded = record(model, examples)
-    places = check(recorded.graph, recorded.inputs)
+    places = _check(recorded)
     reason, taped = "", None
     uses: list[Use] = []
     try:
@@ -154,6 +169,16 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
     )
     plain = _plain(recorded)
     return Program(recorded, plain, taped, reason, leaves, tuple(uses), str(recorded.graph))
+
+
+def _check(recorded: Recorded) -> Places:
+    """Return where the examples are; a call that no rule foresees is run for one at a time."""
+    try:
+        return check(recorded.graph, recorded.inputs)
+    except Alone:
+        raise
+    except Exception as error:
+        raise Alone(f"the model has a call that is not known: {first_line(error)}") from None
 
 
 def _few(inputs: Tensor) -> Tensor:
@@ -345,7 +370,7 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
     if not is_ours(model):
         try:
             state.program = make(model, inputs)
-            if held is not None and state.program.code == getattr(held.program, "code", ""):
+            if held is not None and held.program is not None and held.program.equals(state.program):
                 state.program = held.program
         except Alone as error:
             state.alone, state.layer = str(error), error.layer
@@ -378,9 +403,22 @@ def _signature(model: nn.Module, inputs: Tensor) -> Any:
 
 def _held_by(module: nn.Module) -> tuple[Any, ...]:
     own = vars(module)
-    hooks = tuple(tuple(map(id, foreign_hooks(own[kind]))) for kind in HOOKS)
+    hooks = tuple(tuple(map(_refer, foreign_hooks(own[kind]))) for kind in HOOKS)
     plain = tuple((name, value) for name, value in own.items() if isinstance(value, PLAIN))
-    return id(module), id(own.get("forward")), hooks, plain
+    tensors = tuple(
+        (name, value.dtype, value.shape, value.requires_grad)
+        for name, value in (own["_parameters"] | own["_buffers"]).items()
+        if value is not None
+    )
+    return _refer(module), id(own.get("forward")), hooks, plain, tensors
+
+
+def _refer(value: Any) -> Any:
+    """Return a weak reference, which no later object equals, as one may an id."""
+    try:
+        return weakref.ref(value)
+    except TypeError:
+        return id(value)
 
 
 __all__ = ["Alone", "Place", "Program", "Running", "State", "alone", "copy_apart", "is_ours"]

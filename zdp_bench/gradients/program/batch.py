@@ -279,7 +279,7 @@ def _transformed(call: Call, rank: int) -> Any:
     """Return the dimensions of a Fourier transform."""
     dims, sizes = call.get("dim"), call.get("s")
     if dims is None and sizes is not None:
-        dims = range(-len(sizes), 0)
+        dims = [*range(-len(sizes), 0)]
     return [*range(rank)] if dims is None else [*dims] if isinstance(dims, list | tuple) else dims
 
 
@@ -343,6 +343,7 @@ def normalised(call: Call) -> Place:
 
 def view(call: Call) -> Place:
     """A view without arithmetic: of a trial's memory, the same rows must be found in the result."""
+    call.require_no_sizes()  # such as an index that depends on how many examples there are
     node = call.first
     place, value = call.place(node), node.meta["val"]
     shape = at_trial(list(value.shape))
@@ -401,6 +402,7 @@ def repeated_in_place(call: Call) -> Place:
     node = call.first
     place, rank, dim = call.place(node), call.rank(node), call.get("dim")
     call.need(dim is not None, "flattens the examples")
+    call.need(isinstance(call.get("repeats"), int), "repeats each row as often as a tensor says")
     if dim % rank != place.dim:
         return place
     return Place(place.dim, place.inner * call.get("repeats"))

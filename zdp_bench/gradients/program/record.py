@@ -166,6 +166,7 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     Raises:
         Alone: torch cannot record the function for any number of examples.
     """
+    _start_autograd()
     for name, module in model.named_modules():
         if any(foreign_hooks(vars(module)[kind]) for kind in BACKWARD):
             raise Alone(f"layer '{name}' has backward hooks")
@@ -199,6 +200,15 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
             raise Alone(f"the model uses '{name}' beside the module that holds it")
     graph = _flatten(program.graph_module)
     return Recorded(graph, _sources(program), dict(program.constants))
+
+
+def _start_autograd() -> None:
+    """Have autograd count the devices, which it does once, at its first backward pass.
+
+    Recording makes torch count a GPU that is not there. Autograd would start a thread for it, and
+    no process that is forked afterwards could take a step.
+    """
+    torch.zeros((), requires_grad=True).backward()
 
 
 @contextmanager

@@ -82,6 +82,7 @@ def check(
         UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
     """
     device = next(model.parameters()).device
+    _refuse_parameter_hooks(model)
     _refuse_by_kind(model)
     devices = [device] if device.type == "cuda" else []
     with ExitStack() as inside:
@@ -100,6 +101,16 @@ def check(
             _check_gradients(model, batch[0])
         _check_sums(algorithm, batch, [OWNED] if forms_shares else [])
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
+
+
+def _refuse_parameter_hooks(model: nn.Module) -> None:
+    for name, parameter in model.named_parameters():
+        hooks = parameter._backward_hooks or getattr(parameter, "_post_accumulate_grad_hooks", None)
+        if hooks:
+            raise UserError(
+                f"parameter '{name}' has a hook, which no private step calls: remove it, or "
+                "put what it does into the model."
+            )
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
