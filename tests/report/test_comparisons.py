@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -146,8 +147,40 @@ def test_students_t_and_bonferroni() -> None:
     assert math.isnan(students_t([1], [2, 3]))
     nearly_equal = students_t([0.12, 0.12 + 1e-16], [0.5, 0.5 + 1e-16])  # without a warning
     assert nearly_equal < 1e-6
-    assert (students_t([2, 2], [2, 2]), students_t([2, 2], [3, 3])) == (1.0, 0.0)
+    assert students_t([2, 2], [2, 2]) == 1.0
     assert bonferroni(3) == pytest.approx(0.0167, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    "test",
+    [
+        lambda: delong(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]), np.array([1, 1, 0, 0])).p,
+        lambda: delong(np.array([0, 0, 1, 1]), np.array([0, 0, 1, 1]), np.zeros(4)).z,
+        lambda: students_t([2, 2], [3, 3]),
+        lambda: paired_t([2, 3], [1, 2]).p,
+    ],
+)
+def test_what_differs_without_a_variance_cannot_be_tested(test: Callable[[], float]) -> None:
+    """Two examples of each class gave z = ∞ and p = 0: certain, of four examples."""
+    assert math.isnan(test())
+
+
+@pytest.mark.parametrize("metric", ["roc_auc", "dice"])
+def test_a_row_that_cannot_be_tested_says_so(metric: str, tmp_path: Path) -> None:
+    truth = np.array([0, 0, 1, 1])
+    rows = {
+        name: [make_run(name, seed, value, metric, tests=4) for seed in (1, 2)]
+        for name, value in (("a", 1.0), ("b", 0.0))
+    }
+    for run in (*rows["a"], *rows["b"]):
+        folder = records.folder(tmp_path, run["recipe"], run["run"])
+        turned = truth if run["metrics"][metric] else 1 - truth
+        records.write_scores(folder / "scores.csv", truth, turned.astype(float))
+    assert compare_pairs(metric, rows, tmp_path)[-1] == (
+        "a against b: cannot be tested, for the values differ and have no variance (seeds 1, 2). "
+        "Use more seeds or test examples."
+    )
+    assert show_p(math.nan) == "= NaN (no variance)"
 
 
 def test_paired_t() -> None:
@@ -159,5 +192,5 @@ def test_paired_t() -> None:
         pytest.approx(-0.4841, abs=1e-4),
         pytest.approx(4.4841, abs=1e-4),
     )
-    assert paired_t([2, 3], [1, 2]) == Paired(1, 1, 1, 0.0)
+    assert paired_t([2, 3], [2, 3]) == Paired(0, 0, 0, 1.0)
     assert paired_t([1], [2]) is None

@@ -52,15 +52,25 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
                 f"{first} against {second}: {verdict}, {test} p {show_p(p)} (seeds "
                 f"{', '.join(map(str, seeds))}; threshold {threshold:.3g} for {family})."
             )
+        elif seeds:
+            said.append(
+                f"{first} against {second}: cannot be tested, for the values differ and have no "
+                f"variance (seeds {', '.join(map(str, seeds))}). Use more seeds or test examples."
+            )
     return said
 
 
 def compare_rows(
     metric: str, first: Sequence[Record], second: Sequence[Record], results: Path
 ) -> tuple[str, float, list[int]]:
-    """Return the test's name, p and the seeds compared; p is NaN where nothing can be."""
+    """Return the test's name, p and the seeds compared: none, and a p of NaN, where nothing can be.
+
+    p is NaN with seeds where what differs has no variance.
+    """
     if metric != "roc_auc":
         values = [[run["metrics"][metric] for run in runs] for runs in (first, second)]
+        if min(map(len, values)) < 2 or bool(np.isnan(np.concatenate(values)).any()):
+            return "Student's t", math.nan, []
         seeds = {run["seed"] for run in (*first, *second)}
         return "Student's t", students_t(*values), sorted(seeds)
     p_of_seed = {}
@@ -75,7 +85,9 @@ def compare_rows(
                 and 2 <= one[0].sum() <= len(one[0]) - 2
             ):
                 p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
-    return "DeLong", max(p_of_seed.values(), default=math.nan), sorted(p_of_seed)
+    untested = any(map(math.isnan, p_of_seed.values()))
+    p = math.nan if untested else max(p_of_seed.values(), default=math.nan)
+    return "DeLong", p, sorted(p_of_seed)
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
@@ -87,7 +99,9 @@ _read_once = cache(records.read_scores)  # a run stands in many pairs
 
 
 def show_p(p: float) -> str:
-    """'= 0.0123', '< 0.001'."""
+    """'= 0.0123', '< 0.001'; '= NaN (no variance)' of what cannot be tested."""
+    if math.isnan(p):
+        return "= NaN (no variance)"
     return "< 0.001" if p < 0.001 else f"= {p:.3g}"
 
 
@@ -109,7 +123,7 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
 
     DeLong, DeLong & Clarke-Pearson 1988, by midranks (Sun & Xu 2014), so in O(n log n). z = 0 and
     p = 1 for two curves that differ nowhere, and where the difference has no variance because both
-    separate perfectly.
+    separate perfectly. z and p are NaN for areas that differ without a variance.
 
     Args:
         truth: 0 or 1 [n].
@@ -131,7 +145,7 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     if error > 1e-12:
         z = difference / error
     else:
-        z = 0.0 if abs(difference) < 1e-12 else math.copysign(math.inf, difference)
+        z = 0.0 if abs(difference) < 1e-12 else math.nan
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
     return DeLong((areas[0], areas[1]), errors, error, z, float(2 * ndtr(-abs(z))))
 
@@ -147,11 +161,14 @@ def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.n
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
-    """Return Student's two-sided p, variances taken as equal; NaN below two values on a side."""
+    """Return Student's two-sided p, variances taken as equal.
+
+    NaN below two values on a side, and for values that differ without a variance.
+    """
     if min(len(first), len(second)) < 2:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
-        return 1.0 if first[0] == second[0] else 0.0
+        return 1.0 if first[0] == second[0] else math.nan
     from scipy.stats import ttest_ind
 
     # scipy warns of nearly equal values
@@ -160,7 +177,10 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 class Paired(NamedTuple):
-    """A paired t-test: the mean difference, its 95 % confidence interval, and the two-sided p."""
+    """A paired t-test: the mean difference, its 95 % confidence interval, and the two-sided p.
+
+    All but the mean are NaN for differences without a variance.
+    """
 
     mean: float
     low: float
@@ -175,7 +195,7 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
         return None
     mean = sum(differences) / len(differences)
     if len(set(differences)) == 1:  # no spread: scipy would divide by zero
-        return Paired(mean, mean, mean, 1.0 if mean == 0 else 0.0)
+        return Paired(0.0, 0.0, 0.0, 1.0) if mean == 0 else Paired(mean, *[math.nan] * 3)
     from scipy.stats import ttest_1samp
 
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
