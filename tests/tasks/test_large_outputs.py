@@ -244,3 +244,11 @@ def test_log_odds_are_those_of_softmax_where_it_is_exact() -> None:
     share = logits.double().softmax(dim=1)
     torch.testing.assert_close(log_odds(logits), (share / (1 - share)).log())
     assert log_odds(torch.zeros(1, 4)).tolist() == [[pytest.approx(-math.log(3))] * 4]
+
+
+@pytest.mark.parametrize("name", ["binary_classification", "classification"])
+def test_the_mean_of_losses_that_add_up_beyond_float32_is_finite(name: str) -> None:
+    outputs = 1e37 * torch.ones(400, 1) if "binary" in name else 1e37 * torch.eye(2)[[0] * 400]
+    targets = torch.arange(400) % 2
+    found = lookup("task", name)().metrics(outputs, targets)["loss"]
+    assert found == pytest.approx(0.5e37, rel=1e-6)

@@ -65,3 +65,9 @@ class Condensing(Protocol):
 
     def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Reduce [B, ...] to [B, few], on the outputs' device."""
+
+
+def mean_of(losses: Tensor) -> float:
+    """Return the mean of losses [n], in double precision where their sum exceeds float32."""
+    mean = losses.mean()
+    return float(mean if mean.isfinite() else losses.double().mean())

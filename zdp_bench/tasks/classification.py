@@ -11,7 +11,7 @@ from torch import Tensor
 
 from zdp_bench.errors import require, unknown
 from zdp_bench.registry import register
-from zdp_bench.tasks import keeps_apart
+from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import ACCURACY, LOSS, ROC_AUC
 
 HEADLINES = (ACCURACY.name, ROC_AUC.name)
@@ -53,7 +53,7 @@ class Classification:
         return {
             "accuracy": float(accuracy_score(truth, outputs.cpu().argmax(dim=1).numpy())),
             "roc_auc": area,
-            "loss": float(self.loss(outputs, targets).mean()),
+            "loss": mean_of(self.loss(outputs, targets)),
         }
 
 
@@ -121,5 +121,5 @@ class BinaryClassification:
         return {
             "roc_auc": float(roc_auc_score(truth, scores)) if both else math.nan,
             "accuracy": float(accuracy_score(truth, scores > 0)),
-            "loss": float(self.loss(outputs, targets).mean()),
+            "loss": mean_of(self.loss(outputs, targets)),
         }

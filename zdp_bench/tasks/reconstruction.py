@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.registry import register
-from zdp_bench.tasks import keeps_apart
+from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import LOSS, NMSE, PSNR, SSIM, ZERO_FILLED
 
 EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
@@ -60,7 +60,7 @@ class Reconstruction:
             baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
             found.append(ours | {f"zero_filled_{name}": value for name, value in baseline.items()})
         means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
-        return means | {"loss": float(self.loss(outputs, targets).mean())}
+        return means | {"loss": mean_of(self.loss(outputs, targets))}
 
     def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
         """Return the test set's middle slice for a figure.

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from zdp_bench.errors import require
 from zdp_bench.registry import register
-from zdp_bench.tasks import keeps_apart
+from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import DICE, DICE_WORST, LOSS
 
 Loss = Literal["bce", "dice", "bce_dice"]
@@ -78,5 +78,5 @@ class Segmentation:
         return {
             "dice": float(dice.mean()),
             "dice_worst": float(dice.min()),
-            "loss": float(rows[:, 3].mean()),
+            "loss": mean_of(rows[:, 3]),
         }

@@ -14,7 +14,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import arrange
 from zdp_bench.nn.precision import float32_forward
-from zdp_bench.tasks import Condensing, Scoring, Task
+from zdp_bench.tasks import Condensing, Scoring, Task, mean_of
 from zdp_bench.tasks.metric import Metric
 
 DIVERGED = "diverged at"  # how the sentence of such a run begins
@@ -71,9 +71,9 @@ def quick_loss(model: nn.Module, task: Task, test: Source, device: torch.device)
     """
     model.eval()
     inputs, targets = test.batch(torch.arange(min(QUICK, len(test))))
-    found = task.loss(model(inputs.to(device)), targets.to(device)).mean()
+    losses = task.loss(model(inputs.to(device)), targets.to(device))
     model.train()
-    return float(found)
+    return mean_of(losses)
 
 
 @torch.no_grad()
