@@ -6,6 +6,9 @@ their memory and ignore their strides.
 
 from __future__ import annotations
 
+from itertools import chain
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -16,6 +19,20 @@ def lay_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
     if gradient.stride() == parameter.stride() and not is_lazy:
         return gradient
     return torch.empty_like(parameter).copy_(gradient)
+
+
+def lay_out_states(optimizer: Any) -> None:
+    """Give the states of a fused optimiser, or of several, the layout that its parameters have now.
+
+    A model may change its memory format during a training, or have another one when it resumes.
+    """
+    for single in getattr(optimizer, "optimizers", (optimizer,)):
+        fused = [group for group in single.param_groups if group.get("fused")]
+        for parameter in chain.from_iterable(group["params"] for group in fused):
+            state = single.state.get(parameter, {})
+            for name, value in state.items():
+                if isinstance(value, Tensor) and value.shape == parameter.shape:
+                    state[name] = lay_out_as(parameter, value)
 
 
 def is_dense(tensor: Tensor) -> bool:

@@ -22,7 +22,7 @@ from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
 from zdp_bench.training.captured import Programs
 from zdp_bench.training.distributed import ALONE, Ranks
-from zdp_bench.training.memory_layout import lay_out_as
+from zdp_bench.training.memory_layout import lay_out_as, lay_out_states
 from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
 from zdp_bench.training.total import Total
 
@@ -200,5 +200,6 @@ def descend(
             parameter.grad = lay_out_as(parameter, gradients[name])
         else:  # a gradient left from before it was frozen would move it: no noise is on that
             parameter.grad = None
+    lay_out_states(optimizer)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
