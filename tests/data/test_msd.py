@@ -86,7 +86,7 @@ def test_what_does_not_fit_is_refused(root: Path) -> None:
         nifti.write(path, channels, SPACING)
     second = Msd(size=32, channel=1, max_per_patient=2, **SHARES)
     assert len(second.load(root).train) == 4
-    with pytest.raises(UserError, match="msd_synthetic"):
+    with pytest.raises(UserError, match="Task09_Spleen: is missing"):
         Msd(task="spleen").load(root)
 
 

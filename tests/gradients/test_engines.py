@@ -19,6 +19,7 @@ from tests.gradients.test_harness import norm
 from tests.modules import Made
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, clipped_sum, fast, layer_gradient, reference, tape
+from zdp_bench.gradients.program import uses
 from zdp_bench.gradients.rules import NoRule, convolution
 from zdp_bench.nn.convolution import ComplexConv2d
 
@@ -54,7 +55,7 @@ def changes_an_input() -> nn.Module:
 
 
 def pairs_products() -> nn.Module:
-    """A weight that is used in place, which has no rule."""
+    """A weight that is multiplied in place."""
 
     def function(net: Any, x: Tensor) -> Tensor:
         return net.layer(x).mul_(net.scale)
@@ -64,10 +65,11 @@ def pairs_products() -> nn.Module:
 
 @pytest.mark.usefixtures("output_gradients")
 def test_what_fast_cannot_serve_goes_to_the_reference_and_is_logged_once(
-    caplog: pytest.LogCaptureFixture,
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch.manual_seed(0)
     module = pairs_products()
+    monkeypatch.setattr(uses, "MAX_BYTES", 0)  # of the per-example gradients of its product
     with pytest.raises(UserError, match=r"algorithm\.gradients=fast"):
         clipped_sum(module, loss, (INPUTS, TARGETS), 1.0, engine="fast")
     with caplog.at_level(logging.INFO):

@@ -195,7 +195,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     ("words", "says"),
     [
         ("table zeta_dp_2021/1 --results {file}", ""),
-        ("epsilon --results {file}/deeper", ""),
+        ("epsilon --write --results {file}/deeper", ""),
         ("report --results {file}", ""),
         ("figure epsilon --results {file}/deeper", ""),
         ("run recipe=quickstart paths.results={file}", ""),

@@ -61,6 +61,7 @@ from zdp_bench.privacy.ledger_lines import (
 from zdp_bench.privacy.mechanism import Mechanism
 
 SYNC_SECONDS = 0.2  # between two fsyncs of the file, at least
+END = 4096  # bytes at the end of a file that show that it was not continued
 
 
 class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
@@ -556,7 +557,7 @@ def read_ending(path: Path) -> tuple[int, bytes] | None:
         return None
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - MOST_LINE))
+        file.seek(max(0, size - END))
         return size, file.read()
 
 
