@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 
-def lay_out_as(parameter: Tensor, gradient: Tensor) -> Tensor:
-    """Return a gradient with the memory layout of its parameter; a copy if it has another one."""
-    is_lazy = gradient.is_conj() or gradient.is_neg()  # the sign is a flag, not in memory
-    if gradient.stride() == parameter.stride() and not is_lazy:
-        return gradient
-    return torch.empty_like(parameter).copy_(gradient)
+def lay_out_as(parameter: Tensor, values: Tensor) -> Tensor:
+    """Return a gradient or state with its parameter's memory layout; a copy if it has another."""
+    is_lazy = values.is_conj() or values.is_neg()  # the sign is a flag, not in memory
+    if values.stride() == parameter.stride() and not is_lazy:
+        return values
+    return torch.empty_like(parameter).copy_(values)
 
 
 def lay_out_states(optimizer: Any) -> None:
