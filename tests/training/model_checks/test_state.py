@@ -19,6 +19,7 @@ from tests.library.small import CLASSES, data, loss, train
 from tests.modules import Made
 from tests.training.model_checks.models import check, convolutional, mlp
 from zdp_bench import UserError
+from zdp_bench.training.model_checks.state import mark_weights
 
 # -------------------------------------------------------------------------- what the check leaves
 
@@ -81,6 +82,16 @@ def test_a_layer_that_shortens_its_rows_is_refused_however_long_they_are(
     with pytest.raises(UserError, match=r"layer '0' \(.*\) changes its 'weight'.*max_norm"):
         check(model, torch.zeros(0, 3, dtype=torch.int64))
     assert torch.equal(layer.weight, before)
+
+
+def test_weights_that_are_replaced_are_found_wherever_their_memory_lies() -> None:
+    layer = nn.Linear(1000, 1000)
+    for _ in range(20):  # each time torch hands out memory again that it freed before
+        layer.weight.data = layer.weight.data.clone()
+        marks = mark_weights(dict(layer.named_parameters()))
+        for _ in range(20):
+            layer.weight.data = layer.weight.data.clone()
+            assert mark_weights(dict(layer.named_parameters())) != marks
 
 
 # ------------------------------------------------------------------------- what is found at once

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,7 +20,6 @@ from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import copy_apart
 from zdp_bench.training.model_checks.layers import advice_on, describe_layer, describe_owner
 
-Marks = dict[str, tuple[int, int, int]]
 NUMBERS = (bool, int, float, str)
 
 
@@ -27,13 +27,36 @@ class WrittenError(UserError):
     """Weights hold something that no noise covers."""
 
 
+@dataclass(frozen=True, eq=False)
+class Mark:
+    """Which tensor a weight was at some time, its version then, and its memory.
+
+    The memory is kept, so that no later tensor can lie at the same address.
+    """
+
+    parameter: nn.Parameter
+    version: int
+    memory: Tensor
+
+    def __eq__(self, other: object) -> bool:
+        return (
+            isinstance(other, Mark)
+            and self.parameter is other.parameter
+            and self.version == other.version
+            and self.memory.data_ptr() == other.memory.data_ptr()
+        )
+
+
+Marks = dict[str, Mark]
+
+
 def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
-    """Return what a change of a weight that trains changes: which tensor, its version, its memory.
+    """Return what a change of a weight that trains changes.
 
     No number is read. A change in place through `.data` is not seen.
     """
     return {
-        name: (id(p), p._version, p.data_ptr()) for name, p in parameters.items() if p.requires_grad
+        name: Mark(p, p._version, p.detach()) for name, p in parameters.items() if p.requires_grad
     }
 
 
