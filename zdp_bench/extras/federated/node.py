@@ -4,10 +4,13 @@ ClientApp that answers the server.
 
 from __future__ import annotations
 
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,6 +27,7 @@ from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
 from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.composition import spent_of_one, together
 from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.noise import run_key, stream
 from zdp_bench.privacy.sampling import place_each
@@ -31,11 +35,14 @@ from zdp_bench.training.machine import execution_digest, foreign_code, pick_devi
 from zdp_bench.training.plan import steps_of
 from zdp_bench.training.run_folder import open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
+from zdp_bench.training.spending import plan_spending, read_spendings, reserve
 from zdp_bench.training.step import Training, private_step
 
 CRASHED = 1  # an Error's code: the app raised
 REFUSED = 700  # an Error of ours, whose reason is for people; Flower's own codes are below
 RESTARTED = "it was restarted, and joins again"
+RUN = re.compile(r"[0-9a-f]{64}")  # the digest of a run, which names its folder
+MOST_ROUNDS = 1_000_000  # of a run; a server that asks for more only keeps its nodes busy
 
 Answer = Callable[[Message, Context], Message]
 
@@ -141,7 +148,9 @@ class Node:
           step, weights): on the same weights it is the same release, bit for bit, and on others it
           has another sample and other noise;
         - its steps stand in this node's own ledger before they exist, so a release that never
-          arrives is counted as well.
+          arrives is counted as well;
+        - a site with data of its own keeps `privacy.max_epsilon` over all runs in its results
+          folder that may share examples with it, whatever runs a server asks for.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -186,10 +195,13 @@ class Node:
         # The data's digest is used only here: it leaves no node.
         code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, code)
-        home = records.folder(site.config.results, site.config.recipe, run) / "nodes" / name
+        run_home = records.folder(site.config.results, site.config.recipe, run)
+        home = run_home / "nodes" / name
         if self.ledger:
             self.ledger.close()
         config = self.setup.config
+        if own_data:
+            reserve(config, self.setup.data, self.mechanism, self.setup.plan.steps, run_home)
         made = execution_digest(
             config.plugins, site.device, self.size.examples, 1, config.execution.deterministic
         )
@@ -198,11 +210,36 @@ class Node:
         self.ledger = open_ledger(
             home / "ledger.jsonl", self.mechanism, repeatable, at_least, start, whose=whose
         )
-        most = (
-            self.ledger.releases + self.setup.plan.steps
-        )  # that can have been released at the end
-        self.limit = self.setup.affordable(most)
+        # All that can have been released at the end.
+        most = self.ledger.releases + self.setup.plan.steps
+        if own_data:
+            self.limit = self._affordable_beside_others(most, run_home)
+        else:
+            self.limit = self.setup.affordable(most)
         return self.standing() | {"mechanism": self.mechanism.digest()}
+
+    def _affordable_beside_others(self, most: int, run_home: Path) -> int | None:
+        """Return how many of `most` releases the budget pays for after the site's other runs."""
+        privacy = self.setup.config.privacy
+        if privacy.max_epsilon is None:
+            return None
+        own = plan_spending(self.setup.config, self.setup.data, self.mechanism, most, run_home)
+        every, _ = read_spendings(self.setup.config.results, but=run_home)
+        others = [spending for spending in every if spending.may_share(own)]
+        if not others:
+            return self.setup.affordable(most)
+        try:
+            *earlier, planned = spent_of_one([*others, own], own.by_unit)
+
+            def epsilon_after(steps: int) -> float:
+                return together([*earlier, replace(planned, steps=steps)], privacy.delta)
+
+            return max(0, bisect_right(range(most + 1), privacy.max_epsilon, key=epsilon_after) - 1)
+        except ValueError as error:
+            raise UserError(
+                f"privacy.max_epsilon={privacy.max_epsilon:g}: {error}, so this site's total ε is "
+                "not known; use the earlier runs' sampling and unit."
+            ) from None
 
     def standing(self) -> dict[str, Any]:
         """How far the ledger has come, on disk: the server is told."""
@@ -290,10 +327,17 @@ def client_app(config: Run, key: str) -> ClientApp:
     return app
 
 
-def _prepare(node: Node, values: dict) -> dict:
+def _prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
+    run, rounds = str(values["run"]), int(values["rounds"])
+    if not RUN.fullmatch(run):
+        raise UserError("the server names a run by something else than 64 hexadecimal digits.")
+    if not 1 <= rounds <= MOST_ROUNDS:
+        raise UserError(
+            f"the server asks for {rounds:,} rounds; 1 to {MOST_ROUNDS:,} are possible."
+        )
     entries, digest = int(values["entries"]), str(values["digest"])
     at_least = Position(entries, digest) if entries else None
-    return node.prepare(str(values["run"]), int(values["rounds"]), at_least)
+    return node.prepare(run, rounds, at_least)
 
 
 def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
