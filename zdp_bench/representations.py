@@ -5,7 +5,8 @@ So few weights are left to train that the noise of a small ε hides little of th
 a data set is computed once, kept in the user's cache folder and mapped (`data/cache.py`).
 
 A builder takes an example's shape and its options, and returns a module: [B, *shape] -> [B, ...].
-The module may say in `facts` what it is made of; its `version` changes when its numbers do.
+The module may say in `facts` what it is made of; its `version` changes when its numbers do. One
+that takes only pictures with pixels in [0, 1] has `takes_unit_pixels = True`.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ BLOCK = 128  # examples that are read and written at once
 NUMPY = {torch.float32: np.float32, torch.complex64: np.complex64}
 NO_FILE = ("package", "pretrained", "untrained")  # what an option `weights` names beside a path
 CLOSE = 1e-4  # relative to the largest number: what rounding does in a deep network
+SLACK = 1e-3  # by which a resized picture's pixels may leave [0, 1]
 
 log = logging.getLogger(__name__)
 
@@ -178,7 +180,10 @@ def represent_splits(
     device = device or torch.device("cpu")
     representation.module.to(device)
     few = torch.arange(min(TRIED, len(data.test)))
-    require_apart(representation, data.test.batch(few)[0], device)  # nothing of the training set
+    inputs = data.test.batch(few)[0]  # nothing of the training set
+    if data.provenance != "synthetic":  # a stand-in's examples are noise, not pictures
+        require_pixels(representation, inputs)
+    require_apart(representation, inputs, device)
     train = _represent(representation, data.train, f"{key}:train", device)
     test = _represent(representation, data.test, f"{key}:test", device)
     validation = data.validation and _represent(
@@ -208,6 +213,22 @@ def refuse_changing(name: str) -> UserError:
 def represent_info(representation: Representation, info: DatasetInfo) -> DatasetInfo:
     """Return counts and shapes of the data set as its representation."""
     return replace(info, input_shape=representation.gives, dtype=representation.dtype)
+
+
+def require_pixels(representation: Representation, inputs: Tensor) -> None:
+    """Reject pictures with pixels outside [0, 1], if the transform takes only those.
+
+    Raises:
+        UserError: some pixel is outside.
+    """
+    if not getattr(representation.module, "takes_unit_pixels", False) or not len(inputs):
+        return
+    low, high = inputs.aminmax()
+    if low < -SLACK or high > 1 + SLACK:
+        raise UserError(
+            f"representation={representation.name}: takes pictures with pixels in [0, 1], and "
+            "these have others. Set dataset.normalise=unit, or scale pictures of your own."
+        )
 
 
 def require_apart(
@@ -302,6 +323,7 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
     first = _collate(dataset, range(min(TRIED, len(dataset))))[0]
     checked = check_plugin("representation", {"name": name, **options}).options
     found = build(name, checked, tuple(first.shape[1:]), first.dtype)
+    require_pixels(found, first)
     require_apart(found, first)
     chain, targets = hashlib.sha256(), list[Tensor]()
 

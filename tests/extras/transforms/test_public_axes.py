@@ -9,6 +9,7 @@ from unittest.mock import Mock
 import pytest
 import torch
 import torch.nn.functional as F
+from torch.utils.data import TensorDataset
 
 from tests.extras.transforms.test_transforms import make
 from zdp_bench.config import configured
@@ -18,7 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
 from zdp_bench.extras.transforms.joined import FLOOR, NORM, POWER, axes_of
 from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
-from zdp_bench.representations import TRIED, represent_splits
+from zdp_bench.representations import TRIED, represent, represent_splits
 from zdp_bench.training.representation import build_representation
 
 FEW: dict[str, Any] = {"pictures": 16}
@@ -159,6 +160,29 @@ def test_generated_pictures_come_in_the_shape_of_examples() -> None:
     grey = as_examples(made, (1, 16, 20))
     assert grey.shape == (16, 1, 16, 20)
     torch.testing.assert_close(as_examples(made, (16, 20)), grey[:, 0])
+
+
+NEEDING_UNIT_PIXELS: list[tuple[str, dict[str, Any]]] = [
+    ("joined", {"parts": ["scattering"], **AXES}),
+    ("patches", {"filters": 4, **FEW}),
+    ("random_process", {}),
+]
+
+
+@pytest.mark.parametrize(("name", "options"), NEEDING_UNIT_PIXELS)
+def test_pictures_that_were_standardised_are_refused(name: str, options: dict[str, Any]) -> None:
+    torch.manual_seed(0)
+    unit, labels = torch.rand(12, 16, 16), torch.arange(12) % 3
+    dark, bright = unit - 0.3, unit + 0.3
+    representation = make(name, (16, 16), **options)
+    for pixels in (dark, bright):
+        examples = Examples(pixels, labels)
+        data = Splits(examples, examples, (16, 16), 3, "official", "a")
+        with pytest.raises(UserError, match=r"pixels in \[0, 1\].* dataset\.normalise=unit"):
+            represent_splits(representation, data, "standardised")
+        with pytest.raises(UserError, match=r"pixels in \[0, 1\]"):
+            represent(TensorDataset(pixels, labels), name, **options)
+    assert represent(TensorDataset(unit, labels), name, **options)[0][0].isfinite().all()
 
 
 WORDS = ["recipe=quickstart", "representation=joined", "model=real_linear", "algorithm=dp_sgd"]

@@ -183,6 +183,7 @@ class Joined(nn.Module):
     """
 
     version = 1
+    takes_unit_pixels = True
     at_once = 128  # examples on a CPU: axes are large, so that few at once wait for memory
 
     def __init__(

@@ -68,6 +68,7 @@ class Patches(nn.Module):
     """
 
     version = 1
+    takes_unit_pixels = True
     mean: Tensor
     filters: Tensor
 

@@ -78,6 +78,7 @@ class RandomProcess(nn.Module):
     """
 
     version = 1
+    takes_unit_pixels = True
     mean: Tensor
     deviation: Tensor
 
