@@ -295,7 +295,9 @@ class Private:
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
         now = _what_trains(parameters)
-        if changed := {name for name, _ in now.items() ^ self._trained.items()}:
+        names = now.keys() | self._trained.keys()
+        kept = {name for name in names if _is_same(now.get(name), self._trained.get(name))}
+        if changed := names - kept:
             raise UserError(
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
                 "checked the model: call make_private again, with another ledger, and state "
@@ -533,6 +535,16 @@ def _join_lines(text: str) -> str:
     return printable(" ".join(text.split()))
 
 
-def _what_trains(parameters: dict[str, nn.Parameter]) -> dict[str, tuple[int, torch.dtype]]:
-    """Return the identity and type of each trained parameter, by name."""
-    return {name: (id(p), p.dtype) for name, p in parameters.items() if p.requires_grad}
+def _what_trains(
+    parameters: dict[str, nn.Parameter],
+) -> dict[str, tuple[nn.Parameter, torch.dtype]]:
+    """Return each trained parameter and its type, by name."""
+    return {name: (p, p.dtype) for name, p in parameters.items() if p.requires_grad}
+
+
+def _is_same(
+    now: tuple[nn.Parameter, torch.dtype] | None, before: tuple[nn.Parameter, torch.dtype] | None
+) -> bool:
+    if now is None or before is None:
+        return False
+    return now[0] is before[0] and now[1] == before[1]

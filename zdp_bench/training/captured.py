@@ -40,7 +40,10 @@ Shape = tuple[Any, ...]
 
 
 def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
-    """Return what a program depends on, beside the number of rows."""
+    """Return what a program depends on, beside the number of rows.
+
+    The program keeps its mechanism, so no later one has the same identity.
+    """
     inputs, targets = batch
     described = ((t.shape[1:], t.dtype, t.device) for t in (inputs, targets))
     return (*described, id(mechanism))
@@ -63,6 +66,7 @@ class Program:
 
     algorithm: Algorithm
     loss: PerExample
+    mechanism: Mechanism
     total: dict[str, Tensor]  # S so far, by block; the same tensors from step to step
     inputs: Tensor  # [rows, ...]; rows beyond a piece's examples keep earlier ones
     targets: Tensor
@@ -83,7 +87,7 @@ class Program:
         total = Total(mechanism, device, sampling.expected_batch_size > MICRO_BATCH).whole()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
-        return Program(algorithm, loss, total, inputs, targets, weights, finite)
+        return Program(algorithm, loss, mechanism, total, inputs, targets, weights, finite)
 
     def run(self) -> None:
         """Add the piece in `inputs` to `total`."""

@@ -11,9 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from tests.drivers import python
 from tests.modules import Made
-from zdp_bench.gradients.program import Alone, make, state_of
+from zdp_bench.gradients.program import Alone, make
 from zdp_bench.gradients.program.batch import BY_NUMBER, OVER_DIMS, RULES
 
 Function = Callable[..., Tensor]
@@ -655,42 +654,3 @@ def test_an_index_that_depends_on_how_many_examples_there_are_is_refused(
 )
 def test_a_call_that_no_rule_foresees_is_refused_in_words(function: Function) -> None:
     require_alone(function)
-
-
-def test_a_program_follows_a_number_that_becomes_a_constant() -> None:
-    model = Made(lambda net, x: x * torch.tensor(net.scale), weight=nn.Parameter(torch.ones(1)))
-    for model.scale in (1.0, 5.0):
-        program = state_of(model, X).program
-        assert program is not None
-        torch.testing.assert_close(program.run(model, X), X * model.scale)
-
-
-def test_a_program_follows_a_hook_that_takes_anothers_place() -> None:
-    model = Made(lambda net, x: x * 1, weight=nn.Parameter(torch.ones(1)))
-    for factor in (2.0, 3.0, 4.0):
-        hook = model.register_forward_hook(lambda module, args, out, by=factor: out * by)
-        program = state_of(model, X).program
-        assert program is not None
-        torch.testing.assert_close(program.run(model, X), X * factor)
-        hook.remove()
-        del hook
-
-
-STEP_OF_A_FORK = """
-import os
-import torch
-from torch import nn
-from zdp_bench.gradients.program import make
-
-model = nn.Linear(3, 2)
-make(model, torch.randn(2, 3))
-model(torch.randn(2, 3)).sum().backward()
-if not (child := os.fork()):
-    model(torch.randn(2, 3)).sum().backward()
-    os._exit(0)
-os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_a_process_that_is_forked_after_a_recording_can_take_steps() -> None:
-    python("-c", STEP_OF_A_FORK)

@@ -7,8 +7,8 @@
 
 A model of this package's own classes needs none: its layers have rules and tests. Any other model
 runs as the program that was checked, never as Python; where it has none, its examples are run one
-at a time (`alone`). A program is recorded again when a module's mode or a number, string or boolean
-that it holds has changed, and when `renew` asks for it.
+at a time (`alone`). A program is recorded again when a module's mode or an attribute that it holds
+has changed, and when `renew` asks for it.
 """
 
 from __future__ import annotations
@@ -393,32 +393,58 @@ def alone(model: nn.Module) -> str:
 
 
 PLAIN = (bool, int, float, str, type(None))
+SHORT = 64  # entries of a list whose entries are compared
+
+
+class Reference:
+    """A reference to an object, which equals only references to this object while it lives.
+
+    An address alone would not do: a later object may lie there.
+    """
+
+    def __init__(self, referred: Any) -> None:
+        try:
+            self.get: Callable[[], Any] = weakref.ref(referred)
+        except TypeError:
+            self.get = lambda: referred
+
+    def __eq__(self, other: object) -> bool:
+        own = self.get()
+        return isinstance(other, Reference) and own is not None and own is other.get()
 
 
 def _signature(model: nn.Module, inputs: Tensor) -> Any:
-    """Return what a recording depends on, beside code and tensors."""
+    """Return what a recording depends on, beside code and the numbers of parameters and buffers."""
     shapes = tuple((leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves_of(inputs))
     return shapes, [_held_by(module) for module in model.modules()]
 
 
 def _held_by(module: nn.Module) -> tuple[Any, ...]:
     own = vars(module)
-    hooks = tuple(tuple(map(_refer, foreign_hooks(own[kind]))) for kind in HOOKS)
-    plain = tuple((name, value) for name, value in own.items() if isinstance(value, PLAIN))
-    tensors = tuple(
-        (name, value.dtype, value.shape, value.requires_grad)
+    hooks = [Reference(hook) for kind in HOOKS for hook in foreign_hooks(own[kind])]
+    others = {
+        name: _read(value)
+        for name, value in own.items()
+        if not name.startswith("_") or isinstance(value, PLAIN)
+    }
+    tensors = {
+        name: (value.dtype, value.shape, value.requires_grad)
         for name, value in (own["_parameters"] | own["_buffers"]).items()
         if value is not None
-    )
-    return _refer(module), id(own.get("forward")), hooks, plain, tensors
+    }
+    return Reference(module), hooks, others, tensors
 
 
-def _refer(value: Any) -> Any:
-    """Return a weak reference, which no later object equals, as one may an id."""
-    try:
-        return weakref.ref(value)
-    except TypeError:
-        return id(value)
+def _read(value: Any) -> Any:
+    """Return what tells an attribute from what it is later.
+
+    A tensor is a constant of the program itself, which follows changes in place.
+    """
+    if isinstance(value, PLAIN):
+        return type(value), value
+    if isinstance(value, list | tuple) and len(value) <= SHORT:
+        return type(value), [_read(part) for part in value]
+    return Reference(value)
 
 
 __all__ = ["Alone", "Place", "Program", "Running", "State", "alone", "copy_apart", "is_ours"]

@@ -1,0 +1,121 @@
+"""A program follows its model: what was recorded is what the model does now."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from types import MethodType
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from tests.drivers import python
+from tests.modules import Made
+from zdp_bench.gradients.program import Reference, state_of
+
+X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
+
+
+def model_of(function: Callable[..., Tensor]) -> Any:
+    return Made(function, weight=nn.Parameter(torch.ones(1)))
+
+
+def numbers(model: Any) -> Iterator[float]:
+    for model.scale in (1.0, 5.0):
+        yield model.scale
+
+
+def lists(model: Any) -> Iterator[float]:
+    model.scale = [0.0]
+    for model.scale[0] in (1.0, 5.0):
+        yield model.scale[0]
+
+
+def functions(model: Any) -> Iterator[float]:
+    for factor in (1.0, 5.0, 1.0):
+        model.scale = lambda x, by=factor: x * by
+        yield factor
+
+
+def tensors(model: Any) -> Iterator[float]:
+    model.scale = torch.ones(())
+    yield 1.0
+    model.scale.fill_(5.0)
+    yield 5.0
+    model.scale = torch.tensor(3.0)
+    yield 3.0
+
+
+def forwards(model: Any) -> Iterator[float]:
+    """Each function is made where an earlier one was freed."""
+    for factor in range(2, 12):
+        scale = lambda net, x, by=factor: x * by  # noqa: E731
+        model.forward = MethodType(scale, model)
+        del scale
+        yield factor
+        del model.forward
+
+
+def hooks(model: Any) -> Iterator[float]:
+    for factor in (2.0, 3.0, 4.0):
+        hook = model.register_forward_hook(lambda module, args, out, by=factor: out * by)
+        yield factor
+        hook.remove()
+        del hook
+
+
+CHANGES: dict[str, tuple[Callable[..., Tensor], Callable[[Any], Iterator[float]]]] = {
+    "a number that becomes a constant": (lambda net, x: x * torch.tensor(net.scale), numbers),
+    "a number in a list": (lambda net, x: x * net.scale[0], lists),
+    "a function": (lambda net, x: net.scale(x), functions),
+    "a tensor that is no buffer": (lambda net, x: x * net.scale, tensors),
+    "another forward function": (lambda net, x: x * 1, forwards),
+    "another hook": (lambda net, x: x * 1, hooks),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_a_program_follows_its_model(name: str) -> None:
+    function, change = CHANGES[name]
+    model = model_of(function)
+    for factor in change(model):
+        program = state_of(model, X).program
+        assert program is not None
+        torch.testing.assert_close(program.run(model, X), X * factor)
+
+
+def test_a_reference_equals_none_to_a_later_object_at_the_same_address() -> None:
+    class Slotted:
+        __slots__ = ()
+
+    for make in (lambda: Made(len), lambda: lambda: 0, Slotted):
+        for _ in range(20):
+            referred: Any = make()
+            reference, address = Reference(referred), id(referred)
+            assert reference == Reference(referred)
+            del referred
+            later = make()
+            assert reference != Reference(later)
+            if id(later) == address:
+                break
+
+
+STEP_OF_A_FORK = """
+import os
+import torch
+from torch import nn
+from zdp_bench.gradients.program import make
+
+model = nn.Linear(3, 2)
+make(model, torch.randn(2, 3))
+model(torch.randn(2, 3)).sum().backward()
+if not (child := os.fork()):
+    model(torch.randn(2, 3)).sum().backward()
+    os._exit(0)
+os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_process_that_is_forked_after_a_recording_can_take_steps() -> None:
+    python("-c", STEP_OF_A_FORK)
