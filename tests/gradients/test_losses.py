@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from tests.modules import Made
 from zdp_bench import clipped_sum
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine, PerExample, per_example
@@ -197,6 +198,76 @@ def test_a_loss_that_changes_its_targets_in_place_is_right_beside_a_broken_examp
     torch.testing.assert_close(targets, before)
     for key, value in total.items():
         torch.testing.assert_close(found[key], value.detach(), rtol=1e-4, atol=1e-5)
+
+
+class Average:
+    """Divides by the mean of all losses so far."""
+
+    def __init__(self) -> None:
+        self.total, self.count = 0.0, 0
+
+    def __call__(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = rare(outputs, targets)
+        self.total, self.count = self.total + losses.sum().item(), self.count + len(losses)
+        return losses * self.count / self.total
+
+
+def in_a_list() -> Loss:
+    history: list[float] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = rare(outputs, targets)
+        history.append(losses.max().item())
+        return losses / max(history)
+
+    return loss
+
+
+def in_a_tensor() -> Loss:
+    average = torch.ones(1)
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = rare(outputs, targets)
+        average.mul_(0.9).add_(losses.detach().cpu().numpy().mean() * 0.1)
+        return losses / average
+
+    return loss
+
+
+KEEPING: dict[str, Callable[[], Loss]] = {
+    "in an object": Average,
+    "in a method's object": lambda: Average().__call__,
+    "in a list": in_a_list,
+    "in a tensor": in_a_tensor,
+}
+
+
+@pytest.mark.parametrize("engine", ["auto", "fast", "reference"])
+@pytest.mark.parametrize("name", KEEPING)
+def test_a_loss_that_keeps_numbers_of_other_examples_is_refused(name: str, engine: Engine) -> None:
+    model, inputs, targets = positives()
+    with pytest.raises(UserError, match="changes once others are computed"):
+        clipped_sum(model, KEEPING[name](), (inputs, targets), BOUND, engine=engine)
+
+
+def test_a_loss_that_keeps_numbers_is_refused_where_examples_run_alone() -> None:
+    model, inputs, targets = positives()
+    model.append(Made(lambda net, x: x * 2 if float(x.detach().sum()) > 0 else x))
+    with pytest.raises(UserError, match="changes once others are computed"):
+        clipped_sum(model, Average(), (inputs, targets), BOUND)
+
+
+def test_a_loss_may_decide_by_numbers_log_them_and_draw_at_random() -> None:
+    logged: list[float] = []
+
+    def loss(outputs: Tensor, targets: Tensor) -> Tensor:
+        losses = rare(outputs, targets)
+        logged.append(losses.item())
+        return losses * torch.rand(1) * (2.0 if logged[-1] > 0.5 else 1.0)
+
+    model, inputs, targets = positives()
+    assert clipped_sum(model, loss, (inputs, targets), BOUND).norms.isfinite().all()
+    assert len(logged) > len(targets)
 
 
 class Straight(torch.autograd.Function):

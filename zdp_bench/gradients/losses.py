@@ -29,6 +29,8 @@ class DomainError(UserError):
     """The loss or the model fails on its inputs."""
 
 
+KEPT = 1e-4  # of the largest loss, by which one that is computed twice may differ
+
 # Types of a cross-entropy's options that run no code of their own.
 OPTIONS = {Tensor, nn.Parameter, int, float, str, bool, type(None)}
 
@@ -150,11 +152,14 @@ class PerExample:
                 if isinstance(error, UserError) or "memory" in str(error):
                     raise
                 self.loops, self._only_rows = not self._only_rows, False
-        batches = zip(outputs.split(1), targets.split(1), draw_seeds(len(outputs)), strict=True)
+        batches = [*zip(outputs.split(1), targets.split(1), draw_seeds(len(outputs)), strict=True)]
         devices = [outputs.device] if outputs.device.type == "cuda" else []
         try:
             with kept_draws(devices):
-                return torch.cat([self._seeded(*one) for one in batches])
+                first = batches[0][0].detach().clone(), *batches[0][1:]
+                losses = torch.cat([self.of_seeded(*one) for one in batches])
+                self.require_nothing_kept(first, losses.detach())
+                return losses
         except Exception as error:
             if isinstance(error, UserError) or "memory" in str(error):
                 raise
@@ -171,9 +176,22 @@ class PerExample:
             return self.loss
         return copy_apart(self.loss, tuple(self.loss.parameters()))
 
-    def _seeded(self, outputs: Tensor, targets: Tensor, seed: int) -> Tensor:
+    def of_seeded(self, outputs: Tensor, targets: Tensor, seed: int) -> Tensor:
+        """Return the loss [1] of a batch of one, whose random numbers follow from a seed."""
         set_seed(seed)
         return self.of_one(outputs, targets)
+
+    @torch.no_grad()
+    def require_nothing_kept(self, first: tuple[Tensor, Tensor, int], losses: Tensor) -> None:
+        """Reject a loss that is another for the first example, after those of all [B]."""
+        again = self.of_seeded(*first)
+        scale = float(losses.abs().nan_to_num(posinf=0.0).max())
+        if not torch.allclose(again, losses[:1], rtol=0, atol=KEPT * scale, equal_nan=True):
+            raise UserError(
+                "the loss of an example changes once others are computed, so it keeps something of "
+                "them, which clipping cannot bound: compute it from outputs and targets only, and "
+                "draw random numbers by torch's functions, without a generator of its own."
+            )
 
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""

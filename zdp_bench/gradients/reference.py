@@ -122,17 +122,25 @@ def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
     parameters, alone = trainable(model), per_example(loss)
     each: dict[str, list[Tensor]] = {name: [] for name in parameters}
     seeds = draw_seeds(len(batch[0]))
+    losses: list[Tensor] = []
+    first: tuple[Tensor, Tensor, int] | None = None
     with kept_draws([device] if device.type == "cuda" else []):
         for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=True):
             run = _forward(model, x)
             set_seed(seed)
             with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
-                one = alone.of_one(run(x.clone()), target).sum()
+                outputs = run(x.clone())
+                if first is None:
+                    first = outputs.detach().clone(), target, seed + 1
+                one = alone.of_seeded(outputs, target, seed + 1).sum()
+            losses.append(one.detach())
             found: tuple[Tensor | None, ...] = (None,) * len(parameters)
             if one.requires_grad:
                 found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
             for (name, parameter), g in zip(parameters.items(), found, strict=True):
                 each[name].append(torch.zeros_like(parameter) if g is None else g)
+        if first is not None:
+            alone.require_nothing_kept(first, torch.stack(losses))
     return {name: torch.stack(gradients).detach() for name, gradients in each.items()}
 
 
