@@ -22,7 +22,7 @@ import pytest
 import yaml
 
 from tests.conftest import write_mini_mnist
-from tests.drivers import ROOT, python
+from tests.drivers import ROOT, python, start
 from tests.test_records import record, save
 from zdp_bench import cli
 from zdp_bench.cli.commands import COMMANDS, GROUPS
@@ -298,6 +298,38 @@ def test_a_sweep_makes_one_folder_a_job_and_goes_past_a_failure(
     listed.unlink()
     run(capsys, "run", *sweep[:-2], "seed=1", "algorithm.max_grad_norm=1")  # found
     assert len(listed.read_text().splitlines()) == 3
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="the system has no full device")
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["run", "recipe=quickstart", *TINY],
+        ["list", "recipes"],
+        ["epsilon", "--sigma", "1", "--sample-rate", "0.1", "--steps", "3"],
+    ],
+)
+def test_an_output_on_a_full_disk_is_one_sentence(words: list[str], tmp_path: Path) -> None:
+    with open("/dev/full", "w") as full:
+        done = start(lambda: cli.main(words), full.fileno(), at=tmp_path).wait()
+    assert done.returncode == 2
+    assert "cannot be written: No space left on device" in done.stderr
+    assert done.stderr.count("\n") == 1
+
+
+@pytest.mark.parametrize("words", [["run", "recipe=quickstart"], ["results"], ["list", "recipes"]])
+def test_a_working_folder_that_is_gone_is_one_sentence(words: list[str], tmp_path: Path) -> None:
+    gone = tmp_path / "gone"
+    gone.mkdir()
+
+    def begin() -> None:
+        gone.rmdir()
+        cli.main(words)
+
+    done = start(begin, at=gone).wait()
+    assert done.returncode == 2
+    assert "the working folder no longer exists" in done.stderr
+    assert done.stderr.count("\n") == 1
 
 
 def test_an_error_that_is_ours_is_not_dressed_up(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -38,9 +38,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
             stream.reconfigure(errors="replace")  # characters that its encoding lacks
     try:
         code = _carry_out(list(sys.argv[1:] if words is None else words))
-        sys.stdout.flush()
+        code = _flush_output(code)
     except BrokenPipeError:  # a reader that has left, such as `head`, has read enough
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _discard_output()
         code = 0
     if words is None:  # a process that only ends has nothing to interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -51,11 +51,33 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     raise SystemExit(code)
 
 
+def _flush_output(code: int) -> int:
+    """Write what is still to be printed; return the exit code, which is 2 if that fails."""
+    try:
+        sys.stdout.flush()
+    except BrokenPipeError:
+        raise
+    except OSError as error:
+        _discard_output()
+        if not code:  # else the reason has been printed
+            _say(str(explain(error) or error))
+        return code or 2
+    return code
+
+
+def _discard_output() -> None:
+    """Have what is still to be printed go nowhere, so that Python's exit does not try again."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _carry_out(words: list[str]) -> int:
     """Run the command and return its exit code; print what went wrong."""
     if words[:1] == ["--complete"]:
         print("\n".join(complete(words[1:])))
         return 0
+    if not _has_working_folder():
+        _say("the working folder no longer exists; change to another one.")
+        return 2
     options = parse_arguments(words)
     show_warnings()
     continues = options.verb in CONTINUES and not getattr(options, "plan", False)
@@ -83,6 +105,14 @@ def _carry_out(words: list[str]) -> int:
             raise
         _say(hide_environment(str(explained), overrides))
         return 2
+
+
+def _has_working_folder() -> bool:
+    try:
+        os.getcwd()
+    except FileNotFoundError:
+        return False
+    return True
 
 
 def _stand_in(sentence: str, words: list[str]) -> str:

@@ -142,6 +142,11 @@ def explain(error: BaseException) -> UserError | None:
             f"{error.filename}: {error.strerror}. Fix this, or choose another folder "
             "(paths.results, paths.data, --results); everything saved is intact."
         )
+    if isinstance(error, OSError) and error.errno in UNWRITABLE:  # of a stream, which has no name
+        return UserError(
+            f"the output cannot be written: {error.strerror}. Everything saved is intact; print to "
+            "somewhere else."
+        )
     return explain_missing(error) if isinstance(error, ImportError) else None
 
 
