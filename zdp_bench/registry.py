@@ -37,8 +37,8 @@ HOMES = {
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# and what carries out a run elsewhere.
-OPTIONAL = ("command", "runner")
+# what carries out a run elsewhere, and what writes a model of one's own loop.
+OPTIONAL = ("command", "runner", "exporter")
 FOREIGN = ("optimizer", "callback")  # kinds of which other packages alone register some
 EXTRAS = "zdp_bench.extras"
 

@@ -11,7 +11,7 @@ from torch import nn
 
 from tests.library.small import begin, network
 from zdp_bench import Private
-from zdp_bench.library import trails
+from zdp_bench.library import starts
 
 Make = Callable[..., Private]
 
@@ -19,7 +19,7 @@ Make = Callable[..., Private]
 @pytest.fixture(autouse=True)
 def forget(monkeypatch: pytest.MonkeyPatch) -> None:
     """Trainings of other tests, from the same weights on the same data, are none of this one's."""
-    monkeypatch.setattr(trails, "_TRAILS", {})
+    monkeypatch.setattr(starts, "_KNOWN", {})
 
 
 @pytest.fixture

@@ -31,10 +31,9 @@ from torch.utils.data import IterableDataset, TensorDataset
 import zdp_bench
 from tests.ledgers import OnDisk
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, begin, data, defaults, network, reading, train
-from tests.modules import Made
+from tests.library.small import CLASSES, EXAMPLES, begin, data, defaults, network, reading, train
 from zdp_bench.errors import UserError
-from zdp_bench.library import trails
+from zdp_bench.library import starts
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger
 from zdp_bench.privacy.accounting import pld
@@ -181,75 +180,39 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
         stages[0].epsilon_with(stages[0])
     with pytest.raises(UserError, match="takes what make_private returned"):
         stages[0].epsilon_with(stages[1:])  # type: ignore[arg-type]
-    with pytest.raises(UserError, match=r"also trained under [01]\.jsonl"):
-        stages[2].export(tmp_path / "card")
-
-
-def changed(change: Callable[[Tensor], Tensor]) -> Callable[[nn.Module], nn.Module]:
-    def copied(model: nn.Module) -> nn.Module:
-        other = copy.deepcopy(model)
-        with torch.no_grad():
-            for parameter in other.parameters():
-                parameter.copy_(change(parameter))
-        return other
-
-    return copied
-
-
-def merged(model: Any) -> nn.Module:
-    """Weights and biases in one parameter, their units in another order."""
-    first = nn.Linear(5, 6, bias=False)
-    both = torch.cat([model[0].weight, model[0].bias.unsqueeze(1)], dim=1)
-    first.weight = nn.Parameter(both.detach().flip(0))
-    return nn.Sequential(nn.ConstantPad1d((0, 1), 1.0), first, nn.Tanh(), nn.Linear(6, CLASSES))
-
-
-def in_a_buffer(model: Any) -> nn.Module:
-    def function(net: Any, x: Tensor) -> Tensor:
-        return net.last((net.first(x) + F.linear(x, net.held)).tanh())
-
-    held = model[0].weight.detach().flip(0)
-    return Made(function, first=nn.Linear(4, 6), last=nn.Linear(6, CLASSES), held=held)
-
-
-def frozen(model: nn.Module) -> nn.Module:
-    inner = copy.deepcopy(model).requires_grad_(False)
-    return nn.Sequential(inner, nn.Linear(CLASSES, CLASSES))
+    stages[2].export(tmp_path / "card")
+    exported = json.loads((tmp_path / "card" / "report.json").read_text())["privacy"]
+    assert [one["ledger"] for one in exported["start"]["trainings"]] == ["0.jsonl", "1.jsonl"]
+    assert exported["start"]["epsilon_tight"] == pytest.approx(whole)
 
 
 HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "merged": merged,
-    "in a buffer": in_a_buffer,
     "itself": lambda model: model,
     "wrapped": lambda model: nn.Sequential(*model.children()),
     "copied": copy.deepcopy,
-    "converted": lambda model: copy.deepcopy(model).double(),
-    "moved": changed(lambda p: p + 1e-7 * torch.randn_like(p)),
-    "scaled": changed(lambda p: 0.5 * p),
-    "rounded": changed(lambda p: p.bfloat16().to(p)),
-    "frozen": frozen,
 }
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
-def test_export_counts_the_trainings_of_the_weights_whatever_holds_them(
+def test_export_composes_the_training_that_the_starting_weights_went_through(
     make: Make, tmp_path: Path, holder: str
 ) -> None:
     first = make(model := network(), ledger=tmp_path / "first.jsonl")
     train(first, most=3)
+    assert first.report()["start"]["weights"] == "unknown, declared public"
     other = HOLDERS[holder](model)
-    if holder != "itself":
-        train(first, most=2)
-    wide = data().tensors if holder != "converted" else (data().tensors[0].double(), data()[:][1])
-    second = make(other, dataset=TensorDataset(*wide), ledger=tmp_path / "second.jsonl")
+    if holder == "copied":
+        train(first, most=2)  # after which the copy is no more what the training holds
+    second = make(other, ledger=tmp_path / "second.jsonl")
     train(second, most=2)
-    with pytest.raises(UserError, match=r"also trained under first\.jsonl"):
-        second.export(tmp_path / "model")
-    if holder in ("itself", "wrapped"):  # the same tensors
-        with pytest.raises(UserError, match=r"also trained under second\.jsonl"):
-            first.export(tmp_path / "model")
-    else:
-        first.export(tmp_path / "model")
+    second.export(tmp_path / "model")
+    start = second.report()["start"]
+    assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
+    assert start["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 5), rel=2e-3)
+    assert "went through" in (tmp_path / "model" / "README.md").read_text()
+    if holder != "copied":  # the same tensors
+        first.export(tmp_path / "again")
+        assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"
 
 
 @pytest.mark.parametrize("bias", [True, False])
@@ -260,37 +223,59 @@ def test_weights_of_an_exported_model_are_known_in_another_process(
     first = make(model, ledger=tmp_path / "first.jsonl")
     train(first, most=3)
     first.export(tmp_path / "model")
-    monkeypatch.setattr(trails, "_TRAILS", {})
+    monkeypatch.setattr(starts, "_KNOWN", {})
     second = make(
         zdp_bench.load(tmp_path / "model", model=model).train(), ledger=tmp_path / "b.jsonl"
     )
     train(second, most=2)
     second.save()
-    monkeypatch.setattr(trails, "_TRAILS", {})  # and in a third
+    monkeypatch.setattr(starts, "_KNOWN", {})  # and in a third
     third = make(model, ledger=tmp_path / "b.jsonl")
     third.resume()
-    for _ in range(2):
-        with pytest.raises(UserError, match=r"also trained under ledger\.jsonl"):
-            third.export(tmp_path / "again")
+    for steps in (5, 6):
+        assert third.report()["start"]["epsilon_tight"] == pytest.approx(
+            by_dp_accounting(1.2, steps), rel=2e-3
+        )
         train(third, most=1)
 
 
-@pytest.mark.parametrize("way", ["seeded", "averaged"])
-def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
-    make: Make, tmp_path: Path, way: str
+def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_ledger(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """With little noise all go the same way."""
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    first.save()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    monkeypatch.setattr(starts, "_KNOWN", {})
+    loaded = network()
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    second = make(loaded, ledger=tmp_path / "second.jsonl")
+    assert [one["ledger"] for one in second.report()["start"]["trainings"]] == ["first.jsonl"]
+    (tmp_path / "first.weights.json").write_text("{}")
+    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged\. Delete it"):
+        make(loaded, ledger=tmp_path / "second.jsonl")
+
+
+def test_weights_of_a_training_with_other_units_are_not_exported(
+    make: Make, tmp_path: Path
+) -> None:
+    train(first := make(model := network(), ledger=tmp_path / "first.jsonl"), most=1)
+    owners = {"unit": [index // 2 for index in range(EXAMPLES)], "max_examples": 2}
+    second = make(model, ledger=tmp_path / "second.jsonl", **owners)
+    train(second, most=1)
+    assert first.done == second.done == 1
+    with pytest.raises(UserError, match=r"also trained under first\.jsonl, of another unit"):
+        second.export(tmp_path / "model")
+
+
+def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
+    make: Make, tmp_path: Path
+) -> None:
     for number in range(2):
-        given: dict[str, Any] = {"ledger": tmp_path / f"{number}.jsonl"}
-        given |= {"seed": 3} if way == "seeded" else {"noise_multiplier": 0.1, "epochs": 40}
-        given |= {} if way == "seeded" else {"sample_rate": 1.0, "expected_batch": 20}
-        private = make(model := network(), **given)
-        passed = [model[0].weight.detach().clone(), *train(private, most=20)]  # type: ignore[index]
+        private = make(network(), seed=3, ledger=tmp_path / f"{number}.jsonl")
+        train(private)
         private.save()
-        if way == "averaged":
-            with torch.no_grad():
-                model[0].weight.copy_(torch.stack(passed[-6:]).mean(0))  # type: ignore[index]
-        private.export(tmp_path / f"model{number}")
+        assert private.report()["start"] == {"weights": "unknown, declared public"}
 
 
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
@@ -614,7 +599,7 @@ def test_a_training_that_diverges_says_so(
 ) -> None:
     model = network()
     optimizer = torch.optim.SGD(model.parameters(), min(rate, 1e9))
-    private = make(model, optimizer=optimizer, epochs=steps / 5)
+    private = make(model, optimizer=optimizer, epochs=steps / 5, seed=3)
     if math.isinf(rate):
         optimizer.param_groups[0]["lr"] = 3e38  # as a schedule may have it
         with pytest.raises(UserError, match=r"^diverged at step 50: the weights are not finite"):

@@ -4,7 +4,7 @@ build           `make_private`: from a model, an optimiser and a dataset to a `P
 private         the `Private` itself: steps, ε, report, saved state
 examples        a batch out of any torch Dataset; whose the examples are, with `unit=`
 keys            keys that seed noise and batches
-trails          which trainings some weights went through
+starts          which private trainings the starting weights went through
 model_check     `check_model`: is this model protected by clipping?
 sums            `clipped_sum`: the sum of clipped gradients alone
 """

@@ -21,7 +21,7 @@ from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, printable
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.gradients.program import renew
-from zdp_bench.library import trails
+from zdp_bench.library import starts
 from zdp_bench.library.examples import Items, owners_digest
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import require_gradients, says_python
@@ -33,11 +33,12 @@ from zdp_bench.library.optimizers import (
     require_held,
     watch_steps,
 )
-from zdp_bench.library.trails import Trail
+from zdp_bench.library.starts import Earlier, Trainings
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Tally
 from zdp_bench.privacy.noise import SecureNoise
+from zdp_bench.registry import lookup
 from zdp_bench.training import checkpoint
 from zdp_bench.training.batches import Size, draw_batch, read_in_pieces
 from zdp_bench.training.distributed import Ranks
@@ -50,7 +51,7 @@ from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
-ORIGINS = "ledgers of earlier trainings"  # a key of what `save` writes
+EARLIER = "earlier trainings"  # a key of what `save` writes
 _STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
 
 
@@ -121,7 +122,7 @@ class Private:
         self._not_taken = 0 if self.count_earlier else self.ledger.releases
         self._trained = _what_trains(dict(self.model.named_parameters()))
         self._left: Marks | None = {}  # the weights after the last step; None once a change is said
-        self._trail: Trail | None = None
+        self._earlier: Trainings = starts.find(self.model, self.ledger_file.parent)
         self._written: WrittenError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
         self._start = max(self.checked_loss(), 1e-6)
@@ -155,14 +156,18 @@ class Private:
                 taken.
         """
         self._require_taken()
-        while self.done < self.steps and not self._is_spent():
-            self._next = Batch(self.done)
-            yield self._next
-            if self._next is not None:
-                raise UserError(
-                    f"the batch of step {self.done:,} was skipped: call private.step(batch) on "
-                    "every batch. Steps that depend on a batch's contents are not private."
-                )
+        try:
+            while self.done < self.steps and not self._is_spent():
+                self._next = Batch(self.done)
+                yield self._next
+                if self._next is not None:
+                    raise UserError(
+                        f"the batch of step {self.done:,} was skipped: call private.step(batch) on "
+                        "every batch. Steps that depend on a batch's contents are not private."
+                    )
+        finally:
+            if self._taken:  # so that a training that starts from these weights knows it
+                starts.note(self.model, self._trainings())
         self._require_sound()
         if self.done < self.steps:
             log.warning(
@@ -221,8 +226,6 @@ class Private:
             renew(self.model)
         self._taken += 1
         model = self.model
-        if self._trail is None:
-            self._trail = trails.begin(self.ledger_file, model)
         keys, ranks = self.keys, self.ranks
         for module, mode in self._modes.items():
             if module.training != mode:
@@ -256,7 +259,6 @@ class Private:
             except KeyboardInterrupt:  # half a step may be in the weights: noisy, so no ε is lost
                 self._left = {}
                 raise
-        self._trail.add(model)
         self.done += 1
         self._next = None
         if self._left is not None:
@@ -285,8 +287,7 @@ class Private:
         parameters = dict(self.model.named_parameters())
         if self._left and self._left != mark_weights(parameters):
             self._left = None
-            if self._trail:  # as of another training
-                self._trail.origins |= trails.through(self.model, self.ledger_file)
+            self._earlier |= starts.find(self.model, self.ledger_file.parent)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them (an average, a clamp?) saw no private data"
@@ -349,12 +350,14 @@ class Private:
         `epsilon_of` says whose ε it is: an example's or, with `unit`, an owner's, with at most
         `examples_per_owner` examples in a step; `epsilon_part` is that of one of these. Beside it:
         `randomness_from`, and `fixed_state`, the buffers and frozen parameters that the output
-        depends on and no ε covers. `steps_taken` are those that led to these weights; `steps`,
-        which ε counts, are all of the ledger.
+        depends on and no ε covers. `start` says which trainings the starting weights are known to
+        have gone through, and the ε of all. `steps_taken` are those that led to these weights;
+        `steps`, which ε counts, are all of the ledger.
         """
         self._sync()
         releases = self.ledger.releases
         mechanism, secure = self.algorithm.mechanism(), self.keys.secure
+        start = starts.describe(self._as_earlier(), self._before(), self.delta)
         report = released_report(mechanism, self.ledger, releases, self.delta, secure)
         whose: dict[str, Any] = {"epsilon_of": "example"}
         if self.owners is not None:
@@ -372,8 +375,24 @@ class Private:
                 "noise_multiplier": self.algorithm.noise_multiplier,
                 "randomness_from": self.keys.source(),
                 "fixed_state": self.fixed_state,
+                "start": start,
             }
         )
+
+    def _as_earlier(self) -> Earlier:
+        """Return this training as a later one will know it."""
+        mechanism, steps = self.algorithm.mechanism(), self.ledger.releases
+        ledger = str(self.ledger_file.resolve())
+        return Earlier(ledger, self.whose, mechanism.z, mechanism.sampling, steps)
+
+    def _before(self) -> Trainings:
+        """Return the trainings that the weights went through before, or beside, this one."""
+        own = str(self.ledger_file.resolve())
+        return frozenset(training for training in self._earlier if training.ledger != own)
+
+    def _trainings(self) -> Trainings:
+        """Return all trainings that the weights went through."""
+        return self._before() | {self._as_earlier()}
 
     def export(
         self,
@@ -395,18 +414,20 @@ class Private:
 
         Raises:
             UserError: the folder holds something, a metric is no number, the model has changed
-                beside its trained weights, or they had another private training, which the card of
-                one ledger would not count.
+                beside its trained weights, or they had another private training with which no ε
+                is known.
         """
-        from zdp_bench.extras.sharing.export import write_own
-
-        for other in trails.through(self.model, self.ledger_file):
-            raise UserError(
-                f"private.export: these weights were also trained under {other.name}, which the "
-                "card's ε would not count: save them yourself, and state private.epsilon_with(...)."
-            )
+        write_own = lookup("exporter", "folder")
         self._require_sound()
         self._check_weights()
+        report = self.report()
+        if report["start"].get("epsilon_tight", 0.0) is None:
+            names = sorted(Path(training.ledger).name for training in self._before())
+            raise UserError(
+                f"private.export: these weights were also trained under {', '.join(names)}, of "
+                "another unit or sampling, and no ε of both is known: save them yourself, and say "
+                "so."
+            )
         if not self.ranks.is_first:  # all have the same
             return
         self._sync()
@@ -420,7 +441,7 @@ class Private:
         }
         named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
         with writable("folder", folder):
-            write_own(Path(folder), self.model, self.ledger_file, about, self.report(), named)
+            write_own(Path(folder), self.model, self.ledger_file, about, report, named)
 
     @property
     def checkpoint(self) -> Path:
@@ -443,10 +464,11 @@ class Private:
             scheduler.state_dict() if scheduler else {},
             carried=dict(self.algorithm.carried),
             built=self._describe_built(scheduler)
-            | {ORIGINS: sorted(map(str, self._trail.origins if self._trail else ()))},
+            | {EARLIER: [training.as_dict() for training in self._before()]},
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
+            starts.save(self.ledger_file, self.model, self._trainings())
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
         """Return what torch does not compare when it loads a state."""
@@ -480,19 +502,19 @@ class Private:
             return False
         built = self._describe_built(scheduler)
         try:
-            origins = set(map(Path, self.saved.built.get(ORIGINS, ())))
-            for what, saved in self.saved.built.items():
-                if what != ORIGINS and saved != built[what]:
+            earlier = map(Earlier.from_dict, self.saved.built.get(EARLIER, ()))
+            for what, own in built.items():
+                if self.saved.built[what] != own:
                     raise checkpoint.Misfit(f"the {what} was another")
             self.saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
-        except (checkpoint.Misfit, KeyError, TypeError) as error:
+            self._earlier = frozenset(earlier)
+        except (checkpoint.Misfit, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
         self.done, self._not_taken = self.saved.step, 0
         self._left = mark_weights(dict(self.model.named_parameters()))
-        self._trail = trails.begin(self.ledger_file, self.model, origins)
         return True
 
     def close(self) -> None:

@@ -25,16 +25,16 @@ from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import write_sums
 from zdp_bench.extras.sharing.loading import config_of
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.library import trails
+from zdp_bench.library import starts
 from zdp_bench.privacy.ledger_lines import Head, Start, chain, make_line, read_ledger
 from zdp_bench.records import from_json
 from zdp_bench.training.run import run
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_trails() -> None:
-    """Export compares weights with all trainings of this process, those of other tests too."""
-    trails._TRAILS.clear()
+def forget() -> None:
+    """The weights that other tests of this process left are none that these start from."""
+    starts._KNOWN.clear()
 
 
 WARNING = "Not for release to an adversary"

@@ -20,6 +20,7 @@ from zdp_bench import records
 from zdp_bench.data.files import sha256
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, read_text
+from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import those_aside
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.records import NUMBER, Record
@@ -82,6 +83,11 @@ _RUN: Shape = {
     ),
     "start": (NoneType, {"recipe": str, "weights": str, "data": {"name": str}}),
 }
+_START: Shape = {
+    "weights": str,
+    "trainings": (NoneType, [starts.SHAPE]),
+    "epsilon_tight": NUMBER | None,
+}
 _LOOP: Shape = {
     **dict.fromkeys(("name", "algorithm", "inputs", "owners"), str),
     "data": {"name": str, "train": int | None},
@@ -93,6 +99,7 @@ _LOOP: Shape = {
         "mechanism": dict,
         "fixed_state": [str],
         "examples_per_owner": int | None,
+        "start": (NoneType, _START),
     },
 }
 _AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)

@@ -23,7 +23,7 @@ from zdp_bench.disk import require_regular, write_bytes
 from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.foreign_files import reading
-from zdp_bench.library import trails
+from zdp_bench.library import starts
 from zdp_bench.records import Record, is_of_unit
 from zdp_bench.registry import lookup
 from zdp_bench.representations import NO_FILE, Representation, Represented
@@ -70,7 +70,7 @@ def load(
         raise UserError(
             f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
         ) from None
-    trails.begin(folder / files.LEDGER, model, resumed=())
+    starts.note_export(model, source, folder / files.LEDGER)
     return (Represented(behind, model) if behind else model).eval()
 
 

@@ -6,4 +6,5 @@ ADDS = {
         "predict": "zdp_bench.extras.sharing.commands.predict",
         "verify": "zdp_bench.extras.sharing.commands.verify",
     },
+    "exporter": {"folder": "zdp_bench.extras.sharing.export:write_own"},
 }

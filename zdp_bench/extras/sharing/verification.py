@@ -26,6 +26,7 @@ from zdp_bench.extras.sharing.loading import config_of, sketch_of
 from zdp_bench.foreign_files import read_text
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.library.keys import kind_of
+from zdp_bench.library.starts import Earlier, Trainings, describe
 from zdp_bench.privacy.accounting import part_epsilon
 from zdp_bench.privacy.ledger import Ledger, Tally
 from zdp_bench.privacy.ledger_lines import LedgerError
@@ -44,6 +45,7 @@ UNSAID = (
     *("noise_multiplier", "randomness_from", "fixed_state", "examples_per_owner", "steps_taken"),
     "delta",
 )
+NOT_HERE = "their ledgers are in other folders"
 GIVEN = ("unit", "examples_per_patient")  # a run's; its data alone would show them
 # A federation's node keeps its ledger and its patients to itself.
 OF_NODES = (
@@ -153,13 +155,25 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
         raise LedgerError(str(error)) from None
     ledger = _read_ledger(folder, mechanism, False, facts, owners)
     steps = ledger.releases
+    own = Earlier("", owners, mechanism.z, mechanism.sampling, steps)
     again = {
         **released_report(mechanism, ledger, steps, delta, kind == "cryptographic"),
         "epsilon_of": "owner" if owners else "example",
         "epsilon_part": part_epsilon(mechanism, steps, delta),
+        "start": describe(own, _earlier_of(privacy), delta),
     }
     unsaid = {*UNSAID} | facts.keys() - ledger.facts.keys()
+    yield Check("earlier trainings of the starting weights", "not checked", NOT_HERE)
     yield from _compare_each(again, privacy, "privacy", unsaid)
+
+
+def _earlier_of(privacy: dict[str, Any]) -> Trainings:
+    """Return the trainings that a report states of its starting weights."""
+    stated = (privacy.get("start") or {}).get("trainings") or ()
+    try:
+        return frozenset(Earlier.from_dict(training) for training in stated)
+    except ValueError as error:
+        raise LedgerError(f"privacy.start: {error}") from None
 
 
 def _read_ledger(
