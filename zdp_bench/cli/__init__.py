@@ -19,7 +19,7 @@ from typing import NoReturn
 
 from zdp_bench.cli.arguments import hide_environment
 from zdp_bench.cli.commands import COMMANDS
-from zdp_bench.cli.parser import complete, parse_arguments
+from zdp_bench.cli.parser import parse_arguments
 from zdp_bench.errors import UserError, show_warnings
 from zdp_bench.training.interrupts import Stopped, explain, stop_on_sigterm
 
@@ -72,9 +72,6 @@ def _discard_output() -> None:
 
 def _carry_out(words: list[str]) -> int:
     """Run the command and return its exit code; print what went wrong."""
-    if words[:1] == ["--complete"]:
-        print("\n".join(complete(words[1:])))
-        return 0
     if not _has_working_folder():
         _say("the working folder no longer exists; change to another one.")
         return 2
