@@ -5,20 +5,76 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hydra.core.config_store import ConfigNode, ConfigStore
+from hydra.core.config_search_path import ConfigSearchPath
+from hydra.core.config_store import ConfigStore
 from hydra.core.global_hydra import GlobalHydra
-from omegaconf import MISSING, DictConfig, OmegaConf
+from hydra.core.object_type import ObjectType
+from hydra.core.plugins import Plugins
+from hydra.plugins.config_source import ConfigResult, ConfigSource
+from hydra.plugins.search_path_plugin import SearchPathPlugin
+from omegaconf import MISSING, OmegaConf
 
 from zdp_bench import assets
 from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
-# Hydra copies the store at every composition, although the store gives out copies itself.
-ConfigStore.__deepcopy__ = lambda store, memo: store  # type: ignore[attr-defined]
+PACKAGES = {"recipe": "_global_", "dataset": "dataset", "representation": "representation"}
+
+
+class OurYaml(ConfigSource):
+    """Recipes, data sets and extras' representations, which lie outside `conf`, as Hydra reads it.
+
+    A file states neither its name, nor where its keys belong, nor the keys of every data set.
+    """
+
+    @staticmethod
+    def scheme() -> str:
+        return "zdp-bench"
+
+    def load_config(self, config_path: str) -> ConfigResult:
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        path = _outside(group)[name]
+        body = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
+        named = {"recipe": name} if group == "recipe" else {}
+        config = OmegaConf.create(_common(group) | body | named)
+        return ConfigResult(
+            provider=self.provider,
+            path=self.full_path(),
+            config=config,
+            header={"package": PACKAGES[group]},
+        )
+
+    def is_group(self, config_path: str) -> bool:
+        return config_path in PACKAGES
+
+    def is_config(self, config_path: str) -> bool:
+        group, _, name = config_path.removesuffix(".yaml").partition("/")
+        return name in _outside(group)
+
+    def available(self) -> bool:
+        return True
+
+    def list(self, config_path: str, results_filter: ObjectType | None) -> list[str]:
+        if not config_path:
+            return [] if results_filter is ObjectType.CONFIG else sorted(PACKAGES)
+        return [] if results_filter is ObjectType.GROUP else sorted(_outside(config_path))
+
+
+def _outside(group: str) -> dict[str, Path]:
+    """Return the YAML files of a group that are not in `conf`, where Hydra reads them itself."""
+    if group not in PACKAGES:
+        return {}
+    return {name: path for name, path in files(group).items() if assets.CONF not in path.parents}
+
+
+class OurSearchPath(SearchPathPlugin):
+    """Adds `OurYaml` to where Hydra searches."""
+
+    def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
+        search_path.append("zdp-bench", f"{OurYaml.scheme()}://")
 
 
 @contextmanager
@@ -26,7 +82,7 @@ def hydra_session() -> Iterator[Any]:
     """Set Hydra up on our folder; yields its driver (`compose_config`, `run`, `multirun`)."""
     from hydra import initialize_config_dir
 
-    _register_yaml()
+    _register()
     GlobalHydra.instance().clear()
     with initialize_config_dir(str(assets.CONF), job_name="zdp-bench", version_base="1.3"):
         driver = GlobalHydra.instance().hydra
@@ -37,17 +93,11 @@ def hydra_session() -> Iterator[Any]:
 _STORED: dict[tuple[str, str], Any] = {}  # (kind, name) -> the builder whose defaults Hydra has
 
 
-def _register_yaml() -> None:
-    """Register with Hydra what is not in `conf`: recipes, data sets, others' plug-ins."""
-    store, repo = ConfigStore.instance().store, ConfigStore.instance().repo
-    packages = {"recipe": "_global_", "dataset": "dataset", "representation": "representation"}
-    for group, package in packages.items():
-        for name, path in files(group).items():
-            if assets.CONF in path.parents:  # Hydra reads it itself
-                continue
-            later: Any = _OfFile(path, group)
-            node = ConfigNode(f"{name}.yaml", later, group, package, None)
-            repo.setdefault(group, {})[node.name] = node
+def _register() -> None:
+    """Register with Hydra where our YAML is, and the plug-ins of other packages."""
+    Plugins.instance().register(OurYaml)
+    Plugins.instance().register(OurSearchPath)
+    store = ConfigStore.instance().store
     for kind in PLUGIN_KINDS:
         for name in set(group_options(kind)) - set(files(kind)):
             if _STORED.get((kind, name)) != (builder := lookup(kind, name)):
@@ -59,19 +109,6 @@ def _register_yaml() -> None:
 def _common(group: str) -> dict[str, Any]:
     """Return the keys of every data set; `conf/config.yaml` has those of every model."""
     return dict.fromkeys(COMMON_KEYS["dataset"]) if group == "dataset" else {}
-
-
-@dataclass(frozen=True)
-class _OfFile:
-    """A recipe or data set that is loaded when Hydra copies it: each takes 4 ms."""
-
-    path: Path
-    group: str
-
-    def __deepcopy__(self, memo: dict[int, Any]) -> DictConfig:
-        body = {key: value for key, value in assets.read_yaml(self.path).items() if key != "card"}
-        named = {"recipe": self.path.stem} if self.group == "recipe" else {}
-        return OmegaConf.create(_common(self.group) | body | named)
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:
