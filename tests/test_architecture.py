@@ -50,10 +50,6 @@ ALLOWED: dict[str, set[str]] = {  # each after those it may import
 }
 
 
-# What the core, or an extra, imports of an extra where it is used, and does without elsewhere.
-OF_EXTRAS = {"library": {"extras.sharing"}}
-
-
 def package_of(module: str) -> str:
     """'zdp_bench.data.mnist' -> 'data'; of extras 'extras.NAME'; 'zdp_bench' itself '__init__'."""
     parts = module.split(".")
@@ -83,7 +79,7 @@ def test_a_module_says_what_it_is_and_imports_run_one_way(path: Path) -> None:
     here = package_of(".".join(path.relative_to(ROOT).with_suffix("").parts))
     allowed = ALLOWED.get(here.partition(".")[0])
     assert allowed is not None, f"{here} has no place in the order of imports yet"
-    wrong = imports(tree) - allowed - {here} - OF_EXTRAS.get(here, set())
+    wrong = imports(tree) - allowed - {here}
     assert not wrong, f"{path.relative_to(ROOT)} imports {sorted(wrong)}"
 
 
@@ -103,7 +99,7 @@ def test_an_extra_says_what_it_is(extra: str) -> None:
         assert set(names.split(",")) <= set(pip["optional-dependencies"])
     adds = [(k, n, p) for k in (*HOMES, *OPTIONAL) for n, p in of_extras(k).items()]
     own = [(k, n, p) for k, n, p in adds if f".{extra}." in p]
-    assert own or any(f"extras.{extra}" in used for used in OF_EXTRAS.values()), "it adds nothing"
+    assert own, "it adds nothing"
     for kind, name, where in own:
         assert (ROOT / f"{where.partition(':')[0].replace('.', '/')}.py").is_file()
         if kind == "command":

@@ -54,10 +54,8 @@ def leave(words: list[str], capsys: pytest.CaptureFixture[str]) -> str:
 def test_ctrl_c_while_a_command_ends_prints_no_traceback() -> None:
     """Libraries take a second to shut down, after a sweep for one."""
     ending = "import atexit, os, signal; atexit.register(os.kill, os.getpid(), signal.SIGINT)"
-    command = (
-        f"{ending}; import sys; sys.argv[1:] = ['data', 'cache']; import zdp_bench.cli as c; c.main()"
-    )
-    assert python("-c", command).stderr == ""
+    command = "import sys; sys.argv[1:] = ['data', 'cache']; import zdp_bench.cli as c; c.main()"
+    assert python("-c", f"{ending}; {command}").stderr == ""
 
 
 LIGHT = """
