@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -110,6 +111,39 @@ def test_slurm_jobs_are_tried_by_submitits_local_executor(tmp_path: Path) -> Non
     assert "seed=-1: must be greater than or equal to 0." in ended.stderr
     (made,) = tmp_path.glob("results/runs/quickstart/*/record.json")
     assert json.loads(made.read_text())["seed"] == 1
+
+
+def _submitit_workers(folder: Path) -> list[int]:
+    """Return the processes of jobs whose folder is below `folder`."""
+    workers = []
+    for process in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            words = (process / "cmdline").read_bytes().split(b"\0")
+            if b"submitit.core._submit" in words and str(folder).encode() in b" ".join(words):
+                workers.append(int(process.name))
+    return workers
+
+
+def has_begun(ledger: Path) -> bool:
+    """Return True once a run takes steps: from then on it ends when it is asked to."""
+    return ledger.read_bytes().count(b"\n") > 10
+
+
+@pytest.mark.slow
+def test_a_slurm_job_that_is_ended_is_one_failure_of_the_sweep(tmp_path: Path) -> None:
+    words = [*SWEEP, "launcher=submitit", *LONG, "seed=1", f"paths.results={tmp_path}/results"]
+    its = subprocess.PIPE
+    with subprocess.Popen(words, cwd=tmp_path, stdout=its, stderr=its, text=True) as process:
+        while not any(map(has_begun, tmp_path.glob("results/runs/quickstart/*/ledger.jsonl"))):
+            assert process.poll() is None
+            time.sleep(0.1)
+        for worker in _submitit_workers(tmp_path):
+            os.kill(worker, signal.SIGTERM)
+        printed, errors = process.communicate()
+    assert process.returncode == 2
+    assert "sweep: 1 jobs, 1 failed" in printed
+    assert "stopped by SIGTERM" in errors
+    assert "Traceback" not in errors
 
 
 def test_the_slurm_preset_puts_jobs_back_in_the_queue_and_says_where_there_is_no_slurm(

@@ -72,7 +72,8 @@ class SweepJob:
         from hydra.core.hydra_config import HydraConfig
 
         hydra = HydraConfig.get()
-        worker = os.getpid() != self._starter and "joblib" in hydra.launcher._target_
+        launcher = hydra.launcher._target_
+        worker = os.getpid() != self._starter and "joblib" in launcher
         if worker:
             end_with_parent(self._starter)
         try:
@@ -85,6 +86,8 @@ class SweepJob:
             if stop := find_stop(error):
                 if worker:  # it would wait for another job
                     os._exit(stop.exit_code)
+                if "submitit" in launcher:  # a process of this job's own: the sweep goes on
+                    return UserError(f"{stop}; the same command continues from the last save.")
                 raise stop from None
             if isinstance(error, UserError):
                 return error
