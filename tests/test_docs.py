@@ -464,7 +464,11 @@ def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
     assert "```{" not in text, "a forge shows directives as text"
     roots = "zdp_bench|tests|recipes|conf|datasets|results|docs|papers"
     paths = set(re.findall(rf"(?<![\w/.(])(?:{roots})/[\w./*-]*\w", text))
-    paths = {path for path in paths if not re.search(r"NAME|PAPER|^results/(runs|re)", path)}
+    paths = {
+        path
+        for path in paths
+        if not re.search(r"NAME|PAPER|^results/(runs|re|tensorboard|mlflow|wandb)", path)
+    }
     assert not [path for path in paths if not any(ROOT.glob(path))]
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
     assert not [link for link in links if not (page.parent / link).exists()]

@@ -15,12 +15,15 @@ from collections.abc import Iterable
 EXTRAS = {
     "flwr": "federated",
     "h5py": "medical",
+    "mlflow": "mlflow",
     "nibabel": "medical",
     "opacus": "peers",
     "optuna": "search",
     "pydicom": "medical",
     "soundfile": "audio",
+    "tensorboard": "tensorboard",
     "timm": "representations",
+    "wandb": "wandb",
     "wfdb": "medical",
 }
 LISTED = 24  # the most names in a sentence

@@ -37,8 +37,8 @@ HOMES = {
 }
 
 # Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere, and what writes a model of one's own loop.
-OPTIONAL = ("command", "runner", "exporter")
+# what carries out a run elsewhere, what writes a model of one's own loop, and experiment trackers.
+OPTIONAL = ("command", "runner", "exporter", "logger")
 FOREIGN = ("optimizer", "callback")  # kinds of which other packages alone register some
 EXTRAS = "zdp_bench.extras"
 

@@ -21,11 +21,17 @@ from zdp_bench import assets
 from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
-PACKAGES = {"recipe": "_global_", "dataset": "dataset", "representation": "representation"}
+# Groups with files outside of `conf`, and the package of each in a configuration.
+PACKAGES = {
+    "recipe": "_global_",
+    "dataset": "dataset",
+    "representation": "representation",
+    "logger": "logger",
+}
 
 
 class OurYaml(ConfigSource):
-    """Recipes, data sets and extras' representations, which lie outside `conf`, as Hydra reads it.
+    """Recipes, data sets, extras' representations and loggers, outside `conf`, as Hydra reads it.
 
     A file states neither its name, nor where its keys belong, nor the keys of every data set.
     """

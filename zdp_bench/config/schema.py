@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from annotated_types import Ge, Interval, MinLen
+from annotated_types import Ge, Interval, Len, MinLen
 from pydantic import AfterValidator
 
 from zdp_bench.config.types import SHARE, Count, Positive, Threads
@@ -163,6 +163,17 @@ def _require_device(name: str) -> str:
     return name
 
 
+def _require_tag(tag: str) -> str:
+    if "," in tag:
+        raise ValueError("a tag has no comma; write several as [a,b]")
+    return tag
+
+
+Name = Annotated[str, Len(1, 100)]
+Tag = Annotated[str, Len(1, 100), AfterValidator(_require_tag)]
+Notes = Annotated[str, Len(1, 10_000)]
+
+
 @dataclass(frozen=True)
 class Scalars:
     """The keys that belong to no group.
@@ -175,6 +186,9 @@ class Scalars:
         precision: null (float32), tf32 (non-private only) or bf16; norms, clipped sums and noise
             are float32 or wider.
         force: run again although the record is there.
+        name: a name for the run, to find it by. null: none.
+        tags: words to find the run by. null: none.
+        notes: a text about the run. null: none.
     """
 
     recipe: str
@@ -183,6 +197,9 @@ class Scalars:
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
     force: bool
+    name: Name | None
+    tags: list[Tag] | None
+    notes: Notes | None
 
 
 @dataclass(frozen=True)
@@ -232,6 +249,7 @@ class Run(Scalars):
     privacy: Privacy
     claims: Claims
     execution: Execution
+    logger: Plugin | None
     federated: Federated
     paths: Paths
     resolved: dict[str, Any]
@@ -277,10 +295,13 @@ COMMON_KEYS: dict[str, tuple[str, ...]] = {
         "complex_as",
     ),
 }
-MAY_BE_NONE = ("representation", "scheduler")
-PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler")
+MAY_BE_NONE = ("representation", "scheduler", "logger")
+PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler", "logger")
 GROUPS = (*PLUGINS, "accountant", "trainer")
 # Keys that say where and how a run is executed, not what it computes: they enter no digest.
-OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims")
+LABELS = ("name", "tags", "notes")
+OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims", "logger", *LABELS)
+# Keys that may differ between a run and its resumption; a record's configuration lacks them.
+NOT_RECORDED = {*OPERATIONAL} - {"claims"}
 # Keys of `federated` that change what is computed.
 FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")

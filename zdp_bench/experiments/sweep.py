@@ -30,7 +30,8 @@ if TYPE_CHECKING:
     from zdp_bench.training.run_folder import Outcome
 
 Shown = Literal["all", "progress", "nothing"]
-UNNAMED = ("recipe=", "launcher=", "hydra", "paths.")  # in a job's name
+# not in a job's name
+UNNAMED = ("recipe=", "launcher=", "hydra", "paths.", "logger", "name=", "tags=", "notes=")
 
 
 def name_job(overrides: Sequence[str]) -> str:
@@ -190,6 +191,7 @@ def carry_out(
     """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training import distributed
+    from zdp_bench.training.labels import relabel
     from zdp_bench.training.progress import Live, Reporter, Watcher, console
     from zdp_bench.training.run import run
 
@@ -200,8 +202,11 @@ def carry_out(
     if distributed.rank():  # of several ranks, only the first prints
         return run(checked, Watcher(), runner=runner)
     watch = nullcontext(Watcher()) if show == "nothing" else Live(console(), name)
-    with watch as live:
-        outcome = run(checked, Reporter(live, checked), wait, runner)
+    with watch as live, Reporter(live, checked) as reporter:
+        outcome = run(checked, reporter, wait, runner)
+        reporter.finished(outcome.record)
+    if outcome.found:
+        outcome = relabel(outcome, checked)
     records.renew_csv(checked.results)
     if show == "all" and not name:
         console().print(show_run(outcome.record, outcome.path, outcome.found))

@@ -14,6 +14,7 @@ import re
 import sys
 import time
 from collections.abc import Iterable, Iterator
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console, ConsoleOptions, RenderableType
@@ -30,7 +31,9 @@ from rich.table import Column
 
 from zdp_bench.errors import printable
 from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.records import Record
 from zdp_bench.registry import lookup
+from zdp_bench.training.loggers import Tracker
 
 if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
     from zdp_bench.config.schema import Run
@@ -70,6 +73,7 @@ class Watcher:
     """Follows a run; this one says nothing. None of what it gets costs privacy."""
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
+    def opened(self, home: Path, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
     def evaluated(
         self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
@@ -156,12 +160,26 @@ def _cut(ratio: int, least: int) -> Column:
 
 
 class Reporter(Watcher):
-    """Logs, calls the configured callbacks, and passes everything on."""
+    """Logs, calls the callbacks and the logger of a run, and passes everything on."""
 
     def __init__(self, beside: Watcher, config: Run) -> None:
         self._beside = beside
         asked = dict.fromkeys(config.execution.callbacks or ())
         self._callbacks = [lookup("callback", name)(config) for name in asked]
+        self._tracker = Tracker(config)
+
+    def __enter__(self) -> Reporter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._tracker.close()
+
+    def opened(self, home: Path, done: int) -> None:
+        self._tracker.start(home, done)
+
+    def finished(self, record: Record) -> None:
+        """Hand the record to the logger, if the run was carried out here."""
+        self._tracker.finish(record)
 
     def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
         log.info(f"{recipe} seed {seed}: starts at step {done:,} of {steps:,}")
@@ -173,5 +191,6 @@ class Reporter(Watcher):
     def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
         for on_step in self._callbacks:
             on_step({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
+        self._tracker.log({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
         log.info(f"epoch {epoch}, step {step:,}  {_state(metrics)}  ε {show_epsilon(epsilon)}")
         self._beside.evaluated(epoch, step, metrics, epsilon)

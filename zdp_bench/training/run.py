@@ -17,7 +17,7 @@ from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
 
 from zdp_bench.config.digests import experiment_digest
-from zdp_bench.config.schema import OPERATIONAL, Run
+from zdp_bench.config.schema import NOT_RECORDED, Run
 from zdp_bench.data import Splits
 from zdp_bench.errors import UserError
 from zdp_bench.gradients.clipping import trainable
@@ -43,6 +43,7 @@ from zdp_bench.training.evaluation import (
     step_schedule,
 )
 from zdp_bench.training.interrupts import Stopped, stop_signals
+from zdp_bench.training.labels import labels_of
 from zdp_bench.training.machine import (
     code_digest,
     environment,
@@ -60,10 +61,6 @@ from zdp_bench.training.spending import reserve
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
-
-# Keys that may differ between a run and its resumption.
-NOT_RECORDED = set(OPERATIONAL) - {"claims"}
-
 
 # Carries a run out on a device; the last argument says whether to wait for another process at it.
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
@@ -293,6 +290,7 @@ class Loop:
         self.watcher.started(
             config.recipe, config.seed, plan.steps * self.round_steps, self.steps_done
         )
+        self.watcher.opened(self.home, self.steps_done)
         stopped_by = "epochs"
         while self.step < plan.steps and stopped_by == "epochs":
             try:
@@ -411,6 +409,7 @@ def run_record(
             "fixed_state": fixed_state,
             **({"weights": f"averaged, decay {ema:g}"} if ema else {}),
         },
+        **labels_of(config),
         **({"start": start.described()} if start else {}),
         "privacy": privacy,
         "stopped_by": stopped_by,

@@ -24,6 +24,7 @@ KINDS = (
     "optimizers",
     "schedulers",
     "accountants",
+    "loggers",
     "recipes",
     "tables",
     "keys",

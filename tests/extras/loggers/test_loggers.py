@@ -1,0 +1,187 @@
+"""Loggers against the real packages, offline: what was logged is read back."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.test_cli import run as run_command
+from tests.training.test_run import TINY, Silent, configured
+from zdp_bench import records
+from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.progress import Reporter
+from zdp_bench.training.run import run
+
+LABELS = ["name=first", "tags=[small,a b]", "notes=A look at the noise."]
+RESUMED_AT = 15  # the second of three epochs ends at step 20
+
+
+@dataclass
+class Logged:
+    """What a tracker holds of its one run."""
+
+    title: str
+    tags: set[str]
+    notes: str
+    config: dict[str, str]
+    record: dict[str, Any]  # as attached
+    curves: dict[str, dict[int, float]] = field(default_factory=dict)  # metric -> step -> value
+    final: dict[str, float] = field(default_factory=dict)
+
+
+def read_tensorboard(results: Path) -> Logged:
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    (folder,) = results.glob("tensorboard/quickstart/*")
+    events = EventAccumulator(str(folder))
+    events.Reload()
+    texts = {}
+    for name in ("run", "config", "record"):
+        (text,) = events.Tensors(f"{name}/text_summary")[-1].tensor_proto.string_val
+        texts[name] = json.loads(text)
+    curves = {
+        name: {event.step: event.value for event in events.Scalars(name)}
+        for name in events.Tags()["scalars"]
+    }
+    config = {key: str(value) for key, value in texts["config"].items()}
+    of = texts["run"]
+    return Logged(of["name"], {*of["tags"]}, of["notes"], config, texts["record"], curves)
+
+
+def read_mlflow(results: Path) -> Logged:
+    from mlflow import MlflowClient
+
+    client = MlflowClient(f"sqlite:///{results}/mlflow.db")
+    experiment = client.get_experiment_by_name("zdp-bench")
+    assert experiment is not None
+    (found,) = client.search_runs([experiment.experiment_id])
+    assert found.info.status == "FINISHED"
+    tags = found.data.tags
+    (attached,) = client.list_artifacts(found.info.run_id)
+    record = client.download_artifacts(found.info.run_id, attached.path)
+    curves = {
+        name: {
+            metric.step: metric.value
+            for metric in client.get_metric_history(found.info.run_id, name)
+        }
+        for name in found.data.metrics
+    }
+    return Logged(
+        tags["mlflow.runName"],
+        {tag for tag, value in tags.items() if value == "true"},
+        tags["mlflow.note.content"],
+        found.data.params,
+        json.loads(Path(record).read_text()),
+        {name: steps for name, steps in curves.items() if 0 not in steps},
+        {name: steps[0] for name, steps in curves.items() if 0 in steps},
+    )
+
+
+def read_blocks(path: Path) -> Iterator[bytes]:
+    """Yield the records of a .wandb file, which is a log as LevelDB writes it."""
+    content, block, header = path.read_bytes(), 1 << 15, 7
+    at, parts = header, b""
+    while at + header <= len(content):
+        if block - at % block < header:
+            at += block - at % block
+            continue
+        size, kind = int.from_bytes(content[at + 4 : at + 6], "little"), content[at + 6]
+        parts += content[at + header : at + header + size]
+        at += header + size
+        if kind in (1, 4):  # whole, or the last part
+            yield parts
+            parts = b""
+
+
+def read_wandb(results: Path) -> Logged:
+    import wandb
+    from wandb.proto.wandb_internal_pb2 import Record
+
+    wandb.teardown()  # it writes until its process ends
+
+    curves: dict[str, dict[int, float]] = defaultdict(dict)
+    logged = Logged("", set(), "", {}, {}, curves)
+    identities = set()
+    for folder in sorted(results.glob("wandb/offline-run-*")):
+        (file,) = folder.glob("*.wandb")
+        for content in read_blocks(file):
+            entry = Record.FromString(content)
+            if entry.HasField("run"):
+                identities.add(entry.run.run_id)
+                logged.title, logged.notes = entry.run.display_name, entry.run.notes
+                logged.tags = {*entry.run.tags}
+                logged.config |= {
+                    item.key: str(json.loads(item.value_json)) for item in entry.run.config.update
+                }
+            if entry.HasField("history"):
+                row = {
+                    (item.key or ".".join(item.nested_key)): json.loads(item.value_json)
+                    for item in entry.history.item
+                }
+                for name, value in row.items():
+                    curves[name][row["_step"]] = value
+            for item in entry.summary.update:
+                name = item.key or ".".join(item.nested_key)
+                logged.final[name] = json.loads(item.value_json)
+            assert not entry.HasField("stats")
+    assert len(identities) == 1
+    (attached,) = results.glob("wandb/offline-run-*/files/record.json")
+    assert not attached.is_symlink()
+    logged.record = json.loads(attached.read_text())
+    return logged
+
+
+READERS = {"tensorboard": read_tensorboard, "mlflow": read_mlflow, "wandb": read_wandb}
+
+
+class Interrupting(Silent):
+    """Stops a run in the middle of its second epoch."""
+
+    def stepped(self, step: int) -> None:
+        if step == RESUMED_AT + 1:
+            raise Stopped(15)
+
+
+@pytest.mark.parametrize("name", READERS)
+@pytest.mark.filterwarnings("ignore")  # the packages' own
+def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(name: str, tmp_path: Path) -> None:
+    pytest.importorskip(name)
+    words = [*LABELS, f"logger={name}", "trainer.epochs=3", "execution.checkpoint_steps=5"]
+    config = configured(tmp_path, *words)
+    with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
+        run(config, reporter)
+    with Reporter(Silent(), config) as reporter:
+        outcome = run(config, reporter)
+        reporter.finished(outcome.record)
+    assert outcome.record["measured"]["resumed_at_step"] == RESUMED_AT
+    logged = READERS[name](tmp_path)
+    assert (logged.title, logged.notes) == ("first", "A look at the noise.")
+    assert logged.tags == {"small", "a b"}
+    assert logged.record == json.loads(outcome.path.read_text())
+    flat = records.flatten(outcome.record["config"])
+    assert {key: str(value) for key, value in flat.items()}.items() <= logged.config.items()
+    for metric in ("accuracy", "loss", "epsilon_tight"):
+        of_record = {epoch["step"]: epoch[metric] for epoch in outcome.record["epochs"]}
+        assert logged.curves[metric] == pytest.approx(of_record), metric
+    if logged.final:
+        spent = [value for key, value in logged.final.items() if key.endswith("y.epsilon_tight")]
+        assert spent == [outcome.record["privacy"]["epsilon_tight"]]
+
+
+@pytest.mark.parametrize("name", READERS)
+def test_a_missing_package_is_told_before_the_first_step(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(sys.modules, name, None)
+    words = [*TINY, f"paths.results={tmp_path}", f"logger={name}"]
+    code, _, err = run_command(capsys, "run", *words)
+    said = f"this needs {name}, which is not installed: `pip install 'zdp-bench[{name}]'`."
+    assert (code, said in err) == (2, True), err
+    assert not [*tmp_path.glob("runs/*/*/ledger.jsonl")]

@@ -1,0 +1,161 @@
+"""Loggers and labels: outside of the digest; what a logger does wrong loses no run."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from tests.training.test_run import TINY, Silent, configured
+from zdp_bench import records, registry
+from zdp_bench.config.digests import experiment_digest
+from zdp_bench.errors import UserError
+from zdp_bench.experiments.sweep import run_one
+from zdp_bench.registry import of_extras
+from zdp_bench.training.interrupts import Stopped
+from zdp_bench.training.loggers import LoggedRun
+from zdp_bench.training.progress import Reporter
+from zdp_bench.training.run import run
+
+
+class Remembering:
+    """A logger that remembers, and raises an error in the method that it is told to."""
+
+    calls: ClassVar[list[tuple[str, Any]]] = []
+    broken = ""
+
+    def start(self, of: LoggedRun) -> None:
+        self._remember("start", of)
+
+    def log(self, metrics: dict[str, float]) -> None:
+        self._remember("log", metrics)
+
+    def finish(self, record: records.Record, path: Path) -> None:
+        assert records.read(path) == record
+        self._remember("finish", record)
+
+    def close(self) -> None:
+        self._remember("close", None)
+
+    def _remember(self, name: str, value: Any) -> None:
+        self.calls.append((name, value))
+        if name == self.broken:
+            raise ConnectionError("no\nnetwork")
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, Any]]:
+    """What the logger `logger=tensorboard` is called with; it is `Remembering`, without options."""
+    if "tensorboard" not in of_extras("logger"):
+        pytest.skip("zdp_bench/extras/loggers is not there")
+    monkeypatch.setattr(Remembering, "calls", [])
+    monkeypatch.setattr(Remembering, "broken", "")
+    monkeypatch.setitem(registry._builders["logger"], "tensorboard", _build)
+    return Remembering.calls
+
+
+def _build(*, folder: str | None = None) -> Remembering:
+    return Remembering()
+
+
+def test_names_tags_notes_and_the_logger_are_outside_of_the_digest(tmp_path: Path) -> None:
+    plain = experiment_digest(configured(tmp_path))
+    labels = ["name=first", "tags=[a,b]", "notes=why"]
+    assert experiment_digest(configured(tmp_path, *labels)) == plain
+    for name in of_extras("logger"):
+        assert experiment_digest(configured(tmp_path, f"logger={name}")) == plain
+
+
+@pytest.mark.parametrize(
+    ("word", "sentence"),
+    [
+        ("name=''", "name=: "),
+        ("tags=a", "tags=a: must be a valid list"),
+        ("tags=['a,b']", "a tag has no comma"),
+        ("logger=wand", "logger 'wand' is not known"),
+        ("logger.folder=x", "logger"),
+    ],
+)
+def test_labels_and_loggers_are_checked(tmp_path: Path, word: str, sentence: str) -> None:
+    with pytest.raises(UserError, match=sentence):
+        configured(tmp_path, word)
+
+
+def test_a_record_keeps_its_labels_and_gets_new_ones_without_being_run_again(
+    tmp_path: Path,
+) -> None:
+    words = [*TINY, f"paths.results={tmp_path}"]
+    run_one([*words, "name=first", "tags=[a,b]"])
+    run_one([*words, "name=second", "notes=why"])
+    run_one(words)
+    (path,) = tmp_path.glob("runs/*/*/record.json")
+    record = records.read(path)
+    assert record is not None
+    assert record["labels"] == {"name": "second", "tags": ["a", "b"], "notes": "why"}
+    assert "name" not in record["config"]
+    assert "labels" not in run(configured(tmp_path, "seed=1"), Silent()).record
+
+
+def test_a_logger_is_told_the_records_numbers_and_no_more(
+    tmp_path: Path, calls: list[tuple[str, Any]]
+) -> None:
+    words = ["logger=tensorboard", "name=first", "tags=[a]", "notes=why"]
+    run_one([*TINY, f"paths.results={tmp_path}", *words])
+    assert [name for name, _ in calls] == ["start", "log", "log", "finish"]
+    start, record = calls[0][1], calls[-1][1]
+    assert [metrics for name, metrics in calls if name == "log"] == record["epochs"]
+    assert (start.title, start.tags, start.notes) == ("first", ["a"], "why")
+    assert start.config == records.flatten(record["config"])
+
+
+def test_a_finished_run_is_not_logged_again_and_says_so(
+    tmp_path: Path, calls: list[tuple[str, Any]], caplog: pytest.LogCaptureFixture
+) -> None:
+    words = [*TINY, f"paths.results={tmp_path}"]
+    run_one(words)
+    run_one([*words, "logger=tensorboard"])
+    assert calls == []
+    assert "logger=tensorboard: this run was done before and is not logged again" in caplog.text
+    run_one([*words, "logger=tensorboard", "force=true"])
+    run_one([*words, "logger=tensorboard", "force=true"])
+    first, second = (of.identity for name, of in calls if name == "start")
+    assert first != second
+
+
+@pytest.mark.parametrize("broken", ["start", "log", "finish"])
+def test_a_logger_that_fails_loses_no_run(
+    tmp_path: Path,
+    calls: list[tuple[str, Any]],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+    broken: str,
+) -> None:
+    monkeypatch.setattr(Remembering, "broken", broken)
+    run_one([*TINY, f"paths.results={tmp_path}", "logger=tensorboard"])
+    assert len([*tmp_path.glob("runs/*/*/record.json")]) == 1
+    assert [name for name, _ in calls].count(broken) == 1, "it is not asked again"
+    assert "logger=tensorboard: ConnectionError: no network. The run goes on" in caplog.text
+
+
+def test_a_resumed_run_goes_on_under_its_identity(
+    tmp_path: Path, calls: list[tuple[str, Any]]
+) -> None:
+    class Interrupting(Silent):
+        def evaluated(self, *told: Any) -> None:
+            raise Stopped(15)
+
+    words = ["logger=tensorboard", "execution.checkpoint_steps=1", "trainer.epochs=3"]
+    config = configured(tmp_path, *words)
+    with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
+        run(config, reporter)
+    assert [name for name, _ in calls] == ["start", "log", "close"]
+    with Reporter(Silent(), config) as reporter:
+        record = run(config, reporter).record
+        reporter.finished(record)
+    assert [name for name, _ in calls[3:]] == ["start", "log", "log", "log", "finish"]
+    first, second = (of for name, of in calls if name == "start")
+    assert first.identity == second.identity
+    assert first.steps_done == 0 < second.steps_done
+    logged = [metrics["step"] for name, metrics in calls[4:] if name == "log"]
+    assert all(step > second.steps_done for step in logged)

@@ -1,0 +1,1 @@
+"""Experiment trackers by name: `logger=wandb`, `logger=mlflow`, `logger=tensorboard`."""

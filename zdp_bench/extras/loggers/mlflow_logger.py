@@ -1,0 +1,83 @@
+"""MLflow: one MLflow run per run, in a local SQLite file unless `logger.uri` names a server."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from zdp_bench import records
+from zdp_bench.disk import hold_lock
+from zdp_bench.records import Record
+from zdp_bench.training.loggers import LoggedRun
+
+IDENTITY = "zdp_bench.run"  # the tag by which a resumed run is found
+MOST_TEXT = 500  # characters of a parameter; MLflow's own limit is 6,000
+
+
+class MlflowLogger:
+    """Logs to MLflow; `mlflow ui --backend-store-uri sqlite:///results/mlflow.db` shows the runs.
+
+    Args:
+        uri: a tracking server or database. None: `mlflow.db` in the results folder.
+        experiment: the MLflow experiment.
+    """
+
+    def __init__(self, *, uri: str | None = None, experiment: str = "zdp-bench") -> None:
+        import mlflow
+
+        self._mlflow = mlflow
+        self._uri = uri
+        self._experiment = experiment
+        self._client: Any = None
+        self._run = ""
+
+    def start(self, run: LoggedRun) -> None:
+        """Open the MLflow run of this identity; a resumed run continues its own."""
+        run.results.mkdir(parents=True, exist_ok=True)
+        uri = self._uri or f"sqlite:///{run.results.absolute()}/mlflow.db"
+        with hold_lock(run.results / ".mlflow.lock"):  # two processes would both create the tables
+            self._client = self._mlflow.MlflowClient(uri)
+            experiment = self._find_experiment(run.results)
+        known = self._client.search_runs(
+            [experiment], filter_string=f"tags.`{IDENTITY}` = '{run.identity}'"
+        )
+        if known:
+            self._run = known[0].info.run_id
+            self._client.update_run(self._run, status="RUNNING")
+            return
+        tags = {IDENTITY: run.identity, "recipe": run.recipe, **dict.fromkeys(run.tags, "true")}
+        if run.notes:
+            tags["mlflow.note.content"] = run.notes
+        made = self._client.create_run(experiment, run_name=run.title, tags=tags)
+        self._run = made.info.run_id
+        for key, value in run.config.items():
+            self._client.log_param(self._run, key, str(value)[:MOST_TEXT])
+
+    def _find_experiment(self, results: Path) -> str:
+        """Return the experiment's identifier; create it if there is none of this name."""
+        known = self._client.get_experiment_by_name(self._experiment)
+        if known:
+            return str(known.experiment_id)
+        place = None if self._uri else (results.absolute() / "mlartifacts").as_uri()
+        return str(self._client.create_experiment(self._experiment, artifact_location=place))
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Add an evaluation."""
+        step = int(metrics["step"])
+        for key, value in metrics.items():
+            if key != "step":
+                self._client.log_metric(self._run, key, value, step=step)
+
+    def finish(self, record: Record, path: Path) -> None:
+        """Add the final metrics and ε, and attach the record."""
+        final = {f"final_{key}": value for key, value in record["metrics"].items()}
+        privacy = records.flatten(record["privacy"], "privacy.")
+        numbers = {k: v for k, v in privacy.items() if type(v) in (int, float)}
+        for key, value in (final | numbers).items():
+            self._client.log_metric(self._run, key, value)
+        self._client.log_artifact(self._run, str(path))
+        self._client.set_terminated(self._run, "FINISHED")
+
+    def close(self) -> None:
+        """Mark the run as stopped."""
+        self._client.set_terminated(self._run, "KILLED")

@@ -1,0 +1,9 @@
+"""What this extra adds, as `zdp_bench/registry.py` reads it."""
+
+ADDS = {
+    "logger": {
+        "mlflow": "zdp_bench.extras.loggers.mlflow_logger:MlflowLogger",
+        "tensorboard": "zdp_bench.extras.loggers.tensorboard_logger:TensorboardLogger",
+        "wandb": "zdp_bench.extras.loggers.wandb_logger:WandbLogger",
+    }
+}

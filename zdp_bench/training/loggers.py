@@ -1,0 +1,147 @@
+"""Loggers: experiment trackers that a run's test metrics, ε and record are sent to.
+
+A logger (`logger=NAME`) gets what the record holds and nothing else. Numbers from training examples
+would be releases that no ε covers. Whatever a logger does, the run goes on: its first error ends
+the logging, with a warning.
+"""
+
+from __future__ import annotations
+
+import logging
+import secrets
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from zdp_bench import records
+from zdp_bench.config.schema import NOT_RECORDED, Run
+from zdp_bench.errors import in_one_line
+from zdp_bench.records import Record
+from zdp_bench.registry import lookup
+
+IDENTITY = "logged_as"  # the file in a run's folder with the name that trackers know it by
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class LoggedRun:
+    """What a logger is told before the first step.
+
+    Attributes:
+        identity: names the run in a tracker; the same whenever the run is resumed.
+        title: the run's name, or its recipe and the first digits of its digest.
+        recipe: the recipe's name.
+        tags: words to find the run by.
+        notes: a text about the run.
+        config: the recorded configuration, by dotted key.
+        results: the results folder.
+        steps_done: steps that were taken, and logged, before.
+    """
+
+    identity: str
+    title: str
+    recipe: str
+    tags: list[str]
+    notes: str
+    config: dict[str, Any]
+    results: Path
+    steps_done: int
+
+
+class Logger(Protocol):
+    """One tracker; see `zdp_bench/extras/loggers`."""
+
+    def start(self, run: LoggedRun) -> None:
+        """Open the run, or the one that this run continues."""
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Add an evaluation: `step`, `epoch`, `epsilon_tight` and the test metrics."""
+
+    def finish(self, record: Record, path: Path) -> None:
+        """Add the record, which is stored at `path`, and close the run."""
+
+    def close(self) -> None:
+        """Close a run that stopped before its end."""
+
+
+class Tracker:
+    """The configured logger of one run, if there is one; none of its methods raises an error.
+
+    Raises:
+        ImportError: when made, if the logger's package is not installed.
+    """
+
+    def __init__(self, config: Run) -> None:
+        self._config = config
+        self._home: Path | None = None
+        self._logger: Logger | None = None
+        if plugin := config.logger:
+            self._logger = lookup("logger", plugin.name)(**plugin.options)
+
+    def start(self, home: Path, steps_done: int) -> None:
+        """Open the run whose folder is `home`."""
+        self._home = home
+        if self._logger:
+            self._try(self._logger.start, describe_run(self._config, home, steps_done))
+
+    def log(self, metrics: dict[str, float]) -> None:
+        """Log an evaluation."""
+        if self._logger:
+            self._try(self._logger.log, metrics)
+
+    def finish(self, record: Record) -> None:
+        """Log the record and close the run; say so if the run was done before."""
+        if self._logger and self._home:
+            self._try(self._logger.finish, record, self._home / "record.json")
+        elif self._logger:
+            log.warning(
+                "logger=%s: this run was done before and is not logged again; force=true runs it "
+                "again.",
+                self._config.logger and self._config.logger.name,
+            )
+        self._logger = None
+
+    def close(self) -> None:
+        """Close a run that has not finished."""
+        if self._logger and self._home:
+            self._try(self._logger.close)
+        self._logger = None
+
+    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
+        try:
+            call(*arguments)
+        except Exception as error:
+            self._logger = None
+            log.warning(
+                "logger=%s: %s: %s. The run goes on without it.",
+                self._config.logger and self._config.logger.name,
+                type(error).__name__,
+                in_one_line(error),
+            )
+
+
+def describe_run(config: Run, home: Path, steps_done: int) -> LoggedRun:
+    """Return what a logger is told of the run whose folder is `home`."""
+    recorded = {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED}
+    return LoggedRun(
+        identity=_identity_of(home),
+        title=config.name or f"{config.recipe}/{home.name[:8]}",
+        recipe=config.recipe,
+        tags=config.tags or [],
+        notes=config.notes or "",
+        config=records.flatten(recorded),
+        results=config.results,
+        steps_done=steps_done,
+    )
+
+
+def _identity_of(home: Path) -> str:
+    """Return the name of a run in trackers: a new one for each start that does not resume it."""
+    path = home / IDENTITY
+    if path.is_file():
+        return path.read_text(encoding="utf-8").strip()
+    identity = f"{home.name[:8]}-{secrets.token_hex(3)}"
+    records.write_text(path, f"{identity}\n")
+    return identity
