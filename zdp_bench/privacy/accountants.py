@@ -61,23 +61,34 @@ def claimed_epsilon(accountant: str, claim: Claim) -> float:
     return float(lookup("accountant", accountant)(claim))
 
 
-def _gdp_clt_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
+def _gdp_clt_epsilon(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
     sampling = mechanism.sampling
     return accounting.gdp_clt(
         mechanism.z * sampling.shift,
         sampling.sample_rate,
-        sampling.of_one(steps)[1],
+        sampling.steps_of_one(steps),
         delta,
         "uniform" if sampling.scheme == "uniform" else "poisson",
     )
 
 
+def _tight_at_least(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
+    low, _ = accounting.tight_interval(mechanism, steps, delta)
+    return low
+
+
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
     """Return each accountant's ε for a mechanism that was run, the tight one first."""
     return {
-        "pld": ForMechanisms(
-            "tight", accounting.tight_epsilon, lambda *of: accounting.tight_interval(*of)[0]
-        ),
+        "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
         "rdp": ForMechanisms("bound", accounting.rdp_epsilon),
         "gdp_clt": ForMechanisms("approximation", _gdp_clt_epsilon),
     }
@@ -123,12 +134,8 @@ def zeta_dp_2021(claim: Claim) -> float:
     Not the stated q = 0.01. Its Tables 2, 3 and 5 are reproduced by nothing that was tried.
     """
     lot = 64
-    return accounting.gdp_clt(
-        claim.noise_multiplier,
-        lot / claim.records,
-        claim.epochs * (claim.records // lot),
-        claim.delta,
-    )
+    steps = claim.epochs * (claim.records // lot)
+    return accounting.gdp_clt(claim.noise_multiplier, lot / claim.records, steps, claim.delta)
 
 
 @register("accountant", "dp_dfa_2020")
@@ -141,17 +148,17 @@ def dp_dfa_2020(claim: Claim) -> float:
     the Lemma 3 that the paper prints.
     """
     records, batch = 60_000, claim.batch
-    z = claim.noise_multiplier * (batch / claim.sensitivity if claim.sensitivity else 0.5)
-    return accounting.rdp_wor(z, batch / records, claim.epochs * (records // batch), claim.delta)
+    shifts = batch / claim.sensitivity if claim.sensitivity else 0.5
+    z = claim.noise_multiplier * shifts
+    steps = claim.epochs * (records // batch)
+    return accounting.rdp_wor(z, batch / records, steps, claim.delta)
 
 
 @register("accountant", "deepee_2021")
 def deepee_2021(claim: Claim) -> float:
     """Ziller et al. 2021 (deepee), its GDP column: GDP-CLT, uniform, ⌊n/m⌋ steps an epoch."""
-    steps = claim.epochs * (claim.records // claim.batch)
-    return accounting.gdp_clt(
-        claim.noise_multiplier, claim.batch / claim.records, steps, claim.delta
-    )
+    rate, steps = _rate_and_steps(claim)
+    return accounting.gdp_clt(claim.noise_multiplier, rate, steps, claim.delta)
 
 
 @register("accountant", "deepee_2021_rdp")
@@ -162,9 +169,13 @@ def deepee_2021_rdp(claim: Claim) -> float:
     """
     if claim.noise_multiplier == 0:
         return math.inf
-    orders = (*(1 + tenths / 10 for tenths in range(1, 100)), *range(12, 64))
-    steps = claim.epochs * (claim.records // claim.batch)
-    divergences = accounting.poisson_rdp(
-        claim.noise_multiplier, claim.batch / claim.records, orders
-    )
-    return accounting.rdp_classic(orders, [steps * r for r in divergences], claim.delta)
+    rate, steps = _rate_and_steps(claim)
+    tenths = [1 + number / 10 for number in range(1, 100)]
+    orders = (*tenths, *range(12, 64))
+    divergences = accounting.poisson_rdp(claim.noise_multiplier, rate, orders)
+    return accounting.rdp_classic(orders, [steps * each for each in divergences], claim.delta)
+
+
+def _rate_and_steps(claim: Claim) -> tuple[float, int]:
+    """Return the batch size over the examples, and the whole batches of all epochs."""
+    return claim.batch / claim.records, claim.epochs * (claim.records // claim.batch)

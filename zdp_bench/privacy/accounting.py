@@ -15,9 +15,9 @@ from __future__ import annotations
 
 import logging
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from functools import lru_cache
+from functools import lru_cache, wraps
 from typing import Literal
 
 import dp_accounting
@@ -28,6 +28,7 @@ from scipy.special import ndtr
 from scipy.stats import binom, hypergeom, norm
 
 from zdp_bench.privacy.loss_distribution import (
+    Law,
     Mixture,
     attack_law,
     epsilon,
@@ -61,11 +62,61 @@ def gdp_epsilon(mu: float, delta: float) -> float:
 # closed form.
 HOPELESS = 0.02
 SMALL_DELTA = 1e-10
+WOR_ORDERS = tuple(range(2, 65))  # of Rényi divergences without replacement
+EVERY_STEP = Mixture((-math.inf, 0.0))  # one shift in each
 
 
-# It takes up to a second, and one run asks for the same ε three times: tight, claimed, patient.
-@lru_cache(maxsize=1024)
-def pld(z: float, sample_rate: float, steps: int, delta: float) -> float:
+Epsilon = Callable[[float, float, int, float], float]  # of (z, sample rate, steps, δ)
+Bounds = tuple[float, float]  # the true ε is at least the first, at most the second
+
+
+def _closed_form(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+    hopeless: float = HOPELESS,
+) -> float | None:
+    """Return ε where nothing must be composed: no step, (almost) no noise, δ = 0, or rate 1."""
+    if steps == 0 or sample_rate == 0 or math.isinf(z):
+        return 0.0
+    if z == 0 or delta <= 0:
+        return math.inf
+    if sample_rate >= 1 or z < hopeless:
+        return gdp_epsilon(math.sqrt(steps) / z, delta)
+    return None
+
+
+def _composed(compose: Epsilon) -> Epsilon:
+    """Let `compose` answer only where no closed form does, and remember its answers.
+
+    Composing takes up to a second, and one run asks for the same ε three times: tight, claimed,
+    patient.
+    """
+
+    @lru_cache(maxsize=1024)
+    @wraps(compose)
+    def epsilon_of(
+        z: float,
+        sample_rate: float,
+        steps: int,
+        delta: float,
+    ) -> float:
+        known = _closed_form(z, sample_rate, steps, delta)
+        if known is not None:
+            return known
+        return compose(z, sample_rate, steps, delta)
+
+    return epsilon_of
+
+
+@_composed
+def pld(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the tight ε of the Poisson-subsampled Gaussian mechanism, examples added or removed.
 
     Formal guarantees: an upper bound on the true ε(δ); exact (Balle & Wang 2018) at sample rate 1.
@@ -75,13 +126,17 @@ def pld(z: float, sample_rate: float, steps: int, delta: float) -> float:
     less than 0.04 % at rates from 1e-4. At δ 1e-7 that corner is 0.7 % too high, at 1e-8 9 %: there
     the rounding of the FFT, which is charged to δ, is no longer small beside it.
     """
-    if trivial := _trivial(z, sample_rate, steps, delta):
-        return trivial[0]
-    return epsilon(poisson_laws(z, one_example(sample_rate), steps, delta), steps, delta)
+    laws = poisson_laws(z, one_example(sample_rate), steps, delta)
+    return epsilon(laws, steps, delta)
 
 
-@lru_cache(maxsize=1024)
-def pld_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float:
+@_composed
+def pld_uniform(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the tight ε with fixed-size batches drawn without replacement, an example REPLACED.
 
     Formal guarantees: an upper bound for any adaptive composition (Zhu, Dong & Wang 2021,
@@ -90,114 +145,143 @@ def pld_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float
 
     Args:
         z: counts the doubled shift: noise/2C.
+        sample_rate: batch size / examples.
+        steps: how many are composed.
+        delta: at which ε is stated.
     """
-    if trivial := _trivial(z, sample_rate, steps, delta):
-        return trivial[0]
-    return epsilon(uniform_laws(z, one_example(sample_rate), steps, delta), steps, delta)
+    laws = uniform_laws(z, one_example(sample_rate), steps, delta)
+    return epsilon(laws, steps, delta)
 
 
 @lru_cache(maxsize=1024)
-def pld_uniform_at_least(z: float, sample_rate: float, steps: int, delta: float) -> float:
+def pld_uniform_at_least(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the ε of two data sets that exist, with the same fixed-size batches as `pld_uniform`.
 
     Formal guarantees: a lower bound on the true ε(δ), whatever the number of examples; exact at
     sample rate 1.
     """
-    if trivial := _trivial(z, sample_rate, steps, delta, hopeless=0.0):
-        return trivial[0]
+    known = _closed_form(z, sample_rate, steps, delta, hopeless=0.0)
+    if known is not None:
+        return known
     return _at_least(z, one_example(sample_rate), steps, delta)
 
 
+def _at_least(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> float:
+    """Return the ε that the best known attack on fixed-size batches reaches."""
+    composed = steps if z >= HOPELESS else 1  # one step alone tells enough there
+    law = attack_law(z, drawn, composed, delta)
+    return epsilon_at_least(law, composed, delta)
+
+
 @lru_cache(maxsize=1024)
-def pld_replaced(z: float, sample_rate: float, steps: int, delta: float) -> float:
+def pld_replaced(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the tight ε of the Poisson-subsampled Gaussian mechanism, a share REPLACED.
 
     Formal guarantees: an upper bound on the true ε(δ) up to the FFT's rounding (0.2 % at 10⁶ steps
     and z 20, less at fewer); exact at sample rate 1.
     """
-    if trivial := _trivial(z / 2, sample_rate, steps, delta):
-        return trivial[0]
+    known = _closed_form(z / 2, sample_rate, steps, delta)
+    if known is not None:
+        return known
     return replaced_epsilon(z, sample_rate, steps, delta)
 
 
-def _trivial(
-    z: float, sample_rate: float, steps: int, delta: float, hopeless: float = HOPELESS
-) -> tuple[float] | None:
-    """Return (ε,) if nothing must be composed: no step, (almost) no noise, δ = 0, or rate 1."""
-    if steps == 0 or sample_rate == 0 or math.isinf(z):
-        return (0.0,)
-    if z == 0 or delta <= 0:
-        return (math.inf,)
-    if sample_rate >= 1 or z < hopeless:
-        return (gdp_epsilon(math.sqrt(steps) / z, delta),)
-    return None
-
-
-def _at_least(z: float, drawn: Mixture, steps: int, delta: float) -> float:
-    """The ε that the best known attack on fixed-size batches reaches."""
-    steps = steps if z >= HOPELESS else 1  # one step alone tells enough there
-    return epsilon_at_least(attack_law(z, drawn, steps, delta), steps, delta)
-
-
-@lru_cache(maxsize=1024)
-def rdp(z: float, sample_rate: float, steps: int, delta: float) -> float:
+@_composed
+def rdp(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return ε by Rényi-DP of the Poisson-subsampled Gaussian, by dp-accounting."""
-    if trivial := _trivial(z, sample_rate, steps, delta):
-        return trivial[0]
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with quiet():
         accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, steps))
         return float(accountant.get_epsilon(delta))
 
 
-@lru_cache(maxsize=1024)
-def rdp_uniform(z: float, sample_rate: float, steps: int, delta: float) -> float:
+@_composed
+def rdp_uniform(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return ε by Rényi-DP with fixed-size batches drawn without replacement, an example replaced.
 
     Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion; z counts the doubled
     shift.
     """
-    if trivial := _trivial(z, sample_rate, steps, delta):
-        return trivial[0]
-    orders = tuple(range(2, 65))
-    rates = steps * np.array(_wor_rdp(z, sample_rate, orders))
-    return float(dp_accounting.rdp.compute_epsilon(orders, rates, delta)[0])
+    divergences = steps * np.array(_wor_rdp(z, sample_rate, WOR_ORDERS))
+    return float(dp_accounting.rdp.compute_epsilon(WOR_ORDERS, divergences, delta)[0])
 
 
-def rdp_classic(orders: Sequence[float], divergences: Sequence[float], delta: float) -> float:
-    """Convert Rényi divergences to ε as the papers do: min over α of rdp(α) + log(1/δ)/(α − 1).
-
-    Mironov 2017, Proposition 3.
-    """
-    return min(
-        float(r) + math.log(1 / delta) / (a - 1) for a, r in zip(orders, divergences, strict=True)
-    )
-
-
-def rdp_wor(z: float, sample_rate: float, steps: int, delta: float) -> float:
+@_composed
+def rdp_wor(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return ε by RDP without replacement: orders 2 to 64, with the classic conversion.
 
     Wang, Balle & Kasiviswanathan 2019, Theorem 27.
     """
-    if trivial := _trivial(z, sample_rate, steps, delta):
-        return trivial[0]
-    orders = tuple(range(2, 65))
-    return rdp_classic(orders, [steps * r for r in _wor_rdp(z, sample_rate, orders)], delta)
+    divergences = [steps * each for each in _wor_rdp(z, sample_rate, WOR_ORDERS)]
+    return rdp_classic(WOR_ORDERS, divergences, delta)
+
+
+def rdp_classic(
+    orders: Sequence[float],
+    divergences: Sequence[float],
+    delta: float,
+) -> float:
+    """Convert Rényi divergences to ε as the papers do: min over α of rdp(α) + log(1/δ)/(α − 1).
+
+    Mironov 2017, Proposition 3.
+    """
+    penalty = math.log(1 / delta)
+    pairs = zip(orders, divergences, strict=True)
+    return min(float(divergence) + penalty / (order - 1) for order, divergence in pairs)
 
 
 @lru_cache(maxsize=64)
-def _wor_rdp(z: float, sample_rate: float, orders: tuple[int, ...]) -> tuple[float, ...]:
-    """The Rényi divergences of one step without replacement, by dp-accounting."""
+def _wor_rdp(
+    z: float,
+    sample_rate: float,
+    orders: tuple[int, ...],
+) -> tuple[float, ...]:
+    """Return the Rényi divergences of one step without replacement, by dp-accounting."""
     examples = 10**9  # any number: only the rate matters
     event = dp_accounting.SampledWithoutReplacementDpEvent(
         examples, round(sample_rate * examples), dp_accounting.GaussianDpEvent(z)
     )
     with quiet(), np.errstate(all="ignore"):
-        return tuple(RdpAccountant(orders, NeighboringRelation.REPLACE_ONE).compose(event).rdp)
+        accountant = RdpAccountant(orders, NeighboringRelation.REPLACE_ONE)
+        return tuple(accountant.compose(event).rdp)
 
 
 @lru_cache(maxsize=64)
-def poisson_rdp(z: float, sample_rate: float, orders: tuple[float, ...]) -> tuple[float, ...]:
+def poisson_rdp(
+    z: float,
+    sample_rate: float,
+    orders: tuple[float, ...],
+) -> tuple[float, ...]:
     """Return the Rényi divergences of one Poisson-sampled step, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with quiet():
@@ -234,34 +318,62 @@ def gdp_clt(
     if z < 0.05:  # e^{1/z²} overflows, and the limit theorem does not hold there
         return math.inf
     grown = math.exp(z**-2)
-    spread = (
-        2 * (grown * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2) if batches == "uniform" else grown - 1
-    )
-    return gdp_epsilon(sample_rate * math.sqrt(steps * spread), delta)
+    variance = grown - 1
+    if batches == "uniform":
+        variance = float(2 * (grown * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2))
+    return gdp_epsilon(sample_rate * math.sqrt(steps * variance), delta)
 
 
 # ---------------------------------------------------------------------- of a mechanism that was run
 
 
-def tight_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
+def tight_epsilon(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the ε that is reported first: PLD of what was run, in its own adjacency.
 
     Below `SMALL_DELTA` it is the smaller of that and the Rényi bound. No amplification theorem is
     used for shuffled batches: their ε is ∞.
     """
-    scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
-    own = mechanism.sampling.of_one(steps)[1]
-    if scheme == "shuffled":
-        return math.inf if steps else 0.0
-    if scheme == "uniform":
-        high = pld_uniform(mechanism.z, rate, own, delta)
-    else:
-        high = pld(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
+    high = _epsilon_of(mechanism, pld, pld_uniform, steps, delta)
+    if delta >= SMALL_DELTA:
+        return high
     # so far down the tails that a PLD's grid leaves out, Rényi divergences prove more
-    return min(high, rdp_epsilon(mechanism, steps, delta)) if delta < SMALL_DELTA else high
+    return min(high, rdp_epsilon(mechanism, steps, delta))
 
 
-def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[float, float]:
+def rdp_epsilon(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
+    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism."""
+    return _epsilon_of(mechanism, rdp, rdp_uniform, steps, delta)
+
+
+def _epsilon_of(
+    mechanism: Mechanism,
+    poisson: Epsilon,
+    uniform: Epsilon,
+    steps: int,
+    delta: float,
+) -> float:
+    """Return the ε by the accountant of the mechanism's sampling; ∞ of shuffled batches."""
+    sampling = mechanism.sampling
+    if sampling.scheme == "shuffled":
+        return math.inf if steps else 0.0
+    accountant = uniform if sampling.scheme == "uniform" else poisson
+    own_steps = sampling.steps_of_one(steps)
+    return accountant(mechanism.z, sampling.sample_rate, own_steps, delta)
+
+
+def tight_interval(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> Bounds:
     """Return bounds on ε from below and above, which differ for fixed-size batches only.
 
     For those no law is known that is exact under composition. The true ε is between that of two
@@ -274,27 +386,20 @@ def tight_interval(mechanism: Mechanism, steps: int, delta: float) -> tuple[floa
     return min(low, high), high  # where both are exact, rounding can put `low` above by 1e-12
 
 
-def part_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
+def part_epsilon(
+    mechanism: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the tight ε of ONE of the examples of an owner who is the unit of privacy.
 
     Without it the owner has another share, which may move the sum by 2C.
     """
-    scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
-    if scheme in ("shuffled", "uniform"):  # whose owners are replaced already
+    sampling = mechanism.sampling
+    if sampling.adjacency == "replace_one":  # owners are replaced already
         return tight_epsilon(mechanism, steps, delta)
-    own = mechanism.sampling.of_one(steps)[1]
-    return pld_replaced(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
-
-
-def rdp_epsilon(mechanism: Mechanism, steps: int, delta: float) -> float:
-    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism."""
-    scheme, rate = mechanism.sampling.scheme, mechanism.sampling.sample_rate
-    if scheme == "shuffled":
-        return math.inf if steps else 0.0
-    if scheme == "uniform":
-        return rdp_uniform(mechanism.z, rate, steps, delta)
-    own = mechanism.sampling.of_one(steps)[1]
-    return rdp(mechanism.z, 1.0 if scheme == "full" else rate, own, delta)
+    own_steps = sampling.steps_of_one(steps)
+    return pld_replaced(mechanism.z, sampling.sample_rate, own_steps, delta)
 
 
 def patient_epsilon(
@@ -307,6 +412,9 @@ def patient_epsilon(
     With Poisson sampling it is never above the generic group-privacy bound, with fixed-size batches
     by a few per cent. With cyclic sampling it is ∞: steps of different subsets do not move the sums
     in orthogonal directions.
+
+    Raises:
+        ValueError: the data set has fewer examples than the patient.
     """
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if not 1 <= count <= sampling.records:
@@ -315,63 +423,99 @@ def patient_epsilon(
         return tight_epsilon(mechanism, steps, delta)
     if sampling.cycle > 1:
         return math.inf if steps else 0.0
-    rate, batch = sampling.sample_rate, round(sampling.sample_rate * sampling.records)
-    if sampling.scheme == "full" or rate >= 1 or z < HOPELESS:
+    if z < HOPELESS:
         return pld(z / count, 1.0, steps, delta)
-    if trivial := _trivial(z, rate, steps, delta):
-        return trivial[0]
-    if sampling.scheme == "poisson":
-        return _pld_of_draws(z, patients_draws(rate, count), steps, delta)
-    # Every batch then holds some of this patient's examples: sampling hides nothing.
-    if count + batch > sampling.records:
-        return pld(z / min(count, batch), 1.0, steps, delta)
-    return epsilon(uniform_laws(z, patients_share(sampling, count), steps, delta), steps, delta)
+    noise, drawn = shifts_of_step(z, sampling, count)
+    if drawn == EVERY_STEP:
+        return pld(noise, 1.0, steps, delta)
+    known = _closed_form(z, sampling.sample_rate, steps, delta)
+    if known is not None:
+        return known
+    laws_of = poisson_laws if sampling.scheme == "poisson" else uniform_laws
+    return _composed_epsilon(laws_of, z, drawn, steps, delta)
+
+
+@lru_cache(maxsize=1024)
+def _composed_epsilon(
+    laws_of: Callable[[float, Mixture, int, float], tuple[Law, ...]],
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> float:
+    return epsilon(laws_of(z, drawn, steps, delta), steps, delta)
 
 
 def patient_interval(
     mechanism: Mechanism, examples_per_patient: int, steps: int, delta: float
-) -> tuple[float, float]:
+) -> Bounds:
     """Return a lower and an upper bound on a patient's ε; see `tight_interval`."""
     sampling, z, count = mechanism.sampling, mechanism.z, examples_per_patient
     if count == 1:
         return tight_interval(mechanism, steps, delta)
     high = patient_epsilon(mechanism, count, steps, delta)
-    rate = sampling.sample_rate
     if sampling.cycle > 1:
         return tight_epsilon(mechanism, steps, delta), high
-    if sampling.scheme != "uniform" or _trivial(z, rate, steps, delta, hopeless=0.0):
+    known = _closed_form(z, sampling.sample_rate, steps, delta, hopeless=0.0)
+    if sampling.scheme != "uniform" or known is not None:
         return high, high
-    return min(high, _at_least(z, patients_share(sampling, count), steps, delta)), high
+    low = _at_least(z, patients_share(sampling, count), steps, delta)
+    return min(low, high), high
 
 
-@lru_cache(maxsize=1024)
-def _pld_of_draws(z: float, drawn: Mixture, steps: int, delta: float) -> float:
-    return epsilon(poisson_laws(z, drawn, steps, delta), steps, delta)
+def shifts_of_step(
+    z: float,
+    sampling: Sampling,
+    count: int,
+) -> tuple[float, Mixture]:
+    """Return the noise in units of one shift, and the law of how many shifts a step makes.
+
+    Args:
+        z: noise standard deviation in units of one example's largest shift.
+        sampling: how a step draws its examples.
+        count: how many examples a patient has.
+    """
+    rate = sampling.sample_rate
+    if rate >= 1:
+        return z / count, EVERY_STEP
+    if count == 1:
+        return z, one_example(rate)
+    if sampling.scheme == "poisson":
+        return z, patients_draws(rate, count)
+    batch = sampling.batch_size
+    if count + batch > sampling.records:
+        # Every batch then holds some of this patient's examples: sampling hides nothing.
+        return z / min(count, batch), EVERY_STEP
+    return z, patients_share(sampling, count)
 
 
 def patients_draws(rate: float, count: int) -> Mixture:
     """Return the law of how many of a patient's examples a Poisson batch holds."""
-    return several_examples(binom.logpmf(np.arange(count + 1), count, rate))
+    drawn = np.arange(count + 1)
+    return several_examples(binom.logpmf(drawn, count, rate))
 
 
 def patients_share(sampling: Sampling, count: int) -> Mixture:
     """Return the law of how many of a patient's examples a batch of fixed size holds."""
-    batch = round(sampling.sample_rate * sampling.records)
-    return several_examples(
-        hypergeom.logpmf(np.arange(min(count, batch) + 1), sampling.records, count, batch)
-    )
+    batch = sampling.batch_size
+    drawn = np.arange(min(count, batch) + 1)
+    return several_examples(hypergeom.logpmf(drawn, sampling.records, count, batch))
 
 
-def affordable_steps(mechanism: Mechanism, delta: float, max_epsilon: float, limit: int) -> int:
+def affordable_steps(
+    mechanism: Mechanism,
+    delta: float,
+    max_epsilon: float,
+    limit: int,
+) -> int:
     """Return the most steps, at most `limit`, whose tight ε does not exceed `max_epsilon`."""
     if tight_epsilon(mechanism, limit, delta) <= max_epsilon:
         return limit
     low, high = 0, limit  # ε grows with steps; invariant: ε(low) ≤ max_epsilon < ε(high)
     while high - low > 1:
         middle = (low + high) // 2
-        low, high = (
-            (middle, high)
-            if tight_epsilon(mechanism, middle, delta) <= max_epsilon
-            else (low, middle)
-        )
+        if tight_epsilon(mechanism, middle, delta) <= max_epsilon:
+            low = middle
+        else:
+            high = middle
     return low

@@ -19,24 +19,37 @@ TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
 SMALLEST, LARGEST = 2.0**-6, 2.0**14
 
 
-def calibrate(target: float, accountant: str, claim: Claim) -> float:
+def calibrate(
+    target: float,
+    accountant: str,
+    claim: Claim,
+) -> float:
     """Return the smallest σ (the claim's own is ignored) at which at most `target` is claimed.
 
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
     """
     claim = dataclasses.replace(claim, noise_multiplier=0.0)
-    of = lookup("accountant", accountant), claim
+    function = lookup("accountant", accountant)
     if package_of("accountant", accountant) != "zdp_bench":  # nothing tells when its code changes
-        return solve(target, _claimed, *of)
-    return float(remember(solve, target, _claimed, *of))
+        return solve(target, _claimed, function, claim)
+    return float(remember(solve, target, _claimed, function, claim))
 
 
-def _claimed(sigma: float, accountant: Callable[[Claim], float], claim: Claim) -> float:
+def _claimed(
+    sigma: float,
+    accountant: Callable[[Claim], float],
+    claim: Claim,
+) -> float:
     return float(accountant(dataclasses.replace(claim, noise_multiplier=sigma)))
 
 
-def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float) -> float:
+def calibrate_mechanism(
+    target: float,
+    unit: Mechanism,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the smallest noise multiplier whose TIGHT ε after `steps` is at most `target`.
 
     Args:
@@ -47,30 +60,48 @@ def calibrate_mechanism(target: float, unit: Mechanism, steps: int, delta: float
     """
     if unit.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
-    # z must not come out one rounding lower
-    found = remember(solve, target, _tight, unit.sampling, steps, delta)
-    return float(found / unit.z * (1 + 1e-12))
+    z = remember(solve, target, _tight, unit.sampling, steps, delta)
+    return float(z / unit.z * (1 + 1e-12))  # z must not come out one rounding lower
 
 
-def _tight(z: float, sampling: Sampling, steps: int, delta: float) -> float:
+def _tight(
+    z: float,
+    sampling: Sampling,
+    steps: int,
+    delta: float,
+) -> float:
     return tight_epsilon(Mechanism.of_z(z, sampling), steps, delta)
 
 
-def solve(target: float, epsilon_of: Callable[..., float], *of: Any) -> float:
-    """Return the smallest σ with epsilon_of(σ, *of) ≤ target, which falls with σ, up to 1e-4 of it.
+def solve(
+    target: float,
+    epsilon_of: Callable[..., float],
+    *arguments: Any,
+) -> float:
+    """Return the smallest σ whose ε is at most `target`, up to 1e-4 of σ.
 
-    Formal guarantees: epsilon_of(result, *of) ≤ target. A target of ∞ asks for no noise: σ is 0.
+    Formal guarantees: epsilon_of(result, *arguments) ≤ target. A target of ∞ asks for no noise: σ
+    is 0.
+
+    Args:
+        target: the ε.
+        epsilon_of: a function of σ and of `arguments`, which falls with σ.
+        arguments: its others.
+
+    Raises:
+        ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
     """
     if target == math.inf:
         return 0.0
     if not target > 0:
         raise ValueError(f"a target ε must be positive, not {target:g}")
     low = high = 1.0  # invariant once found: ε(low) > target ≥ ε(high)
-    while epsilon_of(high, *of) > target:
-        low, high = high, high * 2
+    while epsilon_of(high, *arguments) > target:
+        low = high
+        high *= 2
         if high > LARGEST:
             raise ValueError(f"no noise multiplier up to {LARGEST:,.0f} reaches ε = {target:g}")
-    while low == high or epsilon_of(low, *of) <= target:
+    while low == high or epsilon_of(low, *arguments) <= target:
         low /= 2
         if low < SMALLEST:
             raise ValueError(
@@ -79,10 +110,11 @@ def solve(target: float, epsilon_of: Callable[..., float], *of: Any) -> float:
             )
 
     def distance(log_sigma: float) -> float:
-        epsilon = epsilon_of(math.exp(log_sigma), *of)
-        return math.log(min(max(epsilon, 1e-12), 1e12) / target)
+        epsilon = epsilon_of(math.exp(log_sigma), *arguments)
+        finite = min(max(epsilon, 1e-12), 1e12)
+        return math.log(finite / target)
 
     root = math.exp(brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
-    while epsilon_of(root, *of) > target:
+    while epsilon_of(root, *arguments) > target:
         root *= 1 + TOLERANCE / 2
     return root

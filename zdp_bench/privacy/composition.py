@@ -12,12 +12,11 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import NamedTuple
 
-from zdp_bench.privacy.accounting import HOPELESS, patient_epsilon, patients_draws, patients_share
+from zdp_bench.privacy.accounting import HOPELESS, patient_epsilon, shifts_of_step
 from zdp_bench.privacy.loss_distribution import (
-    Mixture,
     epsilon_together,
-    one_example,
     poisson_laws,
     shared_width,
     uniform_laws,
@@ -25,7 +24,6 @@ from zdp_bench.privacy.loss_distribution import (
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
 ROUNDING = 1e-9  # relative; two bounds C give one noise multiplier two values of z
-DRAWN_EVERY_STEP = Mixture((-math.inf, 0.0))
 
 
 @dataclass(frozen=True)
@@ -63,7 +61,12 @@ class Spending:
         """
         return self.may_read(other.dataset, other.data, other.sources)
 
-    def may_read(self, dataset: str, data: str, sources: frozenset[str] | None) -> bool:
+    def may_read(
+        self,
+        dataset: str,
+        data: str,
+        sources: frozenset[str] | None,
+    ) -> bool:
         """True if some examples of a data set, its digest and its files may be in the run's."""
         if self.data == data:
             return True
@@ -87,10 +90,24 @@ def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
     hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
     if len(hidden) > 1:
         raise ValueError(f"runs that protect different units ({', '.join(sorted(hidden))})")
-    return [replace(run.spent, examples=run.examples) if of_unit else run.spent for run in runs]
+    if not of_unit:
+        return [run.spent for run in runs]
+    return [replace(run.spent, examples=run.examples) for run in runs]
 
 
-def together(spent: Iterable[Spent], delta: float) -> float:
+class _Kind(NamedTuple):
+    """Steps that have one law, in the order in which laws are composed."""
+
+    z: float
+    sampling: Sampling
+    examples: int  # that come or go together
+
+    def order(self) -> tuple[float, float, int, int]:
+        """Return what kinds are sorted by, so that equal spendings have equal ε."""
+        return self.z, self.sampling.sample_rate, self.sampling.records, self.examples
+
+
+def together(spendings: Iterable[Spent], delta: float) -> float:
     """Return an upper bound on the ε of everything that was spent on one data set.
 
     Formal guarantees: the bound holds for any adaptive order of the runs. It is exact up to the
@@ -100,57 +117,50 @@ def together(spent: Iterable[Spent], delta: float) -> float:
         ValueError: some runs compare data sets with one example more or less, others with one
             replaced; no ε is known that covers both tightly.
     """
-    taken = [one for one in spent if one.steps]
-    least = _merge_rounding(one.z for one in taken)
-    steps: dict[tuple[float, Sampling, int], int] = defaultdict(int)
-    for one in taken:
-        sampling, number = one.sampling.of_one(one.steps)
-        steps[least[one.z], sampling, min(one.examples, sampling.records)] += number
-    if not steps:
+    taken = [spent for spent in spendings if spent.steps]
+    if not taken:
         return 0.0
-    # of several examples in different subsets no law is known
-    unknown = any(one.sampling.cycle > 1 and one.examples > 1 for one in taken)
-    if unknown or any(z < HOPELESS or of.scheme == "shuffled" for z, of, _ in steps):
+    steps = _steps_of_kinds(taken)
+    kinds = sorted(steps, key=_Kind.order)
+    if any(kind.z < HOPELESS or kind.sampling.scheme == "shuffled" for kind in kinds):
         return math.inf
-    if len({sampling.adjacency for _, sampling, _ in steps}) > 1:
+    # of several examples in different subsets no law is known
+    if any(spent.sampling.cycle > 1 and spent.examples > 1 for spent in taken):
+        return math.inf
+    adjacencies = {kind.sampling.adjacency for kind in kinds}
+    if len(adjacencies) > 1:
         raise ValueError(
             "runs with Poisson and with fixed-size batches protect different neighbours"
         )
-    if len(steps) == 1:
-        (((z, sampling, count), number),) = steps.items()
-        return patient_epsilon(Mechanism.of_z(z, sampling), count, number, delta)
-    # In one order, so that equal spendings have equal ε.
-    ordered = sorted(
-        steps, key=lambda kind: (kind[0], kind[1].sample_rate, kind[1].records, kind[2])
-    )
-    kinds = [(*_law(*kind), steps[kind]) for kind in ordered]
-    replaced = next(iter(steps))[1].adjacency == "replace_one"
-    laws, width = uniform_laws if replaced else poisson_laws, shared_width(kinds, delta)
-    every = sum(number for _, _, number in kinds)
-    parts = [(laws(z, drawn, every, delta, width), number) for z, drawn, number in kinds]
+    if len(kinds) == 1:
+        (kind,) = kinds
+        mechanism = Mechanism.of_z(kind.z, kind.sampling)
+        return patient_epsilon(mechanism, kind.examples, steps[kind], delta)
+    shifts = [(*shifts_of_step(*kind), steps[kind]) for kind in kinds]
+    width = shared_width(shifts, delta)
+    laws_of = uniform_laws if adjacencies == {"replace_one"} else poisson_laws
+    every = sum(steps.values())
+    parts = [(laws_of(z, drawn, every, delta, width), number) for z, drawn, number in shifts]
     return epsilon_together(parts, delta)
+
+
+def _steps_of_kinds(taken: Sequence[Spent]) -> dict[_Kind, int]:
+    """Return how many steps of each kind were taken that an example may be drawn for."""
+    least = _merge_rounding(spent.z for spent in taken)
+    steps: dict[_Kind, int] = defaultdict(int)
+    for spent in taken:
+        examples = min(spent.examples, spent.sampling.records)
+        kind = _Kind(least[spent.z], spent.sampling.of_one, examples)
+        steps[kind] += spent.sampling.steps_of_one(spent.steps)
+    return steps
 
 
 def _merge_rounding(values: Iterable[float]) -> dict[float, float]:
     """Return for each z the least that differs from it by rounding alone: less noise, more ε."""
-    found: dict[float, float] = {}
+    merged: dict[float, float] = {}
     least = -math.inf
     for z in sorted(set(values)):
-        least = least if z <= least * (1 + ROUNDING) else z
-        found[z] = least
-    return found
-
-
-def _law(z: float, sampling: Sampling, count: int) -> tuple[float, Mixture]:
-    """Return the noise in units of one shift, and the law of how many of `count` a step draws."""
-    rate = sampling.sample_rate
-    if sampling.scheme == "full" or rate >= 1:
-        return z / count, DRAWN_EVERY_STEP
-    if sampling.scheme == "poisson":
-        return z, one_example(rate) if count == 1 else patients_draws(rate, count)
-    batch = round(rate * sampling.records)
-    if count == 1:
-        return z, one_example(rate)
-    if count + batch > sampling.records:  # every batch holds some
-        return z / min(count, batch), DRAWN_EVERY_STEP
-    return z, patients_share(sampling, count)
+        if z > least * (1 + ROUNDING):
+            least = z
+        merged[z] = least
+    return merged

@@ -95,14 +95,16 @@ class _Reach:
         self.of: set[Step] = set()  # those from stated weights
 
     def add(self, step: Step) -> None:
-        self.furthest[step.generation] = max(step.step, self.furthest.get(step.generation, -1))
+        last = self.furthest.get(step.generation, -1)
+        self.furthest[step.generation] = max(step.step, last)
         if step.of:
             self.of.add(step)
 
     def holds(self, step: Step) -> bool:
         if step.of:
             return step in self.of
-        return step.step <= self.furthest.get(step.generation, -1)
+        last = self.furthest.get(step.generation, -1)
+        return step.step <= last
 
 
 class Tally:
@@ -147,7 +149,11 @@ class Tally:
         """Belong to the process that was sent this copy."""
         vars(self).update(state, _process=os.getpid())
 
-    def append(self, step: int, of: str = "") -> None:
+    def append(
+        self,
+        step: int,
+        of: str = "",
+    ) -> None:
         """Count that `step` is about to be released, unless the very same release is counted.
 
         `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
@@ -158,7 +164,12 @@ class Tally:
             self._digest = chain(self._digest, entry)
             self._enter(entry)
 
-    def note(self, made: str, step: int, state: str) -> None:
+    def note(
+        self,
+        made: str,
+        step: int,
+        state: str,
+    ) -> None:
         """Note a state that this generation passes through; the process with the file does."""
 
     def doubt(self, step: int) -> None:
@@ -179,17 +190,23 @@ class Tally:
                 "steps, each with a ledger of its own."
             )
 
-    def holds(self, step: int, of: str = "") -> bool:
+    def holds(
+        self,
+        step: int,
+        of: str = "",
+    ) -> bool:
         """True if drawing `step` (again) makes no new release."""
         return self.repeatable and self._reach.holds(Step(step, of, self.generation))
 
     def _enter(self, step: Step) -> None:
         """Count a release."""
         spans = self._spans
-        if spans and (spans[-1].end, spans[-1].generation) == (step.step, step.generation):
-            spans[-1] = spans[-1]._replace(end=step.step + 1)
+        after = step.step + 1
+        last = spans[-1] if spans else None
+        if last is not None and (last.end, last.generation) == (step.step, step.generation):
+            spans[-1] = last._replace(end=after)
         else:
-            spans.append(Span(step.step, step.step + 1, step.generation))
+            spans.append(Span(step.step, after, step.generation))
         self._count += 1
         self._reach.add(step)
 
@@ -222,7 +239,8 @@ class Tally:
 
     def releases_after(self, first: int, end: int) -> int:
         """Return how many releases there are when the steps from `first` to before `end` are."""
-        return self.releases + sum(not self.holds(step) for step in range(first, end))
+        new = [step for step in range(first, end) if not self.holds(step)]
+        return self.releases + len(new)
 
     @property
     def position(self) -> Position:
@@ -247,7 +265,11 @@ def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
 class _SetAside(Tally):
     """What the ledgers that are no longer written to hold."""
 
-    def __init__(self, paths: Iterable[Path], repeatable: bool) -> None:
+    def __init__(
+        self,
+        paths: Iterable[Path],
+        repeatable: bool,
+    ) -> None:
         super().__init__(repeatable)
         self.starts: list[Start] = []
         self.mechanisms: set[str] = set()
@@ -356,7 +378,12 @@ class Ledger(Tally):
         for start in before.starts:
             self._learn(start)
 
-    def begin(self, made: str, step: int, state: str) -> None:
+    def begin(
+        self,
+        made: str,
+        step: int,
+        state: str,
+    ) -> None:
         """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
 
         Args:
@@ -372,11 +399,16 @@ class Ledger(Tally):
         elif self._spans or self._starts or self._aside:
             parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
-            again = [end - max(first, step) for first, end, _ in self._spans]
-            self.counted_again = sum(steps for steps in again if steps > 0)
+            for first, end, _ in self._spans:
+                self.counted_again += max(0, end - max(first, step))
         self.note(made, step, state)
 
-    def note(self, made: str, step: int, state: str) -> None:
+    def note(
+        self,
+        made: str,
+        step: int,
+        state: str,
+    ) -> None:
         """Write a state that this generation passes through, before a checkpoint holds it."""
         if made and self.repeatable and (made, step, state) not in self._starts:
             self._note(Start(made, step, state, self.generation))
@@ -400,7 +432,11 @@ class Ledger(Tally):
             if generation == start.generation:
                 del self._starts[key]
 
-    def append(self, step: int, of: str = "") -> None:
+    def append(
+        self,
+        step: int,
+        of: str = "",
+    ) -> None:
         """Write that `step` is about to be released, unless this file has the very same release.
 
         `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
@@ -580,10 +616,14 @@ def _next_aside(path: Path) -> Path:
 def those_aside(path: Path) -> list[Path]:
     """Return the ledgers that were `set_aside` at `path`, the first one first."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
-    names = os.listdir(path.parent) if path.parent.is_dir() else []
-    matches = [match for name in names if (match := pattern.fullmatch(name))]
-    matches.sort(key=lambda match: int(match[1]))
-    return [path.with_name(match[0]) for match in matches]
+    if not path.parent.is_dir():
+        return []
+    numbered: dict[int, Path] = {}
+    for name in os.listdir(path.parent):
+        match = pattern.fullmatch(name)
+        if match:
+            numbered[int(match[1])] = path.with_name(name)
+    return [numbered[number] for number in sorted(numbered)]
 
 
 def is_ledger(path: Path) -> bool:
@@ -631,7 +671,8 @@ def without_copies(ledgers: Sequence[Path]) -> list[Path]:
     kept: list[Path] = []
     for path in sorted(contents, key=lambda path: -len(contents[path])):
         # A copy that was made while the other was written is how that one begins.
-        if not any(contents[other].startswith(contents[path]) for other in kept):
+        content = contents[path]
+        if not any(contents[other].startswith(content) for other in kept):
             kept.append(path)
     return sorted(kept)
 
@@ -645,12 +686,12 @@ def adopt(path: Path, whose: str = "") -> None:
     Args:
         whose: what the first line of the one at `path` says.
     """
-    own = [known for known in [path, *those_aside(path)] if known.exists()]
-    others = [other for other in ledgers_below(path.parent) if other not in own]
-    for stray in without_copies([*own, *others]):
-        is_own = not whose or stray.parent == path.parent or _read_whose(stray) == whose
-        if stray not in own and is_own:
-            disk.rename(stray, _next_aside(path))
+    own = [ledger for ledger in [path, *those_aside(path)] if ledger.exists()]
+    others = [ledger for ledger in ledgers_below(path.parent) if ledger not in own]
+    for ledger in without_copies([*own, *others]):
+        is_ours = not whose or ledger.parent == path.parent or _read_whose(ledger) == whose
+        if is_ours and ledger not in own:
+            disk.rename(ledger, _next_aside(path))
 
 
 def _read_whose(path: Path) -> str | None:
@@ -664,13 +705,18 @@ def _read_whose(path: Path) -> str | None:
 def has_steps(path: Path) -> bool:
     """True if a ledger holds a release; its other lines are its head and the states of starts."""
     with open_regular(path) as file:
-        return any(b'"ledger"' not in line and b'"state"' not in line for line in lines_of(file))
+        for line in lines_of(file):
+            if b'"ledger"' not in line and b'"state"' not in line:
+                return True
+    return False
 
 
 def _require_one_name(path: Path) -> None:
     """Reject a link and a file of several names: locks go by name, and two would write at once."""
-    found = os.lstat(path) if os.path.lexists(path) else None
-    if found and (stat.S_ISLNK(found.st_mode) or found.st_nlink > 1):
+    if not os.path.lexists(path):
+        return
+    status = os.lstat(path)
+    if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
         raise UserError(
             f"{path}: is a link, or has a second name by a hard link, under which another run "
             "could write to it: name the file itself, or a copy of its own (cp)."

@@ -29,6 +29,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 import numpy as np
 from dp_accounting import NeighboringRelation
@@ -72,9 +73,11 @@ def one_example(sample_rate: float) -> Mixture:
 
 def several_examples(log_weights: np.ndarray) -> Mixture:
     """Return the law of several examples; a tail of less than 1e-30 counts as disclosure."""
-    left = np.exp(np.logaddexp.accumulate(log_weights[::-1])[::-1])  # P(j or more)
-    kept = max(2, int(np.searchsorted(-left, -1e-30)))
-    return Mixture(tuple(map(float, log_weights[:kept])), float(left[kept:].max(initial=0.0)))
+    from_largest = np.logaddexp.accumulate(log_weights[::-1])
+    at_least = np.exp(from_largest[::-1])  # P(j or more)
+    kept = max(2, int(np.searchsorted(-at_least, -1e-30)))
+    weights = tuple(float(weight) for weight in log_weights[:kept])
+    return Mixture(weights, float(at_least[kept:].max(initial=0.0)))
 
 
 @dataclass(frozen=True)
@@ -86,9 +89,18 @@ class Law:
     mass: np.ndarray
     infinite: float
 
+    @property
+    def losses(self) -> np.ndarray:
+        """The loss at every cell of `mass`."""
+        return (self.first + np.arange(len(self.mass))) * self.width
+
 
 def poisson_laws(
-    z: float, drawn: Mixture, steps: int, delta: float, width: float | None = None
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+    width: float | None = None,
 ) -> tuple[Law, Law]:
     """Return the laws of ONE Poisson-sampled step, for examples removed and for examples added.
 
@@ -98,12 +110,16 @@ def poisson_laws(
         steps, delta: choose the grid.
         width: that of the grid, to compose the laws with others; see `shared_width`.
     """
-    own, top = _grid(z, drawn, steps, delta)
-    return _poisson_laws(z, drawn, width or own, top)
+    grid = _grid(z, drawn, steps, delta)
+    return _poisson_laws(z, drawn, width or grid.width, grid.top)
 
 
 def uniform_laws(
-    z: float, drawn: Mixture, steps: int, delta: float, width: float | None = None
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+    width: float | None = None,
 ) -> tuple[Law]:
     """Return the law of ONE step with a fixed-size batch, for replaced examples.
 
@@ -121,11 +137,16 @@ def uniform_laws(
     that any is drawn, of the one-example profile with shift j and sample rate 1 − w₀. The relation
     is symmetric, which gives α < 1.
     """
-    own, top = _grid(z, drawn, steps, delta)
-    return _uniform_laws(z, drawn, width or own, top)
+    grid = _grid(z, drawn, steps, delta)
+    return _uniform_laws(z, drawn, width or grid.width, grid.top)
 
 
-def replaced_epsilon(z: float, sample_rate: float, steps: int, delta: float) -> float:
+def replaced_epsilon(
+    z: float,
+    sample_rate: float,
+    steps: int,
+    delta: float,
+) -> float:
     """Return the ε of Poisson batches for a share that is replaced by any other, by dp-accounting.
 
     Args:
@@ -139,17 +160,22 @@ def replaced_epsilon(z: float, sample_rate: float, steps: int, delta: float) -> 
     E[XY ∂²/∂X∂Y] ≤ 0 (Price's theorem), for q and −αq differ in sign. So it is largest where both
     variances are and the covariance is least.
     """
-    width, _ = _grid(z / 2, one_example(sample_rate), steps, delta)
+    grid = _grid(z / 2, one_example(sample_rate), steps, delta)
     step = from_gaussian_mechanism(
         z,
-        value_discretization_interval=width,
+        value_discretization_interval=grid.width,
         sampling_prob=sample_rate,
         neighboring_relation=NeighboringRelation.REPLACE_ONE,
     )
     return float(step.self_compose(steps).get_epsilon_for_delta(delta))
 
 
-def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
+def attack_law(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> Law:
     """Return the law of ONE fixed-size batch for the two most distinguishable data sets.
 
     It is a lower bound for `uniform_laws`, whose `z` and `drawn` it takes.
@@ -160,20 +186,31 @@ def attack_law(z: float, drawn: Mixture, steps: int, delta: float) -> Law:
     directions: V against U; the others at 0; the others between 0 and −v. Choosing a new pair at
     every step, from what earlier steps showed, gains less than 1 %.
     """
-    return _poisson_laws(z, drawn, *_grid(z, drawn, steps, delta, FINEST, MOST_CELLS))[0]
+    grid = _grid(z, drawn, steps, delta, FINEST, MOST_CELLS)
+    removed, _ = _poisson_laws(z, drawn, grid.width, grid.top)
+    return removed
 
 
-def epsilon(laws: tuple[Law, ...], steps: int, delta: float) -> float:
+def epsilon(
+    laws: tuple[Law, ...],
+    steps: int,
+    delta: float,
+) -> float:
     """Return an upper bound on the ε of `steps` steps at `delta`, the worst over the laws."""
     return epsilon_together([(laws, steps)], delta)
 
 
 def epsilon_together(parts: Sequence[tuple[tuple[Law, ...], int]], delta: float) -> float:
-    """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`."""
-    ways = zip(*(laws for laws, _ in parts), strict=True)
-    return max(
-        _epsilon([(law, n) for law, (_, n) in zip(way, parts, strict=True)], delta) for way in ways
-    )
+    """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`.
+
+    Args:
+        parts: of each kind the laws, in one order (examples removed, examples added), and its
+            number of steps.
+        delta: at which ε is stated.
+    """
+    first_laws, _ = parts[0]
+    directions = range(len(first_laws))
+    return max(_epsilon([(laws[i], steps) for laws, steps in parts], delta) for i in directions)
 
 
 def shared_width(kinds: Sequence[tuple[float, Mixture, int]], delta: float) -> float:
@@ -181,15 +218,22 @@ def shared_width(kinds: Sequence[tuple[float, Mixture, int]], delta: float) -> f
 
     It is small beside the mean spread of a step's loss, as far as the number of cells allows.
     """
-    steps = sum(n for _, _, n in kinds)
-    extents = [(_extent(z, drawn, steps, delta), n) for z, drawn, n in kinds]
-    variance = sum(n * spread**2 for (spread, _, _), n in extents)
-    highest = max(top for (_, top, _), _ in extents)
-    finest = math.sqrt(variance / steps) / MIXED
-    return max(finest, 2 * highest / CELLS, (highest + 20 * math.sqrt(variance)) / CELLS, 1e-9)
+    every = sum(steps for _, _, steps in kinds)
+    variance = 0.0
+    highest = -math.inf
+    for z, drawn, steps in kinds:
+        extent = _extent(z, drawn, every, delta)
+        variance += steps * extent.spread**2
+        highest = max(highest, extent.highest)
+    finest = math.sqrt(variance / every) / MIXED
+    return _width(finest, highest, math.sqrt(variance), CELLS)
 
 
-def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
+def epsilon_at_least(
+    law: Law,
+    steps: int,
+    delta: float,
+) -> float:
     """Return a lower bound on the ε of `steps` steps for the data sets behind `law`.
 
     Proof. The grid counts a loss ℓ between two points as either of them, at random, so that the
@@ -200,41 +244,74 @@ def epsilon_at_least(law: Law, steps: int, delta: float) -> float:
     disclosure.
     """
     p = delta / 1000
-    rounding = law.width * min(
-        steps, steps * law.width / 8 + math.sqrt(steps * math.log(1 / p) / 2)
-    )
-    mass, first, truncated, noise = _compose(law, steps, delta)
+    deviation = steps * law.width / 8 + math.sqrt(steps * math.log(1 / p) / 2)
+    rounding = law.width * min(steps, deviation)
+    composed = _compose(law, steps, delta)
     # losses below 0 do not matter for an ε of at least 0, and can overflow
-    positive = max(0, -first)
+    negative = max(0, -composed.first)
     grid = DensePLDPmf(
-        law.width, first + positive, mass[positive:], 0.0, pessimistic_estimate=False
+        law.width,
+        composed.first + negative,
+        composed.mass[negative:],
+        0.0,
+        pessimistic_estimate=False,
     )
-    return max(0.0, float(grid.get_epsilon_for_delta(delta + p + truncated + noise)) - rounding)
+    hidden = composed.truncated + composed.rounding
+    found = float(grid.get_epsilon_for_delta(delta + p + hidden))
+    return max(0.0, found - rounding)
 
 
-def _compose(law: Law, steps: int, delta: float) -> tuple[np.ndarray, int, float, float]:
-    """Compose steps: mass, first grid point, what truncation and the FFT's rounding may hide."""
+class _Composed(NamedTuple):
+    """The finite losses of composed steps.
+
+    Attributes:
+        mass: the probability of each loss.
+        first: the first grid point.
+        truncated: what was cut off in the tails, at most.
+        rounding: what the FFT's rounding may hide, at most.
+    """
+
+    mass: np.ndarray
+    first: int
+    truncated: float
+    rounding: float
+
+
+def _compose(
+    law: Law,
+    steps: int,
+    delta: float,
+) -> _Composed:
+    """Compose steps of one law."""
     if steps == 1:
-        return law.mass, law.first, 0.0, 0.0
+        return _Composed(law.mass, law.first, 0.0, 0.0)
     truncated = min(1e-15, 1e-4 * delta)
     with np.errstate(all="ignore"):  # some of its moments may overflow; it takes the best
-        offset, composed = self_convolve(law.mass, steps, truncated)
-    mass = np.asarray(composed)
-    # the FFT's rounding adds a floor, positive or negative, to every cell
-    return mass, law.first * steps + offset, truncated, len(mass) * abs(float(mass.min()))
+        offset, convolved = self_convolve(law.mass, steps, truncated)
+    mass = np.asarray(convolved)
+    return _Composed(mass, law.first * steps + offset, truncated, _fft_rounding(mass))
+
+
+def _fft_rounding(mass: np.ndarray) -> float:
+    """Return the most that the FFT may have hidden: it adds a floor, of either sign, to a cell."""
+    return len(mass) * abs(float(mass.min()))
 
 
 def _epsilon(parts: Sequence[tuple[Law, int]], delta: float) -> float:
-    mass, first, truncated, noise = _compose(*parts[0], delta)
+    """Return an upper bound on the ε of so many steps of each law."""
+    first_law, first_steps = parts[0]
+    mass, first, truncated, rounding = _compose(first_law, first_steps, delta)
     for law, steps in parts[1:]:
-        other, offset, cut, rounding = _compose(law, steps, delta)
-        mass, first, truncated = fftconvolve(mass, other), first + offset, truncated + cut
-        noise += rounding + len(mass) * abs(float(mass.min()))
-    if noise > delta / 2:
+        other = _compose(law, steps, delta)
+        mass = fftconvolve(mass, other.mass)
+        first += other.first
+        truncated += other.truncated
+        rounding += other.rounding + _fft_rounding(mass)
+    if rounding > delta / 2:
         return _epsilon_by_moments(parts, delta)
     infinite = truncated - math.expm1(_log_finite(parts))
-    composed_law = DensePLDPmf(parts[0][0].width, first, mass, infinite, pessimistic_estimate=True)
-    return float(composed_law.get_epsilon_for_delta(delta - noise))
+    composed = DensePLDPmf(first_law.width, first, mass, infinite, pessimistic_estimate=True)
+    return float(composed.get_epsilon_for_delta(delta - rounding))
 
 
 def _log_finite(parts: Sequence[tuple[Law, int]]) -> float:
@@ -247,127 +324,236 @@ def _epsilon_by_moments(parts: Sequence[tuple[Law, int]], delta: float) -> float
     left = delta + math.expm1(_log_finite(parts))
     if left <= 0:
         return math.inf
-    orders = np.concatenate([1 + np.geomspace(1e-3, 1, 40), np.geomspace(2.1, 1e4, 120)])
+    near_one = 1 + np.geomspace(1e-3, 1, 40)
+    orders = np.concatenate([near_one, np.geomspace(2.1, 1e4, 120)])
     divergences = np.zeros(len(orders))
     for law, steps in parts:
-        losses = (law.first + np.arange(len(law.mass))) * law.width
-        with np.errstate(divide="ignore"):
-            log_mass = np.log(law.mass)
-        divergences += [
-            max(0.0, steps * float(logsumexp(log_mass + (a - 1) * losses)) / (a - 1))
-            for a in orders
-        ]
+        divergences += [max(0.0, _renyi(law, steps, order)) for order in orders]
     return float(compute_epsilon(orders, divergences, left)[0])
 
 
+def _renyi(
+    law: Law,
+    steps: int,
+    order: float,
+) -> float:
+    """Return the Rényi divergence of so many steps, of their finite losses."""
+    with np.errstate(divide="ignore"):
+        log_mass = np.log(law.mass)
+    log_moment = float(logsumexp(log_mass + (order - 1) * law.losses))
+    return steps * log_moment / (order - 1)
+
+
 @lru_cache(maxsize=16)
-def _poisson_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[Law, Law]:
+def _poisson_laws(
+    z: float,
+    drawn: Mixture,
+    width: float,
+    top: float,
+) -> tuple[Law, Law]:
     remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf, top)
-    losses = (remove.first + np.arange(len(remove.mass))) * width
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
-        mass = np.where(remove.mass > 0, remove.mass * np.exp(-losses), 0.0)
+        tilted = remove.mass * np.exp(-remove.losses)
+    mass = np.where(remove.mass > 0, tilted, 0.0)
     mirrored = mass[::-1]  # V against U, on the mirrored grid
-    add = Law(width, 1 - remove.first - len(mirrored), mirrored, below)
+    first = 1 - remove.first - len(mirrored)
+    add = Law(width, first, mirrored, below)
     return _whole(remove, drawn.excess), _whole(add, drawn.excess)
 
 
 @lru_cache(maxsize=16)
-def _uniform_laws(z: float, drawn: Mixture, width: float, top: float) -> tuple[Law]:
+def _uniform_laws(
+    z: float,
+    drawn: Mixture,
+    width: float,
+    top: float,
+) -> tuple[Law]:
     rate = drawn.drawn
     shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
     weights = np.array([drawn.log_weights[0], math.log(rate)])
-    parts = [
-        (share, _cells(z / j, weights, width, 0.0, top / j)[0])
-        for j, share in enumerate(shares, start=1)
-        if share > 0
-    ]
-    mass = np.zeros(max(len(part.mass) for _, part in parts))
-    for share, part in parts:
-        mass[: len(part.mass)] += share * part.mass
+    laws: dict[int, Law] = {}  # by j
+    for j, share in enumerate(shares, start=1):
+        if share > 0:
+            laws[j], _ = _cells(z / j, weights, width, 0.0, top / j)
+    mass = np.zeros(max(len(law.mass) for law in laws.values()))
+    infinite = 0.0
+    for j, law in laws.items():
+        mass[: len(law.mass)] += shares[j - 1] * law.mass
+        infinite += float(shares[j - 1] * law.infinite)
     positive = mass[1:]
     with np.errstate(under="ignore"):
-        negative = (positive * np.exp(-np.arange(1, len(mass)) * width))[::-1]
-    beyond = float(sum(share * part.infinite for share, part in parts))
-    law = Law(width, -len(positive), np.concatenate([negative, [0.0], positive]), beyond)
+        tilted = positive * np.exp(-np.arange(1, len(mass)) * width)
+    negative = tilted[::-1]
+    symmetric = np.concatenate([negative, [0.0], positive])
+    law = Law(width, -len(positive), symmetric, infinite)
     return (_whole(law, drawn.excess, rest=len(negative)),)
 
 
-def _whole(law: Law, excess: float, rest: int | None = None) -> Law:
+def _whole(
+    law: Law,
+    excess: float,
+    rest: int | None = None,
+) -> Law:
     """Complete the mass to 1: `excess` goes to ∞, the rest to cell `rest` (or the fullest)."""
-    mass, infinite = law.mass.copy(), law.infinite + excess
+    mass = law.mass.copy()
+    infinite = law.infinite + excess
     cell = int(np.argmax(mass)) if rest is None else rest
-    mass[cell] = max(0.0, mass[cell] + (1.0 - infinite - math.fsum(mass)))
+    missing = 1.0 - infinite - math.fsum(mass)
+    mass[cell] = max(0.0, mass[cell] + missing)
     return Law(law.width, law.first, mass, infinite)
 
 
 # ------------------------------------------------------------------------------- the grid of a step
 
 
-def _grid(
-    z: float, drawn: Mixture, steps: int, delta: float, fine: int | None = None, cells: int = CELLS
-) -> tuple[float, float]:
-    """Choose the distance between grid points, and the x where the upper tail is cut.
+class _Grid(NamedTuple):
+    """The grid of a step's losses.
 
-    The distance is small beside the spread of a step's loss, but not so small that composing takes
+    Attributes:
+        width: the distance between its points.
+        top: the x where the upper tail is cut.
+    """
+
+    width: float
+    top: float
+
+
+class _Extent(NamedTuple):
+    """The losses of a step.
+
+    Attributes:
+        spread: the root of the mean square.
+        highest: the largest below the cut.
+        top: the x where the upper tail is cut.
+    """
+
+    spread: float
+    highest: float
+    top: float
+
+
+def _grid(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+    cells_per_spread: int | None = None,
+    cells: int = CELLS,
+) -> _Grid:
+    """Choose the grid of a step's losses.
+
+    Its width is small beside the spread of a step's loss, but not so small that composing takes
     seconds. The largest losses are rare and stretch the grid, so the tail is cut where all steps
     together hold a share `CUT` of δ beyond it.
     """
-    spread, highest, top = _extent(z, drawn, steps, delta)
-    width = spread / (fine or (FINE if steps <= FEW else COARSE))
-    span = highest + 20 * spread * math.sqrt(steps)
-    return max(width, 2 * highest / cells, span / cells, 1e-9), top
+    if cells_per_spread is None:
+        cells_per_spread = FINE if steps <= FEW else COARSE
+    extent = _extent(z, drawn, steps, delta)
+    finest = extent.spread / cells_per_spread
+    total_spread = extent.spread * math.sqrt(steps)
+    return _Grid(_width(finest, extent.highest, total_spread, cells), extent.top)
 
 
-def _extent(z: float, drawn: Mixture, steps: int, delta: float) -> tuple[float, float, float]:
-    """Return the spread of a step's loss, its largest value below the cut, and the cut's x."""
+def _width(
+    finest: float,
+    highest: float,
+    total_spread: float,
+    cells: int,
+) -> float:
+    """Return the width of cells that hold the losses of all steps; `finest`, or wider."""
+    span = highest + 20 * total_spread
+    return max(finest, 2 * highest / cells, span / cells, 1e-9)
+
+
+def _extent(
+    z: float,
+    drawn: Mixture,
+    steps: int,
+    delta: float,
+) -> _Extent:
+    """Return how far the losses of a step reach."""
     weights = np.array(drawn.log_weights)
     x = np.linspace(-TAIL * z, len(weights) - 1 + TAIL * z, 8001)
+    density = np.zeros(len(x))
+    beyond = np.zeros(len(x))
     with np.errstate(under="ignore"):
-        density = sum(
-            math.exp(w) * np.exp(-((x - j) ** 2) / (2 * z * z)) for j, w in enumerate(weights)
-        )
-        beyond = sum(math.exp(w) * ndtr((j - x) / z) for j, w in enumerate(weights))
+        for j, weight in enumerate(weights):
+            density += math.exp(weight) * np.exp(-((x - j) ** 2) / (2 * z * z))
+            beyond += math.exp(weight) * ndtr((j - x) / z)
     loss = _loss(x, z, weights)
-    spread = math.sqrt(float(np.sum(density * loss**2) / np.sum(density)))
-    cut = min(int(np.searchsorted(-beyond, -CUT * delta / steps)), len(x) - 1)
-    return spread, float(loss[cut]), float(x[cut])
+    mean_square = np.sum(density * loss**2) / np.sum(density)
+    beyond_cut = CUT * delta / steps
+    cut = min(int(np.searchsorted(-beyond, -beyond_cut)), len(x) - 1)
+    return _Extent(math.sqrt(float(mean_square)), float(loss[cut]), float(x[cut]))
 
 
-def _loss(x: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
+def _loss(
+    x: np.ndarray,
+    z: float,
+    log_weights: np.ndarray,
+) -> np.ndarray:
     """Return log U(x)/V(x), increasing and convex in x."""
+    return logsumexp(_log_terms(x, z, log_weights), axis=0)
+
+
+def _log_terms(
+    x: np.ndarray,
+    z: float,
+    log_weights: np.ndarray,
+) -> np.ndarray:
+    """Return the logarithm of wⱼ N(j, z²)/N(0, z²) at x, [j, x]."""
     j = np.arange(len(log_weights))[:, None]
-    return logsumexp(log_weights[:, None] + (j * x - j * j / 2) / z**2, axis=0)
+    log_ratios = (j * x - j * j / 2) / z**2
+    return log_weights[:, None] + log_ratios
 
 
-def _where(loss: np.ndarray, z: float, log_weights: np.ndarray) -> np.ndarray:
+def _where(
+    loss: np.ndarray,
+    z: float,
+    log_weights: np.ndarray,
+) -> np.ndarray:
     """Invert `_loss` at increasing values; −∞ below its infimum log w₀."""
     if len(log_weights) == 2:
-        none, one = log_weights
-        with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
-            # e^ε − w₀ as expm1(ε) + w₁ for small ε, and in logarithms where e^ε would overflow
-            grown = np.where(
-                loss > 1,
-                loss + np.log1p(-np.exp(none - loss)),
-                np.log(np.expm1(loss) + math.exp(one)),
-            )
-            return np.where(loss > none, 0.5 + z * z * (grown - one), -np.inf)
+        return _where_one_is_drawn(loss, z, log_weights)
     table = np.linspace(-4 * TAIL * z, len(log_weights) - 1 + (TAIL + 1) * z, 20001)
-    at = _loss(table, z, log_weights)
-    cell = np.clip(np.searchsorted(at, loss) - 1, 0, len(table) - 2)
-    low, high = table[cell], table[cell + 1]
-    x = np.interp(loss, at, table)
+    table_loss = _loss(table, z, log_weights)
+    after = np.searchsorted(table_loss, loss)
+    cell = np.clip(after - 1, 0, len(table) - 2)
+    x = np.interp(loss, table_loss, table)
     j = np.arange(len(log_weights))[:, None]
     for _ in range(4):  # Newton's method, kept inside the table's cell
-        terms = log_weights[:, None] + (j * x - j * j / 2) / z**2
+        terms = _log_terms(x, z, log_weights)
         value = logsumexp(terms, axis=0)
         slope = np.sum(j * np.exp(terms - value), axis=0) / z**2
         with np.errstate(divide="ignore", invalid="ignore"):
-            x = np.clip(np.where(slope > 0, x - (value - loss) / slope, x), low, high)
+            newton = x - (value - loss) / slope
+        x = np.where(slope > 0, newton, x)
+        x = np.clip(x, table[cell], table[cell + 1])
     return x
 
 
+def _where_one_is_drawn(
+    loss: np.ndarray,
+    z: float,
+    log_weights: np.ndarray,
+) -> np.ndarray:
+    """Invert `_loss` in closed form for one example."""
+    log_missed, log_drawn = log_weights
+    with np.errstate(divide="ignore", invalid="ignore", over="ignore"):
+        # e^ε − w₀ as expm1(ε) + w₁ for small ε, and in logarithms where e^ε would overflow
+        large = loss + np.log1p(-np.exp(log_missed - loss))
+        small = np.log(np.expm1(loss) + math.exp(log_drawn))
+        grown = np.where(loss > 1, large, small)
+        x = 0.5 + z * z * (grown - log_drawn)
+    return np.where(loss > log_missed, x, -np.inf)
+
+
 def _cells(
-    z: float, log_weights: np.ndarray, width: float, least: float, top: float
+    z: float,
+    log_weights: np.ndarray,
+    width: float,
+    least: float,
+    top: float,
 ) -> tuple[Law, float]:
     """Return U's law up to x = `top`, of losses from `least` on, and V's mass below."""
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
@@ -375,27 +561,30 @@ def _cells(
     last = max(first + 1, math.ceil(float(highest) / width))
     losses = np.arange(first, last + 1) * width
     x = _where(losses, z, log_weights)
-    base = _log_mass(x[:-1] / z, x[1:] / z)  # V's
-    own = np.full_like(base, -np.inf)
-    for j, weight in enumerate(log_weights):
-        own = np.logaddexp(
-            own, weight + (base if j == 0 else _log_mass((x[:-1] - j) / z, (x[1:] - j) / z))
-        )
+    log_v = _log_mass(x[:-1] / z, x[1:] / z)
+    log_u = log_weights[0] + log_v
+    for j, log_weight in enumerate(log_weights[1:], start=1):
+        shifted = (x - j) / z
+        log_u = np.logaddexp(log_u, log_weight + _log_mass(shifted[:-1], shifted[1:]))
     with np.errstate(under="ignore", invalid="ignore"):
         # Within a cell e^(−loss) averages e^(log V − log U). The mass is split over the two ends so
-        # that
-        # this average is kept.
-        ratio = np.exp(np.clip(np.nan_to_num(losses[:-1] + base - own, nan=0.0), -width, 0.0))
-        up = np.exp(own) * ((1 - ratio) / -math.expm1(-width))
-        stay = np.maximum(np.exp(own) - up, 0.0)
-    beyond = float(sum(math.exp(w) * ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)))
-    law = Law(width, first, np.append(stay, 0.0) + np.append(0.0, up), beyond)
+        # that this average is kept.
+        log_ratio = np.nan_to_num(losses[:-1] + log_v - log_u, nan=0.0)
+        ratio = np.exp(np.clip(log_ratio, -width, 0.0))
+        mass = np.exp(log_u)
+        up = mass * ((1 - ratio) / -math.expm1(-width))
+        stay = np.maximum(mass - up, 0.0)
+    upper_tails = [math.exp(w) * ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)]
+    split = np.append(stay, 0.0) + np.append(0.0, up)
+    law = Law(width, first, split, float(sum(upper_tails)))
     return law, float(ndtr(x[0] / z))
 
 
 def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
-    right = a + b > 0
-    low, high = log_ndtr(np.where(right, -b, a)), log_ndtr(np.where(right, -a, b))
+    right = a + b > 0  # there the mass of (−b, −a), which is the same, is taken
+    low = log_ndtr(np.where(right, -b, a))
+    high = log_ndtr(np.where(right, -a, b))
     with np.errstate(divide="ignore", invalid="ignore"):
-        return np.where(high > low, high + np.log(-np.expm1(low - high)), -np.inf)
+        log_difference = high + np.log(-np.expm1(low - high))
+    return np.where(high > low, log_difference, -np.inf)

@@ -96,6 +96,13 @@ class Block:
             if not holds:
                 raise ValueError(f"block '{self.name}': {rule}")
 
+    @staticmethod
+    def from_dict(plain: dict[str, Any]) -> Block:
+        """Return the block that `Mechanism.as_dict` described."""
+        bound = math.inf if plain["bound"] == "inf" else plain["bound"]
+        lists = {name: tuple(plain[name]) for name in ("shape", "fft_dims")}
+        return Block(**plain | lists | {"bound": bound})
+
     @property
     def weakest_std(self) -> float:
         """Noise standard deviation along the direction that gets least; 0 if one gets none.
@@ -135,16 +142,32 @@ class Sampling:
     def __post_init__(self) -> None:
         if not 0 < self.sample_rate <= 1:
             raise ValueError(f"sample_rate must lie in (0, 1], not {self.sample_rate}")
-        if self.cycle != 1 and (self.cycle < 1 or self.scheme != "poisson"):
+        if self.scheme == "full" and self.sample_rate != 1:
+            raise ValueError("a full batch has a sample_rate of 1")
+        most_cycle = math.inf if self.scheme == "poisson" else 1
+        if not 1 <= self.cycle <= most_cycle:
             raise ValueError("only Poisson sampling goes in cycles, of 1 step or more")
 
-    def of_one(self, steps: int) -> tuple[Sampling, int]:
-        """Return what one example sees of `steps` steps in a row: plain sampling, and how many."""
-        return dataclasses.replace(self, cycle=1), -(-steps // self.cycle)
+    @property
+    def batch_size(self) -> int:
+        """The size of a fixed-size batch."""
+        return round(self.sample_rate * self.records)
+
+    @property
+    def of_one(self) -> Sampling:
+        """How the steps that one example may be drawn for draw it: without the cycle."""
+        return dataclasses.replace(self, cycle=1)
+
+    def steps_of_one(self, steps: int) -> int:
+        """Return how many of `steps` steps in a row one example may be drawn for, at most."""
+        return -(-steps // self.cycle)
 
     def as_dict(self) -> dict[str, Any]:
         """Return plain JSON values for ledger and record."""
-        return {name: value for name, value in vars(self).items() if (name, value) != ("cycle", 1)}
+        plain = dict(vars(self))
+        if self.cycle == 1:
+            del plain["cycle"]
+        return plain
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
@@ -181,7 +204,8 @@ class Mechanism:
     def __post_init__(self) -> None:
         if not self.blocks:
             raise ValueError("a mechanism needs at least one block")
-        if self.joint and len({block.bound for block in self.blocks}) != 1:
+        bounds = {block.bound for block in self.blocks}
+        if self.joint and len(bounds) != 1:
             raise ValueError("under a joint bound every block states the same bound")
         if self.strategy[:1] != (1.0,) or len(self.strategy) > self.sampling.cycle:
             raise ValueError("a strategy begins with 1, and is no longer than the sampling's cycle")
@@ -194,7 +218,7 @@ class Mechanism:
     @property
     def is_private(self) -> bool:
         """True if examples are bounded, or noise is added; ε may still be ∞."""
-        return any(block.std > 0 or not math.isinf(block.bound) for block in self.blocks)
+        return any(block.std > 0 or math.isfinite(block.bound) for block in self.blocks)
 
     @property
     def z(self) -> float:
@@ -214,22 +238,17 @@ class Mechanism:
     def of_z(z: float, sampling: Sampling) -> Mechanism:
         """Return the simplest mechanism that is exactly as private: one number, bound 1."""
         std = sampling.shift * z
-        return Mechanism((Block("unit", (1,), "float64", 1.0, std, "real"),), sampling)
+        block = Block("unit", (1,), "float64", bound=1.0, std=std, noise="real")
+        return Mechanism((block,), sampling)
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> Mechanism:
         """Return the mechanism that `as_dict` described."""
         try:
-            blocks = [
-                block
-                | {name: tuple(block[name]) for name in ("shape", "fft_dims")}
-                | ({"bound": math.inf} if block["bound"] == "inf" else {})
-                for block in plain["blocks"]
-            ]
+            blocks = tuple(Block.from_dict(block) for block in plain["blocks"])
             sampling = Sampling(**plain["sampling"])
             strategy = tuple(plain.get("strategy", (1.0,)))
-            made = tuple(Block(**block) for block in blocks)
-            return Mechanism(made, sampling, plain["joint"], strategy)
+            return Mechanism(blocks, sampling, plain["joint"], strategy)
         except (AttributeError, KeyError, TypeError) as error:
             raise ValueError(f"this describes no mechanism: {error}") from None
 
@@ -239,9 +258,11 @@ class Mechanism:
         if self.strategy == (1.0,):
             del plain["strategy"]
         for block in plain["blocks"]:
-            block["bound"] = block["bound"] if math.isfinite(block["bound"]) else "inf"
+            if math.isinf(block["bound"]):
+                block["bound"] = "inf"
         return json.loads(json.dumps(plain))
 
     def digest(self) -> str:
         """Return the SHA-256 of the canonical JSON: equal digests mean equal mechanisms."""
-        return hashlib.sha256(json.dumps(self.as_dict(), sort_keys=True).encode()).hexdigest()
+        canonical = json.dumps(self.as_dict(), sort_keys=True)
+        return hashlib.sha256(canonical.encode()).hexdigest()

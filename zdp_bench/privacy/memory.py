@@ -33,7 +33,8 @@ def remember(function: Callable[..., Any], *arguments: Any) -> Any:
 
     It must be ours, and of its arguments alone: JSON values, dataclasses, functions.
     """
-    if (folder := cache_folder("numbers")) is None:
+    folder = cache_folder("numbers")
+    if folder is None:
         return function(*arguments)
     question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
     path = folder / f"{_digest(question)}.json"
@@ -56,9 +57,10 @@ def _describe(value: Any) -> Any:
 @cache
 def _code(module: str) -> str:
     """Return a digest of a module, of this package and of the libraries' versions."""
-    files = sorted({*Path(__file__).parent.glob("*.py"), Path(sys.modules[module].__file__ or "")})
-    texts = [path.read_text(encoding="utf-8") for path in files]
-    return _digest("".join([*texts, *map(version, ("dp-accounting", "numpy", "scipy"))]))
+    files = {*Path(__file__).parent.glob("*.py"), Path(sys.modules[module].__file__ or "")}
+    texts = [path.read_text(encoding="utf-8") for path in sorted(files)]
+    versions = [version(name) for name in ("dp-accounting", "numpy", "scipy")]
+    return _digest("".join([*texts, *versions]))
 
 
 def _digest(text: str) -> str:

@@ -16,9 +16,10 @@ A step's noise is a pure function of (key, step, block), where the key is the ru
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import os
-from collections import deque
+from collections import defaultdict, deque
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import NamedTuple, Protocol
@@ -32,7 +33,11 @@ from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.privacy.normal_stream import Request, add_normals, hash_key
 
 
-def run_key(run: str, mechanism: Mechanism, code: str) -> str:
+def run_key(
+    run: str,
+    mechanism: Mechanism,
+    code: str,
+) -> str:
     """Return the key of a run's streams: the SHA-256 of everything that distinguishes runs.
 
     Args:
@@ -48,8 +53,10 @@ def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
 
     The key is a run's (`run_key`), or a plain seed for what runs may share (first weights).
     """
-    first = key if isinstance(key, int) else int.from_bytes(hashlib.sha256(key.encode()).digest())
-    return np.random.SeedSequence([first, *map(_word, purpose)])
+    if isinstance(key, str):
+        key = int.from_bytes(hashlib.sha256(key.encode()).digest())
+    words = [_word(part) for part in purpose]
+    return np.random.SeedSequence([key, *words])
 
 
 @lru_cache(maxsize=4096)
@@ -68,7 +75,12 @@ class White(NamedTuple):
 
     def reals(self) -> Tensor:
         """Return a view of the real numbers of `out`, [n]."""
-        return (torch.view_as_real(self.out) if self.out.is_complex() else self.out).view(-1)
+        return real_view(self.out).view(-1)
+
+
+def real_view(value: Tensor) -> Tensor:
+    """Return a view of a tensor's real numbers; [..., 2] of a complex one."""
+    return torch.view_as_real(value) if value.is_complex() else value
 
 
 class NoiseSource(Protocol):
@@ -97,25 +109,29 @@ class SeededNoise:
     repeatable = True
 
     def add_white(self, *requests: White) -> None:
-        if on_gpu := [white for white in requests if not white.out.is_cpu]:
+        on_gpu = [white for white in requests if not white.out.is_cpu]
+        if on_gpu:
             self._add_at_once(on_gpu)
-        asked: dict[torch.dtype, list[Request]] = {}
+        streams: dict[torch.dtype, list[Request]] = defaultdict(list)
         for white in requests:
-            if (out := white.reals()).is_cpu:
+            if white.out.is_cpu:
                 key = hash_key((self.key, "noise", *white.key))
-                asked.setdefault(out.dtype, []).append(Request(key, out, white.std, white.times))
-        for dtype, streams in asked.items():
-            add_normals(streams, dtype)
+                out = white.reals()
+                streams[out.dtype].append(Request(key, out, white.std, white.times))
+        for dtype, own_streams in streams.items():
+            add_normals(own_streams, dtype)
 
     def _add_at_once(self, requests: list[White]) -> None:
         """Draw all from one stream, which their keys name: a kernel for each would take longer."""
         outs = [white.reals() for white in requests]
-        seeds = stream(self.key, "noise", *(part for white in requests for part in white.key))
-        generator = torch.Generator(device=outs[0].device)
+        lengths = [len(out) for out in outs]
+        device, dtype = outs[0].device, outs[0].dtype
+        parts = itertools.chain.from_iterable(white.key for white in requests)
+        seeds = stream(self.key, "noise", *parts)
+        generator = torch.Generator(device=device)
         generator.manual_seed(int(seeds.generate_state(1, np.uint64)[0]) % 2**63)
-        many = sum(len(out) for out in outs)
-        drawn = torch.randn(many, generator=generator, device=outs[0].device, dtype=outs[0].dtype)
-        normal = drawn.split([len(out) for out in outs])
+        drawn = torch.randn(sum(lengths), generator=generator, device=device, dtype=dtype)
+        normal = drawn.split(lengths)
         torch._foreach_mul_(normal, [white.std for white in requests])
         torch._foreach_add_(outs, normal)
         if any(white.times != 1 for white in requests):
@@ -146,10 +162,16 @@ class SecureRandom:
 
     def random(self, size: int) -> np.ndarray:
         """Return uniform numbers on the odd multiples of 2⁻⁵³ in (0, 1): never 0 or 1."""
-        bits = np.frombuffer(os.urandom(8 * size), dtype=np.uint64) >> np.uint64(12)
-        return (bits.astype(np.float64) + 0.5) * 2.0**-52
+        words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
+        highest_bits = (words >> np.uint64(12)).astype(np.float64)
+        return (highest_bits + 0.5) * 2.0**-52
 
-    def choice(self, examples: int, size: int, replace: bool) -> np.ndarray:
+    def choice(
+        self,
+        examples: int,
+        size: int,
+        replace: bool,
+    ) -> np.ndarray:
         """Return `size` different numbers below `examples`: where the least random ones are."""
         if replace or size > examples:
             raise ValueError(
@@ -182,11 +204,10 @@ class SecureNoise:
     repeatable = False
 
     def add_white(self, *requests: White) -> None:
-        add_normals(
-            (Request(os.urandom(32), of.reals(), of.std, of.times) for of in requests),
-            torch.float64,
-            terms=4,
-        )
+        streams = [
+            Request(os.urandom(32), white.reals(), white.std, white.times) for white in requests
+        ]
+        add_normals(streams, torch.float64, terms=4)
 
 
 class CorrelatedNoise:
@@ -198,7 +219,11 @@ class CorrelatedNoise:
     (`Tally.has_other_noise`).
     """
 
-    def __init__(self, white: NoiseSource, strategy: tuple[float, ...]) -> None:
+    def __init__(
+        self,
+        white: NoiseSource,
+        strategy: tuple[float, ...],
+    ) -> None:
         self.white, self.strategy = white, strategy
         self.repeatable = white.repeatable
         self._last: dict[str, tuple[int, deque[Tensor]]] = {}  # block -> the next step, η
@@ -206,22 +231,30 @@ class CorrelatedNoise:
     def add_white(self, *requests: White) -> None:
         """Add η where each request's key is (step, block)."""
         for request in requests:
-            out, (step, block) = request.reals(), request.key
-            noise = self._of(int(step), str(block), request)
+            out = request.reals()
+            step, block = request.key
+            noise = self._noise_of(int(step), str(block), request.std, out)
             out.add_(noise).mul_(request.times)
 
-    def _of(self, step: int, block: str, request: White) -> Tensor:
-        empty: deque[Tensor] = deque(maxlen=len(self.strategy))
-        begun, past = self._last.get(block, (0, empty))
+    def _noise_of(
+        self,
+        step: int,
+        block: str,
+        std: float,
+        out: Tensor,
+    ) -> Tensor:
+        """Return η of a step, after drawing the ξ of all steps before it that are not drawn yet."""
+        none_yet: deque[Tensor] = deque(maxlen=len(self.strategy))
+        begun, past = self._last.get(block, (0, none_yet))
         if begun > step:
             if not self.repeatable:
                 raise UserError(f"step {step:,}: its secure noise was drawn before, and is gone.")
-            begun, past = 0, empty
-        for t in range(begun, step + 1):
-            noise = torch.zeros_like(request.reals(), dtype=torch.float64)
-            self.white.add_white(White(noise, request.std, (t, block)))
-            for c, earlier in zip(self.strategy[1:], past, strict=False):
-                noise.sub_(earlier, alpha=c)
+            begun, past = 0, none_yet
+        for earlier_step in range(begun, step + 1):
+            noise = torch.zeros_like(out, dtype=torch.float64)
+            self.white.add_white(White(noise, std, (earlier_step, block)))
+            for coefficient, earlier in zip(self.strategy[1:], past, strict=False):
+                noise.sub_(earlier, alpha=coefficient)
             past.appendleft(noise)
         self._last[block] = step + 1, past
         return past[0]
@@ -234,7 +267,12 @@ def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
     return CorrelatedNoise(source, mechanism.strategy)
 
 
-def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> Tensor:
+def draw(
+    block: Block,
+    source: NoiseSource,
+    step: int,
+    device: torch.device,
+) -> Tensor:
     """Return one step's noise ξ for one block, in the block's shape and dtype.
 
     Formal guarantees: zero mean, and in every entry the covariance that the block's kind declares
@@ -243,29 +281,21 @@ def draw(block: Block, source: NoiseSource, step: int, device: torch.device) -> 
     dtype: torch.dtype = getattr(torch, block.dtype)
     if block.noise == "none":
         return torch.zeros(block.shape, dtype=dtype, device=device)
-    entries = math.prod(block.shape)
-    real_dtype = dtype.to_real()
-
-    def white(parts: int) -> Tensor:
-        numbers = torch.zeros(entries * parts, dtype=real_dtype, device=device)
-        source.add_white(White(numbers, block.std, (step, block.name)))
-        return numbers
-
+    has_two_parts = block.noise in ("circular", "correlated")
+    shape = (*block.shape, 2) if has_two_parts else block.shape
+    white = torch.zeros(shape, dtype=dtype.to_real(), device=device)
+    source.add_white(White(white, block.std, (step, block.name)))
     if block.noise == "real":
-        return white(1).view(block.shape)
+        return white
     if block.noise == "real_on_complex":
-        return torch.complex(white(1), torch.zeros(entries, dtype=real_dtype, device=device)).view(
-            block.shape
-        )
+        return torch.complex(white, torch.zeros_like(white))
     if block.noise == "hermitian":
-        return torch.fft.fftn(white(1).view(block.shape), dim=block.fft_dims, norm="ortho")
-    parts = white(2).view(*block.shape, 2)  # [..., (re, im)]
-    if block.noise == "correlated":
-        real, independent = parts.unbind(-1)
-        parts = torch.stack(
-            [real, block.rho * real + (1 - block.rho**2) ** 0.5 * independent], dim=-1
-        )
-    return torch.view_as_complex(parts.contiguous())
+        return torch.fft.fftn(white, dim=block.fft_dims, norm="ortho")
+    if block.noise == "circular":
+        return torch.view_as_complex(white)
+    real, independent = white.unbind(-1)
+    imaginary = block.rho * real + (1 - block.rho**2) ** 0.5 * independent
+    return torch.complex(real, imaginary)
 
 
 def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
@@ -289,8 +319,7 @@ def round_to_grid(
         value = release[block.name]
         if block.std > 0 and not source.repeatable:
             grid = 2.0 ** (math.floor(math.log2(block.std)) - 16)
-            parts = torch.view_as_real(value) if value.is_complex() else value
-            parts.div_(grid).round_().mul_(grid)
+            real_view(value).div_(grid).round_().mul_(grid)
         release[block.name] = value.to(getattr(torch, block.dtype))
     return release
 
@@ -308,17 +337,25 @@ def add_noise(
 
     If several ranks hold a part of the sum each, one of them adds ξ, once. With a secure source
     call `widen` first, and `round_to_grid` on the result.
+
+    Args:
+        total: the sum of shares, by the name of the block.
+        mechanism: declares the noise of each block.
+        source: of standard normal numbers.
+        step: the number of the step, which the noise is a function of.
+        times: a factor for the noisy sum.
     """
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:
-        total[block.name] = sum_ = total[block.name].resolve_conj()
+        sum_ = total[block.name].resolve_conj()
+        total[block.name] = sum_
         if block.noise in ("real", "circular") and sum_.is_contiguous():
             requests.append(White(sum_, block.std, (step, block.name), times))
             continue
         if block.noise != "none":
-            same_dtype = replace(block, dtype=str(sum_.dtype).removeprefix("torch."))
-            sum_.add_(draw(same_dtype, source, step, sum_.device))
+            dtype = str(sum_.dtype).removeprefix("torch.")
+            sum_.add_(draw(replace(block, dtype=dtype), source, step, sum_.device))
         if times != 1:
-            (torch.view_as_real(sum_) if sum_.is_complex() else sum_).mul_(times)
+            real_view(sum_).mul_(times)
     source.add_white(*requests)
     return total

@@ -50,7 +50,11 @@ class Piece(NamedTuple):
     pairs: int
 
 
-def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1) -> None:
+def add_normals(
+    requests: Iterable[Request],
+    dtype: torch.dtype,
+    terms: int = 1,
+) -> None:
     """Add each request's numbers in place, on as many threads as torch uses.
 
     Args:
@@ -58,13 +62,12 @@ def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1)
         terms: how many independent numbers are added up to one, over the root of their count.
     """
     groups: list[list[Piece]] = []  # pieces that are made together: many small tensors, or one
-    room = 0
+    room = 0  # pairs that the last group can still take
     for request in requests:
-        whole = request.out.numel()
-        for number, start in enumerate(range(0, whole, 2 * PAIRS)):
-            count = min(whole - start, 2 * PAIRS)
-            out = request.out if count == whole else request.out[start : start + count]
-            pairs = (count + 1) // 2
+        for number, out in enumerate(request.out.split(2 * PAIRS)):
+            pairs = (len(out) + 1) // 2  # none of an empty tensor
+            if pairs == 0:
+                continue
             if pairs > room:
                 groups.append([])
                 room = PAIRS
@@ -78,48 +81,81 @@ def add_normals(requests: Iterable[Request], dtype: torch.dtype, terms: int = 1)
     run_parallel(add, len(groups))
 
 
-def _add_group(group: Sequence[Piece], dtype: torch.dtype, terms: int) -> None:
-    outs, stds = [], []
-    for of, _, out, pairs in group:
-        halves = out.split(pairs)  # of one number only the first
-        outs += halves
-        stds += [of.std * terms**-0.5] * len(halves)
-    in_place = terms == 1 and outs[0].is_cpu and outs[0].dtype == dtype
-    sums = outs if in_place else [torch.zeros(len(out), dtype=dtype) for out in outs]
-    for term in range(terms):
-        radii, cosines, sines = _draw(group, dtype, term)
-        ones, others, start = [], [], 0
-        for *_, out, pairs in group:
-            for wave, count in ((cosines, pairs), (sines, len(out) - pairs))[: min(len(out), 2)]:
-                ones.append(radii[start : start + count])
-                others.append(wave[start : start + count])
-            start += pairs
-        torch._foreach_addcmul_(sums, ones, others, stds if in_place else [1.0] * len(sums))
-    if not in_place:
-        for out, number, std in zip(outs, sums, stds, strict=True):
-            out.add_(number.mul_(std).to(out.device))
-    if any(of.times != 1 for of, *_ in group):
-        torch._foreach_mul_([out for *_, out, _ in group], [of.times for of, *_ in group])
+def _add_group(
+    group: Sequence[Piece],
+    dtype: torch.dtype,
+    terms: int,
+) -> None:
+    halves: list[Tensor] = []
+    stds: list[float] = []
+    for piece in group:
+        own_halves = piece.out.split(piece.pairs)  # of one number only the first
+        halves += own_halves
+        stds += [piece.of.std * terms**-0.5] * len(own_halves)
+    in_place = terms == 1 and halves[0].is_cpu and halves[0].dtype == dtype
+    if in_place:
+        _add_normals(halves, stds, group, dtype, 0)
+    else:
+        sums = [torch.zeros(len(half), dtype=dtype) for half in halves]
+        for term in range(terms):
+            _add_normals(sums, [1.0] * len(sums), group, dtype, term)
+        for half, sum_, std in zip(halves, sums, stds, strict=True):
+            half.add_(sum_.mul_(std).to(half.device))
+    times = [piece.of.times for piece in group]
+    if any(factor != 1 for factor in times):
+        torch._foreach_mul_([piece.out for piece in group], times)
 
 
-def _draw(group: Sequence[Piece], dtype: torch.dtype, term: int) -> tuple[Tensor, Tensor, Tensor]:
+def _add_normals(
+    halves: list[Tensor],
+    stds: list[float],
+    group: Sequence[Piece],
+    dtype: torch.dtype,
+    term: int,
+) -> None:
+    """Add std·N(0, 1) to both halves of every piece: radius · cosine, and radius · sine."""
+    radii, cosines, sines = _draw(group, dtype, term)
+    own_radii: list[Tensor] = []
+    own_waves: list[Tensor] = []
+    start = 0
+    for piece in group:
+        own_radii.append(radii[start : start + piece.pairs])
+        own_waves.append(cosines[start : start + piece.pairs])
+        rest = len(piece.out) - piece.pairs
+        if rest:
+            own_radii.append(radii[start : start + rest])
+            own_waves.append(sines[start : start + rest])
+        start += piece.pairs
+    torch._foreach_addcmul_(halves, own_radii, own_waves, stds)
+
+
+def _draw(
+    group: Sequence[Piece],
+    dtype: torch.dtype,
+    term: int,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Return radii, cosines and sines, whose products with a radius are independent N(0, 1)."""
     size = dtype.itemsize
-    words = np.empty((2, sum(piece.pairs for piece in group)), f"i{size}")
+    pairs = sum(piece.pairs for piece in group)
+    words = np.empty((2, pairs), f"i{size}")
     radii, angles = (row.data.cast("B") for row in words)
     start = 0
-    for of, number, _, pairs in group:
+    for piece in group:
         # Eight bytes count the cipher's blocks, the others are the nonce.
-        nonce = struct.pack("<QII", 0, number, term)
-        cipher = Cipher(ChaCha20(of.key, nonce), mode=None).encryptor()
-        stop = start + size * pairs
+        nonce = struct.pack("<QII", 0, piece.number, term)
+        cipher = Cipher(ChaCha20(piece.of.key, nonce), mode=None).encryptor()
+        stop = start + size * piece.pairs
         cipher.update_into(_ZEROS[: stop - start], radii[start:stop])
         cipher.update_into(_ZEROS[: stop - start], angles[start:stop])
         start = stop
     return _box_muller(torch.from_numpy(words[0]), torch.from_numpy(words[1]), dtype)
 
 
-def _box_muller(radii: Tensor, angles: Tensor, dtype: torch.dtype) -> tuple[Tensor, Tensor, Tensor]:
+def _box_muller(
+    radii: Tensor,
+    angles: Tensor,
+    dtype: torch.dtype,
+) -> tuple[Tensor, Tensor, Tensor]:
     """Turn pairs of uniform signed integers [n] into Box and Muller's radii, cosines and sines.
 
     With w bits, |integer|/2ʷ⁻¹ is uniform on [0, 1]. The square of half a step is added, so that

@@ -21,24 +21,43 @@ class Random(Protocol):
     """The methods of numpy's Generator that a draw needs."""
 
     def random(self, size: int) -> np.ndarray: ...
-    def choice(self, examples: int, /, size: int, replace: bool) -> np.ndarray: ...
+    def choice(
+        self,
+        examples: int,
+        /,
+        size: int,
+        replace: bool,
+    ) -> np.ndarray: ...
 
 
-def poisson(examples: int, sample_rate: float, rng: Random) -> np.ndarray:
+def poisson(
+    examples: int,
+    sample_rate: float,
+    rng: Random,
+) -> np.ndarray:
     """Draw every example independently with probability `sample_rate`; the batch may be empty."""
     return np.flatnonzero(rng.random(examples) < sample_rate)
 
 
-def place_each(identities: Sequence[bytes], places: int, key: bytes) -> np.ndarray:
+def place_each(
+    identities: Sequence[bytes],
+    places: int,
+    key: bytes,
+) -> np.ndarray:
     """Return one of `places` for each identity, [n], by its own hash under `key`.
 
     Formal guarantees: the place of an identity is a function of (identity, places, key) alone, so
     that adding or removing another moves it nowhere. Equal identities share a place. The number of
     different ones at a place is binomial: n/places on average, ± √(n/places).
     """
-    hashes = (blake2b(identity, digest_size=8, key=key).digest() for identity in identities)
-    bits = np.frombuffer(b"".join(hashes), dtype="<u8")
-    return ((bits >> np.uint64(11)) * 2.0**-53 * places).astype(np.int64)
+    hashes = [blake2b(identity, digest_size=8, key=key).digest() for identity in identities]
+    return (_uniforms(b"".join(hashes)) * places).astype(np.int64)
+
+
+def _uniforms(bits: bytes) -> np.ndarray:
+    """Return a number in [0, 1) for every 8 bytes, of their highest 53 bits, [n]."""
+    words = np.frombuffer(bits, dtype="<u8")
+    return (words >> np.uint64(11)) * 2.0**-53
 
 
 def subsets(identities: Sequence[bytes], cycle: int) -> np.ndarray:
@@ -50,29 +69,45 @@ def subsets(identities: Sequence[bytes], cycle: int) -> np.ndarray:
     return place_each(identities, cycle, b"cyclic sampling.")
 
 
-def uniform(examples: int, batch_size: int, rng: Random) -> np.ndarray:
+def uniform(
+    examples: int,
+    batch_size: int,
+    rng: Random,
+) -> np.ndarray:
     """Draw a fixed-size batch without replacement."""
     return rng.choice(examples, size=batch_size, replace=False)
 
 
-def shuffled(examples: int, batch_size: int, position: int, rng: np.random.Generator) -> np.ndarray:
+def shuffled(
+    examples: int,
+    batch_size: int,
+    position: int,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Return the `position`-th batch of an epoch's permutation, drawn from the epoch's own `rng`.
 
     The last batch may be short.
     """
-    return rng.permutation(examples)[position * batch_size : (position + 1) * batch_size]
+    first = position * batch_size
+    permutation = rng.permutation(examples)
+    return permutation[first : first + batch_size]
 
 
-def uniforms_of(indices: np.ndarray, numbers: int, key: bytes) -> np.ndarray:
+def uniforms_of(
+    indices: np.ndarray,
+    numbers: int,
+    key: bytes,
+) -> np.ndarray:
     """Return each example's own random numbers, [B, numbers], uniform in [0, 1).
 
     They are AES, under the step's `key` of 128 bits, of the example's index and not of its place in
     the batch. Otherwise one example more would change the numbers of all behind it, and whoever
     knows the seed would see more than one share change.
     """
-    blocks = np.empty((len(indices), -(-numbers // 2), 2), dtype="<u8")  # 128 bits make two numbers
-    blocks[..., 0], blocks[..., 1] = np.asarray(indices)[:, None], np.arange(blocks.shape[1])
-    bits = np.frombuffer(Cipher(AES(key), ECB()).encryptor().update(blocks.tobytes()), dtype="<u8")
-    return ((bits >> np.uint64(11)) * 2.0**-53).reshape(len(indices), 2 * blocks.shape[1])[
-        :, :numbers
-    ]
+    pairs = -(-numbers // 2)  # 128 bits make two numbers
+    blocks = np.empty((len(indices), pairs, 2), dtype="<u8")
+    blocks[:, :, 0] = np.asarray(indices)[:, None]
+    blocks[:, :, 1] = np.arange(pairs)
+    cipher = Cipher(AES(key), ECB()).encryptor()
+    uniforms = _uniforms(cipher.update(blocks.tobytes()))
+    return uniforms.reshape(len(indices), 2 * pairs)[:, :numbers]

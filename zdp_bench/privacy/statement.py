@@ -36,8 +36,9 @@ def question(delta: float, units: int) -> str:
 @cache
 def warn_of(delta: float, units: int) -> None:
     """Log the text of `question` once per process."""
-    if asked := question(delta, units):
-        log.warning(asked)
+    warning = question(delta, units)
+    if warning:
+        log.warning(warning)
 
 
 def show_epsilon(value: float | None, at_least: bool = False) -> str:
@@ -49,7 +50,11 @@ def show_epsilon(value: float | None, at_least: bool = False) -> str:
         return ""
     if math.isinf(value):
         return "∞"
-    exact, way = Decimal(f"{value:.9g}"), ROUND_FLOOR if at_least else ROUND_CEILING
+    exact = Decimal(f"{value:.9g}")
+    rounding = ROUND_FLOOR if at_least else ROUND_CEILING
     if exact < 1000:
-        exact = exact.quantize(Decimal(1).scaleb(exact.adjusted() - 2), way)
-    return f"{float(exact):.3g}" if exact < 1000 else f"{exact.to_integral_value(way):,f}"
+        third_digit = Decimal(1).scaleb(exact.adjusted() - 2)
+        exact = exact.quantize(third_digit, rounding)
+    if exact < 1000:
+        return f"{float(exact):.3g}"
+    return f"{exact.to_integral_value(rounding):,f}"

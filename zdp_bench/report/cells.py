@@ -358,7 +358,14 @@ def _claimed(privacy: Mapping[str, Any], step: int, epoch: int) -> float:
     from zdp_bench.privacy.mechanism import Sampling
     from zdp_bench.privacy.memory import remember
 
-    drawn, steps = Sampling(**privacy["sampling"]).of_one(step)
-    stated = privacy["noise_multiplier"], drawn.sample_rate, steps, privacy["delta"], drawn.records
-    found: float = remember(claimed_epsilon, privacy["claimed_by"], Claim(*stated, epoch))
-    return found
+    sampling = Sampling(**privacy["sampling"])
+    claim = Claim(
+        privacy["noise_multiplier"],
+        sampling.sample_rate,
+        sampling.steps_of_one(step),
+        privacy["delta"],
+        sampling.records,
+        epoch,
+    )
+    epsilon: float = remember(claimed_epsilon, privacy["claimed_by"], claim)
+    return epsilon

@@ -176,9 +176,13 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
 
 def claim_of(config: Run, plan: Plan, noise_multiplier: float, steps: int) -> Claim:
     """Return the configured accountant's inputs for a run."""
-    own, steps = plan.sampling.of_one(steps)
     return Claim(
-        noise_multiplier, own.sample_rate, steps, config.privacy.delta, own.records, plan.epochs
+        noise_multiplier,
+        plan.sampling.sample_rate,
+        plan.sampling.steps_of_one(steps),
+        config.privacy.delta,
+        plan.sampling.records,
+        plan.epochs,
     )
 
 

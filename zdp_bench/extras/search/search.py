@@ -157,7 +157,9 @@ def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Recor
 def spend(config: Run, data: Splits) -> Spent:
     """Return what a run will spend if it takes all its steps."""
     setup = Setup.of(config, data, torch.device("cpu"))
-    return Spent(setup.mechanism.z, *setup.plan.sampling.of_one(setup.plan.steps))
+    sampling = setup.plan.sampling
+    own_steps = sampling.steps_of_one(setup.plan.steps)
+    return Spent(setup.mechanism.z, sampling.of_one, own_steps)
 
 
 def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]:
