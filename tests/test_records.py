@@ -123,6 +123,9 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         ("privacy.epsilon_patient", []),
         ("privacy.claimed_by", 1),
         ("epochs", "x"),
+        ("labels", "x"),
+        ("labels", {"name": 1}),
+        ("labels", {"tags": [1]}),
     ],
 )
 def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, value: Any) -> None:

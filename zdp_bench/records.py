@@ -38,6 +38,9 @@ COLUMNS: dict[str, str] = {
     "row": "claims.row",
     "variant": "claims.variant",
     "seed": "seed",
+    "name": "labels.name",
+    "tags": "labels.tags",
+    "notes": "labels.notes",
     "metric": "headline.name",
     "value": "headline.value",
     "epsilon_claimed": "privacy.epsilon_claimed",
@@ -75,6 +78,7 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
+DELETED = ".deleted-"  # in the name of the folder of a deleted run, before a number
 NUMBER = int | float
 # What every record holds: the fields that tables and pages read.
 SHAPE: Shape = {
@@ -92,6 +96,7 @@ SHAPE: Shape = {
     "config": dict,
     "metrics": {str: NUMBER},
     "epochs": ([dict], type(None)),
+    "labels": ({"name": str | None, "tags": ([str], type(None)), "notes": str | None}, type(None)),
 }
 ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
@@ -105,6 +110,11 @@ _NUMBERS = {
 def folder(results: Path, recipe: str, run: str) -> Path:
     """Return the folder of everything that a run writes."""
     return results / "runs" / recipe / run[:16]
+
+
+def is_deleted(home: Path) -> bool:
+    """True if a folder holds only what a deleted run has spent."""
+    return DELETED in home.name
 
 
 def is_named(word: str, recipe: str, run: str) -> bool:
@@ -215,9 +225,15 @@ def frame(records: list[Record]) -> pd.DataFrame:
     import pandas as pd  # here, for it takes a quarter of a second
 
     return pd.DataFrame(
-        [{column: get(record, path) for column, path in COLUMNS.items()} for record in records],
+        [{column: _cell(record, path) for column, path in COLUMNS.items()} for record in records],
         columns=list(COLUMNS),
     )
+
+
+def _cell(record: Record, path: str) -> Any:
+    """Return the value at a dotted path; a list as its entries with commas between them."""
+    value = get(record, path)
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 def is_of_unit(privacy: Mapping[str, Any]) -> bool:

@@ -16,6 +16,8 @@ from rich.console import Console
 from tests.test_records import record, save
 from zdp_bench import records
 from zdp_bench.errors import UserError
+from zdp_bench.report.compare import find_runs
+from zdp_bench.report.compare import sheet as compare_runs
 from zdp_bench.report.results import sheet, tell_differences
 
 
@@ -183,3 +185,33 @@ def test_a_thousand_records_of_a_hundred_recipes_are_told_apart_at_once() -> Non
     said = tell_differences(frame, keys)
     assert time.process_time() - began < 0.5  # of the CPU; pandas took 1.2 s
     assert said[0].split(", ")[:2] == ["k0 0", "k1 0"]
+
+
+def test_runs_are_found_by_name_tags_and_notes(tmp_path: Path) -> None:
+    labels: list[dict[str, Any]] = [
+        {"name": "wide net", "tags": ["baseline", "a b"], "notes": "Learns slowly,\nthen fast."},
+        {"name": "narrow net", "tags": ["baseline"]},
+        {},
+    ]
+    runs = [record(seed=seed, labels=of) for seed, of in enumerate(labels)]
+    save(tmp_path, *runs)
+    shown = sheet(tmp_path)
+    assert list(shown.columns[:3]) == ["recipe", "name", "tags"]
+    assert sorted(row[2] for row in shown.rows) == ["", "baseline", "baseline, a b"]
+    for condition, seeds in {
+        "tags=baseline": ["0", "1"],
+        "tags=a b": ["0"],
+        "name=wide net": ["0"],
+        "name=*NET": ["0", "1"],
+        "notes=*slowly*fast*": ["0"],
+        "name=null": ["2"],
+    }.items():
+        found = rows(tmp_path, condition, columns="seed", sort="seed")
+        assert [row[0] for row in found] == seeds, condition
+    (other,) = find_runs("narrow net", runs)
+    facts = {row[0]: row[1:] for row in compare_runs([runs[0]], [other], tmp_path).rows}
+    assert facts["name"] == ["wide net", "narrow net"]
+    assert facts["notes"] == ["Learns slowly,\nthen fast.", ""]
+    assert {"name", "tags", "notes"} <= {*records.frame(runs).columns}
+    save(tmp_path / "plain", runs[2])
+    assert "name" not in sheet(tmp_path / "plain").columns

@@ -8,6 +8,7 @@ from typing import Any
 
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.memory import remember
+from zdp_bench.records import is_deleted
 from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Numbers, Sheet
 
@@ -102,6 +103,8 @@ def _notes(
     notes += [MIXED] if any(None in line for line in told) else []
     if stopped := sum(not one.finished for group in groups for one in group):
         notes.append(f"Unfinished runs: {stopped}; all their planned steps are counted.")
+    if deleted := sum(is_deleted(one.home) for group in groups for one in group):
+        notes.append(f"Deleted runs: {deleted}; what they spent is counted.")
     return [*notes, *(f"Not listed, because their data is unknown: {path}." for path in unknown)]
 
 

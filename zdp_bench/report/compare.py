@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record, is_named
+from zdp_bench.records import Record, get, is_named
 from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
@@ -22,14 +22,15 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
     """Return the runs that a word names: one run, or all seeds of one experiment.
 
     Args:
-        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), or filters as `results.keep`
-            takes them, separated by spaces.
+        word: RECIPE, RECIPE/RUN, RUN (the first digits of a digest), a run's name, or filters as
+            `results.keep` takes them, separated by spaces.
     """
     if "=" in word:
         runs = {*keep(read_frame(every)[0], word.split())["run"]}
         found = [run for run in every if run["run"] in runs]
     else:
         found = [run for run in every if is_named(word, run["recipe"], run["run"])]
+        found = found or [run for run in every if get(run, "labels.name") == word]
     if not found:
         raise UserError(
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "
@@ -62,6 +63,9 @@ def sheet(first: Side, second: Side, results: Path) -> Sheet:
 
 
 FACTS: dict[str, Callable[[Record], str]] = {
+    "name": lambda run: get(run, "labels.name") or "",
+    "tags": lambda run: ", ".join(get(run, "labels.tags") or []),
+    "notes": lambda run: get(run, "labels.notes") or "",
     "seed": lambda run: str(run["seed"]),
     "data": lambda run: f"{run['data']['name']}, {run['data']['provenance']}",
     "tight ε": lambda run: epsilon(run["privacy"]["epsilon_tight"]),

@@ -22,7 +22,8 @@ from zdp_bench.report.sheet import Sheet
 DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
 TIME = "started_utc"
 DEFAULT = ("recipe", DIFFERS, "seed", "metric", "value", "epsilon_tight", TIME, "run")
-IMPORTANT = ("recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
+LABELS = ("name", "tags")  # shown where a run has them
+IMPORTANT = (*LABELS, "recipe", DIFFERS, "value", "epsilon_tight", "seed", "run", TIME)
 # What the ε of a column protects, by another column.
 UNITS = {"epsilon_patient": "privacy_unit"}
 DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
@@ -61,7 +62,7 @@ def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
             )
         cells = frame[find(column, frame)]
         words = re.split(r",(?![^\[]*\])", value)  # a comma within [4,2] stays
-        passing = frame[[any(_equals(cell, word) for word in words) for cell in cells]]
+        passing = frame[[_passes(column, cell, words) for cell in cells]]
         if passing.empty:
             values = {cell(column, value) or "null" for value in cells}
             raise UserError(
@@ -141,7 +142,7 @@ def sheet(
     frame, keys = read_frame(records.read_all(results))
     frame = keep(frame, filters) if len(frame) else frame
     frame[DIFFERS] = tell_differences(frame, keys)
-    names = columns.split(",") if columns else ["value"] if by else DEFAULT
+    names = columns.split(",") if columns else ["value"] if by else _default_columns(frame)
     shown = [find(name, frame) for name in names]
     title, notes = _count(len(frame), "record"), _unfinished(results, filters)
     if by:
@@ -159,6 +160,12 @@ def sheet(
     lines: list[dict[Any, Any]] = frame.where(frame.notna(), None).to_dict("records")
     cells = [[cell(name, line[name]) for name in shown] for line in lines]
     return Sheet(title, shown, cells, notes, numbers=lines, important=IMPORTANT)
+
+
+def _default_columns(frame: pd.DataFrame) -> list[str]:
+    """Return the columns that are shown unless others are named."""
+    labels = [name for name in LABELS if frame[name].notna().any()]
+    return [DEFAULT[0], *labels, *DEFAULT[1:]]
 
 
 def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFrame:
@@ -196,13 +203,23 @@ def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
     left = [
         f"{home.parent.name}/{home.name[:8]}"
         for home in homes
-        if not (home / "record.json").exists() and home.parent.name in (asked or [home.parent.name])
+        if not ((home / "record.json").exists() or records.is_deleted(home))
+        and home.parent.name in (asked or [home.parent.name])
     ]
     return [f"Not finished: {', '.join(left)}; the same command continues it."] if left else []
 
 
+def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
+    """True if a cell, or one of a run's tags, is one of the words that the user typed."""
+    cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
+    return any(_equals(one, word) for one in cells for word in words)
+
+
 def _equals(cell: Any, word: str) -> bool:
-    """True if a cell is what the user typed: `1e-5` is 0.00001, `null` nothing."""
+    """True if a cell is what the user typed: `1e-5` is 0.00001, `null` nothing, `*` any text."""
+    if "*" in word and isinstance(cell, str):
+        pattern = ".*".join(map(re.escape, word.split("*")))
+        return re.fullmatch(pattern, cell, flags=re.IGNORECASE | re.DOTALL) is not None
     if cell is None or cell != cell:
         return word.lower() in ("", "none", "null", "nan")
     try:

@@ -74,7 +74,7 @@ def find_or_run(
         only_one_process(home, wait) if ranks.is_first else nullcontext(),
     ):
         if config.force and ranks.is_first:
-            _start_anew(home)
+            start_anew(home)
         if ranks.is_first:
             for left_behind in home.glob("*.partial"):  # by a kill; this process holds the lock
                 left_behind.unlink()
@@ -110,8 +110,8 @@ def keep_log(path: Path) -> Iterator[None]:
         file.close()
 
 
-def _start_anew(home: Path) -> None:
-    """Clear a run's folder but for its ledgers, which are set aside: a release stays counted.
+def start_anew(home: Path) -> None:
+    """Clear a run's folder except for what it spent; its ledgers are set aside.
 
     The record goes first, so that a kill on the way never leaves a record without its ledger.
     """

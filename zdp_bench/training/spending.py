@@ -35,6 +35,9 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE = "spending.json"
+# Keys of a record's section on privacy that say what was spent, and of whom.
+_SPENT = {"z", "sampling", "steps", "delta", "examples_per_patient", "unit", "epsilon_of"}
+_SPENT |= {"randomness", "nodes"}
 _PLAN: Shape = {
     "recipe": str,
     "data": dict.fromkeys(("name", "provenance", "digest"), str),
@@ -151,7 +154,8 @@ def read_spending(home: Path) -> Spending:
     """Return what the run of a folder has spent, or may still spend."""
     record = records.read(home / "record.json")
     plan = record or _read_plan(home / FILE)
-    found = _read_spending(plan, home, bool(record), read_sources(home))
+    finished = bool(record) or records.is_deleted(home)
+    found = _read_spending(plan, home, finished, read_sources(home))
     is_federation = "nodes" in plan["privacy"]
     in_ledgers = _steps_in_ledgers(home, not found.secure, is_federation)
     steps = max(found.spent.steps, in_ledgers)
@@ -160,6 +164,33 @@ def read_spending(home: Path) -> Spending:
         # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
         steps += count_releases([ledger], repeatable=False)
     return replace(found, spent=replace(found.spent, steps=steps))
+
+
+def keep_spending(home: Path) -> Spending:
+    """Write what a run has spent to its `spending.json`, as of a run that is deleted.
+
+    A run that did not finish has spent the steps in its ledger, and not those it had planned.
+    """
+    record = records.read(home / "record.json")
+    planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
+    whole = record or planned
+    if whole is None:
+        raise UserError(
+            f"{home}: has neither a record nor a {FILE}, so what it spent is not known."
+        )
+    spending = read_spending(home)
+    steps = spending.spent.steps
+    if not record and "nodes" not in whole["privacy"]:
+        steps = count_releases(without_copies(ledgers_below(home)), not spending.secure)
+    privacy = {key: value for key, value in whole["privacy"].items() if key in _SPENT}
+    plan = {
+        "recipe": whole["recipe"],
+        "data": {key: whole["data"][key] for key in ("name", "provenance", "digest")},
+        "privacy": privacy | {"steps": steps},
+        "sources": (planned or {}).get("sources"),
+    }
+    records.write(home / FILE, plan)
+    return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
 def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:

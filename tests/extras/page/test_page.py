@@ -125,6 +125,17 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     assert names[3] == "a, lr 0.1, seed 1 (eeeeee)"
 
 
+def test_a_run_has_the_name_tags_and_notes_that_it_was_given(tmp_path: Path) -> None:
+    labels = {"name": "wide", "tags": ["a", "b"], "notes": "why"}
+    runs = [record("r", 1, labels=labels), record("r", 2)]
+    made = page.runs_of(runs, tmp_path, tmp_path / "page.html")
+    named, plain = made["runs"]
+    assert [run["cells"]["name"] for run in (named, plain)] == ["wide: r, seed 1", "r, seed 2"]
+    pairs = dict(made["pairs"][place] for place in named["Name, tags and notes"])
+    assert pairs == {"name": "wide", "tags": '["a", "b"]', "notes": "why"}
+    assert "Name, tags and notes" not in plain
+
+
 def test_runs_outside_papers_are_there_with_their_privacy(path: Path) -> None:
     save(path.parent, record("mine", 4, 0.25, claims={"table": None, "row": None, "variant": None}))
     text = write_page(path.parent).read_text(encoding="utf-8")

@@ -13,6 +13,7 @@ from zdp_bench.cli.commands import (
     compare,
     coverage,
     data,
+    delete,
     epsilon,
     list,
     new,
@@ -46,6 +47,7 @@ ORDER = (
     "results",
     "compare",
     "budget",
+    "delete",
     "reproduce",
     "table",
     "coverage",
@@ -57,7 +59,7 @@ ORDER = (
 )
 
 _CORE = [run, list, new, data, validate, epsilon, results, compare, budget]
-_CORE += [reproduce, table, coverage]
+_CORE += [delete, reproduce, table, coverage]
 _FOUND = {one.__name__.rpartition(".")[2].replace("_", "-"): one for one in _CORE}
 _FOUND |= {verb: resolve(where) for verb, where in of_extras("command").items()}
 COMMANDS: dict[str, ModuleType] = {

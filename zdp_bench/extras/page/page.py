@@ -55,6 +55,7 @@ CELLS = (
 )
 # Heading in the page's view of one run -> section of its record.
 SECTIONS = {
+    "Name, tags and notes": "labels",
     "Privacy and ledger": "privacy",
     "Configuration": "config",
     "Data": "data",
@@ -132,7 +133,8 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
             for heading, section in SECTIONS.items()
         }
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
-        runs.append({"cells": _cells(run, line, title), "record": link, **shown})
+        filled = {heading: places for heading, places in shown.items() if places}
+        runs.append({"cells": _cells(run, line, title), "record": link, **filled})
     metrics = dict.fromkeys(
         [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run["metrics"])]
     )
@@ -142,9 +144,9 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
 
 
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
-    """Return distinct names of runs: 'mnist, lr 0.1, seed 2', with digits for twins."""
+    """Return distinct names of runs: 'mine: mnist, lr 0.1, seed 2', with digits for twins."""
     made = [
-        ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
+        _named(run) + ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
         for run, what in zip(every, differs, strict=True)
     ]
     twins = Counter(made)
@@ -152,6 +154,12 @@ def name_runs(every: list[Record], differs: list[str]) -> list[str]:
         f"{name} ({run['run'][:6]})" if twins[name] > 1 else name
         for name, run in zip(made, every, strict=True)
     ]
+
+
+def _named(run: Record) -> str:
+    """Return the name that the user gave a run, with a colon."""
+    name = records.get(run, "labels.name")
+    return f"{name}: " if name else ""
 
 
 def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:

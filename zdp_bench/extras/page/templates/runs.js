@@ -35,7 +35,8 @@ const FILTERS = {
   paper: "any table",
 };
 const ROWS = PAGE.runs.map((run, place) => {
-  const settings = run.Configuration.map((pair) => PAGE.pairs[pair].join("="));
+  const searched = [...(run.Configuration ?? []), ...(run["Name, tags and notes"] ?? [])];
+  const settings = searched.map((pair) => PAGE.pairs[pair].join("="));
   const words = [...Object.values(run.cells), ...settings].join(" ").toLowerCase();
   return { ...run.cells, place, words };
 });

@@ -1,0 +1,98 @@
+"""Deleting runs: everything of a run goes, except for what it has spent."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from zdp_bench import disk, records
+from zdp_bench.errors import UserError
+from zdp_bench.privacy.composition import Spending
+from zdp_bench.training.run_folder import LISTED, only_one_process, start_anew
+from zdp_bench.training.spending import FILE, keep_spending
+
+
+@dataclass(frozen=True)
+class Deletion:
+    """A run that was deleted.
+
+    Attributes:
+        name: RECIPE/RUN.
+        size: bytes that were freed.
+        spending: what the run has spent, which still counts.
+    """
+
+    name: str
+    size: int
+    spending: Spending
+
+
+def find_homes(results: Path, words: Sequence[str]) -> list[Path]:
+    """Return the folder of the one run, finished or not, that each word names.
+
+    Args:
+        words: RECIPE/RUN, RUN (four or more digits of its digest), a run's name, or a recipe with
+            one run.
+
+    Raises:
+        UserError: a word names no run, or several.
+    """
+    homes = [
+        path.parent
+        for name in ("record.json", FILE)
+        for path in results.glob(f"runs/*/*/{name}")
+        if not records.is_deleted(path.parent)
+    ]
+    return [_find_home(sorted({*homes}), word) for word in dict.fromkeys(words)]
+
+
+def _find_home(homes: Sequence[Path], word: str) -> Path:
+    matching = [home for home in homes if records.is_named(word, home.parent.name, home.name)]
+    matching = matching or [home for home in homes if _label_of(home) == word]
+    if not matching:
+        raise UserError(f"{word}: does not match any run. `zdp-bench results` lists them.")
+    if len(matching) > 1:
+        names = [_name_of(home) for home in matching[:LISTED]]
+        more = ", ..." if len(matching) > LISTED else ""
+        raise UserError(
+            f"{word}: names {len(matching)} runs. Name each to delete: {', '.join(names)}{more}."
+        )
+    return matching[0]
+
+
+def _label_of(home: Path) -> str | None:
+    """Return the name that the user gave a finished run."""
+    record = records.read(home / "record.json")
+    name: str | None = records.get(record or {}, "labels.name")
+    return name
+
+
+def _name_of(home: Path) -> str:
+    return f"{home.parent.name}/{home.name[:8]}"
+
+
+def delete(home: Path) -> Deletion:
+    """Delete the files of a run, except for its ledgers and what they add up to.
+
+    What is left has a folder of its own, which `budget`, `privacy.total_budget` and `search` count,
+    so that the same run can be carried out again, and counts again.
+
+    Raises:
+        UserError: what it spent is not known.
+        Busy: a process is at this run.
+    """
+    with only_one_process(home, wait=False):
+        before = _size_of(home)
+        spending = keep_spending(home)  # first: a kill on the way never leaves a run uncounted
+        start_anew(home)
+        left = _size_of(home)
+        number = 1
+        while (kept := home.with_name(f"{home.name}{records.DELETED}{number}")).exists():
+            number += 1
+        disk.rename(home, kept)
+    return Deletion(_name_of(home), max(0, before - left), spending)
+
+
+def _size_of(folder: Path) -> int:
+    return sum(path.stat().st_size for path in folder.rglob("*") if path.is_file())
