@@ -44,6 +44,22 @@ def test_a_row_states_how_many_owners_its_private_runs_train_on(tmp_path: Path) 
     assert {line["owners"] for line in sheet.numbers} == {"90 1947"}
 
 
+@pytest.mark.parametrize(
+    ("row", "cited"),
+    [
+        ("Fashion-MNIST", "89.7 % at ε = 3 [1]"),
+        ("Chest films", "0.882 at ε = 2.81 per film [4]"),
+        ("Skin lesions", "none known"),
+    ],
+)
+def test_a_published_result_names_its_unit_or_that_none_is_known(
+    tmp_path: Path, row: str, cited: str
+) -> None:
+    save(tmp_path, run("private", 0.8))
+    sheet = grids.build("cost", tmp_path, [filling("private", row)])
+    assert sheet.rows[0][sheet.columns.index("others")] == cited
+
+
 def test_an_empty_table_of_ours_names_the_command(tmp_path: Path) -> None:
     with pytest.raises(UserError, match="zdp-bench reproduce cost"):
         grids.build("cost", tmp_path, [filling("private")])

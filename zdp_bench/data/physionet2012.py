@@ -69,18 +69,19 @@ class Range:
         return np.clip((values - middle) / (high - low), -LIMIT, LIMIT)
 
 
-# Ends are those of the reference range (Harrison's Principles of Internal Medicine, appendix of
-# laboratory values, and Bates' Guide to Physical Examination; rounded), unless a comment names
-# another: SOFA (Vincent et al. 1996), SAPS II (Le Gall et al. 1993), APACHE II and III (Knaus et
-# al. 1985, 1991). None follows from the records.
+# Ends are those of an adult's reference range, rounded (American Board of Internal Medicine 2024,
+# Harrison's Principles, MSD Manual), unless a comment names another. Points are
+# of SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II
+# (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving
+# Sepsis Campaign (Dellinger et al. 2013). None follows from the records.
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L
-    "ALT": Range(7, 205, is_log=True),  # IU/L; to five times the upper end of reference, "mild"
+    "ALT": Range(7, 205, is_log=True),  # IU/L; "mild" to five times the upper end (ACG)
     "AST": Range(12, 190, is_log=True),  # IU/L; likewise
     "Bilirubin": Range(0.3, 2, is_log=True),  # mg/dL; SOFA: two points from 2
     "BUN": Range(7, 40, is_log=True),  # mg/dL; APACHE III: more points from 40
-    "Cholesterol": Range(120, 200),  # mg/dL
+    "Cholesterol": Range(120, 200),  # mg/dL; between low and more than desirable
     "Creatinine": Range(0.5, 2, is_log=True),  # mg/dL; SOFA: two points from 2
     "DiasABP": Range(52, 80),  # mmHg; follows from systolic and mean pressure
     "FiO2": Range(0.21, 0.6),  # room air, and where oxygen becomes toxic
@@ -90,9 +91,9 @@ RANGES = {
     "HCT": Range(21, 36),  # %; TRICC (Hébert et al. 1999): haemoglobin of 7 to 12 g/dL
     "HR": Range(60, 110),  # bpm; APACHE II: points from 110
     "K": Range(3.5, 5),  # mmol/L
-    "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; from 4, tissue is short of oxygen
+    "Lactate": Range(0.5, 4, is_log=True),  # mmol/L; SSC: tissue is short of oxygen from 4
     "Mg": Range(1.5, 2.3),  # mg/dL
-    "MAP": Range(65, 100),  # mmHg; Surviving Sepsis 2012: the target is 65 at least
+    "MAP": Range(65, 100),  # mmHg; SSC: the target is 65 at least
     "MechVent": Range(0, 1),  # 1 where it is recorded
     "Na": Range(135, 145),  # mmol/L
     "NIDiasABP": Range(52, 80),  # mmHg; as DiasABP
@@ -103,12 +104,12 @@ RANGES = {
     "pH": Range(7.30, 7.45),  # ARDS Network: the target
     "Platelets": Range(100, 400, is_log=True),  # 1000/µL; SOFA: two points below 100
     "RespRate": Range(12, 24),  # per minute; APACHE II: no points
-    "SaO2": Range(94, 100),  # %
-    "SysABP": Range(90, 140),  # mmHg; hypotension, hypertension
+    "SaO2": Range(94, 100),  # %; British Thoracic Society: the target is 94 at least
+    "SysABP": Range(90, 140),  # mmHg; SSC: hypotension below 90; hypertension from 140
     "Temp": Range(36, 38.4),  # °C; APACHE II: no points
     "TroponinI": Range(0.04, 4, is_log=True),  # µg/L; to a hundred times the reference limit
     "TroponinT": Range(0.01, 1, is_log=True),  # µg/L; likewise
-    "Urine": Range(35, 140, is_log=True),  # mL; 0.5 to 2 mL/kg in an hour, of 70 kg
+    "Urine": Range(35, 140, is_log=True),  # mL; SSC: 0.5 mL/kg in an hour, of 70 kg; four times it
     "WBC": Range(4, 20, is_log=True),  # 1000/µL; SAPS II: points from 20
     "Weight": Range(50, 100),  # kg; round
 }

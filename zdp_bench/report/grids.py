@@ -157,11 +157,19 @@ def _show(
         kept = line.kept(target) if target < math.inf else None
         cells[_head(target)] = shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
     if others:
-        cells["others"] = ", ".join(
-            f"{one['value']} at ε = {one['epsilon']:g} [{one['work']}]"
-            for one in others.get(line.row, [])
-        )
+        cells["others"] = _cite(others.get(line.row))
     return cells
+
+
+def _cite(results: list[dict[str, Any]] | None) -> str:
+    """Return published results in words: '69.3 % at ε = 3 [1]'; None if nobody searched."""
+    if results is None:
+        return ""
+    cited = []
+    for result in results:
+        unit = f" per {result['unit']}" if "unit" in result else ""
+        cited.append(f"{result['value']} at ε = {result['epsilon']:g}{unit} [{result['work']}]")
+    return ", ".join(cited) or "none known"
 
 
 def _head(target: float) -> str:
