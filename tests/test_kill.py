@@ -132,13 +132,13 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
             experiment.run(config, Watcher())
             statuses = [0]
         (home,) = (folder / name).glob("runs/*/*.lock")
-        record = records.read(home.with_suffix("") / "record.json")
+        record = records.read_document(home.with_suffix("") / "record.json")
         assert record, name
         found[name] = {"kills": kills, "statuses": statuses, "record": record}
     return found
 
 
-def repeatable(record: records.Record) -> records.Record:
+def repeatable(record: records.Document) -> records.Document:
     return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
@@ -254,9 +254,9 @@ def kill(name: str, folder: Path, kills: int, seed: int) -> list[Path]:
     return ends
 
 
-def read(results: Path) -> dict[str, records.Record]:
+def read(results: Path) -> dict[str, records.Document]:
     """Every record under a results folder, by where it lies."""
-    found = {path: records.read(path) for path in results.rglob("record.json")}
+    found = {path: records.read_document(path) for path in results.rglob("record.json")}
     return {
         str(path.relative_to(results)): repeatable(record)
         for path, record in found.items()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError
 
 
-def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Record:
+def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Document:
     return {
         "recipe": recipe,
         "seed": seed,
@@ -50,15 +51,19 @@ def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) ->
     }
 
 
-def save(results: Path, *of: records.Record) -> None:
+def save(results: Path, *of: records.Document) -> None:
     for one in of:
         records.write(records.folder(results, one["recipe"], one["run"]) / "record.json", one)
+
+
+def typed(documents: Iterable[records.Document]) -> list[records.Record]:
+    return [records.Record.of(document) for document in documents]
 
 
 def test_infinity_and_nan_survive(tmp_path: Path) -> None:
     path = tmp_path / "record.json"
     records.write(path, record(a=math.inf, b=[1, -math.inf], c={"d": math.nan}, e="text"))
-    back = records.read(path)
+    back = records.read_document(path)
     assert back is not None
     assert (back["a"], back["b"], back["e"]) == (math.inf, [1, -math.inf], "text")
     assert math.isnan(back["c"]["d"])
@@ -88,7 +93,7 @@ def test_a_record_is_whole_or_not_there(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(os, "replace", power_cut)
     with pytest.raises(OSError, match="power cut"):
         records.write(path, record(a=2))
-    assert records.read(path) == record(a=1)
+    assert records.read_document(path) == record(a=1)
     assert records.read(tmp_path / "none.json") is None
 
 
@@ -102,11 +107,11 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
     save(tmp_path, record("a"), record("b"))
     path = records.folder(tmp_path, "a", record("a")["run"]) / "record.json"
     path.write_bytes(content)
-    assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
+    assert [one.recipe for one in records.read_all(tmp_path)] == ["b"]
     records.rebuild_csv(tmp_path)
     assert capsys.readouterr().err.count(f"left out: {path}: ") == 1
     with pytest.raises(UserError, match=r"record\.json: .* Delete it"):
-        records.read(path)
+        records.read_document(path)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +139,7 @@ def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, va
     group, _, key = path.partition(".")
     damaged[group] = damaged[group] | {key: value} if key else value
     save(tmp_path, damaged, record("b"))
-    assert [one["recipe"] for one in records.read_all(tmp_path)] == ["b"]
+    assert [one.recipe for one in records.read_all(tmp_path)] == ["b"]
 
 
 def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> None:
@@ -168,7 +173,7 @@ def test_many_writers_leave_a_whole_csv(tmp_path: Path) -> None:
 def test_only_a_whole_string_is_a_number(tmp_path: Path, text: str) -> None:
     path = tmp_path / "record.json"
     records.write(path, record(told={"nan": [text], "inf": text}, other=[math.inf]))
-    back = records.read(path)
+    back = records.read_document(path)
     assert back is not None
     expected = math.inf if text == "inf" else text
     assert back["told"] == {"nan": [expected], "inf": expected}

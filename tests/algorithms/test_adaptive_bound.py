@@ -106,7 +106,7 @@ def test_a_run_that_was_stopped_goes_on_with_its_bound_and_the_record_says_what_
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     whole, _ = stop_and_go_on(monkeypatch, tmp_path, 7, "algorithm.clip_quantile=0.4")
-    privacy = whole.record["privacy"]
+    privacy = whole.record.document["privacy"]
     clipping = privacy["clipping"]
     assert clipping["quantile"] == 0.4
     assert clipping["last_bound"] != 1.0

@@ -258,8 +258,8 @@ def test_a_run_that_was_stopped_goes_on_with_the_same_noise(
 ) -> None:
     words = [*BANDS, f"privacy.unit={unit}", "accountant=rdp"]
     whole, resumed = stop_and_go_on(monkeypatch, tmp_path, 13, *words)
-    assert resumed.record["measured"]["resumed_at_step"] == 14
-    privacy = whole.record["privacy"]
+    assert resumed.record.document["measured"]["resumed_at_step"] == 14
+    privacy = whole.record.document["privacy"]
     assert privacy["steps"] == 20
     assert privacy["sampling"]["cycle"] == 4
     assert privacy["sampling"]["sample_rate"] == pytest.approx(0.4)
@@ -285,7 +285,7 @@ def test_a_run_whose_noise_cannot_be_drawn_again_does_not_go_on(
 
 
 def test_a_secure_run_in_one_process_ends(tmp_path: Path) -> None:
-    record = test_run.carry_out(tmp_path, *BANDS, "privacy.secure=true").record
+    record = test_run.carry_out(tmp_path, *BANDS, "privacy.secure=true").record.document
     assert record["privacy"]["randomness"] == "cryptographic"
 
 

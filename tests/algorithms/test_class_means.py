@@ -48,7 +48,7 @@ def test_the_classifier_is_the_noisy_sum_of_centred_labels_times_features() -> N
 def test_epsilon_is_that_of_one_gaussian_release(tmp_path: Path, optimizer: str) -> None:
     """The weights are what was released, whatever the optimiser."""
     words = [*RUN, "privacy.target_epsilon=2", f"optimizer={optimizer}"]
-    record = carry_out(tmp_path, *words).record
+    record = carry_out(tmp_path, *words).record.document
     privacy = record["privacy"]
     exact = dp_accounting.get_epsilon_gaussian(privacy["noise_multiplier"], privacy["delta"])
     assert privacy["steps"] == 1
@@ -81,7 +81,7 @@ def test_dp_sgd_starts_from_the_sum_of_its_first_releases() -> None:
 
 def test_the_start_has_a_stated_part_of_epsilon(tmp_path: Path) -> None:
     words = [*START, "trainer.sample_rate=0.5", "trainer.epochs=4", "privacy.target_epsilon=2"]
-    privacy = carry_out(tmp_path, *words).record["privacy"]
+    privacy = carry_out(tmp_path, *words).record.document["privacy"]
     assert privacy["steps"] == 8
     assert privacy["start"]["steps"] == 3
     assert 0.5 < privacy["start"]["epsilon_alone"] < privacy["epsilon_tight"] <= 2.0

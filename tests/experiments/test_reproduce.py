@@ -19,6 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments import claims, reproduce
 from zdp_bench.experiments.times import read_times, seconds_of
 from zdp_bench.experiments.validate import validate
+from zdp_bench.records import Record
 from zdp_bench.report import papers
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.setup import load_data
@@ -247,11 +248,13 @@ def test_a_time_is_that_of_the_quickest_run_of_its_kind_on_the_same_device() -> 
     earlier = {key: value for key, value in model.items() if value not in (None, False)}
     assert len(earlier) < len(model)
     every = [
-        {
-            "measured": {"train_seconds": seconds, **measured},
-            "environment": {"device": device},
-            "config": {**config.resolved, "model": earlier},
-        }
+        Record.of(
+            record(
+                measured={"train_seconds": seconds, **measured},
+                environment={"device": device},
+                config={**config.resolved, "model": earlier},
+            )
+        )
         for seconds, device, measured in [
             (8.0, "cpu (x86_64)", {}),
             (9.0, "cpu (x86_64)", {}),

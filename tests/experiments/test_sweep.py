@@ -21,7 +21,7 @@ from hydra.core.config_store import ConfigStore
 from omegaconf import OmegaConf
 
 from tests.test_records import record
-from zdp_bench import assets
+from zdp_bench import assets, records
 from zdp_bench.config.compose import hydra_session
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.experiments.sweep import Job, name_job, show_sweep, sweep
@@ -57,7 +57,7 @@ def test_a_job_that_fails_or_that_another_process_is_at_holds_up_no_other(
         with only_one_process(tmp_path / str(config.seed), wait):
             done.append(config.seed)
         made = record(seed=config.seed)
-        return Outcome(made, tmp_path / made["run"] / "record.json", found=False)
+        return Outcome(records.Record.of(made), tmp_path / made["run"] / "record.json", found=False)
 
     monkeypatch.setattr("zdp_bench.experiments.sweep.carry_out", carry_out_job)
     jobs = carry_out(tmp_path / "results", "seed=1,2,3,4,5")

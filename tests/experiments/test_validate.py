@@ -71,7 +71,7 @@ def test_every_recipe_validates_without_its_data(recipe: str, tmp_path: Path) ->
 
 def test_the_report_agrees_with_the_run(tmp_path: Path) -> None:
     report = validate(configured(tmp_path))
-    record = carry_out(tmp_path).record
+    record = carry_out(tmp_path).record.document
     assert report.model["parameters_real"] == record["model"]["parameters_real"]
     shared = ("z", "delta", "unit", "noise_multiplier")
     for key in (*shared, *(f"epsilon_{kind}" for kind in ("claimed", "tight", "rdp", "patient"))):

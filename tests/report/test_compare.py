@@ -8,10 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.test_records import record, save
+from tests.test_records import record, save, typed
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.report.compare import find_runs, sheet
+from zdp_bench.report import compare
+from zdp_bench.report.compare import find_runs
+from zdp_bench.report.sheet import Sheet
 
 
 def run(recipe: str, seed: int, value: float, metric: str = "accuracy", **config: Any) -> Any:
@@ -19,6 +21,10 @@ def run(recipe: str, seed: int, value: float, metric: str = "accuracy", **config
     made["data"] |= {"test": 40}
     headline = {"headline": {"name": metric, "value": value}, "metrics": {metric: value}}
     return made | headline
+
+
+def sheet(first: list[Any], second: list[Any], results: Path) -> Sheet:
+    return compare.sheet(typed(first), typed(second), results)
 
 
 def rows_of(first: list[Any], second: list[Any], results: Path) -> dict[str, list[str]]:
@@ -61,14 +67,16 @@ def test_roc_aucs_of_one_test_set_are_compared_by_delong(tmp_path: Path) -> None
 
 
 def test_a_run_is_named_by_recipe_digest_or_filter(tmp_path: Path) -> None:
-    every = [run("a", 1, 0.5), run("a", 2, 0.5), run("ab", 7, 0.5)]
-    save(tmp_path, *every)
+    documents = [run("a", 1, 0.5), run("a", 2, 0.5), run("ab", 7, 0.5)]
+    save(tmp_path, *documents)
+    every = typed(documents)
     assert find_runs("a", every) == every[:2]
     assert find_runs("a/a2", every) == [every[1]]
     assert find_runs("ab70", every) == [every[2]]
     assert find_runs("recipe=a seed=2,7", every) == [every[1]]
     with pytest.raises(UserError, match="does not match any run"):
         find_runs("c", every)
-    every[1]["experiment"] = "other"
+    documents[1]["experiment"] = "other"
+    every = typed(documents)
     with pytest.raises(UserError, match="names 2 runs that differ in more than their seed"):
         find_runs("a", every)

@@ -10,13 +10,13 @@ from typing import Any
 import numpy as np
 import pytest
 
-from tests.test_records import record
+from tests.test_records import record, typed
 from zdp_bench import records
 from zdp_bench.errors import UserError
+from zdp_bench.report import comparisons
 from zdp_bench.report.comparisons import (
     Paired,
     bonferroni,
-    compare_pairs,
     delong,
     paired_t,
     show_p,
@@ -27,7 +27,14 @@ TRUTH = np.arange(200) % 2
 
 
 def make_run(name: str, seed: int, value: float, metric: str = "roc_auc", tests: int = 200) -> Any:
-    return record(name, seed, metrics={metric: value}, data={"test": tests})
+    made = record(name, seed, metrics={metric: value})
+    made["data"]["test"] = tests
+    return made
+
+
+def compare_pairs(metric: str, rows: dict[str, list[Any]], results: Path) -> list[str]:
+    runs = {name: typed(documents) for name, documents in rows.items()}
+    return comparisons.compare_pairs(metric, runs, results)
 
 
 def write_scores(

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from tests.test_package import ROOT
-from tests.test_records import record, save
+from tests.test_records import record, save, typed
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.claims import build_table
 from zdp_bench.report import cells, papers, tables
@@ -306,7 +306,8 @@ TEN_CLASSES = {"data": record()["data"] | {"example": {"outputs": 10}}}
 def test_a_run_did_not_learn_if_it_warns_or_is_no_better_than_guessing(
     metric: str, value: float, more: dict[str, Any], learned: bool
 ) -> None:
-    run = record(headline={"name": metric, "value": value}, **more)
+    document = record(headline={"name": metric, "value": value}, **more)
+    (run,) = typed([document])
     assert cells.did_not_learn(run) != learned
 
 

@@ -8,13 +8,14 @@ from typing import Any
 import pytest
 
 from tests.test_records import record
+from zdp_bench.records import Record
 from zdp_bench.report.terminal import show_run
 
 
 def show(**privacy: Any) -> dict[str, str]:
     run = record()
     run["privacy"] |= privacy
-    return dict(show_run(run, Path("record.json"), found=False).rows)
+    return dict(show_run(Record.of(run), Path("record.json"), found=False).rows)
 
 
 @pytest.mark.parametrize(
@@ -65,7 +66,7 @@ def test_validation_examples_are_said_not_to_be_protected() -> None:
     assert "not protected" not in show()
     run = record()
     run["data"]["validation"] = 1200
-    rows = dict(show_run(run, Path("record.json"), found=False).rows)
+    rows = dict(show_run(Record.of(run), Path("record.json"), found=False).rows)
     assert rows["not protected"] == "1,200 validation examples"
 
 

@@ -36,7 +36,7 @@ from zdp_bench.training.spending import FILE, read_spendings, reserve
 UNIFORM = ["trainer=uniform", "trainer.sample_rate=null", "trainer.batch_size=140"]
 
 
-def epsilon_at(record: records.Record, steps: int) -> float:
+def epsilon_at(record: records.Document, steps: int) -> float:
     """The tight ε of `steps` steps of what the record says was run."""
     privacy = record["privacy"]
     blocks = tuple(
@@ -52,7 +52,7 @@ def test_a_run_ends_before_the_step_that_would_exceed_its_budget(
 ) -> None:
     budget, heard = "privacy.max_epsilon=1.2", Silent()
     outcome = run(configured(tmp_path, budget), heard)
-    record, home = outcome.record, outcome.path.parent
+    record, home = outcome.record.document, outcome.path.parent
     privacy, epochs, steps = record["privacy"], record["epochs"], record["privacy"]["steps"]
     assert record["stopped_by"] == "budget"
     assert heard.steps == list(range(1, steps + 1))
@@ -72,17 +72,21 @@ def test_a_run_ends_before_the_step_that_would_exceed_its_budget(
 
     outcome.path.unlink()
     monkeypatch.setattr(setup, "micro_batches", forbidden)
-    again = carry_out(tmp_path, budget).record  # from its checkpoint
+    again = carry_out(tmp_path, budget).record.document  # from its checkpoint
     assert (again["epochs"], again["privacy"]) == (epochs, privacy)
 
 
 def test_a_budget_for_the_whole_run_or_for_an_epoch_is_spent_to_its_end(
     finished: Outcome, tmp_path: Path
 ) -> None:
-    whole, first = finished.record["privacy"], finished.record["epochs"][0]
-    enough = carry_out(tmp_path / "a", f"privacy.max_epsilon={whole['epsilon_tight']}").record
+    whole, first = finished.record.document["privacy"], finished.record.document["epochs"][0]
+    enough = carry_out(
+        tmp_path / "a", f"privacy.max_epsilon={whole['epsilon_tight']}"
+    ).record.document
     assert (enough["stopped_by"], enough["privacy"]["steps"]) == ("epochs", whole["steps"])
-    stopped = carry_out(tmp_path / "b", f"privacy.max_epsilon={first['epsilon_tight']}").record
+    stopped = carry_out(
+        tmp_path / "b", f"privacy.max_epsilon={first['epsilon_tight']}"
+    ).record.document
     ends = [(epoch["step"], epoch["epsilon_tight"]) for epoch in stopped["epochs"]]
     assert ends == [(10, first["epsilon_tight"])]  # once
     assert stopped["stopped_by"] == "budget"
@@ -125,7 +129,7 @@ def test_the_tight_epsilon_of_the_run_is_the_target(
     tmp_path: Path, noise: str, batches: list[str], ratio: float
 ) -> None:
     words = ["privacy.target_epsilon=2", f"algorithm.noise={noise}", "trainer.epochs=1", *batches]
-    record = carry_out(tmp_path, *words).record
+    record = carry_out(tmp_path, *words).record.document
     privacy = record["privacy"]
     assert privacy["epsilon_tight"] == pytest.approx(2, rel=1e-3)
     assert privacy["epsilon_tight"] <= 2
@@ -139,7 +143,7 @@ def test_the_tight_epsilon_of_the_run_is_the_target(
 
 def test_the_claimed_epsilon_is_what_the_accountant_says(tmp_path: Path) -> None:
     words = ["privacy.claimed_epsilon=3", "accountant=rdp", "algorithm.noise=circular"]
-    privacy = carry_out(tmp_path, *words).record["privacy"]
+    privacy = carry_out(tmp_path, *words).record.document["privacy"]
     assert privacy["epsilon_claimed"] == pytest.approx(3, rel=1e-3)
     assert privacy["epsilon_tight"] > 3  # circular noise gives z = σ/√2
 
@@ -180,7 +184,7 @@ def test_a_mechanism_without_noise_somewhere_reaches_no_target(
 # ------------------------------------------------------------------------- budgets of all runs
 
 
-def spent_by(record: records.Record) -> Spent:
+def spent_by(record: records.Document) -> Spent:
     privacy = record["privacy"]
     return Spent(privacy["z"], Sampling(**privacy["sampling"]), privacy["steps"])
 
@@ -202,14 +206,14 @@ def budget_of(results: Path, *data: str) -> Sheet:
 def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
     finished: Outcome, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    first = finished.record["privacy"]
-    twice = together([spent_by(finished.record)] * 2, first["delta"])
+    first = finished.record.document["privacy"]
+    twice = together([spent_by(finished.record.document)] * 2, first["delta"])
     assert first["epsilon_tight"] < twice < 2 * first["epsilon_tight"]
     with pytest.raises(UserError, match=rf"have a tight ε of .* would be {show_epsilon(twice)}"):
         carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 0.999}")
     assert len(list(tmp_path.glob("runs/*/*/record.json"))) == 1
     assert [len(steps_in(path)) for path in tmp_path.glob("runs/*/*/ledger.jsonl")].count(0) == 1
-    second = carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 1.001}").record
+    second = carry_out(tmp_path, "seed=1", f"privacy.total_budget={twice * 1.001}").record.document
     assert second["privacy"]["steps"] == first["steps"]
     assert f": 1 earlier runs in {tmp_path} may share examples with this one" in caplog.text
     counted = f"Counted: the 2 runs in {tmp_path}. Runs in other folders are not included."
@@ -221,9 +225,9 @@ def test_two_runs_one_after_the_other_cannot_pass_the_total_budget(
 def test_other_mechanisms_and_secure_runs_count_and_other_data_does_not(
     finished: Outcome, tmp_path: Path
 ) -> None:
-    own = finished.record["privacy"]
+    own = finished.record.document["privacy"]
     begin(tmp_path, "privacy.secure=true", z=4)
-    one = spent_by(finished.record)
+    one = spent_by(finished.record.document)
     both = together([one, replace(one, z=4)], own["delta"])
     with pytest.raises(UserError, match=f"2 runs .* have a tight ε of {show_epsilon(both)}"):
         begin(tmp_path, f"privacy.total_budget={both}", name="c")
@@ -247,7 +251,7 @@ def test_other_options_of_the_same_files_do_not_hide_what_was_spent(
     """Another share to validate on is another digest: a run without noise was not counted."""
     if not listed:  # of an older version, or in a clone: its record alone is there
         (finished.path.parent / FILE).unlink()
-    spent = finished.record["privacy"]["epsilon_tight"]
+    spent = finished.record.document["privacy"]["epsilon_tight"]
     with pytest.raises(UserError, match=f"1 runs in .* have a tight ε of {show_epsilon(spent)}"):
         begin(tmp_path, f"dataset.{option}", f"privacy.total_budget={spent}")
     begin(tmp_path, f"dataset.{option}")
@@ -272,7 +276,7 @@ def test_runs_that_share_files_by_way_of_another_are_in_one_group(
 
 def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Path) -> None:
     """A run with an ε of 8 for a beat counted as 8 for a patient."""
-    by_unit, own = "privacy.unit=patient", finished.record["privacy"]
+    by_unit, own = "privacy.unit=patient", finished.record.document["privacy"]
     of_unit = own["epsilon_patient"]
     with pytest.raises(UserError, match=f"have a tight ε of {show_epsilon(of_unit)}"):
         begin(tmp_path, by_unit, f"privacy.total_budget={own['epsilon_tight']}")
@@ -292,7 +296,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     # a patient is one share of a run by patients, and of its plan
     (line,) = sheet([one for one in runs if one.by_unit], None, [], tmp_path).numbers
     assert line["epsilon"] == line["epsilon_unit"]
-    assert line["epsilon_unit"] == pytest.approx(done.record["privacy"]["epsilon_patient"])
+    assert line["epsilon_unit"] == pytest.approx(done.record.document["privacy"]["epsilon_patient"])
     done.path.unlink()
     for found in (runs, read_spendings(tmp_path)[0]):
         assert [one.examples for one in found if one.by_unit] == [1]
@@ -333,7 +337,7 @@ def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
             run(configured(tmp_path, *words), Killed())
         (found,), _ = read_spendings(tmp_path)
         assert len(steps_in(found.home / "ledger.jsonl")) == 7 * kills
-    record = carry_out(tmp_path, *words).record
+    record = carry_out(tmp_path, *words).record.document
     assert record["privacy"]["steps"] <= found.spent.steps
     (done,), _ = read_spendings(tmp_path)
     assert done.spent.steps == record["privacy"]["steps"]
@@ -363,11 +367,11 @@ def test_runs_that_cannot_be_added_are_refused(finished: Outcome, tmp_path: Path
 
 def test_of_a_federation_each_node_is_bounded(finished: Outcome, tmp_path: Path) -> None:
     """A patient is at one node, and not the same in every run: the worst of all stands for each."""
-    own = finished.record["privacy"]
+    own = finished.record.document["privacy"]
     wide = own["sampling"] | {"sample_rate": 2 * own["sampling"]["sample_rate"]}
     changes: list[dict[str, Any]] = [{"z": own["z"] / 2}, {"steps": 99}, {"sampling": wide}]
     nodes = [own | {"node": i} | new for i, new in enumerate(changes)]
-    record = finished.record | {"privacy": own | {"nodes": nodes}}
+    record = finished.record.document | {"privacy": own | {"nodes": nodes}}
     finished.path.write_text(json.dumps(record))
     (found,), unknown = read_spendings(tmp_path)
     assert found.spent == Spent(own["z"] / 2, Sampling(**wide), 99)

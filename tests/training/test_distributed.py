@@ -204,12 +204,12 @@ def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
     assert "tight ε" in two[0].stdout
     assert two[1].stdout == ""
     alone = carry_out(tmp_path / "one", *words)
-    (joint,) = records.read_all(tmp_path / "two")
+    joint = records.read_all(tmp_path / "two")[0].document
     homes = [records.folder(tmp_path / name, "quickstart", joint["run"]) for name in ("one", "two")]
     weights = [torch.load(home / "checkpoint.pt", weights_only=True)["model"] for home in homes]
     torch.testing.assert_close(*weights, rtol=1e-5, atol=1e-5)
-    assert alone.record["privacy"] == joint["privacy"]
-    assert [one["environment"]["ranks"] for one in (alone.record, joint)] == [1, 2]
+    assert alone.record.document["privacy"] == joint["privacy"]
+    assert [one["environment"]["ranks"] for one in (alone.record.document, joint)] == [1, 2]
 
 
 def test_a_sweep_is_no_work_for_torchrun(

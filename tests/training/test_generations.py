@@ -145,9 +145,9 @@ def test_every_way_to_a_second_generation_counts_both(
 @pytest.mark.parametrize("way", ["forced", "forced with a damaged checkpoint", "forced without"])
 def test_the_same_generation_forced_counts_once(tmp_path: Path, way: str) -> None:
     act, words, *_ = next(found for name, found in WAYS.items() if name.startswith(way))
-    first = carry_out(tmp_path, *WORDS).record
+    first = carry_out(tmp_path, *WORDS).record.document
     act(home_of(tmp_path))
-    assert carry_out(tmp_path, *WORDS, *words).record["privacy"] == first["privacy"]
+    assert carry_out(tmp_path, *WORDS, *words).record.document["privacy"] == first["privacy"]
     check(tmp_path, STEPS)
 
 
@@ -200,7 +200,7 @@ def test_a_run_that_was_killed_counts_what_it_drew(
 
 def test_a_folder_that_was_renamed_counts_under_its_new_name(tmp_path: Path) -> None:
     """As the message of a damaged ledger advises."""
-    privacy = carry_out(tmp_path, *WORDS).record["privacy"]
+    privacy = carry_out(tmp_path, *WORDS).record.document["privacy"]
     home = home_of(tmp_path)
     forget_record(home)
     damage(home / "ledger.jsonl")
@@ -236,8 +236,8 @@ def test_a_budget_of_the_run_ends_it_when_both_generations_have_spent_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     budget = "privacy.max_epsilon=1.2"
-    first = carry_out(tmp_path, *WORDS, budget).record["privacy"]
+    first = carry_out(tmp_path, *WORDS, budget).record.document["privacy"]
     assert 0 < first["steps"] < STEPS
     monkeypatch.setattr(run, "execution_digest", lambda *_: "another machine")
-    second = carry_out(tmp_path, *WORDS, budget, "force=true").record
+    second = carry_out(tmp_path, *WORDS, budget, "force=true").record.document
     assert (second["stopped_by"], second["privacy"]["steps"]) == ("budget", first["steps"])

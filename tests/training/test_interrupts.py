@@ -40,9 +40,9 @@ from zdp_bench.training.run import Outcome, run
 
 
 @pytest.fixture(scope="module")
-def whole(tiny: tuple[Path, Outcome]) -> records.Record:
+def whole(tiny: tuple[Path, Outcome]) -> records.Document:
     """The undisturbed run."""
-    return repeatable(tiny[1].record)
+    return repeatable(tiny[1].record.document)
 
 
 def signal_after(patch: pytest.MonkeyPatch, at: int, *numbers: int) -> None:
@@ -66,7 +66,7 @@ def stop_and_go_on(
         with pytest.raises(Stopped):
             carry_out(folder / "stopped", *words)
     resumed = carry_out(folder / "stopped", *words)
-    assert repeatable(resumed.record) == repeatable(whole.record)
+    assert repeatable(resumed.record.document) == repeatable(whole.record.document)
     assert same(weights_of(whole), weights_of(resumed))
     return whole, resumed
 
@@ -88,7 +88,7 @@ def test_a_run_that_was_stopped_goes_on_with_all_that_its_steps_need(
         words, drop = words[:1], nn.Dropout(0.5)
         monkeypatch.setattr(setup, "build_model", lambda *of: nn.Sequential(real(*of), drop))
     _, resumed = stop_and_go_on(monkeypatch, tmp_path, 13, *words)
-    assert resumed.record["measured"]["resumed_at_step"] == 14
+    assert resumed.record.document["measured"]["resumed_at_step"] == 14
 
 
 @pytest.mark.parametrize(("number", "code"), [(signal.SIGTERM, 75), (signal.SIGINT, 130)])
@@ -110,7 +110,7 @@ def test_a_signal_lets_the_step_end_saves_and_leaves_with_a_code_of_its_own(
     assert "the same command continues from here" in capsys.readouterr().err
     assert signal.getsignal(number) == before
     watcher = Silent()
-    assert repeatable(run(configured(tmp_path), watcher).record) == whole
+    assert repeatable(run(configured(tmp_path), watcher).record.document) == whole
     assert watcher.done_at_start == 7  # in the middle of an epoch: not one step is done twice
 
 
@@ -136,7 +136,7 @@ def test_a_signal_in_the_last_step_finishes_the_run(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, whole: Any
 ) -> None:
     signal_after(monkeypatch, 19, signal.SIGTERM)
-    assert repeatable(carry_out(tmp_path).record) == whole
+    assert repeatable(carry_out(tmp_path).record.document) == whole
 
 
 def test_a_second_ctrl_c_leaves_at_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_full_disk_is_one_sentence_and_loses_nothing(
     assert not (home / "record.json").exists()
     assert not list(home.glob("*.partial")), "a full disk has no room for halves"
     assert not (home / "checkpoint.pt").exists()
-    assert repeatable(carry_out(tmp_path).record) == whole
+    assert repeatable(carry_out(tmp_path).record.document) == whole
 
 
 @pytest.mark.parametrize(

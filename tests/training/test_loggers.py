@@ -90,11 +90,11 @@ def test_a_record_keeps_its_labels_and_gets_new_ones_without_being_run_again(
     run_one([*words, "name=second", "notes=why"])
     run_one(words)
     (path,) = tmp_path.glob("runs/*/*/record.json")
-    record = records.read(path)
+    record = records.read_document(path)
     assert record is not None
     assert record["labels"] == {"name": "second", "tags": ["a", "b"], "notes": "why"}
     assert "name" not in record["config"]
-    assert "labels" not in run(configured(tmp_path, "seed=1"), Silent()).record
+    assert "labels" not in run(configured(tmp_path, "seed=1"), Silent()).record.document
 
 
 def test_a_logger_is_told_the_records_numbers_and_no_more(
@@ -103,7 +103,7 @@ def test_a_logger_is_told_the_records_numbers_and_no_more(
     words = ["logger=tensorboard", "name=first", "tags=[a]", "notes=why"]
     run_one([*TINY, f"paths.results={tmp_path}", *words])
     assert [name for name, _ in calls] == ["start", "log", "log", "finish"]
-    start, record = calls[0][1], calls[-1][1]
+    start, record = calls[0][1], calls[-1][1].document
     assert [metrics for name, metrics in calls if name == "log"] == record["epochs"]
     assert (start.title, start.tags, start.notes) == ("first", ["a"], "why")
     assert start.config == records.flatten(record["config"])

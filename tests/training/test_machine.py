@@ -94,8 +94,8 @@ def test_reading_ahead_and_determinism_change_nothing(tmp_path: Path) -> None:
     pieces, ahead = "trainer.micro_batch=40", "execution.prefetch=2"
     plain = carry_out(tmp_path / "a", pieces)
     other = carry_out(tmp_path / "b", pieces, ahead, "execution.deterministic=true")
-    assert repeatable(plain.record) == repeatable(other.record)
-    assert other.record["environment"]["execution"]["prefetch"] == 2
+    assert repeatable(plain.record.document) == repeatable(other.record.document)
+    assert other.record.document["environment"]["execution"]["prefetch"] == 2
 
 
 @pytest.mark.parametrize("count", [0, 1, 5])
@@ -130,7 +130,7 @@ def test_a_gpu_run_repeats_itself_and_agrees_with_the_cpu(tmp_path: Path) -> Non
     words = ["device=cuda", "execution.deterministic=true"]
     first = carry_out(tmp_path / "a", *words)
     second = carry_out(tmp_path / "b", *words, "execution.prefetch=3")
-    assert repeatable(first.record) == repeatable(second.record)
+    assert repeatable(first.record.document) == repeatable(second.record.document)
     noiseless = "algorithm.noise_multiplier=0"
     gpu = carry_out(tmp_path / "c", *words, noiseless)
     cpu = carry_out(tmp_path / "d", "device=cpu", noiseless)

@@ -137,7 +137,7 @@ def test_micro_batches_change_nothing_and_a_patient_moves_the_sum_by_the_bound(
 
 def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     outcome = carry_out(tmp_path, "privacy.max_examples=4")
-    privacy = outcome.record["privacy"]
+    privacy = outcome.record.document["privacy"]
     drawn = Sampling("poisson", 0.3, 0.3 * 12, 12)
     assert Sampling(**privacy["sampling"]) == drawn
     assert privacy["steps"] == 10
@@ -148,8 +148,8 @@ def test_epsilon_is_the_patients(tmp_path: Path) -> None:
     assert privacy["epsilon_patient_at_least"] == privacy["epsilon_tight_at_least"]
     assert privacy["examples_per_patient"] == 4
     assert (privacy["epsilon_of"], privacy["unit"]) == ("patient", "patient")
-    assert outcome.record["config"]["privacy"]["unit"] == "patient"
-    by_example = carry_out(tmp_path, "privacy.unit=example").record["privacy"]
+    assert outcome.record.document["config"]["privacy"]["unit"] == "patient"
+    by_example = carry_out(tmp_path, "privacy.unit=example").record.document["privacy"]
     assert by_example["examples_per_patient"] == 12
     assert by_example["epsilon_claimed"] == pytest.approx(privacy["epsilon_claimed"])
     assert by_example["epsilon_patient"] > 5 * privacy["epsilon_patient"]

@@ -18,7 +18,7 @@ def test_a_model_with_a_small_error_has_learnt(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, rate: str, learns: bool
 ) -> None:
     register_task(monkeypatch)
-    record = carry_out(tmp_path, *WORDS, f"optimizer.lr={rate}").record
+    record = carry_out(tmp_path, *WORDS, f"optimizer.lr={rate}").record.document
     assert record["headline"]["name"] == "mae"
     assert ("warning" not in record) == learns, record["headline"]
 

@@ -105,7 +105,7 @@ def test_a_callback_is_told_the_records_numbers_and_no_more(
     registry.names("callback")
     monkeypatch.setitem(registry._builders["callback"], "mine", lambda run: told.append)
     config = configured(tmp_path, "execution.callbacks=[mine]")
-    record = run(config, Reporter(Silent(), config)).record
+    record = run(config, Reporter(Silent(), config)).record.document
     assert told == record["epochs"]
     with pytest.raises(UserError, match="callback 'other' is not known"):
         Reporter(Silent(), configured(tmp_path, "execution.callbacks=[other]"))

@@ -71,14 +71,14 @@ def test_a_model_starts_from_the_weights_that_a_run_ended_with(
 
 
 def test_the_record_names_the_start_and_its_data(start: Outcome, tmp_path: Path) -> None:
-    record = carry_out(tmp_path, FROM, "seed=1").record
+    record = carry_out(tmp_path, FROM, "seed=1").record.document
     told = record["start"]
-    assert (told["run"], told["recipe"]) == (start.record["run"], "quickstart")
+    assert (told["run"], told["recipe"]) == (start.record.document["run"], "quickstart")
     assert told["data"] == {"name": "synthetic_images", "provenance": "synthetic"}
     assert told["public"] is True
     said = "starts from public weights: recipe=quickstart on synthetic_images"
     assert said in record["data"]["notes"]
-    assert "start" not in start.record
+    assert "start" not in start.record.document
 
 
 def test_runs_from_other_weights_are_other_runs_with_other_noise(
@@ -149,7 +149,9 @@ def test_a_start_that_cannot_be_used_is_explained(start: Outcome, tmp_path: Path
     ):
         with pytest.raises(UserError, match=said):
             setup_of(tmp_path, FROM, word)
-    setup_of(tmp_path, f"model.init_from={start.record['run'][:8]}")  # as `results` prints it
+    setup_of(
+        tmp_path, f"model.init_from={start.record.document['run'][:8]}"
+    )  # as `results` prints it
     (start.path.parent / "checkpoint.pt").unlink()
     with pytest.raises(UserError, match="no finished run with weights"):
         setup_of(tmp_path, FROM)

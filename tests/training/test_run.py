@@ -60,7 +60,7 @@ def carry_out(results: Path, *overrides: str) -> Outcome:
     return run(configured(results, *overrides), Silent())
 
 
-def repeatable(record: records.Record) -> records.Record:
+def repeatable(record: records.Document) -> records.Document:
     return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
@@ -123,7 +123,11 @@ def test_all_steps_are_on_disk_before_what_they_led_to_is_saved_or_shown(
 
 
 def test_a_run_writes_what_it_promises(finished: Outcome, tmp_path: Path) -> None:
-    record, privacy, home = finished.record, finished.record["privacy"], finished.path.parent
+    record, privacy, home = (
+        finished.record.document,
+        finished.record.document["privacy"],
+        finished.path.parent,
+    )
     assert home == records.folder(tmp_path, "quickstart", record["run"])
     wanted = {"record.json", "ledger.jsonl", "spending.json", "checkpoint.pt", "run.log"}
     assert {path.name for path in home.iterdir()} == wanted
@@ -215,7 +219,7 @@ def test_a_damaged_record_is_refused_and_written_again_once_it_is_gone(
         carry_out(tmp_path)
     assert not carry_out(tmp_path, "seed=1").found  # another run is not lost over it
     finished.path.unlink()
-    assert repeatable(carry_out(tmp_path).record) == repeatable(finished.record)
+    assert repeatable(carry_out(tmp_path).record.document) == repeatable(finished.record.document)
 
 
 def test_another_seed_is_another_run_of_the_same_experiment_and_only_the_test_set_is_evaluated(
@@ -232,11 +236,13 @@ def test_another_seed_is_another_run_of_the_same_experiment_and_only_the_test_se
     other = carry_out(tmp_path, "seed=1")
     assert set(sizes) == {360}  # the test set's, never the training set's
     assert not [
-        key for key in other.record["metrics"] | other.record["epochs"][0] if "train" in key
+        key
+        for key in other.record.document["metrics"] | other.record.document["epochs"][0]
+        if "train" in key
     ]
     assert not same(weights_of(finished), weights_of(other))
-    assert other.record["experiment"] == finished.record["experiment"]
-    assert other.record["run"] != finished.record["run"]
+    assert other.record.document["experiment"] == finished.record.document["experiment"]
+    assert other.record.document["run"] != finished.record.document["run"]
 
 
 def test_the_same_run_again_is_found_and_force_repeats_it(
@@ -244,11 +250,11 @@ def test_the_same_run_again_is_found_and_force_repeats_it(
 ) -> None:
     first, again = finished, carry_out(tmp_path)
     assert again.found
-    assert again.record == first.record
+    assert again.record.document == first.record.document
     before = weights_of(first)
     forced = carry_out(tmp_path, "force=true")
     assert not forced.found
-    assert repeatable(forced.record) == repeatable(first.record)
+    assert repeatable(forced.record.document) == repeatable(first.record.document)
     assert same(weights_of(forced), before)
     assert (first.path.parent / "ledger.jsonl.1").exists()
 
@@ -258,16 +264,16 @@ def test_a_record_of_its_last_epoch_alone_is_the_same_run_but_no_curve(
 ) -> None:
     own = tmp_path / "last"
     last = carry_out(own, "execution.evaluate=last")
-    assert last.record["run"] == finished.record["run"]
+    assert last.record.document["run"] == finished.record.document["run"]
     assert same(weights_of(last), weights_of(finished))
-    assert last.record["epochs"] == finished.record["epochs"][-1:]
-    assert records.has_each_epoch(finished.record)
-    assert not records.has_each_epoch(last.record)
+    assert last.record.document["epochs"] == finished.record.document["epochs"][-1:]
+    assert finished.record.has_each_epoch
+    assert not last.record.has_each_epoch
     assert carry_out(own, "execution.evaluate=last").found
     with pytest.raises(UserError, match="only after its last epoch"):
         carry_out(own)
     again = carry_out(own, "force=true")
-    assert again.record["epochs"] == finished.record["epochs"]
+    assert again.record.document["epochs"] == finished.record.document["epochs"]
 
 
 @pytest.mark.parametrize(
@@ -286,13 +292,13 @@ def test_a_killed_run_goes_on_and_ends_the_same(
     watcher = Silent()
     resumed = run(configured(tmp_path), watcher)  # without the key: it is no part of the run
     assert watcher.done_at_start == done
-    assert repeatable(resumed.record) == repeatable(tiny[1].record)
+    assert repeatable(resumed.record.document) == repeatable(tiny[1].record.document)
 
 
 def test_a_run_that_learnt_nothing_is_recorded_with_a_warning(tmp_path: Path) -> None:
     still = carry_out(tmp_path, "optimizer.lr=0.0", "trainer.epochs=1").record
-    assert still["warning"] == "the model does not seem to learn: optimizer.lr is 0."
-    assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still["warning"]
+    assert still.warning == "the model does not seem to learn: optimizer.lr is 0."
+    assert dict(show_run(still, tmp_path, found=False).rows)["warning"] == still.warning
 
 
 @pytest.mark.parametrize(
@@ -308,7 +314,7 @@ def test_a_metric_is_held_against_that_of_shuffled_labels(
 
 
 def test_a_run_whose_loss_grows_a_hundredfold_says_so(tmp_path: Path) -> None:
-    record = carry_out(tmp_path, "optimizer.lr=1e9", "trainer.epochs=1").record
+    record = carry_out(tmp_path, "optimizer.lr=1e9", "trainer.epochs=1").record.document
     assert record["metrics"]["loss"] < math.inf
     assert "training diverged, the test loss rose from" in record["warning"]
 
@@ -367,12 +373,12 @@ def test_a_private_reconstruction_by_slice(tmp_path: Path) -> None:
     words = "recipe=mri_recon_small dataset=kspace_phantom dataset.patients=4 dataset.slices=2"
     words += f" dataset.test_share=0.25 trainer.epochs=1 threads=1 paths.data={tmp_path}"
     outcome = run(parse(compose([*words.split(), f"paths.results={tmp_path}"])), Silent())
-    privacy = outcome.record["privacy"]
+    privacy = outcome.record.document["privacy"]
     drawn = {"scheme": "poisson", "sample_rate": 1 / 6, "expected_batch_size": 1.0, "records": 6}
     assert privacy["sampling"] == drawn
     assert privacy["examples_per_patient"] == 2
     assert privacy["epsilon_patient"] > privacy["epsilon_tight"]
-    assert outcome.record["headline"]["name"] == "ssim"
+    assert outcome.record.document["headline"]["name"] == "ssim"
     with np.load(outcome.path.parent / "example.npz", allow_pickle=False) as arrays:
         shapes = {name: image.shape for name, image in arrays.items()}
     assert shapes == dict.fromkeys(("reference", "zero_filled", "reconstruction"), (32, 40))

@@ -175,23 +175,23 @@ def test_two_processes_that_force_a_secure_run_at_once_lose_no_release(
     finished: Outcome, tmp_path: Path
 ) -> None:
     """One waits for the other, then sets its ledger aside as well: all three count, in ε too."""
-    secure, own = "privacy.secure=true", finished.record["privacy"]
+    secure, own = "privacy.secure=true", finished.record.document["privacy"]
     first = carry_out(tmp_path / "secure", secure)
     before = weights_of(first)
     forced = [fork(lambda: carry_out(tmp_path / "secure", secure, "force=true")) for _ in range(2)]
     assert [os.waitpid(child, 0)[1] for child in forced] == [0, 0]
     assert not same(weights_of(first), before)
-    privacy = (records.read(first.path) or {})["privacy"]
+    privacy = (records.read_document(first.path) or {})["privacy"]
     assert privacy["steps"] == 3 * own["steps"]
     assert privacy["epsilon_tight"] == pytest.approx(tight(privacy, 60))
     assert len([*first.path.parent.glob("ledger.jsonl*")]) == 3
     (found,), _ = read_spendings(tmp_path / "secure")
     assert found.spent.steps == 60 == read_json(found.home / FILE)["privacy"]["steps"]
     # and a run says whether it is one
-    secured = first.record["privacy"]
+    secured = first.record.document["privacy"]
     assert (own["randomness"], secured["randomness"]) == ("seeded", "cryptographic")
     assert own["epsilon_tight"] == secured["epsilon_tight"]
-    assert first.record["run"] != finished.record["run"]
+    assert first.record.document["run"] != finished.record.document["run"]
 
 
 def write_other_weights(results: Path) -> None:
@@ -219,7 +219,7 @@ def test_a_killed_run_that_goes_on_otherwise_takes_its_steps_again_with_other_no
         monkeypatch.setattr(run, "execution_digest", lambda *_: "a model file was changed")
     if change == "other weights":
         write_other_weights(tmp_path)
-    resumed = carry_out(tmp_path, *([change] if "=" in change else [])).record
+    resumed = carry_out(tmp_path, *([change] if "=" in change else [])).record.document
     assert resumed["privacy"]["steps"] == 24
     assert "4 steps of an earlier process are repeated" in caplog.text
     assert len(keys) == 24

@@ -133,14 +133,14 @@ def test_the_average_of_all_steps_is_evaluated_and_saved_and_costs_no_epsilon(
     for t, weights in enumerate(after[1:], start=1):
         decay = min(0.5, (1 + t) / (10 + t))
         average = {name: decay * average[name] + (1 - decay) * weights[name] for name in weights}
-    privacy = outcome.record["privacy"]
-    assert privacy == finished.record["privacy"] | {"ledger": privacy["ledger"]}
-    saved = load(outcome.path.parent / "checkpoint.pt", outcome.record["run"])
+    privacy = outcome.record.document["privacy"]
+    assert privacy == finished.record.document["privacy"] | {"ledger": privacy["ledger"]}
+    saved = load(outcome.path.parent / "checkpoint.pt", outcome.record.document["run"])
     assert saved is not None
     for name, value in average.items():
         assert torch.allclose(saved.model[name], value, atol=1e-6)
         assert not torch.allclose(after[-1][name], value, atol=1e-6)
         assert torch.equal(saved.last[name], after[-1][name])
         assert all(torch.equal(found[name], saved.model[name]) for found in seen[-2:])
-    assert outcome.record["measured"]["weights"]["digest"] == state_digest(saved.model)
-    assert outcome.record["model"]["weights"] == "averaged, decay 0.5"
+    assert outcome.record.document["measured"]["weights"]["digest"] == state_digest(saved.model)
+    assert outcome.record.document["model"]["weights"] == "averaged, decay 0.5"

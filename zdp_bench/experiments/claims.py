@@ -148,9 +148,9 @@ def on_other_data(claims: list[ClaimedJob], results: Path) -> list[Filling]:
     found = []
     used: dict[str, list[dict[str, Any]]] = {}  # the data sets of a recipe's records, each once
     for run in records.read_all(results):
-        datasets = used.setdefault(run["recipe"], [])
-        if run["config"]["dataset"] not in datasets:
-            datasets.append(run["config"]["dataset"])
+        datasets = used.setdefault(run.recipe, [])
+        if run.config["dataset"] not in datasets:
+            datasets.append(run.config["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
     for claim in claims:
         mine = drop_empty(claim.config.resolved["dataset"])

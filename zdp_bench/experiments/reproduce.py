@@ -100,7 +100,7 @@ def make_plan(
     """Return the runs that the tables want and that have no record, each once."""
     smoke, here = profile == "smoke", configured(["recipe=quickstart", *extra])
     every = records.read_all(folder)
-    done = {(run["experiment"], run["seed"]) for run in every}
+    done = {(run.experiment, run.seed) for run in every}
     times = {} if smoke else read_times(every, "cuda" if "cuda" in here.device else "cpu")
     rows: list[Planned] = []
     left_out: Counter[str] = Counter()

@@ -81,8 +81,8 @@ class SweepJob:
             overrides = list(hydra.overrides.task)
             name = name_job(overrides) if self.sweep else ""
             made = carry_out(config, overrides, wait=self.wait, show=self.show, name=name)
-            headline, spent = made.record["headline"], made.record["privacy"]["epsilon_tight"]
-            return Made(headline["name"], headline["value"], spent, made.path.parent)
+            headline, spent = made.record.headline, made.record.privacy.epsilon_tight
+            return Made(headline.name, headline.value, spent, made.path.parent)
         except (Exception, Stopped) as error:
             if stop := find_stop(error):
                 if worker:  # it would wait for another job
@@ -211,6 +211,6 @@ def carry_out(
     if show == "all" and not name:
         console().print(show_run(outcome.record, outcome.path, outcome.found))
     elif show == "all":
-        headline, spent = outcome.record["headline"], outcome.record["privacy"]["epsilon_tight"]
-        print(f"{name}: {headline['name']} {headline['value']:.4f}, tight ε {epsilon(spent)}")
+        headline, spent = outcome.record.headline, outcome.record.privacy.epsilon_tight
+        print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {epsilon(spent)}")
     return outcome

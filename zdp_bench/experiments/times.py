@@ -22,12 +22,13 @@ def read_times(every: Iterable[Record], device: str = "cpu") -> Times:
     """
     found: Times = {}
     for run in every:
-        on, measured = str(run.get("environment", {}).get("device", "")), run.get("measured", {})
-        epochs = run["config"].get("trainer", {}).get("epochs")
-        whole = measured.get("resumed_at_step") is None and "train_seconds" in measured
-        if epochs and whole and on.startswith("cpu") == (device == "cpu"):
-            seconds = measured["train_seconds"] / epochs
-            for kind in _kinds(run["config"]):
+        on, measured = run.environment.device, run.measured
+        epochs = run.config.get("trainer", {}).get("epochs")
+        if measured.train_seconds is None or measured.resumed_at_step is not None:
+            continue
+        if epochs and on.startswith("cpu") == (device == "cpu"):
+            seconds = measured.train_seconds / epochs
+            for kind in _kinds(run.config):
                 found[kind] = min(found.get(kind, seconds), seconds)
     return found
 

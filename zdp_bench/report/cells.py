@@ -12,14 +12,12 @@ import math
 import re
 import shlex
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field, fields, replace
 from fnmatch import fnmatchcase
 from functools import cached_property
 from statistics import mean, stdev
-from typing import Any
 
-from zdp_bench import records
-from zdp_bench.records import Record
+from zdp_bench.records import Data, Epoch, Privacy, Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.number_format import interval
 from zdp_bench.report.papers import Axes, Reference
@@ -58,10 +56,10 @@ class Rules:
     reduced: Sequence[str] = ()
     lacks: Mapping[str, str] = field(default_factory=dict)
 
-    def is_published(self, recipe: str, data: Mapping[str, Any]) -> bool:
+    def is_published(self, recipe: str, data: Data) -> bool:
         """True if `data` of a record is what the paper used."""
-        wanted = self.published.get(f"recipe={recipe}", self.published.get(data["name"]))
-        return wanted is not None and f"{data['provenance']}, {data['notes']}".startswith(wanted)
+        wanted = self.published.get(f"recipe={recipe}", self.published.get(data.name))
+        return wanted is not None and f"{data.provenance}, {data.notes}".startswith(wanted)
 
     def lacking(self, row: str) -> str:
         """Return what is missing to run a row; empty if nothing is."""
@@ -102,9 +100,9 @@ class Filling:
         runs = list_once(
             run
             for run in every
-            if run["experiment"] == self.digest and run["data"]["provenance"] != "synthetic"
+            if run.experiment == self.digest and run.data.provenance != "synthetic"
         )
-        return [run for run in runs if run["data"]["provenance"] == "official"] or runs
+        return [run for run in runs if run.data.provenance == "official"] or runs
 
     @property
     def command(self) -> str:
@@ -118,9 +116,56 @@ class Filling:
 def list_once(runs: Iterable[Record]) -> list[Record]:
     """Return runs by seed; one that two recipes made counts once."""
     found: dict[str, Record] = {}
-    for run in sorted(runs, key=lambda run: (run["seed"], run["recipe"], run["run"])):
-        found.setdefault(run["run"], run)
+    for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
+        found.setdefault(run.run, run)
     return list(found.values())
+
+
+@dataclass(frozen=True)
+class Spent:
+    """The ε of a run, or of a run that had ended after an epoch, and what it follows from.
+
+    Attributes:
+        unit: who owns examples.
+        epsilon_patient: the tight ε of one owner; None where no record states it.
+    """
+
+    epsilon_claimed: float
+    claimed_by: str
+    epsilon_tight: float
+    delta: float
+    z: float
+    steps: int
+    unit: str
+    epsilon_tight_at_least: float | None = None
+    epsilon_patient: float | None = None
+    epsilon_patient_at_least: float | None = None
+    examples_per_patient: int | None = None
+
+    @staticmethod
+    def of(privacy: Privacy) -> Spent:
+        """Return what a finished run has spent."""
+        return Spent(**{each.name: getattr(privacy, each.name) for each in fields(Spent)})
+
+    @staticmethod
+    def after(privacy: Privacy, epoch: Epoch) -> Spent:
+        """Return what a run had spent after an epoch."""
+        return Spent(
+            epsilon_claimed=_claimed(privacy, epoch.step, epoch.number or 0),
+            claimed_by=privacy.claimed_by,
+            epsilon_tight=epoch.epsilon_tight,
+            delta=privacy.delta,
+            z=privacy.z,
+            steps=epoch.step,
+            unit=privacy.unit,
+        )
+
+    @property
+    def tight(self) -> str:
+        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
+        tight = interval(self.epsilon_tight_at_least, self.epsilon_tight)
+        owner = interval(self.epsilon_patient_at_least, self.epsilon_patient)
+        return tight if owner in ("", tight) else f"{tight} ({self.unit} {owner})"
 
 
 @dataclass(frozen=True)
@@ -136,7 +181,7 @@ class Line:
         x: of a point.
         claims: what the paper prints as ε here, and a second ε by Rényi accounting.
         values: the metric of each seed, or the mean of each fold, in the paper's unit.
-        spent: what a record says of privacy; of several jobs, the most.
+        spent: by the runs; of several jobs, the most. None without a run.
     """
 
     number: Reference
@@ -148,7 +193,7 @@ class Line:
     x: str = ""
     claims: tuple[str, str] = ("", "")
     values: tuple[float, ...] = ()
-    spent: Mapping[str, Any] = field(default_factory=dict)
+    spent: Spent | None = None
 
     @cached_property
     def runs(self) -> list[Record]:
@@ -168,7 +213,7 @@ class Line:
     @property
     def on_paper_data(self) -> bool:
         """True if every run used what counts as the paper's data."""
-        done = [(job.recipe, run["data"]) for job, runs in self.jobs for run in runs]
+        done = [(job.recipe, run.data) for job, runs in self.jobs for run in runs]
         return not self.on and all(self.rules.is_published(*one) for one in done)
 
     @property
@@ -205,19 +250,11 @@ class Line:
         """What differs from the paper: the data, if other, and the variant."""
         words = []
         if self.runs and not self.on_paper_data:
-            data = str(self.runs[0]["data"]["name"])
+            data = str(self.runs[0].data.name)
             words.append(self.rules.differs.get(data, f"on {names.words(data)}"))
         if self.variant:
             words.append(self.rules.differs.get(self.variant, self.variant))
         return "; ".join(filter(None, words))
-
-    @property
-    def tight(self) -> str:
-        """'3.4', or '3.4 (image 7.27)' where a unit owns several examples."""
-        of = self.spent
-        tight = interval(of.get("epsilon_tight_at_least"), of["epsilon_tight"])
-        owner = interval(of.get("epsilon_patient_at_least"), of.get("epsilon_patient"))
-        return tight if owner in ("", tight) else f"{tight} ({of['unit']} {owner})"
 
     @property
     def command(self) -> str:
@@ -231,12 +268,13 @@ class Line:
 
 def did_not_learn(run: Record) -> bool:
     """True if a record has the warning, or its headline is at most a point above guessing."""
-    metric = describe(run["headline"]["name"])
+    metric = describe(run.headline.name)
     guess = guess_of(run, metric)
+    if run.warning:
+        return True
     if guess is None:
-        return "warning" in run
-    gain = metric.gain(run["headline"]["value"], guess)
-    return "warning" in run or not gain > point_of(metric, guess)
+        return False
+    return not metric.gain(run.headline.value, guess) > point_of(metric, guess)
 
 
 def guess_of(run: Record, metric: Metric) -> float | None:
@@ -244,10 +282,10 @@ def guess_of(run: Record, metric: Metric) -> float | None:
 
     None if that is unknown. Classes are taken to be of one size.
     """
-    zero_filled = run["metrics"].get(f"zero_filled_{metric.name}")
+    zero_filled = run.metrics.get(f"zero_filled_{metric.name}")
     if zero_filled is not None:
         return float(zero_filled)
-    classes = run["data"].get("example", {}).get("outputs", 0)
+    classes = run.data.example.get("outputs", 0)
     return 1 / classes if metric.name == "accuracy" and classes > 1 else metric.guess
 
 
@@ -307,11 +345,11 @@ def _points(line: Line, printed: Mapping[tuple[str, ...], Reference]) -> list[Li
     row, metric = line.number.row, line.number.column
     scale = 100.0 if line.number.unit == "%" else 1.0
     values: dict[str, list[float]] = {}
-    spent: dict[str, list[Mapping[str, Any]]] = {}
+    spent: dict[str, list[Spent]] = {}
     if not line.axes:
-        folds = [[run["metrics"][metric] for run in runs] for _, runs in line.jobs if runs]
+        folds = [[run.metrics[metric] for run in runs] for _, runs in line.jobs if runs]
         values[""] = [mean(f) for f in folds] if line.over_folds else folds[0] if folds else []
-        spent[""] = [run["privacy"] for run in line.runs]
+        spent[""] = [Spent.of(run.privacy) for run in line.runs]
     else:
         for run in line.runs:
             for at, value, one in _measure(run, metric, line.axes.x):
@@ -330,42 +368,38 @@ def _points(line: Line, printed: Mapping[tuple[str, ...], Reference]) -> list[Li
                 x=x,
                 claims=(claim.value if claim else "", rdp.value if rdp else ""),
                 values=tuple(scale * value for value in values.get(x, ())),
-                spent=max(spent.get(x) or [{}], key=lambda one: one.get("epsilon_tight", 0.0)),
+                spent=max(spent.get(x, ()), key=lambda spent: spent.epsilon_tight, default=None),
             )
         )
     return made
 
 
-def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Mapping[str, Any]]]:
+def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Spent]]:
     """Yield x, the metric and what was spent of a run, or of each of its epochs."""
     if x != "epoch":
-        known = (records.get(run, path) for path in x.split(" or "))
-        at = float(next(value for value in known if value is not None))
-        yield at, run["metrics"][metric], run["privacy"]
-    elif records.has_each_epoch(run):
-        kept = {key: run["privacy"][key] for key in ("claimed_by", "delta", "z", "unit")}
-        for epoch in run["epochs"]:
-            if epoch["epoch"] is not None:
-                claimed = _claimed(run["privacy"], epoch["step"], epoch["epoch"])
-                spent = {"epsilon_claimed": claimed, "epsilon_tight": epoch["epsilon_tight"]}
-                yield epoch["epoch"], epoch[metric], kept | spent | {"steps": epoch["step"]}
+        known = (run.get(path) for path in x.split(" or "))
+        place = float(next(value for value in known if value is not None))
+        yield place, run.metrics[metric], Spent.of(run.privacy)
+    elif run.has_each_epoch:
+        for epoch in run.epochs:
+            if epoch.number is not None:
+                yield epoch.number, epoch.metrics[metric], Spent.after(run.privacy, epoch)
 
 
-def _claimed(privacy: Mapping[str, Any], step: int, epoch: int) -> float:
+def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
     """Return ε by the run's own claiming accountant, had the run ended here."""
     # Imported here: printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, claimed_epsilon
-    from zdp_bench.privacy.mechanism import Sampling
     from zdp_bench.privacy.memory import remember
 
-    sampling = Sampling(**privacy["sampling"])
+    sampling = privacy.sampling
     claim = Claim(
-        privacy["noise_multiplier"],
+        privacy.noise_multiplier,
         sampling.sample_rate,
         sampling.steps_of_one(step),
-        privacy["delta"],
+        privacy.delta,
         sampling.records,
         epoch,
     )
-    epsilon: float = remember(claimed_epsilon, privacy["claimed_by"], claim)
+    epsilon: float = remember(claimed_epsilon, privacy.claimed_by, claim)
     return epsilon

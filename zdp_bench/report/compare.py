@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.errors import UserError
-from zdp_bench.records import Record, get, is_named
+from zdp_bench.records import Record, is_named
 from zdp_bench.report.comparisons import compare_pairs
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
@@ -26,22 +26,22 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
             `results.keep` takes them, separated by spaces.
     """
     if "=" in word:
-        runs = {*keep(read_frame(every)[0], word.split())["run"]}
-        found = [run for run in every if run["run"] in runs]
+        digests = {*keep(read_frame(every)[0], word.split())["run"]}
+        found = [run for run in every if run.run in digests]
     else:
-        found = [run for run in every if is_named(word, run["recipe"], run["run"])]
-        found = found or [run for run in every if get(run, "labels.name") == word]
+        found = [run for run in every if is_named(word, run.recipe, run.run)]
+        found = found or [run for run in every if run.labels.name == word]
     if not found:
         raise UserError(
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "
             "`zdp-bench results` lists them."
         )
-    if len({run["experiment"] for run in found}) > 1:
+    if len({run.experiment for run in found}) > 1:
         differs = tell_differences(*read_frame(found))
         names = [f"{_name([run])} ({what})" for run, what in zip(found, differs, strict=True)]
         raise UserError(
             f"{word}: names {len(found)} runs that differ in more than their seed. Name one, or "
-            f"filter them ('{found[0]['recipe']}' is 'recipe={found[0]['recipe']} key=value'): "
+            f"filter them ('{found[0].recipe}' is 'recipe={found[0].recipe} key=value'): "
             f"{', '.join(names[:LISTED])}{', ...' if len(names) > LISTED else ''}."
         )
     return found
@@ -50,7 +50,7 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
 def sheet(first: Side, second: Side, results: Path) -> Sheet:
     """Return what two sides share and where they differ, with the test that fits their metric."""
     sides = (first, second)
-    metrics = dict.fromkeys(name for run in (*first, *second) for name in run["metrics"])
+    metrics = dict.fromkeys(name for run in (*first, *second) for name in run.metrics)
     rows = [
         *([name, *(_say(side, of) for side in sides)] for name, of in FACTS.items()),
         *([f"test {metric}", *(_spread(side, metric) for side in sides)] for metric in metrics),
@@ -63,23 +63,23 @@ def sheet(first: Side, second: Side, results: Path) -> Sheet:
 
 
 FACTS: dict[str, Callable[[Record], str]] = {
-    "name": lambda run: get(run, "labels.name") or "",
-    "tags": lambda run: ", ".join(get(run, "labels.tags") or []),
-    "notes": lambda run: get(run, "labels.notes") or "",
-    "seed": lambda run: str(run["seed"]),
-    "data": lambda run: f"{run['data']['name']}, {run['data']['provenance']}",
-    "tight ε": lambda run: epsilon(run["privacy"]["epsilon_tight"]),
-    "claimed ε": lambda run: epsilon(run["privacy"]["epsilon_claimed"]),
-    "ε per unit": lambda run: epsilon(run["privacy"].get("epsilon_patient")),
-    "δ": lambda run: f"{run['privacy']['delta']:g}",
-    "z": lambda run: f"{run['privacy']['z']:.4g}",
-    "steps": lambda run: f"{run['privacy']['steps']:,}",
+    "name": lambda run: run.labels.name or "",
+    "tags": lambda run: ", ".join(run.labels.tags or ()),
+    "notes": lambda run: run.labels.notes or "",
+    "seed": lambda run: str(run.seed),
+    "data": lambda run: f"{run.data.name}, {run.data.provenance}",
+    "tight ε": lambda run: epsilon(run.privacy.epsilon_tight),
+    "claimed ε": lambda run: epsilon(run.privacy.epsilon_claimed),
+    "ε per unit": lambda run: epsilon(run.privacy.epsilon_patient),
+    "δ": lambda run: f"{run.privacy.delta:g}",
+    "z": lambda run: f"{run.privacy.z:.4g}",
+    "steps": lambda run: f"{run.privacy.steps:,}",
 }
 
 
 def _name(side: Side) -> str:
     run = side[0]
-    return run["recipe"] if len(side) > 1 else f"{run['recipe']}/{run['run'][:8]}"
+    return run.recipe if len(side) > 1 else f"{run.recipe}/{run.run[:8]}"
 
 
 def _say(side: Side, of: Callable[[Record], str]) -> str:
@@ -89,7 +89,7 @@ def _say(side: Side, of: Callable[[Record], str]) -> str:
 
 def _spread(side: Side, metric: str) -> str:
     """'0.9127', or mean and deviation: '0.9051 ± 0.0066 (n = 3)'; empty if a run has none."""
-    values = [run["metrics"][metric] for run in side if metric in run["metrics"]]
+    values = [run.metrics[metric] for run in side if metric in run.metrics]
     if len(values) < len(side):
         return ""
     return mean_and_deviation(values, "").removesuffix(" (n = 1)")
@@ -97,7 +97,7 @@ def _spread(side: Side, metric: str) -> str:
 
 def _configuration(first: Side, second: Side) -> list[list[str]]:
     """Return the keys in which the two differ; null, false and not there are the same."""
-    one, other = flatten(first[0]["config"]), flatten(second[0]["config"])
+    one, other = flatten(first[0].config), flatten(second[0].config)
     return [
         [key, _shown(one.get(key)), _shown(other.get(key))]
         for key in one | other
@@ -115,10 +115,10 @@ def _shown(value: Any) -> str:
 
 def _notes(first: Side, second: Side, results: Path) -> list[str]:
     """Return the result of the test on the headline metric, or why there is none."""
-    metric = first[0]["headline"]["name"]
-    if len({run["data"]["digest"] for run in (*first, *second)}) > 1:
+    metric = first[0].headline.name
+    if len({run.data.digest for run in (*first, *second)}) > 1:
         return ["The two use different data, so no test compares their metrics."]
-    if any(metric not in run["metrics"] for run in (*first, *second)):
+    if any(metric not in run.metrics for run in (*first, *second)):
         return [f"Only one of the two has {metric}, so no test compares them."]
     said = compare_pairs(metric, {"first": first, "second": second}, results)
     said = [line for line in said if " against " in line]

@@ -37,7 +37,7 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
         return []
     said = []
     for label, runs in rows.items():
-        values = [run["metrics"][metric] for run in runs]
+        values = [run.metrics[metric] for run in runs]
         if len(values) > 1 and not any(map(math.isnan, values)):
             spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
             said.append(f"{label}: mean {sum(values) / len(values):.3f}, range {spread}.")
@@ -68,14 +68,14 @@ def compare_rows(
     p is NaN with seeds where what differs has no variance.
     """
     if metric != "roc_auc":
-        values = [[run["metrics"][metric] for run in runs] for runs in (first, second)]
+        values = [[run.metrics[metric] for run in runs] for runs in (first, second)]
         if min(map(len, values)) < 2 or bool(np.isnan(np.concatenate(values)).any()):
             return "Student's t", math.nan, []
-        seeds = {run["seed"] for run in (*first, *second)}
+        seeds = {run.seed for run in (*first, *second)}
         return "Student's t", students_t(*values), sorted(seeds)
     p_of_seed = {}
     for a, b in product(first, second):
-        if a["seed"] == b["seed"] and a["data"]["test"] == b["data"]["test"]:
+        if a.seed == b.seed and a.data.test == b.data.test:
             one, other = _scores(a, results), _scores(b, results)
             # a ROC-AUC of less than two examples of a class has no variance to compare
             if (
@@ -84,14 +84,14 @@ def compare_rows(
                 and (one[0] == other[0]).all()
                 and 2 <= one[0].sum() <= len(one[0]) - 2
             ):
-                p_of_seed[a["seed"]] = delong(one[0], one[1], other[1]).p
+                p_of_seed[a.seed] = delong(one[0], one[1], other[1]).p
     untested = any(map(math.isnan, p_of_seed.values()))
     p = math.nan if untested else max(p_of_seed.values(), default=math.nan)
     return "DeLong", p, sorted(p_of_seed)
 
 
 def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    path = records.folder(results, run["recipe"], run["run"]) / "scores.csv"
+    path = records.folder(results, run.recipe, run.run) / "scores.csv"
     return _read_once(path) if path.is_file() else None
 
 

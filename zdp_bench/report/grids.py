@@ -18,9 +18,9 @@ from typing import Any
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import part_epsilon
-from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.memory import remember
-from zdp_bench.records import Record, is_of_unit
+from zdp_bench.records import Privacy, Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.cells import Filling, list_once
 from zdp_bench.report.comparisons import bonferroni, paired_t, show_p
@@ -47,7 +47,7 @@ class Line:
     @property
     def metric(self) -> Metric:
         """The headline metric of its runs."""
-        return describe(next(iter(self.runs.values()))[0]["headline"]["name"])
+        return describe(next(iter(self.runs.values()))[0].headline.name)
 
     @property
     def form(self) -> tuple[float, int, str]:
@@ -60,17 +60,17 @@ class Line:
         return metric.scale, digits, metric.unit
 
     @property
-    def spent(self) -> dict[float, dict[str, Any]]:
+    def spent(self) -> dict[float, Privacy]:
         """What its private runs spent, by target ε, the largest first."""
         targets = sorted((at for at in self.runs if at < math.inf), reverse=True)
-        return {at: self.runs[at][0]["privacy"] for at in targets}
+        return {at: self.runs[at][0].privacy for at in targets}
 
     @property
     def owners(self) -> list[int]:
         """How many owners, or examples that have none, its private runs train on; of each size."""
         return sorted(
             {
-                run["privacy"]["sampling"]["records"]
+                run.privacy.sampling.records
                 for target, runs in self.runs.items()
                 for run in runs
                 if target < math.inf
@@ -80,13 +80,13 @@ class Line:
     @property
     def unit(self) -> str:
         """Whose participation ε protects."""
-        return next((str(one["epsilon_of"]) for one in self.spent.values()), "")
+        return next((str(one.epsilon_of) for one in self.spent.values()), "")
 
     def values(self, target: float) -> dict[int, float]:
         """Return the test metric of each seed, the mean of its folds."""
         found: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
-            found.setdefault(run["seed"], []).append(float(run["headline"]["value"]))
+            found.setdefault(run.seed, []).append(float(run.headline.value))
         return {seed: mean(folds) for seed, folds in found.items()}
 
     def kept(self, target: float) -> float | None:
@@ -104,7 +104,7 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     found: dict[tuple[str, str | None], dict[float, list[Record]]] = {}
     for filling in fillings:
         for run in [] if filling.on else filling.runs_of(every):
-            target = float(run["config"]["privacy"].get("target_epsilon") or math.inf)
+            target = float(run.config["privacy"].get("target_epsilon") or math.inf)
             at = found.setdefault((filling.row, filling.variant), {})
             at[target] = list_once([*at.get(target, []), run])
     if not found:
@@ -146,7 +146,7 @@ def _show(
     if line.floor is not None:
         cells["n"] = " or ".join(f"{owners:,}" for owners in line.owners)
     cells |= {
-        "δ": ", ".join(sorted({f"{one['delta']:g}" for one in line.spent.values()})),
+        "δ": ", ".join(sorted({f"{one.delta:g}" for one in line.spent.values()})),
         "metric": line.metric.label,
         "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
     }
@@ -179,25 +179,25 @@ def _head(target: float) -> str:
 def _numbers(line: Line, target: float) -> dict[str, object]:
     """Return what the CSV holds of a cell: the numbers behind it."""
     runs, values, kept = line.runs[target], line.values(target), line.kept(target)
-    privacy, data = runs[0]["privacy"], runs[0]["data"]
+    privacy, data = runs[0].privacy, runs[0].data
     return {
         "row": line.row,
         "variant": line.variant,
-        "recipe": runs[0]["recipe"],
+        "recipe": runs[0].recipe,
         "metric": line.metric.name,
         "target_epsilon": target,
-        "epsilon_tight": epsilon(privacy["epsilon_tight"]),
-        "epsilon_of_owner": epsilon(privacy.get("epsilon_patient")),
+        "epsilon_tight": epsilon(privacy.epsilon_tight),
+        "epsilon_of_owner": epsilon(privacy.epsilon_patient),
         "unit": line.unit,
         "owners": " ".join(map(str, line.owners)),
-        "delta": privacy["delta"],
+        "delta": privacy.delta,
         "mean": round(mean(values.values()), 6),
         "kept": None if kept is None else round(kept, 4),
         "n": len(values),
         "values": " ".join(f"{value:.6g}" for value in values.values()),
         "seeds": " ".join(map(str, values)),
-        "data": f"{data['name']}, {data['provenance']}",
-        "runs": " ".join(run["run"][:16] for run in runs),
+        "data": f"{data.name}, {data.provenance}",
+        "runs": " ".join(run.run[:16] for run in runs),
     }
 
 
@@ -245,9 +245,9 @@ def _of_parts(lines: Sequence[Line]) -> list[str]:
     for line in lines:
         parts = []
         for one in line.spent.values():
-            if is_of_unit(one) and one["examples_per_patient"] > 1:
-                mechanism = Mechanism.of_z(one["z"], Sampling(**one["sampling"]))
-                part = remember(part_epsilon, mechanism, one["steps"], one["delta"])
+            if one.is_of_unit and one.examples_per_patient > 1:
+                mechanism = Mechanism.of_z(one.z, one.sampling)
+                part = remember(part_epsilon, mechanism, one.steps, one.delta)
                 parts.append(epsilon(part))
         if parts and len(parts) == len(line.spent):
             told.setdefault(", ".join(parts), []).append(line.row)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,17 +34,17 @@ NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
     """Return one row a record, and which columns are keys of the configuration."""
     frame = records.frame(list(found))
-    flat = [flatten(record["config"]) for record in found]
+    flat = [flatten(record.config) for record in found]
     named = {key for one in flat for key in one if not key.startswith(NO_RESULT)}
     keys = sorted(named - set(frame.columns))
-    metrics = dict.fromkeys(name for record in found for name in record["metrics"])
-    rows = [one | record["metrics"] for one, record in zip(flat, found, strict=True)]
+    metrics = dict.fromkeys(name for record in found for name in record.metrics)
+    rows = [{**one, **record.metrics} for one, record in zip(flat, found, strict=True)]
     more = [*keys, *(name for name in metrics if name not in frame.columns)]
     settings = [[row.get(key) for key in more] for row in rows]
     return frame.join(pd.DataFrame(settings, columns=more, dtype=object)), keys
 
 
-def flatten(config: dict[str, Any]) -> dict[str, Any]:
+def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a nested configuration by dotted key; a list becomes its JSON text."""
     return {
         key: json.dumps(value) if isinstance(value, list) else value

@@ -95,9 +95,9 @@ def _show(line: Line) -> dict[str, str]:
         "Δ": "" if away is None else f"{away:+.2f}" if number.unit == "%" else f"{away:+.3g}",
         "what differs": line.differs,
         "ε printed": said if line.is_papers else "",
-        "ε claimed": epsilon(spent["epsilon_claimed"]) if spent else "",
-        "ε tight": line.tight if spent else "",
-        "δ": f"{spent['delta']:g}" if spent else "",
+        "ε claimed": epsilon(spent.epsilon_claimed) if spent else "",
+        "ε tight": spent.tight if spent else "",
+        "δ": f"{spent.delta:g}" if spent else "",
         "status": f"{line.status} ({line.lacking})" if line.lacking else line.status,
         "command": f"`{line.command}`" if line.command else "",
     }
@@ -123,27 +123,27 @@ def _numbers(line: Line) -> dict[str, object]:
         "overrides": line.command.partition("recipe=")[2].partition(" ")[2],
         "n": len(values),
     }
-    if values:
+    if values and spent:
         found |= {
             "mean": round(mean(values), 6),
             "deviation": round(stdev(values), 6) if len(values) > 1 else None,
             "difference": None if line.difference is None else round(line.difference, 6),
             "over": "folds" if line.over_folds else "seeds",
             "values": " ".join(f"{value:.6g}" for value in values),
-            "seeds": " ".join(dict.fromkeys(str(run["seed"]) for run in line.runs)),
-            **{name: spent.get(name) for name in SPENT},
-            "privacy_unit": spent["unit"],
-            "data": line.runs[0]["data"]["name"],
-            "provenance": line.runs[0]["data"]["provenance"],
-            "runs": " ".join(run["run"][:16] for run in line.runs),
+            "seeds": " ".join(dict.fromkeys(str(run.seed) for run in line.runs)),
+            **{name: getattr(spent, name) for name in SPENT},
+            "privacy_unit": spent.unit,
+            "data": line.runs[0].data.name,
+            "provenance": line.runs[0].data.provenance,
+            "runs": " ".join(run.run[:16] for run in line.runs),
         }
     return found | dict(zip(("epsilon_printed", "epsilon_rdp"), line.claims, strict=True))
 
 
 def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
-    runs = {run["run"]: run for line in lines for run in line.runs}.values()
+    runs = {run.run: run for line in lines for run in line.runs}.values()
     notes = [READING, *([] if papers.is_figure(table) else [RULE]), *papers.notes(table)]
-    if any(" to " in line.tight for line in lines if line.spent):
+    if any(" to " in line.spent.tight for line in lines if line.spent):
         notes.append(INTERVAL)
     notes += data_notes(runs)
     if papers.is_figure(table):
@@ -151,7 +151,7 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
     families: dict[tuple[str, str], dict[str, list[Record]]] = {}  # rows that can be compared
     for line in lines:
         if line.runs and not line.over_folds:
-            key = line.number.column, line.runs[0]["data"]["digest"]
+            key = line.number.column, line.runs[0].data.digest
             label = f"{line.number.label} ({line.differs})" if line.differs else line.number.label
             families.setdefault(key, {})[label] = line.runs
     for (metric, _), rows in families.items():
@@ -163,11 +163,11 @@ def data_notes(runs: Iterable[Record]) -> list[str]:
     """Return the notes of the runs' data sets, and of the images they start from."""
     notes = set()
     for run in runs:
-        data, start = run["data"], "zero_filled_"
-        of = {k.removeprefix(start): v for k, v in run["metrics"].items() if k.startswith(start)}
-        more = [data["notes"]] if data["notes"] else []
+        data, start = run.data, "zero_filled_"
+        of = {k.removeprefix(start): v for k, v in run.metrics.items() if k.startswith(start)}
+        more = [data.notes] if data.notes else []
         if of:
             more.append(f"zero-filled: {', '.join(f'{k} {v:.4g}' for k, v in of.items())}")
         if more:
-            notes.add(f"{data['name']}: {data['provenance']}, {'; '.join(more)}.")
+            notes.add(f"{data.name}: {data.provenance}, {'; '.join(more)}.")
     return sorted(notes)

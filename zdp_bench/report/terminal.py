@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.data.files import Card, card, has_files, missing
-from zdp_bench.records import Record, is_of_unit
+from zdp_bench.records import Privacy, Record
 from zdp_bench.report.number_format import duration, epsilon, interval, name_one
 from zdp_bench.report.sheet import Sheet
 
@@ -92,56 +92,54 @@ def size(count: int) -> str:
 
 def show_run(record: Record, path: Path, found: bool) -> Sheet:
     """Return a record's main numbers; `found` states that the run was done before."""
-    privacy, data, headline = record["privacy"], record["data"], record["headline"]
+    privacy, data, headline = record.privacy, record.data, record.headline
     before = " (done before; force=true runs it again)" if found else ""
-    tight = interval(privacy.get("epsilon_tight_at_least"), privacy["epsilon_tight"])
-    held_out = data.get("validation")
+    tight = interval(privacy.epsilon_tight_at_least, privacy.epsilon_tight)
+    held_out = data.validation
     rows = [
-        [f"test {headline['name'].replace('_', ' ')}", f"{headline['value']:.4f}"],
+        [f"test {headline.name.replace('_', ' ')}", f"{headline.value:.4f}"],
         ["ε protects", _protected(privacy)],
         *([["not protected", f"{held_out:,} validation examples"]] if held_out else []),
         [
             "claimed ε",
-            f"{epsilon(privacy['epsilon_claimed'])}  (accountant {privacy['claimed_by']})",
+            f"{epsilon(privacy.epsilon_claimed)}  (accountant {privacy.claimed_by})",
         ],
-        ["tight ε", f"{tight}  (PLD of what ran, z = {privacy['z']:.4g})"],
+        ["tight ε", f"{tight}  (PLD of what ran, z = {privacy.z:.4g})"],
     ]
-    if (many := privacy.get("examples_per_patient", 1)) > 1:
-        together = interval(privacy.get("epsilon_patient_at_least"), privacy["epsilon_patient"])
-        unit = privacy.get("unit", "patient")
+    many, unit = privacy.examples_per_patient, privacy.unit
+    if many > 1:
+        together = interval(privacy.epsilon_patient_at_least, privacy.epsilon_patient)
         whose = f"covers its {many:,} training examples"
-        if is_of_unit(privacy):
+        if privacy.is_of_unit:
             whose = "its examples are drawn and clipped as one"
         rows.append([f"ε per {unit}", f"{together}  (tight, {whose})"])
-        if "epsilon_part" in privacy:
-            part = f"{epsilon(privacy['epsilon_part'])}  (tight, one of {name_one(unit)}'s)"
+        if privacy.epsilon_part is not None:
+            part = f"{epsilon(privacy.epsilon_part)}  (tight, one of {name_one(unit)}'s)"
             rows.append(["ε per example", part])
-    if bound := privacy.get("clipping"):
-        without = epsilon(bound["epsilon_without_count"])
-        of = (
-            f"{bound['quantile']:g} of gradients not clipped; tight ε {without} without their count"
-        )
-        rows.append(["last bound", f"{bound['last_bound']:.3g}  ({of})"])
-    stopped = "" if record["stopped_by"] == "epochs" else "  (stopped by the budget)"
-    notes = f": {data['notes']}" if data["notes"] else ""
+    bound = privacy.clipping
+    if bound:
+        without = f"tight ε {epsilon(bound.epsilon_without_count)} without their count"
+        quantile = f"{bound.quantile:g} of gradients not clipped"
+        rows.append(["last bound", f"{bound.last_bound:.3g}  ({quantile}; {without})"])
+    stopped = "" if record.stopped_by == "epochs" else "  (stopped by the budget)"
+    notes = f": {data.notes}" if data.notes else ""
     rows += [
-        ["δ", f"{privacy['delta']:g}"],
-        ["steps", f"{privacy['steps']:,}{stopped}"],
-        ["data", f"{data['name']}, {data['provenance']}{notes}"],
+        ["δ", f"{privacy.delta:g}"],
+        ["steps", f"{privacy.steps:,}{stopped}"],
+        ["data", f"{data.name}, {data.provenance}{notes}"],
         ["record", str(path)],
-        *([["warning", record["warning"]]] if "warning" in record else []),
+        *([["warning", record.warning]] if record.warning else []),
     ]
-    return Sheet(f"{record['recipe']}, seed {record['seed']}{before}", (), rows)
+    return Sheet(f"{record.recipe}, seed {record.seed}{before}", (), rows)
 
 
-def _protected(privacy: dict[str, Any]) -> str:
+def _protected(privacy: Privacy) -> str:
     """Return whose presence the tight ε hides: 'a patient, with all its examples'."""
-    protected = name_one(privacy["epsilon_of"])
-    has_several = privacy.get("examples_per_patient", 1) > 1
-    if is_of_unit(privacy):
+    protected = name_one(privacy.epsilon_of)
+    has_several = privacy.examples_per_patient > 1
+    if privacy.is_of_unit:
         return f"{protected}, with all its examples" if has_several else protected
-    owner = privacy.get("unit", "patient")
-    return protected if has_several else f"{protected} (each {owner} has one)"
+    return protected if has_several else f"{protected} (each {privacy.unit} has one)"
 
 
 # ------------------------------------------------------------------------------------ the data root

@@ -64,8 +64,7 @@ def _find_home(homes: Sequence[Path], word: str) -> Path:
 def _label_of(home: Path) -> str | None:
     """Return the name that the user gave a finished run."""
     record = records.read(home / "record.json")
-    name: str | None = records.get(record or {}, "labels.name")
-    return name
+    return record.labels.name if record else None
 
 
 def _name_of(home: Path) -> str:

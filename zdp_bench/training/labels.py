@@ -7,6 +7,7 @@ from typing import Any
 
 from zdp_bench import records
 from zdp_bench.config.schema import LABELS, Run
+from zdp_bench.records import Record
 from zdp_bench.training.run_folder import Outcome
 
 
@@ -18,10 +19,10 @@ def labels_of(config: Run) -> dict[str, dict[str, Any]]:
 
 def relabel(outcome: Outcome, config: Run) -> Outcome:
     """Return a run that was done before with the labels it is given now, which its record keeps."""
-    before = outcome.record.get("labels", {})
+    before = dict(outcome.record.get("labels") or {})
     labels = before | labels_of(config).get("labels", {})
     if labels == before:
         return outcome
-    record = outcome.record | {"labels": labels}
-    records.write(outcome.path, record)
-    return replace(outcome, record=record)
+    document = outcome.record.document | {"labels": labels}
+    records.write(outcome.path, document)
+    return replace(outcome, record=Record.of(document))

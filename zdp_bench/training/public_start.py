@@ -36,9 +36,9 @@ class PublicStart:
 
     def require_apart(self, data: Splits) -> None:
         """Reject data that the weights were trained on, under any name."""
-        generated = self.record["data"]["provenance"] == "synthetic"
+        generated = self.record.data.provenance == "synthetic"
         if self.sources and not generated and self.sources & data.sources:
-            raise _refuse_own(self.asked, self.record["data"]["name"])
+            raise _refuse_own(self.asked, self.record.data.name)
 
     def load_into(self, model: nn.Module) -> None:
         """Give the model these weights."""
@@ -53,10 +53,10 @@ class PublicStart:
     def described(self) -> dict[str, Any]:
         """Return the start's entry in the new run's record."""
         record = self.record
-        named = {key: record["data"][key] for key in ("name", "provenance")}
+        named = {"name": record.data.name, "provenance": record.data.provenance}
         return {
-            "recipe": record["recipe"],
-            "run": record["run"],
+            "recipe": record.recipe,
+            "run": record.run,
             "data": named,
             "weights": self.digest,
             "public": True,
@@ -64,10 +64,10 @@ class PublicStart:
 
     def note(self) -> str:
         """Return the start in words, for the notes under a table."""
-        data = self.record["data"]
+        data = self.record.data
         return (
-            f"starts from public weights: recipe={self.record['recipe']} on {data['name']} "
-            f"({data['provenance']})"
+            f"starts from public weights: recipe={self.record.recipe} on {data.name} "
+            f"({data.provenance})"
         )
 
 
@@ -89,7 +89,7 @@ def find_start(config: Run) -> PublicStart | None:
     record = records.read(home / "record.json")
     assert record is not None
     _require_public(config, record)
-    saved = checkpoint.load(home / "checkpoint.pt", record["run"])
+    saved = checkpoint.load(home / "checkpoint.pt", record.run)
     assert saved is not None
     digest = checkpoint.state_digest(saved.model)
     return PublicStart(config.init_from, record, saved.model, digest, read_sources(home))
@@ -107,10 +107,10 @@ def digest_of(config: Run, data_digest: str) -> str:
 
 def _require_public(config: Run, record: Record) -> None:
     """Reject weights that were trained on data that no ε counts."""
-    data = record["data"]
-    if data["provenance"] == "synthetic":
+    data = record.data
+    if data.provenance == "synthetic":
         return
-    name = data["name"]
+    name = data.name
     own = find_card(name)
     if own is None or not own.public:
         raise UserError(

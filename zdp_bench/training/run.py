@@ -27,7 +27,7 @@ from zdp_bench.privacy.accounting import part_epsilon, patient_interval, rdp_eps
 from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import run_key
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 from zdp_bench.tasks.metric import metric_of
 from zdp_bench.training import checkpoint, distributed
 from zdp_bench.training.batches import Size
@@ -99,7 +99,7 @@ def run_central(config: Run, watcher: Watcher, device: torch.device, wait: bool)
         same | {"data set": data.digest, "start": digest, "code": code_digest(config.plugins)}
     )
 
-    def train(home: Path) -> Record:
+    def train(home: Path) -> Document:
         return _train(config, data, digest, home, device, watcher, ranks)
 
     return find_or_run(config, digest, ranks, wait, train)
@@ -113,7 +113,7 @@ def _train(
     device: torch.device,
     watcher: Watcher,
     ranks: Ranks,
-) -> Record:
+) -> Document:
     """Train and evaluate; return the record on rank 0, and nothing on the others."""
     began = time.time()
     setup = Setup.of(config, data, device)
@@ -376,7 +376,7 @@ def run_record(
     stopped_by: str,
     metrics: dict[str, float],
     chance: float | None,
-) -> Record:
+) -> Document:
     """Return the record of a run that has ended."""
     setup = loop.setup
     config, data, headline = setup.config, setup.data, setup.task.headline

@@ -28,7 +28,7 @@ from zdp_bench.privacy.ledger import (
     set_aside,
 )
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record, is_named
+from zdp_bench.records import Document, Record, is_named
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 
@@ -50,7 +50,7 @@ class Outcome:
 
 
 def find_or_run(
-    config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Record]
+    config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Document]
 ) -> Outcome:
     """Return the record of a run; carry the run out first if there is none.
 
@@ -63,7 +63,7 @@ def find_or_run(
         return ranks.broadcast(records.read(path) if ranks.is_first else None)
 
     if not config.force and (done := find()):
-        if config.execution.evaluate == "each" and not records.has_each_epoch(done):
+        if config.execution.evaluate == "each" and not done.has_each_epoch:
             raise UserError(
                 f"{path}: was evaluated only after its last epoch. Add force=true to run it again "
                 "with metrics for each epoch, or execution.evaluate=last to use it as it is."
@@ -81,10 +81,11 @@ def find_or_run(
         if done := find():
             return Outcome(done, path, found=True)
         with keep_log(home / "run.log") if ranks.is_first else nullcontext():
-            record = ranks.broadcast(train(home))
+            document = ranks.broadcast(train(home))
+            record = Record.of(document)
             if ranks.is_first:
-                records.write(path, record)
-                log.info(f"finished{': ' * ('warning' in record)}{record.get('warning', '')}")
+                records.write(path, document)
+                log.info(f"finished{': ' * bool(record.warning)}{record.warning}")
     return Outcome(record, path, found=False)
 
 
@@ -188,11 +189,9 @@ def find_weights(
         )
     names = [f"{path.parent.name}/{path.name[:8]}" for path in found]
     if tell:
-        runs = [records.read(path / "record.json") or {} for path in found]
+        runs = [run for path in found if (run := records.read(path / "record.json"))]
         each = zip(names, runs, tell(runs), strict=True)
-        names = [
-            f"{name} ({what}{', ' * bool(what)}seed {run['seed']})" for name, run, what in each
-        ]
+        names = [f"{name} ({what}{', ' * bool(what)}seed {run.seed})" for name, run, what in each]
     more = ", …" if len(names) > LISTED else ""
     raise UserError(
         f"{key}{asked}: {len(found)} runs match. Choose one of them: "
@@ -202,10 +201,10 @@ def find_weights(
 
 def command_of(record: Record) -> str:
     """Return the command that carries a record's run out again."""
-    own = records.flatten(record["config"])
-    words = [f"recipe={record['recipe']}"]
-    if recipe_body(record["recipe"]) is None:  # a file of the user's, wherever it is
-        words = [f"{words[0]}.yaml", f"seed={record['seed']}"]
+    own = records.flatten(record.config)
+    words = [f"recipe={record.recipe}"]
+    if recipe_body(record.recipe) is None:  # a file of the user's, wherever it is
+        words = [f"{words[0]}.yaml", f"seed={record.seed}"]
         return shlex.join(["zdp-bench", "run", *words, "force=true"])
     recipe = records.flatten(configured(words).resolved)
     for group in GROUPS:

@@ -11,6 +11,7 @@ from __future__ import annotations
 import json
 import logging
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
@@ -27,8 +28,9 @@ from zdp_bench.privacy.ledger import (
     ledgers_below,
     without_copies,
 )
-from zdp_bench.privacy.mechanism import Mechanism, Sampling
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.records import Record, Released
 
 if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.config.schema import Run
@@ -62,7 +64,7 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     plan = _plan_of(config, data, mechanism, steps)
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
-            _require_within(config, _read_spending(plan, home, False, data.sources))
+            _require_within(config, _planned_spending(plan, home, data.sources))
         records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
 
 
@@ -71,7 +73,7 @@ def plan_spending(
 ) -> Spending:
     """Return what a run that has not begun will spend if it takes all its steps."""
     plan = _plan_of(config, data, mechanism, steps)
-    return _read_spending(plan, home, False, data.sources)
+    return _planned_spending(plan, home, data.sources)
 
 
 def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> dict[str, Any]:
@@ -153,10 +155,15 @@ def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
 def read_spending(home: Path) -> Spending:
     """Return what the run of a folder has spent, or may still spend."""
     record = records.read(home / "record.json")
-    plan = record or _read_plan(home / FILE)
-    finished = bool(record) or records.is_deleted(home)
-    found = _read_spending(plan, home, finished, read_sources(home))
-    is_federation = "nodes" in plan["privacy"]
+    if record:
+        found = _spending_of(record, home)
+        is_federation = bool(record.privacy.nodes)
+    else:
+        plan = _read_plan(home / FILE)
+        found = replace(
+            _planned_spending(plan, home, read_sources(home)), finished=records.is_deleted(home)
+        )
+        is_federation = "nodes" in plan["privacy"]
     in_ledgers = _steps_in_ledgers(home, not found.secure, is_federation)
     steps = max(found.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
@@ -171,7 +178,7 @@ def keep_spending(home: Path) -> Spending:
 
     A run that did not finish has spent the steps in its ledger, and not those it had planned.
     """
-    record = records.read(home / "record.json")
+    record = records.read_document(home / "record.json")
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
     whole = record or planned
     if whole is None:
@@ -231,36 +238,69 @@ def _read_plan(path: Path) -> dict[str, Any]:
     return plan
 
 
-def _read_spending(
-    plan: dict[str, Any], home: Path, finished: bool, sources: frozenset[str] | None
+def _spending_of(record: Record, home: Path) -> Spending:
+    """Return the spending of a finished run."""
+    data = record.data
+    return _spending(
+        home,
+        record.recipe,
+        (data.name, data.provenance, data.digest),
+        record.privacy,
+        read_sources(home),
+        finished=True,
+    )
+
+
+def _planned_spending(
+    plan: Mapping[str, Any], home: Path, sources: frozenset[str] | None
 ) -> Spending:
-    """Return a run's spending from its record, or from a plan of the same form."""
-    privacy, data = plan["privacy"], plan["data"]
+    """Return the spending of a run that takes all the steps of its plan."""
+    data = plan["data"]
+    return _spending(
+        home,
+        plan["recipe"],
+        (data["name"], data["provenance"], data["digest"]),
+        records.released_of(plan["privacy"]),
+        sources,
+        finished=False,
+    )
+
+
+def _spending(
+    home: Path,
+    recipe: str,
+    data: tuple[str, str, str],
+    released: Released,
+    sources: frozenset[str] | None,
+    finished: bool,
+) -> Spending:
+    name, provenance, digest = data
     return Spending(
         home=home,
-        recipe=plan["recipe"],
-        dataset=data["name"],
-        provenance=data["provenance"],
-        data=data["digest"],
-        spent=_worst(privacy),
-        examples=records.shares_of_one(privacy),
-        unit=privacy.get("unit") or "patient",
-        delta=privacy["delta"],
-        secure=privacy.get("randomness") == "cryptographic",
+        recipe=recipe,
+        dataset=name,
+        provenance=provenance,
+        data=digest,
+        spent=_worst(released),
+        examples=released.shares_of_one,
+        unit=released.unit,
+        delta=released.delta,
+        secure=released.is_secure,
         finished=finished,
-        by_unit=records.is_of_unit(privacy),
+        by_unit=released.is_of_unit,
         sources=sources,
     )
 
 
-def _worst(privacy: dict[str, Any]) -> Spent:
+def _worst(released: Released) -> Spent:
     """Return a run's steps; of a federation, at least what each node has spent.
 
     A patient is at one node, and not the same in every run, so the least noise, the highest rate
     and the most steps of any node stand for all: each alone only raises ε.
     """
-    nodes = privacy.get("nodes") or [privacy]
-    samplings = [Sampling(**node["sampling"]) for node in nodes]
-    sampling = max(samplings, key=lambda one: (one.sample_rate, -one.records))
-    least, most = min(node["z"] for node in nodes), max(node["steps"] for node in nodes)
-    return Spent(least, sampling, max(most, privacy["steps"]))
+    each = released.releases
+    samplings = [releases.sampling for releases in each]
+    sampling = max(samplings, key=lambda sampling: (sampling.sample_rate, -sampling.records))
+    least = min(releases.z for releases in each)
+    most = max(releases.steps for releases in each)
+    return Spent(least, sampling, max(most, released.steps))

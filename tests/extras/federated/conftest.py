@@ -15,7 +15,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.node import client_app
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 from zdp_bench.training.progress import Watcher
 from zdp_bench.training.run import run
 
@@ -23,7 +23,7 @@ TINY = ["recipe=quickstart", "model.hidden=[4]", "trainer.sample_rate=0.25", "tr
 TINY += ["accountant=gdp_clt", "threads=1"]
 
 Make = Callable[..., Run]
-Sound = Callable[..., Record]
+Sound = Callable[..., Document]
 
 
 def tiny(results: Path, *overrides: str) -> Run:
@@ -62,9 +62,9 @@ def change_answers(
 @pytest.fixture(scope="session")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     """Return the record of a run in which no node fails; each is made once."""
-    folder, made = tmp_path_factory.mktemp("sound"), dict[tuple[str, ...], Record]()
+    folder, made = tmp_path_factory.mktemp("sound"), dict[tuple[str, ...], Document]()
 
-    def make(*overrides: str) -> Record:
+    def make(*overrides: str) -> Document:
         if overrides not in made:
             made[overrides] = carried_out(tiny(folder, *overrides))
         return made[overrides]
@@ -72,12 +72,12 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Sound:
     return make
 
 
-def repeatable(record: Record) -> Record:
+def repeatable(record: Document) -> Document:
     """Return what two runs of one configuration share."""
     return {key: value for key, value in record.items() if key not in ("environment", "measured")}
 
 
-def carried_out(config: Run) -> Record:
+def carried_out(config: Run) -> Document:
     return run(
         config, Watcher(), runner=simulation.run_simulated if config.federated.nodes else None
-    ).record
+    ).record.document

@@ -99,7 +99,7 @@ def test_supernodes_come_to_what_one_process_comes_to(tmp_path: Path, configured
     log = (tmp_path / "flwr.log").read_text()
     path = next((tmp_path / "server").glob("runs/*/*/record.json"), None)
     assert path, log
-    record = records.read(path)
+    record = records.read_document(path)
     assert repeatable(record) == repeatable(carried_out(configured(*SHORT)))
     for node in range(2):
         (ledger,) = tmp_path.glob(f"site-{node}/runs/*/*/nodes/*/ledger.jsonl")

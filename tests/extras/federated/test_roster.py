@@ -17,7 +17,7 @@ from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.messages import VALUES, content
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.simulation import FIRST, identify
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 
 Change = Callable[[Message, Message, int], Message]
 LIAR = 1
@@ -51,11 +51,11 @@ def told_by(caplog: pytest.LogCaptureFixture) -> list[str]:
     return lines
 
 
-def of_nodes(record: Record, key: str) -> list[Any]:
+def of_nodes(record: Document, key: str) -> list[Any]:
     return [node[key] for node in record["privacy"]["nodes"]]
 
 
-def epsilons(record: Record) -> dict[str, float]:
+def epsilons(record: Document) -> dict[str, float]:
     return {key: value for key, value in record["privacy"].items() if key.startswith("epsilon_")}
 
 

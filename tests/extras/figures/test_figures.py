@@ -94,7 +94,7 @@ def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) 
     for recipe in (*pairs, "mri_recon_public_nonprivate"):  # the last is on other data
         (tmp_path / "runs" / recipe).symlink_to(TABLES.parent / "runs" / recipe)
     runs = choose_runs(records.read_all(tmp_path), tmp_path)
-    assert [run["recipe"] for run in runs] == pairs
+    assert [run.recipe for run in runs] == pairs
     titles = [axes.get_title("center") for axes in figures.draw("reconstructions", tmp_path).axes]
     assert titles[:2] == ["reference", "zero-filled\nSSIM 0.601"]
     assert titles[3] == "unet\nprivate\nbatch 1\ntight ε 0.485\nSSIM 0.599"

@@ -160,19 +160,19 @@ def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(name: str, tmp_p
     with Reporter(Silent(), config) as reporter:
         outcome = run(config, reporter)
         reporter.finished(outcome.record)
-    assert outcome.record["measured"]["resumed_at_step"] == RESUMED_AT
+    assert outcome.record.document["measured"]["resumed_at_step"] == RESUMED_AT
     logged = READERS[name](tmp_path)
     assert (logged.title, logged.notes) == ("first", "A look at the noise.")
     assert logged.tags == {"small", "a b"}
     assert logged.record == json.loads(outcome.path.read_text())
-    flat = records.flatten(outcome.record["config"])
+    flat = records.flatten(outcome.record.document["config"])
     assert {key: str(value) for key, value in flat.items()}.items() <= logged.config.items()
     for metric in ("accuracy", "loss", "epsilon_tight"):
-        of_record = {epoch["step"]: epoch[metric] for epoch in outcome.record["epochs"]}
+        of_record = {epoch["step"]: epoch[metric] for epoch in outcome.record.document["epochs"]}
         assert logged.curves[metric] == pytest.approx(of_record), metric
     if logged.final:
         spent = [value for key, value in logged.final.items() if key.endswith("y.epsilon_tight")]
-        assert spent == [outcome.record["privacy"]["epsilon_tight"]]
+        assert spent == [outcome.record.document["privacy"]["epsilon_tight"]]
 
 
 @pytest.mark.parametrize("name", READERS)

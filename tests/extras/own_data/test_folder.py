@@ -471,7 +471,7 @@ def test_a_private_run_reconstructs_and_its_export_predicts(films: Path, tmp_pat
     words = ["recipe=quickstart", "dataset=folder", f"dataset.path={films}", "dataset.size=8"]
     words += ["model=real_unet", "model.width=2", "model.depth=1", "task=reconstruction"]
     words += ["algorithm=dp_sgd", "privacy.unit=patient", "trainer.epochs=1"]
-    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record
+    record = run(configured([*words, f"paths.results={tmp_path}"]), Silent()).record.document
     assert {"ssim", "psnr", "nmse", "zero_filled_ssim"} <= set(record["metrics"])
     assert record["privacy"]["epsilon_of"] == "patient"
     assert record["privacy"]["epsilon_patient"] == record["privacy"]["epsilon_tight"]

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from tests.report.test_tables import FILLINGS, TABLE, own
-from tests.test_records import record, save
+from tests.test_records import record, save, typed
 from zdp_bench.extras.page import page
 from zdp_bench.report import tables
 
@@ -119,7 +119,7 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
     runs = [record("a", seed, config={"lr": lr}) for seed, lr in ((1, 0.1), (2, 0.1), (1, 0.3))]
     runs[2]["run"] = "f" * 64
     twin = runs[0] | {"run": "e" * 64}
-    made = page.runs_of([*runs, twin], tmp_path, tmp_path / "page.html")
+    made = page.runs_of(typed([*runs, twin]), tmp_path, tmp_path / "page.html")
     names = [run["cells"]["name"] for run in made["runs"]]
     assert names[:3] == ["a, lr 0.1, seed 1 (a10000)", "a, lr 0.1, seed 2", "a, lr 0.3, seed 1"]
     assert names[3] == "a, lr 0.1, seed 1 (eeeeee)"

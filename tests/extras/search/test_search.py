@@ -67,10 +67,10 @@ def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_com
     assert all(one["score"] != one["test"] for one in found["trials"])
 
     every = records.read_all(tmp_path)
-    assert {line["run"] for line in found["trials"]} == {record["run"] for record in every}
+    assert {line["run"] for line in found["trials"]} == {record.run for record in every}
     assert len(every) == 3
-    assert len({record["privacy"]["z"] for record in every}) == 2
-    spent = [(record["privacy"]["z"], record["privacy"]["steps"]) for record in every]
+    assert len({record.privacy.z for record in every}) == 2
+    spent = [(record.privacy.z, record.privacy.steps) for record in every]
     expected = by_dp_accounting(spent, 0.2, found["privacy"]["delta"])
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
     assert found["privacy"]["epsilon_all_unit"] > found["privacy"]["epsilon_all"]
@@ -102,7 +102,7 @@ def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
     with monkeypatch.context() as patch:
         patch.setattr(run, "execution_digest", lambda *_: "another machine")
         found = carry_out(tmp_path, RATES, *words, trials=2)
-    spent = [(r["privacy"]["z"], r["privacy"]["steps"]) for r in records.read_all(tmp_path)]
+    spent = [(r.privacy.z, r.privacy.steps) for r in records.read_all(tmp_path)]
     assert sorted(steps for _, steps in spent) == (
         [2 * STEPS] * 2 if forced else [STEPS, 2 * STEPS]
     )
@@ -133,9 +133,9 @@ def test_epsilon_is_that_of_the_whole_search(tmp_path: Path) -> None:
     found = carry_out(tmp_path, RATES, "algorithm.max_grad_norm=0.3,1.0", epsilon=1.0, trials=2)
     assert 0.999 < found["privacy"]["epsilon_all"] <= 1.0
     for record in records.read_all(tmp_path):
-        assert record["privacy"]["epsilon_tight"] < 1.0
-        assert record["stopped_by"] == "epochs"
-        assert record["privacy"]["steps"] == STEPS
+        assert record.privacy.epsilon_tight < 1.0
+        assert record.stopped_by == "epochs"
+        assert record.privacy.steps == STEPS
 
 
 def test_a_trial_that_would_pass_epsilon_is_not_begun(tmp_path: Path) -> None:
@@ -152,7 +152,7 @@ def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> N
         noise = "algorithm.noise_multiplier=1.5"
         run_one([*WHOLE, noise, "seed=7", f"paths.results={tmp_path / home}"])
     (earlier,) = records.read_all(tmp_path / "more")
-    epsilon = earlier["privacy"]["epsilon_tight"]
+    epsilon = earlier.privacy.epsilon_tight
     with pytest.raises(UserError, match=r"the 1 runs of quickstart .* with trial 1 it would be"):
         carry_out(tmp_path / "less", RATES, epsilon=epsilon, trials=2)
     found = carry_out(tmp_path / "more", RATES, epsilon=2 * epsilon, trials=3)
@@ -202,7 +202,7 @@ def test_a_trial_that_diverges_is_no_end_and_counts(
     found = carry_out(tmp_path, "optimizer.lr=1,0.1", sampler="grid")
     assert [line["state"] for line in found["trials"]] == ["failed", "done"]
     assert found["best"] == 2
-    alone = records.read_all(tmp_path)[0]["privacy"]["epsilon_tight"]
+    alone = records.read_all(tmp_path)[0].privacy.epsilon_tight
     assert found["privacy"]["epsilon_all"] > 1.1 * alone
 
 
@@ -228,7 +228,7 @@ def test_a_search_that_was_killed_goes_on_and_spends_nothing_twice(tmp_path: Pat
         carry_out(tmp_path / name, RATES, "execution.checkpoint_steps=1", trials=2)
         for name in ("killed", "whole")
     )
-    steps = [record["privacy"]["steps"] for record in records.read_all(tmp_path / "killed")]
+    steps = [record.privacy.steps for record in records.read_all(tmp_path / "killed")]
     assert sum(steps) == 2 * STEPS
     assert killed | {"fixed": []} == whole | {"fixed": []}  # the results folder is in it
 
@@ -274,5 +274,5 @@ def test_a_data_set_without_validation_examples_can_be_searched(
     assert code == 0, err
     assert out.startswith("dataset.validation_share=0.1: these owners are held out of training")
     (record,) = records.read_all(tmp_path)
-    assert f"Chosen by {record['data']['validation']} validation examples, which are not" in out
+    assert f"Chosen by {record.data.validation} validation examples, which are not" in out
     assert len((tmp_path / "records.csv").read_text().splitlines()) == 2

@@ -30,11 +30,11 @@ from zdp_bench.training.run_folder import command_of
 
 
 def test_the_head_of_the_card_is_yaml_that_a_hub_reads(exported: Path, finished: Outcome) -> None:
-    head, privacy = head_of(exported), finished.record["privacy"]
+    head, privacy = head_of(exported), finished.record.document["privacy"]
     (result,) = head["model-index"][0]["results"]
     assert {"task", "dataset", "metrics"} <= set(result)
     assert all({"type", "value"} <= set(metric) for metric in result["metrics"])
-    assert result["metrics"][0]["value"] == finished.record["metrics"]["accuracy"]
+    assert result["metrics"][0]["value"] == finished.record.document["metrics"]["accuracy"]
     stated = head["differential_privacy"]
     for key in ("epsilon_claimed", "epsilon_tight", "epsilon_patient", "delta", "z", "ledger"):
         assert stated[key] == privacy[key]
@@ -56,12 +56,12 @@ def test_the_card_of_a_loop_states_the_epsilon_of_the_ledger(of_loop: Path) -> N
 
 def test_the_recipe_is_the_run_s_experiment(exported: Path, finished: Outcome) -> None:
     config = configured([f"recipe={exported / 'recipe.yaml'}"])
-    assert experiment_digest(config) == finished.record["experiment"]
+    assert experiment_digest(config) == finished.record.document["experiment"]
 
 
 def test_several_runs_are_told_apart(tmp_path: Path) -> None:
     words = ("algorithm=dp_sgd", "algorithm=sgd")
-    private, plain = (carry_out_real(tmp_path, own).record["run"] for own in words)
+    private, plain = (carry_out_real(tmp_path, own).record.document["run"] for own in words)
     with pytest.raises(UserError, match="2 runs match") as caught:
         export(tmp_path, "quickstart", tmp_path / "a")
     assert f"{private[:8]} (dp_sgd" in str(caught.value)
@@ -95,7 +95,7 @@ def test_a_clone_without_the_weights_says_how_to_get_them(
     assert code == 2
     assert "only its record, as in a clone" in err
     words = command_of(finished.record).replace("'", "").split()[2:]
-    assert experiment_digest(configured(words)) == finished.record["experiment"]
+    assert experiment_digest(configured(words)) == finished.record.document["experiment"]
     assert f"{' '.join(words)}." in err.replace("'", "")
 
 

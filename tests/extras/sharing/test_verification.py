@@ -220,7 +220,7 @@ def test_an_edited_card_is_found(either: Path) -> None:
 def test_runs_of_every_kind_verify_and_say_what_they_are(
     tmp_path: Path, words: list[str], says: str, leaves_out: str
 ) -> None:
-    record = carry_out_real(tmp_path, *words).record
+    record = carry_out_real(tmp_path, *words).record.document
     export(tmp_path, f"quickstart/{record['run'][:4]}", tmp_path / "model")
     assert wrong(tmp_path / "model") == {}
     card = (tmp_path / "model/README.md").read_text()
@@ -265,8 +265,8 @@ def test_trainings_of_every_kind_verify_and_say_what_they_are(
 
 
 def test_the_releases_of_a_secure_run_that_was_set_aside_count(tmp_path: Path) -> None:
-    once = carry_out_real(tmp_path, "privacy.secure=true").record
-    twice = carry_out_real(tmp_path, "privacy.secure=true", "force=true").record
+    once = carry_out_real(tmp_path, "privacy.secure=true").record.document
+    twice = carry_out_real(tmp_path, "privacy.secure=true", "force=true").record.document
     assert twice["privacy"]["steps"] == 2 * once["privacy"]["steps"]
     export(tmp_path, "quickstart", tmp_path / "model")
     assert wrong(tmp_path / "model") == {}

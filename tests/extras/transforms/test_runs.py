@@ -175,7 +175,7 @@ def test_without_one_nothing_is_in_the_digest() -> None:
 
 def test_what_is_exported_takes_raw_examples(tmp_path: Path) -> None:
     config = configured([*WORDS, f"paths.results={tmp_path}"])
-    record = run(config, Silent()).record
+    record = run(config, Silent()).record.document
     assert record["representation"]["name"] == "scattering"
     assert record["data"]["example"]["input_shape"] == [*load_data(config).input_shape]
     assert tuple(record["data"]["example"]["input_shape"]) == describe_data(config).input_shape

@@ -65,7 +65,7 @@ def run_probe(
     words = ["recipe=quickstart", "trainer.epochs=1", "trainer.sample_rate=0.5"]
     words += ["model.name=probe", "~model.hidden", "~model.activation", "~model.init"]
     words += ["accountant=gdp_clt", "threads=1", f"paths.results={results}"]
-    return run(parse(compose([*words, *overrides])), Watcher()).record
+    return run(parse(compose([*words, *overrides])), Watcher()).record.document
 
 
 def mlp(*middle: nn.Module) -> nn.Sequential:

@@ -40,7 +40,7 @@ from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 from zdp_bench.training import checkpoint
 from zdp_bench.training.distributed import ALONE
 from zdp_bench.training.evaluation import evaluate_trained
@@ -70,7 +70,7 @@ class ServerContext:
 
 
 def run_federation(
-    over: Callable[[ServerContext], Record],
+    over: Callable[[ServerContext], Document],
     config: Run,
     watcher: Watcher,
     device: torch.device,
@@ -80,14 +80,14 @@ def run_federation(
     data = load_data(config)
     digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
-    def train(home: Path) -> Record:
+    def train(home: Path) -> Document:
         with stop_signals() as asked:
             return over(ServerContext(config, data, digest, home, device, watcher, asked))
 
     return find_or_run(config, digest, ALONE, wait, train)
 
 
-def conduct(grid: Grid, given: ServerContext) -> Record:
+def conduct(grid: Grid, given: ServerContext) -> Document:
     """Conduct a federated run and return its record; the module gives the rule of a round.
 
     Formal guarantees:

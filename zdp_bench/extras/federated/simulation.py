@@ -15,7 +15,7 @@ from zdp_bench.config.schema import Run
 from zdp_bench.errors import UserError
 from zdp_bench.extras.federated.node import Site, client_app, open_site, reply_to
 from zdp_bench.extras.federated.server import ServerContext, conduct, run_federation
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 from zdp_bench.training import distributed
 from zdp_bench.training.run import Watcher
 from zdp_bench.training.run_folder import Outcome
@@ -36,7 +36,7 @@ def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: boo
     return run_federation(run_serially, config, watcher, device, wait)
 
 
-def run_serially(given: ServerContext) -> Record:
+def run_serially(given: ServerContext) -> Document:
     """Run server and nodes in this process: a message is answered when it is sent."""
     identify()
     config = given.config

@@ -29,7 +29,7 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     runs = choose_runs(records.read_all(results), results)
     examples = [np.load(_example(results, run), allow_pickle=False) for run in runs]
     reference = examples[0]["reference"]
-    zero_filled = f"zero-filled\nSSIM {runs[0]['metrics'].get('zero_filled_ssim', np.nan):.3f}"
+    zero_filled = f"zero-filled\nSSIM {runs[0].metrics.get('zero_filled_ssim', np.nan):.3f}"
     images = {"reference": reference, zero_filled: examples[0]["zero_filled"]}
     images |= {_label(r): e["reconstruction"] for r, e in zip(runs, examples, strict=True)}
     largest = reference.max()
@@ -46,8 +46,8 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     axes[1, 0].set_visible(False)  # the reference has no error
     bar = figure.colorbar(shown, ax=axes[1], label="|error|", ticks=[0, 0.5 * largest])
     bar.set_ticklabels(["0", "½ max"])
-    data = runs[0]["data"]
-    of = f"{names.words(data['name'])} ({data['provenance']}), a test slice"
+    data = runs[0].data
+    of = f"{names.words(data.name)} ({data.provenance}), a test slice"
     figure.suptitle(f"{of}, 4x acceleration; SSIM over all test volumes", fontsize=8)
     return figure
 
@@ -61,11 +61,11 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
     # data -> model -> (row, recipe) -> run
     found: dict[tuple[int, str], dict[str, dict[tuple[str, str], Record]]] = {}
     for run in every:
-        if run["claims"]["table"] == TABLE and _example(results, run).is_file():
-            best = BEST_FIRST.index(run["data"]["provenance"])
-            data = best, f"{run['config']['dataset']}{run['data']['notes']}"
-            of_model = found.setdefault(data, {}).setdefault(str(run["config"]["model"]), {})
-            of_model.setdefault((run["claims"]["row"], run["recipe"]), run)
+        if run.claims.table == TABLE and _example(results, run).is_file():
+            best = BEST_FIRST.index(run.data.provenance)
+            data = best, f"{run.config['dataset']}{run.data.notes}"
+            of_model = found.setdefault(data, {}).setdefault(str(run.config["model"]), {})
+            of_model.setdefault((run.claims.row or "", run.recipe), run)
     choices = []
     for (best, data_set), models in sorted(found.items()):
         pairs = [of for _, of in sorted(models.items()) if {row for row, _ in of} == {*ROWS}]
@@ -81,13 +81,13 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
 
 
 def _example(results: Path, run: Record) -> Path:
-    return records.folder(results, run["recipe"], run["run"]) / "example.npz"
+    return records.folder(results, run.recipe, run.run) / "example.npz"
 
 
 def _label(run: Record) -> str:
-    network = names.words(run["config"]["model"]["name"]).removeprefix("complex ")
+    network = names.words(run.config["model"]["name"]).removeprefix("complex ")
     private = "non-private"
-    if run["claims"]["row"] != ROWS[0]:
-        batch = run["privacy"]["sampling"]["expected_batch_size"]
-        private = f"private\nbatch {batch:.0f}\ntight ε {epsilon(run['privacy']['epsilon_tight'])}"
-    return f"{network}\n{private}\nSSIM {run['metrics']['ssim']:.3f}"
+    if run.claims.row != ROWS[0]:
+        batch = run.privacy.sampling.expected_batch_size
+        private = f"private\nbatch {batch:.0f}\ntight ε {epsilon(run.privacy.epsilon_tight)}"
+    return f"{network}\n{private}\nSSIM {run.metrics['ssim']:.3f}"

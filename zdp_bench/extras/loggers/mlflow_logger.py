@@ -70,8 +70,8 @@ class MlflowLogger:
 
     def finish(self, record: Record, path: Path) -> None:
         """Add the final metrics and ε, and attach the record."""
-        final = {f"final_{key}": value for key, value in record["metrics"].items()}
-        privacy = records.flatten(record["privacy"], "privacy.")
+        final = {f"final_{key}": value for key, value in record.metrics.items()}
+        privacy = records.flatten(record.document["privacy"], "privacy.")
         numbers = {k: v for k, v in privacy.items() if type(v) in (int, float)}
         for key, value in (final | numbers).items():
             self._client.log_metric(self._run, key, value)

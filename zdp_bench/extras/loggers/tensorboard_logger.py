@@ -44,7 +44,7 @@ class TensorboardLogger:
 
     def finish(self, record: Record, path: Path) -> None:
         """Add the record as text."""
-        self._add_text("record", record)
+        self._add_text("record", record.document)
         self._writer.close()
 
     def close(self) -> None:

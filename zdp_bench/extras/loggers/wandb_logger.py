@@ -72,7 +72,7 @@ class WandbLogger:
 
     def finish(self, record: Record, path: Path) -> None:
         """Put the record's metrics and ε into the summary and attach the record."""
-        summary = records.flatten({"test": record["metrics"], "privacy": record["privacy"]})
+        summary = records.flatten({"test": record.metrics, "privacy": record.document["privacy"]})
         numbers = {key: value for key, value in summary.items() if not isinstance(value, list)}
         self._run.summary.update(numbers)
         attached = Path(self._run.dir) / path.name  # a copy: W&B would link to the file itself

@@ -35,8 +35,9 @@ def run(options: argparse.Namespace) -> int:
     require_regular(output)
     # The page shows a figure's table as `zdp-bench table` wrote it.
     names = [n for n in papers.available() if papers.recipes_of(n) and not papers.is_figure(n)]
-    claims = [run.get("claims") or {} for run in read_all(options.results)]
-    if not any(of.get("table") for of in claims):  # own runs only: their page is there at once
+    if not any(
+        run.claims.table for run in read_all(options.results)
+    ):  # own runs only: their page is there at once
         names = []
     made = {name: build_table(name, options.results) for name in names}
     written = page.write(made, options.results, output)

@@ -91,8 +91,8 @@ def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
         sentence=coverage.sentence(numbers),
         rule=RULE,
         records=len(every),
-        own=sum(not (run.get("claims") or {}).get("table") for run in every),
-        provenances=Counter(run["data"]["provenance"] for run in every),
+        own=sum(not run.claims.table for run in every),
+        provenances=Counter(run.data.provenance for run in every),
         version=__version__,
         made=datetime.now(UTC).strftime("%Y-%m-%d %H:%M UTC"),
     )
@@ -123,20 +123,16 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
 
     runs = []
     for run, line, title in zip(every, lines, titles, strict=True):
-        record = records.folder(results, run["recipe"], run["run"]) / "record.json"
+        record = records.folder(results, run.recipe, run.run) / "record.json"
         shown = {
-            heading: [
-                place(pair)
-                for pair in flatten(run.get(section) or {}).items()
-                if not pair[0].startswith("mechanism.")  # every block of it: too long for a page
-            ]
+            heading: [place(pair) for pair in flatten(run.values.get(section) or {}).items()]
             for heading, section in SECTIONS.items()
         }
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
         filled = {heading: places for heading, places in shown.items() if places}
         runs.append({"cells": _cells(run, line, title), "record": link, **filled})
     metrics = dict.fromkeys(
-        [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run["metrics"])]
+        [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run.metrics)]
     )
     described = map(describe, metrics)
     about = {metric.name: [metric.label, metric.unit] for metric in described}
@@ -146,19 +142,19 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
     """Return distinct names of runs: 'mine: mnist, lr 0.1, seed 2', with digits for twins."""
     made = [
-        _named(run) + ", ".join(filter(None, (run["recipe"], what, f"seed {run['seed']}")))
+        _named(run) + ", ".join(filter(None, (run.recipe, what, f"seed {run.seed}")))
         for run, what in zip(every, differs, strict=True)
     ]
     twins = Counter(made)
     return [
-        f"{name} ({run['run'][:6]})" if twins[name] > 1 else name
+        f"{name} ({run.run[:6]})" if twins[name] > 1 else name
         for name, run in zip(made, every, strict=True)
     ]
 
 
 def _named(run: Record) -> str:
     """Return the name that the user gave a run, with a colon."""
-    name = records.get(run, "labels.name")
+    name = run.labels.name
     return f"{name}: " if name else ""
 
 
@@ -170,8 +166,8 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
         "algorithm": names.algorithm(line["algorithm"] or ""),
         "dataset": names.words(line["dataset"]),
         "model": names.words(line["model"] or ""),
-        "paper": (run.get("claims") or {}).get("table") or OWN,
-        "run": run["run"][:16],
+        "paper": run.claims.table or OWN,
+        "run": run.run[:16],
     }
     return {key: value for key, value in cells.items() if value not in (None, "")}
 

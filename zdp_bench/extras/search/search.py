@@ -35,7 +35,7 @@ from zdp_bench.privacy.calibration import calibrate_mechanism
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import Record
+from zdp_bench.records import Document
 from zdp_bench.report.number_format import epsilon, name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
@@ -50,7 +50,7 @@ SHOWN = 10  # trials in a table; CSV and JSON have all
 SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
 
 
-def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
+def search(asked: Search, show: Shown = "progress") -> tuple[Document, Path]:
     """Carry a search out, or continue it; return its record and its folder.
 
     Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
@@ -78,10 +78,10 @@ def search(asked: Search, show: Shown = "progress") -> tuple[Record, Path]:
     )
     for values in grid_of(asked.searched) if asked.sampler == "grid" else ():
         study.enqueue_trial(values)
-    lines = list[Record]()
+    lines = list[Document]()
     ended_by = ""
 
-    def describe_now() -> Record:
+    def describe_now() -> Document:
         found = describe(asked, config, data, metric, lines) | {"ended_by": ended_by}
         records.write(path, found)
         return found
@@ -140,7 +140,7 @@ def direction(metric: Metric) -> Literal["minimize", "maximize"]:
     return "minimize" if metric.less_is_better else "maximize"
 
 
-def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Record:
+def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Document:
     """Run a trial; return its state and its score."""
     try:
         record = carry_out(compose(words), words, show=show).record
@@ -148,10 +148,13 @@ def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Recor
         if str(error).startswith(DIVERGED):
             return {"state": "failed"}
         raise UserError(f"trial {number + 1}: {error}") from None
-    score = record["validation"].get(metric, math.nan)
-    score, spent = score if math.isfinite(score) else None, record["privacy"]["epsilon_tight"]
-    test = record["metrics"].get(metric)
-    return {"state": "done", "score": score, "test": test, "epsilon_tight": spent}
+    score = record.validation.get(metric, math.nan)
+    return {
+        "state": "done",
+        "score": score if math.isfinite(score) else None,
+        "test": record.metrics.get(metric),
+        "epsilon_tight": record.privacy.epsilon_tight,
+    }
 
 
 def spend(config: Run, data: Splits) -> Spent:
@@ -217,8 +220,8 @@ def find_limit(asked: Search, config: Run, data: Splits, run: str, number: int) 
 
 
 def describe(
-    asked: Search, config: Run, data: Splits, metric: Metric, lines: list[Record]
-) -> Record:
+    asked: Search, config: Run, data: Splits, metric: Metric, lines: list[Document]
+) -> Document:
     """Return a search's record: every trial, the best, and what ε covers what."""
     spendings = read_recipes_spendings(config, data)
     has_owners = any(one.examples > 1 for one in spendings)
@@ -262,7 +265,7 @@ def _find_epsilon(spendings: list[Spending], of_unit: bool, delta: float) -> flo
         return None
 
 
-def sheet(found: Record) -> Sheet:
+def sheet(found: Document) -> Sheet:
     """Return the trials of a search's record, the best first, and what ε covers what."""
     metric = found["metric"]
     sign = -1 if found["direction"] == "minimize" else 1
@@ -293,7 +296,7 @@ def sheet(found: Record) -> Sheet:
     return Sheet(title, columns, cells, notes, numbers=numbers, important=important)
 
 
-def _notes(found: Record) -> list[str]:
+def _notes(found: Document) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
     privacy = found["privacy"]
     every = epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
@@ -311,7 +314,7 @@ def _notes(found: Record) -> list[str]:
     ]
 
 
-def _commands(found: Record) -> list[str]:
+def _commands(found: Document) -> list[str]:
     """Return the best run, and the commands that export it and run it with other seeds."""
     if found["best"] is None:
         return []

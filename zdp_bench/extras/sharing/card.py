@@ -16,7 +16,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.library.keys import kind_of
-from zdp_bench.records import is_of_unit, to_json
+from zdp_bench.records import to_json
 from zdp_bench.report.number_format import epsilon, interval, name_one
 
 HUB_TASKS = {
@@ -93,7 +93,7 @@ def _of_run(record: Source) -> dict[str, Any]:
         "pipeline": HUB_TASKS.get((task, len(record["data"]["example"]["input_shape"]))),
         "one": one,
         "owner": owner,
-        "whose": owner if is_of_unit(privacy) else "one example",
+        "whose": owner if privacy["epsilon_of"] != "example" else "one example",
         "kind": "cryptographic" if privacy["randomness"] == "cryptographic" else "seeded",
         "takes": f"{dtype} {['n', *shape]}".replace("'", ""),
         "licence": _licence(record["data"]["name"]),

@@ -22,7 +22,7 @@ from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.foreign_files import read_json
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger_lines import end_of
-from zdp_bench.records import Record
+from zdp_bench.records import Document, Record
 from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.training import checkpoint
 from zdp_bench.training.build import count_real
@@ -30,13 +30,13 @@ from zdp_bench.training.machine import environment
 from zdp_bench.training.run_folder import command_of, find_weights
 
 
-def export(results: Path, asked: str, to: Path) -> Record:
+def export(results: Path, asked: str, to: Path) -> Document:
     """Write the model of a finished run (see `find_weights`) into an empty or new folder.
 
     A folder that holds this very export is left as it is. Returns the run's record.
     """
     home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
-    record = records.read(home / files.RECORD)
+    record = records.read_document(home / files.RECORD)
     assert record is not None
     files.require_fit(record, home / files.RECORD)
     known = record["measured"]["weights"]
@@ -44,13 +44,13 @@ def export(results: Path, asked: str, to: Path) -> Record:
     if saved is None or checkpoint.state_digest(saved.model) != known["digest"]:
         raise UserError(
             f"{home / known['file']}: does not contain the record's weights. To make them again: "
-            f"{command_of(record)}."
+            f"{command_of(Record.of(record))}."
         )
     _write(to, record, saved.model, home / files.LEDGER)
     return record
 
 
-def recipe_of(record: Record) -> str:
+def recipe_of(record: Document) -> str:
     """Return a record's configuration as the YAML of a recipe."""
     whole = deepcopy(record["config"])
     config = {key: value for key, value in whole.items() if key not in ("recipe", "claims")}

@@ -23,7 +23,7 @@ from zdp_bench.foreign_files import Shape, misfits, open_regular, read_json, rea
 from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import those_aside
 from zdp_bench.privacy.mechanism import MOST
-from zdp_bench.records import NUMBER, Record
+from zdp_bench.records import NUMBER, Document
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -36,7 +36,7 @@ MOST_LEDGER = 1 << 28  # bytes: two million steps
 MOST_CONFIG = 20_000  # characters
 MOST_NUMBERS = 1 << 28  # in one example
 # A run's record; or, of a loop of one's own, `private.report()` with what the model is.
-Source = Record
+Source = Document
 _SAMPLING: dict[str, Shape] = {
     "scheme": str,
     "records": int,
@@ -141,7 +141,7 @@ def require_fit(source: Source, path: Path) -> None:
         )
 
 
-def _beyond_reason(record: Record) -> list[str]:
+def _beyond_reason(record: Document) -> list[str]:
     """Return the keys of a record whose values no model or data set has."""
     data, example = record["data"], record["data"]["example"]
     shape, dtype = raw_example(record)
@@ -160,7 +160,7 @@ def _is_shape(sides: Sequence[int]) -> bool:
     return min(sides, default=1) > 0 and math.prod(sides) <= MOST_NUMBERS
 
 
-def raw_example(record: Record) -> tuple[tuple[int, ...], str]:
+def raw_example(record: Document) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of an example before its representation, if it has one."""
     of = record.get("representation") or record["data"]["example"]
     return tuple(of["input_shape"]), of["input_dtype"]

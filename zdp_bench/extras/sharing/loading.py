@@ -24,7 +24,7 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.foreign_files import reading
 from zdp_bench.library import starts
-from zdp_bench.records import Record, is_of_unit
+from zdp_bench.records import Document
 from zdp_bench.registry import lookup
 from zdp_bench.representations import NO_FILE, Representation, Represented
 from zdp_bench.tasks import Task
@@ -75,7 +75,7 @@ def load(
 
 
 def find_representation(
-    folder: Path, config: Run, record: Record, weights: str | Path | None = None
+    folder: Path, config: Run, record: Document, weights: str | Path | None = None
 ) -> Representation | None:
     """Return a record's representation, or None; `weights` replace the path that it names."""
     chosen = config.representation
@@ -103,7 +103,7 @@ def find_representation(
     return found
 
 
-def sketch_of(folder: Path, record: Record) -> ModelSetup:
+def sketch_of(folder: Path, record: Document) -> ModelSetup:
     """Return what a record's run trained with, on torch's meta device: its model has no numbers.
 
     So nothing is made that is larger than the weights in the folder, whatever the record says.
@@ -141,7 +141,7 @@ def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
         watching.remove()
 
 
-def config_of(record: Record) -> Run:
+def config_of(record: Document) -> Run:
     """Return the configuration of a record, checked; missing keys have their defaults."""
     try:
         check_values(record["config"], most=0)
@@ -156,10 +156,10 @@ def config_of(record: Record) -> Run:
     return check({**default, **own})
 
 
-def info_of(record: Record) -> DatasetInfo:
+def info_of(record: Document) -> DatasetInfo:
     """Return counts and shapes of a record's data; none of it is read."""
     data, privacy = record["data"], record["privacy"]
-    example = data["example"]
+    example, is_of_unit = data["example"], privacy["epsilon_of"] != "example"
     return DatasetInfo(
         train=data["train"],
         test=data["test"],
@@ -171,7 +171,7 @@ def info_of(record: Record) -> DatasetInfo:
         target_dtype=files.dtype_of(example["target_dtype"]) or torch.int64,
         examples_per_patient=privacy["examples_per_patient"],
         unit=privacy["unit"],
-        owners=privacy["sampling"]["records"] if is_of_unit(privacy) else None,
+        owners=privacy["sampling"]["records"] if is_of_unit else None,
     )
 
 
@@ -202,7 +202,7 @@ def predict_file(
     return tuple(outputs.shape)
 
 
-def read_inputs(record: Record, path: Path) -> Tensor:
+def read_inputs(record: Document, path: Path) -> Tensor:
     """Return the array of a .npy file, or a file as the model's training data was prepared."""
     if path.suffix == ".npy":
         with reading(path):

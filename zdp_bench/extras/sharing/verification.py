@@ -31,7 +31,7 @@ from zdp_bench.privacy.accounting import part_epsilon
 from zdp_bench.privacy.ledger import Ledger, Tally
 from zdp_bench.privacy.ledger_lines import LedgerError
 from zdp_bench.privacy.mechanism import Mechanism
-from zdp_bench.records import Record, get, to_json
+from zdp_bench.records import Document, get, to_json
 from zdp_bench.training.build import count_real
 from zdp_bench.training.checkpoint import state_digest
 from zdp_bench.training.plan import rounds_of, steps_of
@@ -116,7 +116,7 @@ def _check_weights(folder: Path, source: Source) -> Check:
         return Check(what, "wrong", str(error))
 
 
-def _check_names(record: Record, setup: ModelSetup) -> Check:
+def _check_names(record: Document, setup: ModelSetup) -> Check:
     """Check that configuration, seed and data digest are those that the run is named by."""
     config, start, data = config_of(record), record.get("start"), record["data"]["digest"]
     plugins = record["environment"].get("plugins")
@@ -132,7 +132,7 @@ def _check_names(record: Record, setup: ModelSetup) -> Check:
     return _compare("configuration, seed and data name the run", ours, stated)
 
 
-def _check_run(folder: Path, record: Record, setup: ModelSetup) -> Iterator[Check]:
+def _check_run(folder: Path, record: Document, setup: ModelSetup) -> Iterator[Check]:
     """Compute the record's section on privacy again, and compare every value."""
     privacy, config = record["privacy"], setup.config
     with torch.device("meta"):
@@ -193,7 +193,7 @@ def _read_ledger(
         return ledger
 
 
-def _check_federation(record: Record, setup: ModelSetup) -> Iterator[Check]:
+def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
     """Compute the ε of every node again; their ledgers and patients are at the nodes."""
     privacy, config = record["privacy"], setup.config
     nodes = privacy["nodes"]

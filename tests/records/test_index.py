@@ -1,0 +1,119 @@
+"""The index of records: as the files are, whoever changed them; reading does without it."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from tests.test_records import record, save
+from zdp_bench import records
+from zdp_bench.records import index
+from zdp_bench.records import record as record_module
+
+
+@pytest.fixture
+def results(tmp_path: Path) -> Path:
+    epochs = [{"epoch": 1, "step": 7, "epsilon_tight": 0.4, "accuracy": 0.3}]
+    save(tmp_path, *(record(name, seed, epochs=epochs) for name in "ab" for seed in range(3)))
+    return tmp_path
+
+
+def read_anew(results: Path, opened: list[Path] | None = None) -> list[records.Record]:
+    """Read as another process does; list the record files that it opened."""
+    index._READ.clear()
+    read = record_module.read_document
+    with pytest.MonkeyPatch.context() as patch:
+
+        def read_document(path: Path, *more: str) -> records.Document | None:
+            if opened is not None:
+                opened.append(path)
+            return read(path, *more)
+
+        patch.setattr(index, "read_document", read_document)
+        return records.read_all(results)
+
+
+def path_of(results: Path, recipe: str, seed: int) -> Path:
+    return records.folder(results, recipe, record(recipe, seed)["run"]) / "record.json"
+
+
+def remove(results: Path) -> None:
+    path_of(results, "a", 0).unlink()
+
+
+def change(results: Path) -> None:
+    save(results, record("a", 0, 0.75))
+
+
+def change_in_place(results: Path) -> None:
+    path = path_of(results, "a", 0)
+    path.write_text(path.read_text().replace('"value": 0.5', '"value": 0.7'))
+    os.utime(path, ns=(time.time_ns(), time.time_ns() + 1))
+
+
+def add(results: Path) -> None:
+    save(results, record("c", 9))
+
+
+def damage(results: Path) -> None:
+    path_of(results, "a", 0).write_text("{}")
+
+
+@pytest.mark.parametrize(
+    ("act", "reads"), [(remove, 0), (change, 1), (change_in_place, 1), (add, 1), (damage, 1)]
+)
+def test_a_file_is_read_again_if_it_changed_and_no_other(
+    results: Path, act: Callable[[Path], None], reads: int
+) -> None:
+    read_anew(results)
+    act(results)
+    opened: list[Path] = []
+    found = read_anew(results, opened)
+    assert len(opened) == reads
+    (results / index.NAME).unlink()
+    assert found == read_anew(results)
+    opened.clear()
+    assert found == read_anew(results, opened)
+    assert len(opened) == (act is damage)
+
+
+@pytest.mark.parametrize("content", [b"", b"[]", b'{"version": "another", "records": {}}', b"\x80"])
+def test_an_index_that_is_none_of_this_version_is_made_anew(results: Path, content: bytes) -> None:
+    found = read_anew(results)
+    whole = (results / index.NAME).read_bytes()
+    (results / index.NAME).write_bytes(content)
+    assert read_anew(results) == found
+    assert (results / index.NAME).read_bytes() == whole
+
+
+def test_what_the_index_leaves_out_is_read_from_the_file(results: Path) -> None:
+    read_anew(results)
+    opened: list[Path] = []
+    first = read_anew(results, opened)[0]
+    assert not opened
+    assert "epochs" not in first.values
+    assert [epoch.metrics["accuracy"] for epoch in first.epochs] == [0.3]
+    assert first.has_each_epoch
+    assert first.document["epochs"][0]["step"] == 7
+
+
+def test_a_folder_that_cannot_be_written_is_read(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("no")
+
+    monkeypatch.setattr(index, "write_bytes", refuse)
+    assert len(read_anew(results)) == 6
+    assert not (results / index.NAME).exists()
+
+
+def test_fields_that_are_not_known_stay_in_the_document(results: Path) -> None:
+    save(results, record("d", 1, later={"than": "this"}))
+    found = read_anew(results)[-1]
+    assert found.get("later.than") == "this"
+    assert found.document["later"] == {"than": "this"}

@@ -1,0 +1,33 @@
+"""∞ and NaN in JSON, which has no such numbers: as the strings "inf", "-inf" and "nan"."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from typing import Any
+
+# Whole strings, not keys.
+_NUMBERS = {
+    f'"{word}"': (re.compile(rf'"{word}"(?<!\\"{word}")(?!\s*:)'), number)
+    for word, number in {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.items()
+}
+
+
+def to_json(value: Any) -> Any:
+    """Replace ∞ and NaN, which JSON does not have, by strings."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return str(value)
+    if isinstance(value, dict):
+        return {key: to_json(entry) for key, entry in value.items()}
+    if isinstance(value, list | tuple):
+        return [to_json(entry) for entry in value]
+    return value
+
+
+def from_json(text: str) -> Any:
+    """Return what a JSON text holds, with the numbers that `to_json` wrote as strings."""
+    for word, (pattern, number) in _NUMBERS.items():
+        if word in text:
+            text = pattern.sub(number, text)
+    return json.loads(text)

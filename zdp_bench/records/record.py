@@ -1,0 +1,401 @@
+"""What a record says, as values with names and types.
+
+A record is one JSON file, a run's `Document`. `read_record` checks the fields of `SHAPE` and makes
+a `Record` of it. Fields that it does not know stay in the document.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, fields
+from functools import cache, cached_property
+from pathlib import Path
+from types import NoneType
+from typing import Any, TypeVar
+
+from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.records.json_numbers import from_json
+
+Document = dict[str, Any]  # plain JSON values
+T = TypeVar("T")
+
+NUMBER = int | float
+# What every record holds.
+SHAPE: Shape = {
+    **dict.fromkeys(("recipe", "run", "experiment"), str),
+    "seed": int,
+    "headline": {"name": str, "value": NUMBER},
+    "privacy": {
+        **dict.fromkeys(("epsilon_claimed", "epsilon_tight", "delta", "z"), NUMBER),
+        **dict.fromkeys(("claimed_by", "unit", "epsilon_of"), str),
+        **dict.fromkeys(("steps", "examples_per_patient"), int),
+        **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER | None),
+        **dict.fromkeys(("epsilon_rdp", "epsilon_tight_at_least"), NUMBER | None),
+        "sampling": dict,
+    },
+    "data": dict.fromkeys(("name", "provenance", "digest", "notes"), str),
+    "config": dict,
+    "metrics": {str: NUMBER},
+    "epochs": ([dict], NoneType),
+    "labels": ({"name": str | None, "tags": ([str], NoneType), "notes": str | None}, NoneType),
+    "claims": (dict, NoneType),
+    **dict.fromkeys(("environment", "measured", "model"), (dict, NoneType)),
+}
+ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
+# The sections that only few commands need, which are most of a record: a dotted path each.
+LARGE = ("epochs", "privacy.mechanism")
+
+
+@dataclass(frozen=True)
+class Claims:
+    """The number of a paper that a run stands for."""
+
+    table: str | None = None  # PAPER/N
+    row: str | None = None
+    variant: str | None = None
+
+
+@dataclass(frozen=True)
+class Headline:
+    """The metric that a run is judged by, on the test set."""
+
+    name: str
+    value: float
+
+
+@dataclass(frozen=True)
+class Data:
+    """The data set of a run.
+
+    Attributes:
+        digest: of its examples.
+        train: how many examples; None in a record that does not say.
+        example: shapes and dtypes.
+    """
+
+    name: str
+    provenance: str
+    digest: str
+    notes: str = ""
+    train: int | None = None
+    test: int | None = None
+    validation: int | None = None
+    example: Mapping[str, Any] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Releases:
+    """Steps of one mechanism: a run's, or those of a federation's node."""
+
+    z: float  # the effective noise multiplier, where it is least; 0 without noise
+    sampling: Sampling
+    steps: int
+
+
+@dataclass(frozen=True)
+class Clipping:
+    """What an adaptive bound says of itself."""
+
+    quantile: float
+    last_bound: float
+    epsilon_without_count: float
+
+
+@dataclass(frozen=True, kw_only=True)
+class Released:
+    """What a run releases, and of whom.
+
+    Attributes:
+        z: the effective noise multiplier, where it is least; 0 without noise.
+        steps: all steps that ε counts.
+        unit: who owns examples, such as "patient".
+        epsilon_of: whose presence the tight ε hides: "example", or the unit.
+        examples_per_patient: the most shares of one owner in a step, if steps draw examples.
+        nodes: the releases of each node of a federation.
+    """
+
+    z: float
+    sampling: Sampling
+    steps: int
+    delta: float
+    epsilon_of: str
+    examples_per_patient: int
+    unit: str = "patient"
+    randomness: str = "seeded"
+    nodes: tuple[Releases, ...] = ()
+
+    @property
+    def is_of_unit(self) -> bool:
+        """True if a patient, or another owner of examples, was the unit of the steps."""
+        return self.epsilon_of != "example"
+
+    @property
+    def shares_of_one(self) -> int:
+        """How many shares of one owner a step may hold."""
+        return 1 if self.is_of_unit else self.examples_per_patient
+
+    @property
+    def is_secure(self) -> bool:
+        """True if the noise is cryptographic; else whoever knows seed and data can compute it."""
+        return self.randomness == "cryptographic"
+
+    @property
+    def releases(self) -> tuple[Releases, ...]:
+        """What was released at each place that has a mechanism of its own."""
+        return self.nodes or (Releases(self.z, self.sampling, self.steps),)
+
+
+@dataclass(frozen=True, kw_only=True)
+class Privacy(Released):
+    """What a run released, and every ε that follows from it.
+
+    Attributes:
+        epsilon_patient: the tight ε of one owner.
+        epsilon_part: the tight ε of one of an owner's examples, if steps draw owners.
+    """
+
+    epsilon_claimed: float
+    claimed_by: str
+    epsilon_tight: float
+    epsilon_tight_at_least: float | None = None
+    epsilon_rdp: float | None = None
+    epsilon_patient: float | None = None
+    epsilon_patient_at_least: float | None = None
+    epsilon_part: float | None = None
+    noise_multiplier: float = math.nan
+    clipping: Clipping | None = None
+
+
+@dataclass(frozen=True)
+class Environment:
+    """Where a run was carried out."""
+
+    device: str = ""
+    threads: int | None = None
+    commit: str | None = None
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What differs between two runs of one seed.
+
+    Attributes:
+        resumed_at_step: None if the run was never stopped.
+    """
+
+    started_utc: str = ""
+    train_seconds: float | None = None
+    peak_memory_bytes: int | None = None
+    resumed_at_step: int | None = None
+
+
+@dataclass(frozen=True)
+class Labels:
+    """What people find a run by, and no part of what it computes."""
+
+    name: str | None = None
+    tags: Sequence[str] | None = None
+    notes: str | None = None
+
+
+@dataclass(frozen=True)
+class Epoch:
+    """The end of an epoch; `number` is None where a stop came within one."""
+
+    number: int | None
+    step: int
+    epsilon_tight: float
+    metrics: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Record:
+    """A finished run.
+
+    Attributes:
+        run: the digest of configuration, seed and data.
+        experiment: the digest of what a run computes, but for its seed.
+        config: the resolved configuration, by section.
+        metrics: of the test set, by name.
+        validation: those of validation examples, if there are any.
+        stopped_by: "epochs", or what ended it before.
+        warning: why its result is in doubt; "" if it is not.
+        values: the document, without what `LARGE` names.
+        path: its file; None if it was not read from one.
+    """
+
+    recipe: str
+    run: str
+    experiment: str
+    seed: int
+    headline: Headline
+    privacy: Privacy
+    data: Data
+    claims: Claims
+    labels: Labels
+    environment: Environment
+    measured: Measured
+    config: Mapping[str, Any]
+    metrics: Mapping[str, float]
+    validation: Mapping[str, float]
+    stopped_by: str
+    warning: str
+    values: Mapping[str, Any] = field(repr=False, compare=False)
+    path: Path | None = None
+
+    @staticmethod
+    def of(values: Mapping[str, Any], path: Path | None = None) -> Record:
+        """Return the record of a document that `find_misfits` passes.
+
+        Args:
+            path: the file of which `values` may lack what `LARGE` names.
+        """
+        return Record(
+            recipe=values["recipe"],
+            run=values["run"],
+            experiment=values["experiment"],
+            seed=values["seed"],
+            headline=_take(Headline, values["headline"]),
+            privacy=_privacy_of(values["privacy"]),
+            data=_take(Data, values["data"]),
+            claims=_take(Claims, values.get("claims") or {}),
+            labels=_take(Labels, values.get("labels") or {}),
+            environment=_take(Environment, values.get("environment") or {}),
+            measured=_take(Measured, values.get("measured") or {}),
+            config=values["config"],
+            metrics=values["metrics"],
+            validation=values.get("validation") or {},
+            stopped_by=values.get("stopped_by") or "epochs",
+            warning=values.get("warning") or "",
+            values=values,
+            path=path,
+        )
+
+    @cached_property
+    def document(self) -> Document:
+        """The whole JSON."""
+        if self.path is None:
+            return dict(self.values)
+        document: Document = read_json(self.path, from_json)
+        return document
+
+    @cached_property
+    def epochs(self) -> Sequence[Epoch]:
+        """Each epoch, in order."""
+        return [
+            Epoch(of["epoch"], of["step"], of.get("epsilon_tight", math.nan), of)
+            for of in self.document.get("epochs") or ()
+        ]
+
+    @property
+    def has_each_epoch(self) -> bool:
+        """True if it has the metrics of every epoch, as `execution.evaluate=each` writes them."""
+        numbers = [epoch.number for epoch in self.epochs if epoch.number is not None]
+        return numbers == [*range(1, len(numbers) + 1)]
+
+    def get(self, path: str) -> Any:
+        """Return the value at a dotted path of the document; None if it has none."""
+        return get(self.values, path)
+
+
+def get(document: Mapping[str, Any], path: str) -> Any:
+    """Return the value at a dotted path; None if there is none."""
+    value: Any = document
+    for key in path.split("."):
+        value = value.get(key) if isinstance(value, Mapping) else None
+    return value
+
+
+@cache
+def _names_of(kind: Any) -> tuple[str, ...]:
+    return tuple(field.name for field in fields(kind))
+
+
+def _take(kind: type[T], values: Mapping[str, Any]) -> T:
+    """Return a dataclass with the fields of a section that it knows."""
+    names = _names_of(kind)  # type: ignore[arg-type]
+    return kind(**{name: values[name] for name in names if name in values})
+
+
+def released_of(section: Mapping[str, Any]) -> Released:
+    """Return what a section on privacy says of releases, in a record or in a plan of steps.
+
+    Raises:
+        KeyError, TypeError, ValueError: it lacks something, or describes no sampling.
+    """
+    return _take(Released, {**section, **_typed(section)})
+
+
+def _privacy_of(section: Mapping[str, Any]) -> Privacy:
+    clipping = section.get("clipping")
+    bound = _take(Clipping, clipping) if clipping else None
+    return _take(Privacy, {**section, **_typed(section), "clipping": bound})
+
+
+def _typed(section: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the values of a section on privacy that are no plain numbers or words."""
+    nodes = [
+        Releases(node["z"], Sampling(**node["sampling"]), node["steps"])
+        for node in section.get("nodes") or ()
+    ]
+    return {
+        "sampling": Sampling(**section["sampling"]),
+        "nodes": tuple(nodes),
+        "unit": section.get("unit") or "patient",
+    }
+
+
+def find_misfit(document: Any) -> str:
+    """Return the dotted path of the first field that is missing or of another type; "" if none."""
+    for place in misfits(document, SHAPE):
+        return place
+    if document["headline"]["name"] not in document["metrics"]:
+        return "headline.name"
+    try:
+        Record.of(document)
+    except (KeyError, TypeError, ValueError):
+        return "privacy"
+    return ""
+
+
+def read_document(path: Path, advice: str = ADVICE) -> Document | None:
+    """Return a record's JSON, checked, or None if there is no file.
+
+    Args:
+        advice: what to do about a damaged one.
+
+    Raises:
+        UserError: the file is damaged, or no record.
+    """
+    try:
+        if not path.exists():
+            return None
+    except OSError:  # which `read_json` tells
+        pass
+    try:
+        document: Document = read_json(path, from_json)
+        place = find_misfit(document)
+        if place:
+            raise UserError(f"{path}: is damaged or not a record of zdp-bench (see {place}).")
+    except UserError as error:
+        raise UserError(f"{error} {advice}") from None
+    return document
+
+
+def read(path: Path, advice: str = ADVICE) -> Record | None:
+    """Return a record, or None if there is no file, as `read_document` does."""
+    document = read_document(path, advice)
+    return None if document is None else Record.of(document)
+
+
+def without_large(document: Document) -> Document:
+    """Return a document without what `LARGE` names."""
+    kept = {key: value for key, value in document.items() if key not in LARGE}
+    for path in LARGE:
+        section, _, key = path.partition(".")
+        if key and section in kept:
+            kept[section] = {name: of for name, of in kept[section].items() if name != key}
+    return kept
