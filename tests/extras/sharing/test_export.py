@@ -135,7 +135,7 @@ def test_an_export_that_was_killed_can_be_repeated_and_none_takes_the_place_of_a
 
     model.mkdir()  # an empty folder may be there
     with monkeypatch.context() as patch:
-        patch.setattr(records, "write_bytes", die)
+        patch.setattr(records.files, "write_bytes", die)
         with pytest.raises(KeyboardInterrupt):
             write()
     assert not any(model.iterdir())
