@@ -13,7 +13,7 @@ import pandas as pd
 import pytest
 from rich.console import Console
 
-from tests.test_records import record, save
+from tests.test_records import record, save, typed
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.report.compare import find_runs
@@ -193,8 +193,9 @@ def test_runs_are_found_by_name_tags_and_notes(tmp_path: Path) -> None:
         {"name": "narrow net", "tags": ["baseline"]},
         {},
     ]
-    runs = [record(seed=seed, labels=of) for seed, of in enumerate(labels)]
-    save(tmp_path, *runs)
+    documents = [record(seed=seed, labels=of) for seed, of in enumerate(labels)]
+    save(tmp_path, *documents)
+    runs = typed(documents)
     shown = sheet(tmp_path)
     assert list(shown.columns[:3]) == ["recipe", "name", "tags"]
     assert sorted(row[2] for row in shown.rows) == ["", "baseline", "baseline, a b"]
@@ -213,5 +214,5 @@ def test_runs_are_found_by_name_tags_and_notes(tmp_path: Path) -> None:
     assert facts["name"] == ["wide net", "narrow net"]
     assert facts["notes"] == ["Learns slowly,\nthen fast.", ""]
     assert {"name", "tags", "notes"} <= {*records.frame(runs).columns}
-    save(tmp_path / "plain", runs[2])
+    save(tmp_path / "plain", documents[2])
     assert "name" not in sheet(tmp_path / "plain").columns

@@ -65,7 +65,7 @@ def test_what_a_deleted_run_has_spent_still_counts(tmp_path: Path, secure: bool)
     again = carry_out(tmp_path, *words)
     assert not again.found
     assert [one.spent for one in spendings(tmp_path)] == [spent.spent] * 2
-    assert again.record["metrics"].keys() == outcome.record["metrics"].keys()
+    assert again.record.document["metrics"].keys() == outcome.record.document["metrics"].keys()
 
 
 @pytest.mark.parametrize("secure", [False, True])
@@ -85,7 +85,7 @@ def test_an_unfinished_run_has_spent_the_steps_it_took(tmp_path: Path, secure: b
 
 def test_a_total_budget_counts_deleted_runs(tmp_path: Path, done: Outcome) -> None:
     delete_run(tmp_path, "first")
-    limit = f"privacy.total_budget={done.record['privacy']['epsilon_tight'] * 1.01}"
+    limit = f"privacy.total_budget={done.record.document['privacy']['epsilon_tight'] * 1.01}"
     with pytest.raises(UserError, match=r"1 runs in .* on files of this phase_digits"):
         run(configured(tmp_path, "seed=1", limit), Silent())
 
@@ -96,7 +96,7 @@ def test_a_run_of_a_clone_without_its_ledger_keeps_its_steps(tmp_path: Path, don
             path.unlink()
     delete_run(tmp_path, "first")
     (spent,) = spendings(tmp_path)
-    assert spent.spent.steps == done.record["privacy"]["steps"]
+    assert spent.spent.steps == done.record.document["privacy"]["steps"]
 
 
 def test_only_one_run_that_no_process_is_at_is_deleted(tmp_path: Path, done: Outcome) -> None:
@@ -108,7 +108,7 @@ def test_only_one_run_that_no_process_is_at_is_deleted(tmp_path: Path, done: Out
     home = done.path.parent
     with hold_lock(home.with_suffix(".lock")), pytest.raises(Busy):
         delete(home)
-    assert records.read(done.path) == done.record
+    assert records.read(done.path) == done.record.document
 
 
 def test_the_command_says_what_still_counts(

@@ -127,7 +127,7 @@ def test_names_tell_runs_apart(tmp_path: Path) -> None:
 
 def test_a_run_has_the_name_tags_and_notes_that_it_was_given(tmp_path: Path) -> None:
     labels = {"name": "wide", "tags": ["a", "b"], "notes": "why"}
-    runs = [record("r", 1, labels=labels), record("r", 2)]
+    runs = typed([record("r", 1, labels=labels), record("r", 2)])
     made = page.runs_of(runs, tmp_path, tmp_path / "page.html")
     named, plain = made["runs"]
     assert [run["cells"]["name"] for run in (named, plain)] == ["wide: r, seed 1", "r, seed 2"]
