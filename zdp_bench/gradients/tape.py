@@ -27,7 +27,7 @@ from zdp_bench.gradients.clipping import Batch, Loss
 from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.parts import Parts, leaves_of
 from zdp_bench.gradients.program import Program
-from zdp_bench.gradients.program.batch import Place
+from zdp_bench.gradients.program.calls import Place
 from zdp_bench.gradients.program.uses import bind
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
@@ -153,16 +153,22 @@ class Tape:
         return output
 
     def call_recurrent(
-        self, kind: str, name: str, x: Tensor, hx: Any, weights: Any, *how: Any
+        self, kind: str, name: str, inner: int, x: Tensor, hx: Any, weights: Any, *how: Any
     ) -> Any:
-        """Replay a recurrent operation, whose gates enter themselves."""
+        """Replay a recurrent operation, whose gates enter themselves.
+
+        Each example has its rows of the sequences where a `Place` with `inner` says.
+        """
         if any(not isinstance(weight, nn.Parameter) for weight in weights):
             raise NoRule(f"layer '{name}', whose weights are computed")
         layer = _recurrent_layer(kind, x, hx, weights, *how)
-        result = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, self.examples)(
-            x, tuple(hx) if kind == "lstm" else hx
-        )
-        output, states = result
+        sequences, before = x.shape[0 if layer.batch_first else 1], len(self.calls)
+        replayed = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, sequences)
+        output, states = replayed(x, tuple(hx) if kind == "lstm" else hx)
+        if sequences != self.examples:
+            place = Place(0, inner)
+            for call in self.calls[before:]:
+                call.places = [place], place
         return (output, *states) if kind == "lstm" else (output, states)
 
 

@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
-from torch.nn.parameter import UninitializedParameter
 
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.constraints import require_takes_shares
@@ -27,7 +26,6 @@ from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.disk import hold_lock, make_folder
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.gradients import Batch, Loss, PerExample, per_example, reference
-from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.losses import kept_draws, set_seed
 from zdp_bench.gradients.parts import pack, takes_parts
 from zdp_bench.library.examples import Items, Unit, find_owners, owners_digest
@@ -35,7 +33,7 @@ from zdp_bench.library.keys import kind_of, make_keys
 from zdp_bench.library.model_check import (
     check,
     require_gradients,
-    require_whole,
+    require_module,
     says_python,
 )
 from zdp_bench.library.optimizers import (
@@ -352,8 +350,7 @@ def _open(
 def check_arguments(given: Mapping[str, Any]) -> None:
     """Reject contradictory arguments, and a model that cannot be trained."""
     model, seed, ledger = given["model"], given["seed"], given["ledger"]
-    if not isinstance(model, nn.Module) or isinstance(model, torch.jit.ScriptModule):
-        raise UserError("model: a torch.nn module is required, not one of torch.jit.")
+    require_module(model)
     named = ledger is None or Path(ledger).suffix == ".jsonl"
     require(named, "ledger", ledger, "give a file name that ends in .jsonl")
     epochs = f"must be a number from 1 to {MOST:,}"
@@ -385,12 +382,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             "model: give the module itself, not DistributedDataParallel's wrapper, which would add "
             "up gradients without noise: make_private adds up what the processes clipped."
         )
-    require_whole(model)
-    if any(isinstance(p, UninitializedParameter) for p in model.parameters()):
-        raise UserError(
-            "model: a lazy module has no weights before its first call: call the model once on a "
-            "batch of the right shape, made up, and make the optimizer after that."
-        )
     for name, parameter in model.named_parameters():
         if parameter.is_conj() or parameter.is_neg():
             raise UserError(
@@ -400,8 +391,6 @@ def check_arguments(given: Mapping[str, Any]) -> None:
             )
     if not model.training:
         raise UserError("the model is in eval mode: call model.train() before make_private.")
-    if not trainable(model):
-        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
 
 
 def plan_of(

@@ -9,6 +9,7 @@ from typing import Any
 
 import torch
 from torch import nn
+from torch.nn.parameter import UninitializedParameter
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import check_plugin
@@ -48,6 +49,7 @@ def check_model(
         UserError: names the layer that breaks a guarantee, and the mend.
     """
     given = {"name": algorithm, "noise_multiplier": 1.0, "max_grad_norm": 1.0} | options
+    require_module(model)
     own = check_plugin("algorithm", given).options
     packed, of_one = (pack(batch[0]), pack(batch[1])), per_example(loss)
     empty = map_leaves(lambda leaf: leaf[:0], packed[0])
@@ -75,15 +77,34 @@ def require_gradients(caller: str) -> None:
         )
 
 
-def require_whole(model: nn.Module) -> None:
-    """Reject a model that torch has split among processes."""
-    parts = (*model.modules(), *model.parameters())
-    kinds = {kind.__name__ for part in parts for kind in type(part).__mro__}
+def require_module(model: Any) -> None:
+    """Reject what has no weights of torch's own that could be trained here."""
+    modules = [*model.named_modules()] if isinstance(model, nn.Module) else []
+    compiled = [name for name, part in modules if isinstance(part, torch.jit.ScriptModule)]
+    if not modules or "" in compiled:
+        raise UserError("model: a torch.nn module is required, not one of torch.jit.")
+    if compiled:
+        raise UserError(
+            f"model: layer '{compiled[0]}' is of torch.jit, whose operations cannot be followed: "
+            "put the torch.nn module there from which it was made."
+        )
+    parameters = [*model.parameters()]
+    kinds = {kind.__name__ for part in [model, *parameters] for kind in type(part).__mro__}
+    kinds |= {kind.__name__ for _, part in modules for kind in type(part).__mro__}
     if kinds & {"DTensor", "FullyShardedDataParallel"}:
         raise UserError(
             "model: its weights are split among processes (FSDP, or tensor parallel), and no "
             "process has an example's whole gradient to clip: give the whole model to each."
         )
+    if any(isinstance(p, UninitializedParameter) for p in parameters):
+        raise UserError(
+            "model: a lazy module has no weights before its first call: call the model once on a "
+            "batch of the right shape, made up, and make the optimizer after that."
+        )
+    if any(p.is_meta for p in parameters):
+        raise UserError("model: its weights are on the device 'meta', which holds no numbers.")
+    if not any(p.requires_grad for p in parameters):
+        raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
 
 
 @contextmanager

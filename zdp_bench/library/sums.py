@@ -10,7 +10,7 @@ from zdp_bench import gradients
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import ClippedSum, Loss
 from zdp_bench.gradients.parts import pack, takes_parts
-from zdp_bench.library.model_check import check_model, require_whole
+from zdp_bench.library.model_check import check_model, require_module
 from zdp_bench.training.batches import is_out_of_memory
 
 
@@ -35,7 +35,7 @@ def clipped_sum(
             arguments, in order or by name.
         bound: C.
     """
-    require_whole(model)
+    require_module(model)
     try:
         with takes_parts(model):
             return gradients.clipped_sum(

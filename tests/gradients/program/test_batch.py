@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from tests.modules import Made
 from zdp_bench.gradients.program import Alone, make
-from zdp_bench.gradients.program.batch import BY_NUMBER, OVER_DIMS, RULES
+from zdp_bench.gradients.program.table import BY_NUMBER, OVER_DIMS, RULES
 
 Function = Callable[..., Tensor]
 X = torch.randn(5, 4, 6, generator=torch.Generator().manual_seed(0))
@@ -25,13 +25,28 @@ def program_of(function: Function, x: Tensor = X, **held: Any) -> Any:
     return model.train(), make(model, x)
 
 
-def require_apart(function: Function, x: Tensor = X, **held: Any) -> None:
-    """The program of a function answers for a batch as for each example."""
-    model, program = program_of(function, x, **held)
+def require_apart(functions: dict[str, Function], x: Tensor = X, **held: Any) -> None:
+    """The program of functions, recorded at once, answers for a batch as for each example."""
+
+    def answer(net: Any, x: Tensor) -> Tensor:
+        results = [as_number(function(net, x.clone())) for function in functions.values()]
+        return torch.cat([result.reshape(x.shape[0], -1) for result in results], 1)
+
+    model, program = program_of(answer, x, **held)
     for count in (5, 2, 1):
         found = program.run(model, x[:count].clone())
-        alone = torch.cat([function(model, row.clone()) for row in x[:count].split(1)])
-        torch.testing.assert_close(found, alone, equal_nan=True)
+        begin = 0
+        for name, function in functions.items():
+            rows = [as_number(function(model, row.clone())) for row in x[:count].split(1)]
+            alone = torch.cat([row.reshape(1, -1) for row in rows])
+            end = begin + alone.shape[1]
+            torch.testing.assert_close(
+                found[:, begin:end],
+                alone,
+                equal_nan=True,
+                msg=lambda text, of=name: f"{of}: {text}",
+            )
+            begin = end
 
 
 def require_alone(function: Function, x: Tensor = X, **held: Any) -> str:
@@ -110,15 +125,24 @@ def as_number(value: Tensor) -> Tensor:
     return torch.view_as_real(value).sum(-1) if value.is_complex() else value.float()
 
 
-@pytest.mark.parametrize("name", BY_NUMBER)
-def test_operations_by_number(name: str) -> None:
-    operation = call_of(name)
-    require_apart(lambda _, x: as_number(operation(x.abs() + 0.1)).contiguous())
-    if name in BINARY.split():
-        binary = getattr(torch, name)
-        outer = lambda _, x: as_number(binary(x[:, None, 0], x[None, :, 0])).sum(1)  # noqa: E731
-        require_alone(outer)
-    require_alone(lambda _, x: as_number(operation((x.abs() + 0.1) * len(x))))
+def test_operations_by_number_keep_examples_apart() -> None:
+    calls = {name: call_of(name) for name in BY_NUMBER}
+    require_apart(
+        {
+            name: lambda _, x, call=call: call(x.abs() + 0.1).contiguous()
+            for name, call in calls.items()
+        }
+    )
+
+
+@pytest.mark.parametrize("name", BINARY.split())
+def test_operations_by_number_of_two_examples_are_refused(name: str) -> None:
+    binary = getattr(torch, name)
+    require_alone(lambda _, x: as_number(binary(x[:, None, 0], x[None, :, 0])).sum(1))
+
+
+def test_the_number_of_examples_is_no_number_to_compute_with() -> None:
+    require_alone(lambda _, x: x * len(x))
 
 
 # ---------------------------------------------------------------------------- over dimensions
@@ -142,16 +166,26 @@ OVER: dict[str, Function] = {
 }
 
 
+def over(name: str) -> Function:
+    return OVER.get(name) or (lambda x, dim: getattr(torch, name)(x, dim))
+
+
+def test_operations_over_dimensions_keep_examples_apart() -> None:
+    calls: dict[str, Function] = {}
+    for name in OVER_DIMS:
+        reduce = over(name)
+        for dim in (1, 2, -1):
+            calls[f"{name} {dim}"] = lambda _, x, call=reduce, dim=dim: call(x, dim)
+        turned = lambda _, x, call=reduce: call(x.transpose(0, 1), 2).transpose(0, 1)  # noqa: E731
+        calls[f"{name}, turned"] = turned
+    require_apart(calls)
+
+
 @pytest.mark.parametrize("name", OVER_DIMS)
-def test_operations_over_dimensions(name: str) -> None:
-    operation = OVER.get(name) or (lambda x, dim: getattr(torch, name)(x, dim))
-    for dim in (1, 2, -1):
-        require_apart(lambda _, x, dim=dim: operation(x, dim))
-    for dim in (0, -3):
-        require_alone(lambda _, x, dim=dim: x[:, 0, 0] + operation(x, dim).sum())
-    turned = lambda _, x: operation(x.transpose(0, 1), 1).sum() + x[:, 0, 0]  # noqa: E731
-    require_alone(turned)
-    require_apart(lambda _, x: operation(x.transpose(0, 1), 2).transpose(0, 1))
+def test_operations_over_examples_are_refused(name: str) -> None:
+    dim = 0 if len(name) % 2 else -3
+    require_alone(lambda _, x: x[:, 0, 0] + over(name)(x, dim).sum())
+    require_alone(lambda _, x: over(name)(x.transpose(0, 1), 1).sum() + x[:, 0, 0])
 
 
 WHOLE: dict[str, Function] = {
@@ -193,6 +227,7 @@ along("cummin", lambda x, dim: x.cummin(dim)[0])
 along("cumprod", lambda x, dim: x.cumprod(dim))
 along("cumsum", lambda x, dim: x.cumsum(dim))
 along("logcumsumexp", lambda x, dim: x.logcumsumexp(dim))
+along("diff", lambda x, dim: x.diff(dim=dim))
 along("flip", lambda x, dim: x.flip(dim))
 along("log_softmax", lambda x, dim: x.log_softmax(dim))
 along("softmax", lambda x, dim: x.softmax(dim))
@@ -575,6 +610,76 @@ pair(
     lambda x: torch.view_as_complex(x.view(-1, 12, 2)).abs(),
     lambda x: torch.view_as_complex(x[:2, 0].t().contiguous()).abs().sum() + x,
 )
+# tables of no example
+TABLE = torch.linspace(0, 1, 49).view(7, 7)
+pair("take", lambda i: TABLE.take(i), lambda i: i.take(i.clamp(max=2)), WORDS)
+pair(
+    "index_select of a table",
+    lambda i: TABLE.index_select(0, i[:, 0]),
+    lambda i: i.index_select(0, i[:, 0] * 0),
+    WORDS,
+)
+pair(
+    "gather of a table",
+    lambda i: TABLE[:, :4].gather(0, i),
+    lambda i: TABLE.gather(1, i[:, :1]),
+    WORDS,
+)
+pair(
+    "bucketize",
+    lambda x: torch.bucketize(x, TABLE[0]).float(),
+    lambda x: torch.bucketize(x, x[:, 0, 0].contiguous()).float(),
+)
+pair(
+    "searchsorted",
+    lambda x: torch.searchsorted(TABLE[0], x).float(),
+    lambda x: torch.searchsorted(x[:, 0, 0].contiguous(), x).float(),
+)
+pair(
+    "randint",
+    lambda x: x + 0 * torch.randint(0, 5, (x.shape[0], 4, 6)),
+    lambda x: x + torch.randint(0, x.shape[0], (4, 6)),
+)
+pair("tile", lambda x: x.tile(2, 1), lambda x: x + x.tile(x.shape[0], 1, 1).sum())
+pair(
+    "tensordot",
+    lambda x: torch.tensordot(x, W.view(6, 4), dims=1),
+    lambda x: torch.tensordot(x, x, dims=([0], [0])).sum() + x,
+)
+pair(
+    "cdist",
+    lambda x: torch.cdist(x[:, 0], W.view(4, 6)),
+    lambda x: torch.cdist(x[:, 0], x[:, 1]).sum(1),
+)
+pair(
+    "linalg_cross",
+    lambda x: torch.linalg.cross(x[..., :3], x[..., 3:]),
+    lambda x: torch.linalg.cross(x[:3], x[:3], dim=0).sum() + x,
+)
+pair(
+    "affine_grid_generator",
+    lambda x: F.affine_grid(x[:, :2, :3], [x.shape[0], 1, 2, 3], align_corners=False),
+    lambda x: (
+        F.affine_grid(x[:2, :, :3].transpose(0, 1), [4, 1, 2, 3], align_corners=False).sum() + x
+    ),
+)
+# the same function in other operations, while it is recorded
+pair(
+    "take_along_dim",
+    lambda x: x.take_along_dim(x.argsort(1)[:, :1], 1),
+    lambda x: x.take_along_dim(x.argsort(0), 0),
+)
+pair(
+    "embedding_bag",
+    lambda i: F.embedding_bag(i, TABLE, padding_idx=0),
+    lambda i: F.embedding_bag(i.flatten(), TABLE, torch.arange(0, i.numel(), 2))[: i.shape[0]],
+    WORDS,
+)
+pair(
+    "guidance",
+    lambda x: torch.stack(torch.cat([x, 2 * x]).mul(3).chunk(2), 1),
+    lambda x: torch.cat([x[:, :1], x[:, 1:2]]).reshape(-1, 2, 6),
+)
 GATES = [torch.ones(12, 6) * 0.1, torch.ones(12, 3) * 0.1, torch.ones(12), torch.ones(12)]
 
 
@@ -607,10 +712,21 @@ for _name, _gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1))
     )
 
 
-@pytest.mark.parametrize("name", APART)
-def test_a_call_that_keeps_examples_apart_gives_what_each_alone_does(name: str) -> None:
-    function, x = APART[name]
-    require_apart(function, x)
+def by_input() -> list[dict[str, tuple[Function, Tensor]]]:
+    """The calls of `APART`, those of the same examples together."""
+    groups: dict[int, dict[str, tuple[Function, Tensor]]] = {}
+    for name, (function, x) in APART.items():
+        groups.setdefault(id(x), {})[name] = function, x
+    return [*groups.values()]
+
+
+@pytest.mark.parametrize("group", by_input(), ids=lambda group: next(iter(group)))
+def test_a_call_that_keeps_examples_apart_gives_what_each_alone_does(
+    group: dict[str, tuple[Function, Tensor]],
+) -> None:
+    functions = {name: function for name, (function, _) in group.items()}
+    (x, *_) = (x for _, x in group.values())
+    require_apart(functions, x)
 
 
 @pytest.mark.parametrize("name", MIXED)

@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import random
 from collections.abc import Callable, Iterator
 from types import MethodType
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
 from tests.drivers import python
 from tests.modules import Made
-from zdp_bench.gradients.program import Reference, state_of
+from zdp_bench.gradients.program import Alone, Reference, make, state_of
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 
@@ -89,16 +91,47 @@ def test_a_reference_equals_none_to_a_later_object_at_the_same_address() -> None
     class Slotted:
         __slots__ = ()
 
-    for make in (lambda: Made(len), lambda: lambda: 0, Slotted):
+    for build in (lambda: Made(len), lambda: lambda: 0, Slotted):
         for _ in range(20):
-            referred: Any = make()
+            referred: Any = build()
             reference, address = Reference(referred), id(referred)
             assert reference == Reference(referred)
             del referred
-            later = make()
+            later = build()
             assert reference != Reference(later)
             if id(later) == address:
                 break
+
+
+APART: dict[str, tuple[Callable[..., Tensor], str]] = {
+    "another branch for one example": (
+        lambda net, x: x * 2 if len(x) == 1 else x * 3,
+        "something else for one example than for several",
+    ),
+    "numbers of Python": (
+        lambda net, x: x * 2 if random.random() < 2 else x,
+        "draws random numbers by Python or numpy",
+    ),
+    "numbers of numpy": (
+        lambda net, x: x * torch.from_numpy(np.random.rand(4)),
+        "draws random numbers by Python or numpy",
+    ),
+    "a size that torch fixes": (
+        lambda net, x: torch.kron(x, torch.ones(1, 2)),
+        "torch records kron for one number",
+    ),
+    "a threshold of sizes": (
+        lambda net, x: x * 2 if len(x) < 25 else x,
+        r"something else for another number of examples \(than 2 <= B and B <= 24",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", APART)
+def test_what_a_recording_would_not_follow_runs_alone_and_says_why(name: str) -> None:
+    function, reason = APART[name]
+    with pytest.raises(Alone, match=reason):
+        make(model_of(function), X)
 
 
 STEP_OF_A_FORK = """

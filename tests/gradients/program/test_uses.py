@@ -73,6 +73,27 @@ def lstm(layer: nn.RNNBase) -> Build:
     return lambda: Made(function, layer=layer.double())
 
 
+def cells(net: Any, x: Tensor) -> Tensor:
+    h = c = x.new_zeros(x.shape[0], 3)
+    for t in range(x.shape[1]):
+        h, c = net.lstm(x[:, t], (h @ net.u, c))
+    return h
+
+
+def gru_cells(net: Any, x: Tensor) -> Tensor:
+    h = torch.zeros(x.size(0), 3, dtype=x.dtype)
+    for t in range(x.shape[1]):
+        h = net.cell(x[:, t], h)
+    return h
+
+
+def pieces(net: Any, x: Tensor) -> Tensor:
+    """[B, 4, 6]: each example is four sequences [3, 2]."""
+    examples, count, length = x.shape
+    states, _ = net.gru(x.reshape(examples * count, length // 2, 2))
+    return states[:, -1].view(examples, -1)
+
+
 FAST: dict[str, Build] = {
     "linear of rows": made(lambda net, x: F.linear(x[:, 0], net.w, net.b), w=(3, 6), b=(3,)),
     "linear of positions": made(lambda net, x: F.linear(x, net.w, net.b), w=(3, 6), b=(3,)),
@@ -138,6 +159,30 @@ FAST: dict[str, Build] = {
     "a cell": made(
         lambda net, x: torch.gru_cell(x[:, 0], x[:, 1, :3], net.w, net.u), w=(9, 6), u=(9, 3)
     ),
+    "cells of a loop": lambda: Made(cells, lstm=nn.LSTMCell(6, 3).double(), u=parameter(3, 3)),
+    "a cell of torch": lambda: Made(gru_cells, cell=nn.GRUCell(6, 3).double()),
+    "a GRU over pieces of each example": made(
+        pieces, gru=lambda: nn.GRU(2, 3, batch_first=True, bidirectional=True).double()
+    ),
+    "copies behind each other": made(
+        lambda net, x: torch.cat([net.w.repeat(x.shape[0], 2, 1), x], 1), w=(1, 2, 6)
+    ),
+    "copies by tile": made(lambda net, x: net.w.tile(x.shape[0], 2, 1) * x, w=(1, 2, 6)),
+    "its type, its shape and its size": made(
+        lambda net, x: (
+            x.type_as(net.w) * net.w + net.w.new_zeros(x.shape[0], 4, 6) + torch.zeros_like(net.w)
+        ),
+        w=(6,),
+    ),
+    "a number at a mask": made(lambda net, x: x.masked_fill(x > 0, net.w), w=()),
+    "a threshold": made(lambda net, x: (x > net.w) * x * net.s, w=(6,), s=(6,)),
+    "a sum of embeddings": made(
+        lambda net, x: net.bag((x[:, 0] > 0).long()), bag=lambda: nn.EmbeddingBag(3, 4).double()
+    ),
+    "an einsum of three": made(
+        lambda net, x: torch.einsum("bti,ij,jk->btk", x, net.w, net.s), w=(6, 3), s=(3, 2)
+    ),
+    "distances to prototypes": made(lambda net, x: torch.cdist(x[:, 0], net.w), w=(30, 6)),
 }
 SLOW: dict[str, Build] = {
     "a weight in place of a view": made(

@@ -1,7 +1,10 @@
 """Programs: a foreign model's forward function as recorded, checked and run.
 
     record   the forward function as a graph of torch's operations, for any number of examples
-    batch    where the examples are after each operation, or why they cannot be told apart
+    calls    one call of an operation in it
+    rules    where the examples are in an operation's results, by its kind
+    table    which operations are of that kind
+    batch    where they are after every operation, or why they cannot be told apart
     uses     the per-example gradients of the parameters that an operation uses
     this     a program that is ready to run, and which models have one
 
@@ -24,27 +27,28 @@ from weakref import WeakKeyDictionary
 import torch
 from torch import Tensor, nn
 from torch.fx import Graph, GraphModule, Node
-from torch.utils._pytree import tree_leaves
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.parts import leaves_of, map_leaves, takes_parts
-from zdp_bench.gradients.program.batch import (
+from zdp_bench.gradients.program.batch import check
+from zdp_bench.gradients.program.calls import (
     Alone,
     Place,
     Places,
-    check,
     module_of,
     name_of,
+    named_arguments,
+    nodes_in,
 )
 from zdp_bench.gradients.program.record import (
     HOOKS,
-    RECURRENT,
     Recorded,
     foreign_hooks,
     is_ours,
     record,
     require_torch_backward,
 )
+from zdp_bench.gradients.program.table import READS_NO_NUMBER, RECURRENT
 from zdp_bench.gradients.program.uses import Use, use_of
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.precision import forward_precision
@@ -52,6 +56,7 @@ from zdp_bench.nn.precision import forward_precision
 log = logging.getLogger(__name__)
 
 EXAMPLES = 3  # that a model is recorded with
+SAME = 1e-2  # of the largest output, by which rounding may move it
 SOON = 200  # pieces of batches, in which recording again would take a good part of the time
 
 
@@ -77,14 +82,14 @@ class Program:
     def run(self, model: nn.Module, inputs: Tensor) -> Tensor:
         """Return the output, with the parameters and buffers that the model holds now."""
         with forward_precision(model) as finish:
-            return finish(self.plain(*self._given(model, inputs)))
+            return finish(self.plain.forward(*self._given(model, inputs)))
 
     def run_on(self, tape: Any, model: nn.Module, inputs: Tensor) -> Tensor:
         """As `run`, with each use of parameters entered on a tape."""
         if self.taped is None:
             raise NoRule(self.reason)
         with forward_precision(model) as finish:
-            return finish(self.taped(tape, *self._given(model, inputs)))
+            return finish(self.taped.forward(tape, *self._given(model, inputs)))
 
     def _given(self, model: nn.Module, inputs: Tensor) -> list[Any]:
         examples = iter(leaves_of(inputs))
@@ -168,7 +173,27 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         dict.fromkeys(_leaf_name(node) for node in recorded.graph.nodes if _is_leaf(node))
     )
     plain = _plain(recorded)
-    return Program(recorded, plain, taped, reason, leaves, tuple(uses), str(recorded.graph))
+    program = Program(recorded, plain, taped, reason, leaves, tuple(uses), str(recorded.graph))
+    with torch.random.fork_rng(devices):
+        _require_same_for_one(model, program, map_leaves(lambda leaf: leaf[:1], examples))
+    return program
+
+
+@torch.no_grad()
+def _require_same_for_one(model: nn.Module, program: Program, one: Tensor) -> None:
+    """Reject a program that does not do for one example what the model does."""
+    twin = copy_apart(model)
+    with takes_parts(twin):
+        torch.manual_seed(0)
+        own = twin(map_leaves(torch.clone, one))
+    torch.manual_seed(0)
+    found = program.run(model, map_leaves(torch.clone, one))
+    scale = float(own.abs().nan_to_num(posinf=0.0).max())
+    if own.numel() == found.numel():
+        own = own.reshape(found.shape)  # `squeeze()` takes out the dimension of one example, too
+    alike = own.shape == found.shape and own.dtype == found.dtype
+    if not alike or not torch.allclose(own, found, rtol=0, atol=SAME * scale, equal_nan=True):
+        raise Alone("the model does something else for one example than for several")
 
 
 def _check(recorded: Recorded) -> Places:
@@ -243,48 +268,59 @@ def _on_tape(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]
     What those operations are given of parameters is detached: autograd records nothing of it.
     """
     graph, copied = _copy_of(recorded.graph)
-    first = next(iter(graph.nodes))
-    with graph.inserting_before(first):
+    with graph.inserting_before(next(iter(graph.nodes))):
         tape = graph.placeholder("tape")
     trained = _of_parameters(recorded, places)
     uses: list[Use] = []
     for old in recorded.graph.nodes:
         if old.op != "call_function" or old not in places or old.meta.get("frozen"):
             continue
-        operands = list(
-            dict.fromkeys(
-                leaf for leaf in tree_leaves((old.args, old.kwargs)) if isinstance(leaf, Node)
-            )
-        )
+        operands = list(dict.fromkeys(nodes_in(old.args, old.kwargs)))
         weights = [leaf for leaf in operands if leaf in trained]
-        if _is_leaf(old):
-            continue
-        if not weights or name_of(old) == "getitem":
+        if not weights or _is_leaf(old) or name_of(old) == "getitem":
             continue
         node = copied[old]
         if _is_recurrent(old):
+            inner = places[old.args[0]].inner
             node.kwargs = {}
-            node.args = (tape, name_of(old), module_of(old), *node.args)
+            node.args = (tape, name_of(old), module_of(old), inner, *node.args)
             node.target = _enter_recurrent
             continue
-        held = [leaf for leaf in operands if leaf not in trained and _is_tensor(leaf)]
-        use = use_of(old, weights, held, places)
-        given = tuple(copied[leaf] for leaf in weights)
-        for weight in given:
+        for weight in weights:
             with graph.inserting_before(node):
-                detached = graph.call_function(torch.ops.aten.detach.default, (weight,))
-            node.replace_input_with(weight, detached)
+                detached = graph.call_function(torch.ops.aten.detach.default, (copied[weight],))
+            node.replace_input_with(copied[weight], detached)
+        read = _read_by(old)
+        weights = [weight for weight in weights if weight in read]
+        if not weights:
+            continue
+        held = [leaf for leaf in operands if leaf not in trained and _is_tensor(leaf)]
+        uses.append(use_of(old, weights, held, places))
+        given = tuple(copied[leaf] for leaf in weights)
         examples = tuple(copied[leaf] for leaf in held)
         with graph.inserting_after(node):
             entered = graph.call_function(_enter)
         node.replace_all_uses_with(entered)
-        entered.args = (tape, len(uses), node, given, examples)
-        uses.append(use)
+        entered.args = (tape, len(uses) - 1, node, given, examples)
     graph = _with_leaves(recorded, graph, _call_leaf)
     for node in graph.nodes:
         if node.target is _call_leaf:
             node.target, node.args = _enter_leaf, (tape, *node.args)
     return GraphModule(nn.Module(), graph), uses
+
+
+def _read_by(node: Node) -> set[Node]:
+    """Return the arguments whose numbers a differentiable operation reads."""
+    value = node.meta.get("val")
+    if isinstance(value, Tensor) and not (value.is_floating_point() or value.is_complex()):
+        return set()
+    unread = READS_NO_NUMBER.get(name_of(node), frozenset())
+    return {
+        leaf
+        for name, argument in named_arguments(node)
+        if name not in unread
+        for leaf in nodes_in(argument)
+    }
 
 
 def _is_tensor(node: Node) -> bool:
@@ -313,8 +349,8 @@ def _enter_leaf(tape: Any, module: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def _enter_recurrent(tape: Any, kind: str, name: str, *args: Any) -> Any:
-    return tape.call_recurrent(kind, name, *args)
+def _enter_recurrent(tape: Any, kind: str, name: str, inner: int, *args: Any) -> Any:
+    return tape.call_recurrent(kind, name, inner, *args)
 
 
 # --------------------------------------------------------------------------------- copies of models

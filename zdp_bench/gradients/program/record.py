@@ -13,6 +13,8 @@ import builtins
 import io
 import linecache
 import logging
+import random
+import re
 import sys
 import traceback
 import warnings
@@ -21,7 +23,9 @@ from contextlib import ExitStack, contextmanager, redirect_stderr, redirect_stdo
 from dataclasses import dataclass, field
 from typing import Any, cast
 
+import numpy as np
 import torch
+import torch.nn.functional as F
 from torch import Tensor, nn
 from torch.export import Dim, export
 from torch.export.graph_signature import InputKind, OutputKind
@@ -31,7 +35,8 @@ from torch.utils._pytree import tree_map
 
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.parts import Parts, leaves_of, takes_parts
-from zdp_bench.gradients.program.batch import Alone, is_users, name_of, show_line
+from zdp_bench.gradients.program.calls import Alone, factor_of, is_users, name_of, show_line
+from zdp_bench.gradients.program.table import RECURRENT
 
 MOST = 2**24  # examples of a batch
 BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -49,20 +54,23 @@ def _leaf(x: Tensor, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
 
 
 # torch 2.11 records the last states of an LSTM in another shape than it computes them.
-RECURRENT = ("lstm", "gru", "rnn_tanh", "rnn_relu")
 _OPTIONS = (
     "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
     "bool bidirectional, bool batch_first"
 )
 _library.define(f"lstm(Tensor input, Tensor[] hx, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
-for _kind in RECURRENT[1:]:
+for _kind in {*RECURRENT} - {"lstm"}:
     _library.define(f"{_kind}(Tensor input, Tensor hx, {_OPTIONS}) -> (Tensor, Tensor)")
 
 
 def _recurrent(input: Tensor, hx: Any, *options: Any) -> Any:
     states = list(hx) if isinstance(hx, list | tuple) else [hx]
     directions = 2 if options[5] else 1
-    output = input.new_empty((*input.shape[:2], states[0].shape[2] * directions))
+    width = states[0].shape[2] * directions
+    if options[6]:  # batch_first; in memory, time comes first
+        output = input.new_empty((input.shape[1], input.shape[0], width)).transpose(0, 1)
+    else:
+        output = input.new_empty((*input.shape[:2], width))
     return (output, *(torch.empty_like(state) for state in states))
 
 
@@ -71,9 +79,11 @@ for _kind in RECURRENT:
 
 
 class _Functions:
-    """torch's functions of recurrent layers, those of plain sequences as operations of ours."""
+    """torch's functions of recurrent layers: plain sequences and cells in operations with rules."""
 
     def __getattr__(self, name: str) -> Any:
+        if name in _CELLS:
+            return _CELLS[name]
         function = getattr(torch._VF, name)
         if name not in RECURRENT:
             return function
@@ -84,6 +94,28 @@ class _Functions:
             return own(*args) if is_plain else function(*args)
 
         return call
+
+
+def _lstm_cell(
+    x: Tensor, states: Any, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
+) -> tuple[Tensor, Tensor]:
+    h, c = states
+    gates = F.linear(x, of_x, b_x) + F.linear(h, of_h, b_h)
+    i, f, g, o = gates.chunk(4, dim=1)
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def _gru_cell(
+    x: Tensor, h: Tensor, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
+) -> Tensor:
+    r_x, z_x, n_x = F.linear(x, of_x, b_x).chunk(3, dim=1)
+    r_h, z_h, n_h = F.linear(h, of_h, b_h).chunk(3, dim=1)
+    z, n = (z_x + z_h).sigmoid(), (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+    return n + z * (h - n)
+
+
+_CELLS = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
 
 
 @contextmanager
@@ -138,22 +170,73 @@ class _Calls(TorchFunctionMode):
         super().__init__()
         self.model = model
         self.sizes: Any = None  # torch's table of sizes; its replacements are those it has fixed
-        self.fixed: tuple[str, str] | None = None  # line and layer where one was fixed first
+        self.fixed: tuple[str, str, str] | None = None  # reason, line and layer of the first one
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if getattr(func, "__name__", "") in ("register_hook", "register_post_accumulate_grad_hook"):
             raise Alone("a hook changes gradients")
-        result = func(*args, **(kwargs or {}))
         if self.sizes is None and args and isinstance(args[0], Tensor):
             symbols: list[Any] = [s for s in args[0].shape if isinstance(s, torch.SymInt)]
             self.sizes = symbols[0].node.shape_env if symbols else None
-        if self.fixed is None and self.sizes is not None and self.sizes.replacements:
-            stack = [*traceback.walk_stack(sys._getframe(1))]
-            self.fixed = _where(self.model, stack[::-1])
+        self._note(ANOTHER_NUMBER)
+        result = RECORDED_AS.get(func, func)(*args, **(kwargs or {}))
+        name = getattr(func, "__name__", "an operation")
+        self._note(f"torch records {name} for one number of examples alone")
         return result
+
+    def _note(self, reason: str) -> None:
+        """Note where the number of examples was fixed first."""
+        if self.fixed is None and self.sizes is not None and self.sizes.replacements:
+            stack = [*traceback.walk_stack(sys._getframe(2))]
+            self.fixed = reason, *_where(self.model, stack[::-1])
 
 
 ANOTHER_NUMBER = "the model does something else for another number of examples"
+
+
+def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+    if dim is None or x.dim() != indices.dim():
+        return torch.take_along_dim(x, indices, dim)
+    wide = [b if a == 1 else a for a, b in zip(x.shape, indices.shape, strict=True)]
+    of_x, of_indices = [*wide], [*wide]
+    of_x[dim], of_indices[dim] = x.shape[dim], indices.shape[dim]
+    return x.expand(of_x).gather(dim, indices.expand(of_indices))
+
+
+def _cdist(x: Tensor, y: Tensor, p: float = 2.0, compute_mode: str = "") -> Tensor:
+    return torch.cdist(x, y, p, "donot_use_mm_for_euclid_dist")  # for any number of rows
+
+
+def _chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+    size: Any = x.shape[dim]
+    if isinstance(size, torch.SymInt) and factor_of(size) % chunks == 0:
+        return x.split_with_sizes([size // chunks] * chunks, dim)
+    return torch.chunk(x, chunks, dim)
+
+
+def _embedding_bag(words: Tensor, table: Tensor, *args: Any, **how: Any) -> Tensor:
+    mode, padding = how.get("mode", "mean"), how.get("padding_idx")
+    plain = {"mode", "padding_idx", "norm_type", "include_last_offset", "offsets"}
+    set_ = {name for name, value in how.items() if value is not None and value is not False}
+    if args or words.dim() != 2 or set_ - plain or how.get("offsets") is not None or mode == "max":
+        return F.embedding_bag(words, table, *args, **how)
+    rows = F.embedding(words, table)
+    if padding is None:
+        return rows.mean(dim=1) if mode == "mean" else rows.sum(dim=1)
+    counted = (words != padding).unsqueeze(2).to(rows.dtype)
+    total = (rows * counted).sum(dim=1)
+    return total / counted.sum(dim=1).clamp(min=1) if mode == "mean" else total
+
+
+# Functions that torch records for one number of examples alone, and the same by others.
+RECORDED_AS: dict[Any, Any] = {
+    torch.take_along_dim: _take_along_dim,
+    Tensor.take_along_dim: _take_along_dim,
+    torch.cdist: _cdist,
+    torch.chunk: _chunk,
+    Tensor.chunk: _chunk,
+    F.embedding_bag: _embedding_bag,
+}
 
 
 def record(model: nn.Module, inputs: Tensor) -> Recorded:
@@ -176,18 +259,22 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
     with ExitStack() as inside:
         inside.enter_context(warnings.catch_warnings())
         warnings.simplefilter("ignore")
+        inside.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         contexts = _unchanged(model), takes_parts(model), _leaves(model, inputs)
         for context in (*contexts, _recurrent_layers(), _lengths(), _silence()):
             inside.enter_context(context)
         calls = inside.enter_context(_Calls(model))
+        drawn = _states_of_python()
         try:
             program = export(called, (tree,), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             reason = str(error) if isinstance(error, Alone) else _explain(error)
-            where = calls.fixed if reason == ANOTHER_NUMBER else None
-            raise Alone(
-                reason, None, *(where or _where(model, traceback.walk_tb(error.__traceback__)))
-            ) from None
+            where = _where(model, traceback.walk_tb(error.__traceback__))
+            if reason.startswith(ANOTHER_NUMBER) and calls.fixed is not None:
+                reason, *where = calls.fixed
+            raise Alone(reason, None, *where) from None
+    if _states_of_python() != drawn:
+        raise Alone("the model draws random numbers by Python or numpy")
     for output in program.graph_signature.output_specs:
         if output.kind is OutputKind.BUFFER_MUTATION:
             raise Alone(f"buffer '{_own_name(output.target)}' changes in each pass")
@@ -200,6 +287,12 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
             raise Alone(f"the model uses '{name}' beside the module that holds it")
     graph = _flatten(program.graph_module)
     return Recorded(graph, _sources(program), dict(program.constants))
+
+
+def _states_of_python() -> Any:
+    """Return the states of Python's and numpy's random numbers, which torch does not record."""
+    of_numpy: Any = np.random.get_state()
+    return random.getstate(), of_numpy[1].tobytes(), of_numpy[2:]
 
 
 def _start_autograd() -> None:
@@ -251,7 +344,9 @@ def _explain(error: Exception) -> str:
     """Return why torch could not record a forward function."""
     text = str(error)
     if "Constraints violated" in text or "specialized" in text:
-        return ANOTHER_NUMBER
+        guard = re.search(r"satisfy the generated guard (.*)", text)
+        sizes = re.sub(r"L\[.*?\]\.size\(\)\[0\]", "B", guard[1]).strip(".") if guard else ""
+        return ANOTHER_NUMBER + (f" (than {sizes})" if sizes else "")
     if "guard on data-dependent" in text or "data-dependent" in text or "DataDependent" in text:
         return "the model decides by numbers in Python"
     return f"torch cannot record the model ({first_line(error)})"

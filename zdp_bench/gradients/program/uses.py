@@ -34,19 +34,12 @@ from zdp_bench.gradients.layer_gradient import (
     transform,
 )
 from zdp_bench.gradients.parts import Parts
-from zdp_bench.gradients.program.batch import (
-    BY_NUMBER,
-    RESHAPES,
-    VIEWS,
-    Place,
-    module_of,
-    name_of,
-    named_arguments,
-)
+from zdp_bench.gradients.program.calls import Place, module_of, name_of, named_arguments
+from zdp_bench.gradients.program.table import BY_NUMBER, CUTS, EXPANDS, REPEATS, RESHAPES, VIEWS
 from zdp_bench.gradients.rules import MAX_BYTES, NoRule, Rule, rule_of
 
 Gradients = dict[str, LayerGradient]
-COPIES = ("expand", "repeat", "expand_as", "broadcast_to")
+COPIES = (*EXPANDS, *REPEATS)
 
 
 @dataclass(frozen=True)
@@ -144,7 +137,7 @@ def _is_view(node: Node) -> bool:
     """True if a weight holds each number of one parameter at most once."""
     while node.op != "placeholder":
         if (
-            name_of(node) not in (*VIEWS, *RESHAPES, "alias", "getitem")
+            name_of(node) not in (*VIEWS, *CUTS, *RESHAPES, "alias", "getitem")
             or name_of(node) == "unfold"
         ):
             return False
@@ -397,12 +390,14 @@ def _gradients(operands: Operands, x: Parts, g: Tensor) -> Gradients:
     if size > MAX_BYTES:
         raise NoRule(f"{use.kind}, whose per-example gradients take {size:,} bytes")
     whole = _whole(g, use.place, use.rank)
-    if use.kind in COPIES:
+    if use.kind in REPEATS:
+        gradients = [_unrepeated(whole, operands.weights[0])]
+    elif use.kind in EXPANDS:
         gradients = [whole]
     elif use.kind == "add":
         scale = use.arguments["alpha"] if use.weights[0] == "other" else 1
         gradients = [whole if scale == 1 else whole * scale] * len(use.weights)
-    elif use.kind in BY_NUMBER:
+    elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # which takes one number alone
         gradients = _by_number(operands, x, whole)
     else:
         gradients = _by_torch(operands, x, whole)
@@ -452,6 +447,15 @@ def _reduce(gradients: Tensor, weight: Tensor) -> Tensor:
     dims += [1 + more + at for at, (own, size) in enumerate(sizes) if own == 1 and size != 1]
     reduced = gradients.sum(dim=dims) if dims else gradients
     return reduced.reshape(len(gradients), *weight.shape)
+
+
+def _unrepeated(gradients: Tensor, weight: Tensor) -> Tensor:
+    """Add up the gradients [B, *] of copies that lie behind each other: [B, *shape]."""
+    shape = gradients.shape[1:]
+    sizes = [*[1] * (len(shape) - weight.dim()), *weight.shape]
+    pairs = [(whole // size, size) for whole, size in zip(shape, sizes, strict=True)]
+    apart = gradients.reshape(len(gradients), *[number for pair in pairs for number in pair])
+    return apart.sum(dim=[*range(1, 2 * len(shape), 2)])
 
 
 def _by_number(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:

@@ -35,8 +35,12 @@ class Direction(nn.Module):
 
 @rule(Direction, nn.RNN, nn.LSTM, nn.GRU)
 def recurrent(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
-    """x [B, T, *]: inputs, states before and, of a GRU, reset gates; g of the gates' inputs."""
+    """x [B, T, *]: inputs, states before and, of a GRU, reset gates; g of the gates' inputs.
+
+    [B, S, T, *] are several sequences of each example.
+    """
     assert isinstance(layer, Direction)
+    x, g = x.flatten(1, -2), g.flatten(1, -2)
     own, hidden = layer.suffix, layer.hidden
     width = x.shape[-1] - hidden * (2 if layer.is_gru else 1)
     inputs, states, resets = x.split([width, hidden, x.shape[-1] - width - hidden], dim=-1)
@@ -73,7 +77,8 @@ def replay(layer: nn.RNNBase, examples: int, enter: Enter, x: Any, hx: Any = Non
             part, end = _scan(layer, direction, enter, x, start, mask)
             parts.append(part)
             ends.append(end)
-        x = torch.cat(parts, dim=-1)
+        # In memory, time comes first, as in torch's own outputs: a model may view them so.
+        x = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).transpose(0, 1)
         if level + 1 < layer.num_layers:
             x = F.dropout(x, layer.dropout, layer.training)
     last = [torch.stack(each) for each in zip(*ends, strict=True)]
@@ -97,7 +102,7 @@ def _scan(
     start: list[Tensor | None],
     mask: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
-    """Return the states [B, T, H] of one direction, and its last ones."""
+    """Return the states [T, B, H] of one direction, and its last ones."""
     names = [f"{kind}_{direction.suffix}" for kind in ("weight_ih", "weight_hh")]
     names += [f"bias_{kind}_{direction.suffix}" for kind in ("ih", "hh") if layer.bias]
     own = {name: getattr(layer, name) for name in names}
@@ -136,4 +141,4 @@ def _scan(
     if isinstance(layer, nn.GRU):
         kept.append(torch.stack(resets, dim=1))
     enter_inputs(torch.cat(kept, dim=-1))
-    return torch.stack(outputs, dim=1), [h, c] if isinstance(layer, nn.LSTM) else [h]
+    return torch.stack(outputs), [h, c] if isinstance(layer, nn.LSTM) else [h]
