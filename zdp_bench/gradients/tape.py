@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor, nn
@@ -28,6 +28,7 @@ from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.parts import Parts, leaves_of
 from zdp_bench.gradients.program import Program
 from zdp_bench.gradients.program.calls import Place
+from zdp_bench.gradients.program.sequences import pack, unpack
 from zdp_bench.gradients.program.uses import bind
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
@@ -159,12 +160,19 @@ class Tape:
 
         Each example has its rows of the sequences where a `Place` with `inner` says.
         """
+        length, given = x.shape[1], cast(Any, x)
+        if kind.startswith("packed_"):
+            kind, lengths = kind.removeprefix("packed_"), hx
+            hx, weights, *how = weights, *how, True  # type: ignore[assignment]
+            given = pack(x, lengths)
         if any(not isinstance(weight, nn.Parameter) for weight in weights):
             raise NoRule(f"layer '{name}', whose weights are computed")
         layer = _recurrent_layer(kind, x, hx, weights, *how)
         sequences, before = x.shape[0 if layer.batch_first else 1], len(self.calls)
         replayed = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, sequences)
-        output, states = replayed(x, tuple(hx) if kind == "lstm" else hx)
+        output, states = replayed(given, tuple(hx) if kind == "lstm" else hx)
+        if given is not x:
+            output = unpack(output, length)
         if sequences != self.examples:
             place = Place(0, inner)
             for call in self.calls[before:]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.drivers import python
 from tests.modules import Made
@@ -103,6 +104,17 @@ def test_a_reference_equals_none_to_a_later_object_at_the_same_address() -> None
                 break
 
 
+def packed(net: Any, x: Tensor, lengths: Any) -> Tensor:
+    of = pack_padded_sequence(x.unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
+    return x + of.data.mean()
+
+
+def longest(net: Any, x: Tensor) -> Tensor:
+    lengths = 1 + (x > 0).sum(1).clamp(max=3)
+    of = pack_padded_sequence(x.unsqueeze(2), lengths, batch_first=True, enforce_sorted=False)
+    return pad_packed_sequence(of, batch_first=True)[0].sum(1)
+
+
 APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     "another branch for one example": (
         lambda net, x: x * 2 if len(x) == 1 else x * 3,
@@ -115,6 +127,15 @@ APART: dict[str, tuple[Callable[..., Tensor], str]] = {
     "numbers of numpy": (
         lambda net, x: x * torch.from_numpy(np.random.rand(4)),
         "draws random numbers by Python or numpy",
+    ),
+    "lengths of Python": (
+        lambda net, x: packed(net, x, [4] * len(x)),
+        "takes its lengths from Python",
+    ),
+    "the longest of a batch": (longest, "with total_length=x.shape"),
+    "the numbers of a packed sequence": (
+        lambda net, x: packed(net, x, 1 + (x > 0).sum(1).clamp(max=3)),
+        "mean combines the examples of a batch",
     ),
     "a size that torch fixes": (
         lambda net, x: torch.kron(x, torch.ones(1, 2)),

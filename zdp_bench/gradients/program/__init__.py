@@ -1,6 +1,7 @@
 """Programs: a foreign model's forward function as recorded, checked and run.
 
     record   the forward function as a graph of torch's operations, for any number of examples
+    sequences  recurrent layers in it
     calls    one call of an operation in it
     rules    where the examples are in an operation's results, by its kind
     table    which operations are of that kind
@@ -48,7 +49,8 @@ from zdp_bench.gradients.program.record import (
     record,
     require_torch_backward,
 )
-from zdp_bench.gradients.program.table import READS_NO_NUMBER, RECURRENT
+from zdp_bench.gradients.program.sequences import is_recurrent, run_plain
+from zdp_bench.gradients.program.table import READS_NO_NUMBER
 from zdp_bench.gradients.program.uses import Use, use_of
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.precision import forward_precision
@@ -239,14 +241,10 @@ def _with_leaves(recorded: Recorded, graph: Graph, call: Callable[..., Any]) -> 
                 with graph.inserting_after(last):
                     last = modules[name] = graph.placeholder(f"leaf_{len(modules)}")
             node.target, node.args = call, (modules[name], node.args[0])
-        elif node.op == "call_function" and _is_recurrent(node):
-            node.target = getattr(torch._VF, name_of(node))
+        elif node.op == "call_function" and is_recurrent(node):
+            run_plain(node)
     graph.eliminate_dead_code(lambda node: _writes(node) or node.op in ("placeholder", "output"))
     return graph
-
-
-def _is_recurrent(node: Node) -> bool:
-    return name_of(node) in RECURRENT and getattr(node.target, "namespace", "") == "zdp_bench"
 
 
 def _copy_of(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
@@ -280,7 +278,7 @@ def _on_tape(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]
         if not weights or _is_leaf(old) or name_of(old) == "getitem":
             continue
         node = copied[old]
-        if _is_recurrent(old):
+        if is_recurrent(old):
             inner = places[old.args[0]].inner
             node.kwargs = {}
             node.args = (tape, name_of(old), module_of(old), inner, *node.args)

@@ -36,7 +36,7 @@ from torch.utils._pytree import tree_map
 from zdp_bench.errors import first_line
 from zdp_bench.gradients.parts import Parts, leaves_of, takes_parts
 from zdp_bench.gradients.program.calls import Alone, factor_of, is_users, name_of, show_line
-from zdp_bench.gradients.program.table import RECURRENT
+from zdp_bench.gradients.program.sequences import recurrent_layers
 
 MOST = 2**24  # examples of a batch
 BACKWARD = ("_backward_hooks", "_backward_pre_hooks")
@@ -51,82 +51,6 @@ _library.define("leaf(Tensor x, str name, int[] shape, ScalarType dtype) -> Tens
 @torch.library.register_fake("zdp_bench::leaf", lib=_library)
 def _leaf(x: Tensor, name: str, shape: list[int], dtype: torch.dtype) -> Tensor:
     return x.new_empty((x.shape[0], *shape), dtype=dtype)
-
-
-# torch 2.11 records the last states of an LSTM in another shape than it computes them.
-_OPTIONS = (
-    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
-    "bool bidirectional, bool batch_first"
-)
-_library.define(f"lstm(Tensor input, Tensor[] hx, {_OPTIONS}) -> (Tensor, Tensor, Tensor)")
-for _kind in {*RECURRENT} - {"lstm"}:
-    _library.define(f"{_kind}(Tensor input, Tensor hx, {_OPTIONS}) -> (Tensor, Tensor)")
-
-
-def _recurrent(input: Tensor, hx: Any, *options: Any) -> Any:
-    states = list(hx) if isinstance(hx, list | tuple) else [hx]
-    directions = 2 if options[5] else 1
-    width = states[0].shape[2] * directions
-    if options[6]:  # batch_first; in memory, time comes first
-        output = input.new_empty((input.shape[1], input.shape[0], width)).transpose(0, 1)
-    else:
-        output = input.new_empty((*input.shape[:2], width))
-    return (output, *(torch.empty_like(state) for state in states))
-
-
-for _kind in RECURRENT:
-    torch.library.register_fake(f"zdp_bench::{_kind}", _recurrent, lib=_library)
-
-
-class _Functions:
-    """torch's functions of recurrent layers: plain sequences and cells in operations with rules."""
-
-    def __getattr__(self, name: str) -> Any:
-        if name in _CELLS:
-            return _CELLS[name]
-        function = getattr(torch._VF, name)
-        if name not in RECURRENT:
-            return function
-
-        def call(*args: Any) -> Any:
-            is_plain = isinstance(args[2], list | tuple)  # else it follows the batch's lengths
-            own = getattr(torch.ops.zdp_bench, name)
-            return own(*args) if is_plain else function(*args)
-
-        return call
-
-
-def _lstm_cell(
-    x: Tensor, states: Any, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
-) -> tuple[Tensor, Tensor]:
-    h, c = states
-    gates = F.linear(x, of_x, b_x) + F.linear(h, of_h, b_h)
-    i, f, g, o = gates.chunk(4, dim=1)
-    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
-    return o.sigmoid() * c.tanh(), c
-
-
-def _gru_cell(
-    x: Tensor, h: Tensor, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
-) -> Tensor:
-    r_x, z_x, n_x = F.linear(x, of_x, b_x).chunk(3, dim=1)
-    r_h, z_h, n_h = F.linear(h, of_h, b_h).chunk(3, dim=1)
-    z, n = (z_x + z_h).sigmoid(), (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
-    return n + z * (h - n)
-
-
-_CELLS = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
-
-
-@contextmanager
-def _recurrent_layers() -> Iterator[None]:
-    from torch.nn.modules import rnn
-
-    held, rnn._VF = rnn._VF, _Functions()  # type: ignore[assignment]
-    try:
-        yield
-    finally:
-        rnn._VF = held
 
 
 @dataclass(frozen=True)
@@ -261,7 +185,7 @@ def record(model: nn.Module, inputs: Tensor) -> Recorded:
         warnings.simplefilter("ignore")
         inside.enter_context(torch.backends.opt_einsum.flags(enabled=False))
         contexts = _unchanged(model), takes_parts(model), _leaves(model, inputs)
-        for context in (*contexts, _recurrent_layers(), _lengths(), _silence()):
+        for context in (*contexts, recurrent_layers(), _lengths(), _silence()):
             inside.enter_context(context)
         calls = inside.enter_context(_Calls(model))
         drawn = _states_of_python()

@@ -145,13 +145,15 @@ def attention(call: Call) -> Any:
 
 
 def recurrent(call: Call) -> Any:
-    """Its input has the examples first or second, its states second."""
-    inputs, states = call.get("input"), tree_leaves(call.get("hx"))
+    """Its input has the examples first or second, its states second, and lengths are their own."""
+    inputs, lengths, states = call.get("input"), call.get("lengths"), tree_leaves(call.get("hx"))
     is_batch = inputs in call.held and call.rank(inputs) == 3
     call.need(is_batch, "has no batch of sequences")
-    batch = 0 if call.get("batch_first") else 1
+    is_packed = call.kind.startswith("packed_")
+    batch = 0 if is_packed or call.get("batch_first") else 1
     call.need(call.place(inputs).dim == batch, "runs along the examples")
-    call.need(set(call.held) <= {inputs, *states}, "has a weight of the examples")
+    call.need(not is_packed or lengths in call.held, "is given lengths of no example")
+    call.need(set(call.held) <= {inputs, lengths, *states}, "has a weight of the examples")
     for state in states:
         fits = state in call.held and call.place(state).dim == 1
         call.need(fits, "has a first state of other examples")

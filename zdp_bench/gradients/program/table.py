@@ -92,6 +92,7 @@ MAPS_3D = _words("""
     conv_transpose3d max_pool3d max_pool3d_with_indices upsample_nearest3d upsample_trilinear3d
 """)
 RECURRENT = _words("gru lstm rnn_relu rnn_tanh")
+PACKED = [f"packed_{kind}" for kind in RECURRENT]
 CELLS = _words("gru_cell lstm_cell rnn_relu_cell rnn_tanh_cell")
 GATHERED = _words("gather scatter scatter_add scatter_reduce")
 SELECTED = _words("index_add index_copy index_fill index_select")
@@ -112,7 +113,7 @@ GROUPS: list[tuple[Rule, list[str]]] = [
     (instance_norm, ["instance_norm"]),
     (all_in_rows, [*CELLS, "grid_sampler", "affine_grid_generator"]),
     (attention, ["scaled_dot_product_attention"]),
-    (recurrent, RECURRENT),
+    (recurrent, [*RECURRENT, *PACKED]),
     (einsum, ["einsum"]),
     (squeezed, ["squeeze"]),  # in the place of `kept`
     (cut, CUTS),
