@@ -10,6 +10,7 @@ import pytest
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.modules import Made
 from zdp_bench.gradients.program import Alone, make
@@ -663,6 +664,43 @@ pair(
         F.affine_grid(x[:2, :, :3].transpose(0, 1), [4, 1, 2, 3], align_corners=False).sum() + x
     ),
 )
+
+
+def positive(x: Tensor) -> Tensor:
+    """[*, 4, 4] with a determinant above zero, of [*, 4, 6]."""
+    return x @ x.mT + torch.eye(4)
+
+
+def between_examples(x: Tensor, name: str) -> Tensor:
+    """Matrices whose rows are examples; square ones for the functions that need it."""
+    return x.movedim(0, 1) if name in ("linalg_qr", "linalg_svdvals") else x[:, 0] @ x[:, 0].mT
+
+
+MATRICES_OF: dict[str, Function] = {
+    "linalg_cholesky": torch.linalg.cholesky,
+    "linalg_det": torch.linalg.det,
+    "linalg_eigh": lambda m: torch.linalg.eigh(m)[0],
+    "linalg_eigvalsh": torch.linalg.eigvalsh,
+    "linalg_inv": torch.linalg.inv,
+    "linalg_qr": lambda m: torch.linalg.qr(m)[1].abs(),
+    "linalg_slogdet": lambda m: torch.linalg.slogdet(m)[1],
+    "linalg_solve": lambda m: torch.linalg.solve(m, m.mT),
+    "linalg_svdvals": torch.linalg.svdvals,
+    "matrix_exp": lambda m: torch.matrix_exp(m / 20),
+}
+for _name, _function in MATRICES_OF.items():
+    pair(
+        _name,
+        lambda x, f=_function: f(positive(x)),
+        lambda x, f=_function, name=_name: x + f(between_examples(x, name)).sum(),
+    )
+pair(
+    "stft",
+    lambda x: torch.stft(x.flatten(1), 8, window=torch.ones(8), return_complex=True).abs(),
+    lambda x: (
+        torch.stft(x[:, 0].T, 2, 1, window=torch.ones(2), return_complex=True).abs().sum() + x
+    ),
+)
 # the same function in other operations, while it is recorded
 pair(
     "take_along_dim",
@@ -696,8 +734,24 @@ def run(name: str, batch_first: bool) -> Function:
 
 
 LAYERS: dict[str, Any] = {}
+
+
+def run_packed(name: str, batch_first: bool) -> Function:
+    """A recurrent layer on sequences of different lengths."""
+
+    def function(x: Tensor) -> Tensor:
+        lengths = 1 + (x[:, :, 0] > 0).sum(1).clamp(max=3) if batch_first else torch.ones(4)
+        of = pack_padded_sequence(x, lengths.cpu().long(), batch_first, enforce_sorted=False)
+        run(name, batch_first)(x)  # which makes the layer
+        states, _ = LAYERS[name](of)
+        return pad_packed_sequence(states, True, total_length=4 if batch_first else len(x))[0]
+
+    return function
+
+
 for _name in ("lstm", "gru", "rnn_tanh", "rnn_relu"):
     pair(_name, run(_name, True), run(_name, False))
+    pair(f"packed_{_name}", run_packed(_name, True), run_packed(_name, False))
 for _name, _gates in (("lstm", 4), ("gru", 3), ("rnn_tanh", 1), ("rnn_relu", 1)):
     _weights = [torch.ones(3 * _gates, 6) * 0.1, torch.ones(3 * _gates, 3) * 0.1]
 

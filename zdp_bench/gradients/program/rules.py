@@ -137,10 +137,11 @@ def squeezed(call: Call) -> Any:
     return kept(call)
 
 
-def attention(call: Call) -> Any:
+def matrices(call: Call) -> Any:
+    """It works on the last two dimensions of each argument."""
     for node in call.held:
         before = call.rank(node) - 2
-        call.need(call.place(node).dim < before, "lets examples attend to each other")
+        call.need(call.place(node).dim < before, "works along the dimension of the examples")
     return kept(call)
 
 

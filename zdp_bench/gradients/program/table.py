@@ -10,7 +10,6 @@ from zdp_bench.gradients.program.rules import (
     Rule,
     all_in_rows,
     along,
-    attention,
     batch_norm,
     constant,
     cut,
@@ -24,6 +23,7 @@ from zdp_bench.gradients.program.rules import (
     instance_norm,
     joined,
     kept,
+    matrices,
     normalised,
     own_index,
     padded,
@@ -71,6 +71,10 @@ CUTS = _words("chunk split split_with_sizes")
 RESHAPES = _words("_unsafe_view flatten reshape reshape_as unflatten view view_as")
 EXPANDS = _words("expand expand_as broadcast_to")
 REPEATS = _words("repeat tile")
+MATRICES = _words("""
+    linalg_cholesky linalg_det linalg_eigh linalg_eigvalsh linalg_inv linalg_qr linalg_slogdet
+    linalg_solve linalg_svdvals matrix_exp
+""")
 PRODUCTS = _words("addmm baddbmm bilinear bmm cdist linear matmul mm tensordot")
 CONSTANTS = _words("empty full new_empty new_full new_ones new_zeros ones rand randint randn zeros")
 FILLS = _words("""
@@ -106,13 +110,14 @@ GROUPS: list[tuple[Rule, list[str]]] = [
     (normalised, ["layer_norm", "rms_norm"]),
     (padded, ["pad", "constant_pad_nd"]),
     (in_rows(), ROWS),
+    (in_rows(2), ["stft"]),
     (in_rows(3), MAPS_1D),
     (in_rows(4), MAPS_2D),
     (in_rows(5), MAPS_3D),
     (batch_norm, ["batch_norm"]),
     (instance_norm, ["instance_norm"]),
     (all_in_rows, [*CELLS, "grid_sampler", "affine_grid_generator"]),
-    (attention, ["scaled_dot_product_attention"]),
+    (matrices, [*MATRICES, "scaled_dot_product_attention"]),
     (recurrent, [*RECURRENT, *PACKED]),
     (einsum, ["einsum"]),
     (squeezed, ["squeeze"]),  # in the place of `kept`
