@@ -22,6 +22,8 @@ class Parts:
 
     @property
     def leaves(self) -> list[Tensor]:
+        if type(self.tree) is tuple and all(isinstance(part, Tensor) for part in self.tree):
+            return list(self.tree)  # torch's own function takes ten times as long
         return tree_leaves(self.tree)
 
     def map(self, function: Callable[[Tensor], Tensor]) -> Parts:

@@ -40,9 +40,9 @@ def suits_channels_last(model: nn.Module) -> bool:
     kernels = [weight for weight in model.parameters() if weight.dim() == 4]
     if any(weight.is_complex() for weight in kernels):
         return True
-    narrow = all(max(weight.shape[:2]) <= WIDEST for weight in kernels)
-    normed = any(isinstance(layer, NORMALISATIONS) for layer in model.modules())
-    return len(kernels) > 1 and narrow and not normed
+    if len(kernels) < 2 or any(max(weight.shape[:2]) > WIDEST for weight in kernels):
+        return False
+    return not any(isinstance(layer, NORMALISATIONS) for layer in model.modules())
 
 
 def arrange(model: nn.Module, inputs: Tensor) -> Tensor:

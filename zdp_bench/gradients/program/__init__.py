@@ -426,8 +426,11 @@ def alone(model: nn.Module) -> str:
     return held.alone if held is not None else ""
 
 
-PLAIN = (bool, int, float, str, type(None))
+EXACT = {str, type(None)}
+NUMBERS = (bool, int, float, str, type(None))
 SHORT = 64  # entries of a list whose entries are compared
+# What torch keeps of every module, and of recurrent ones.
+TORCHS = {*vars(nn.Module()), "_flat_weights", "_flat_weight_refs", "_all_weights"} - {"training"}
 
 
 class Reference:
@@ -455,17 +458,19 @@ def _signature(model: nn.Module, inputs: Tensor) -> Any:
 
 def _held_by(module: nn.Module) -> tuple[Any, ...]:
     own = vars(module)
-    hooks = [Reference(hook) for kind in HOOKS for hook in foreign_hooks(own[kind])]
-    others = {
-        name: _read(value)
+    hooked = [own[kind] for kind in HOOKS if own[kind]]
+    hooks = [Reference(hook) for hooks in hooked for hook in foreign_hooks(hooks)]
+    others = [
+        (name, value if type(value) in EXACT else _read(value))
         for name, value in own.items()
-        if not name.startswith("_") or isinstance(value, PLAIN)
-    }
-    tensors = {
-        name: (value.dtype, value.shape, value.requires_grad)
-        for name, value in (own["_parameters"] | own["_buffers"]).items()
+        if name not in TORCHS
+    ]
+    tensors = [
+        (name, value.dtype, value.shape, value.requires_grad)
+        for held in (own["_parameters"], own["_buffers"])
+        for name, value in held.items()
         if value is not None
-    }
+    ]
     return Reference(module), hooks, others, tensors
 
 
@@ -474,7 +479,7 @@ def _read(value: Any) -> Any:
 
     A tensor is a constant of the program itself, which follows changes in place.
     """
-    if isinstance(value, PLAIN):
+    if isinstance(value, NUMBERS):
         return type(value), value
     if isinstance(value, list | tuple) and len(value) <= SHORT:
         return type(value), [_read(part) for part in value]
