@@ -79,7 +79,7 @@ def test_a_model_that_mixes_examples_of_its_second_input_runs_alone(named: bool)
     apart, mixing = Two(), Two(lambda b: b.mean(dim=0, keepdim=True))
     assert check_model(apart, loss, batch(named)) == check_model(mixing, loss, batch(named)) == []
     assert not alone(apart)
-    assert "mean reduces the dimension of the examples" in alone(mixing)
+    assert "mean combines the examples of a batch" in alone(mixing)
     with pytest.raises(UserError, match=r"cannot take float32 and float32 inputs of shape"):
         check_model(nn.Linear(3, 2), loss, batch(named))
 
