@@ -16,6 +16,7 @@ import pytest
 from tests.report.test_tables import FILLINGS, TABLE, own
 from tests.test_records import record, save, typed
 from zdp_bench.extras.page import page
+from zdp_bench.extras.page.curves import MOST_POINTS, curves_of
 from zdp_bench.report import tables
 
 EVIL = "<script>window.harmed = true; alert(1)</script><img src=x onerror=alert(2)>"
@@ -82,7 +83,7 @@ def test_the_page_needs_nothing_beside_it(text: str) -> None:
 
 def test_only_the_pages_own_scripts_may_run(text: str) -> None:
     scripts = re.findall(r"<script>(.*?)</script>", text, flags=re.DOTALL)
-    assert len(scripts) == text.count("<script>") == 4
+    assert len(scripts) == text.count("<script>") == 5
     hashes = {b64encode(sha256(script.encode()).digest()).decode() for script in scripts}
     (policy,) = re.findall(r'Content-Security-Policy" content="(.*?)"', text)
     assert set(re.findall(r"sha256-([\w+/=]+)", policy)) == hashes
@@ -134,6 +135,49 @@ def test_a_run_has_the_name_tags_and_notes_that_it_was_given(tmp_path: Path) -> 
     pairs = dict(made["pairs"][place] for place in named["Name, tags and notes"])
     assert pairs == {"name": "wide", "tags": '["a", "b"]', "notes": "why"}
     assert "Name, tags and notes" not in plain
+
+
+STEPS = [{"epoch": n, "step": 10 * n, "epsilon_tight": n / 3, "loss": 1 / n} for n in range(1, 4)]
+
+
+@pytest.mark.parametrize(
+    ("epochs", "curves"),
+    [
+        (
+            [row | {"accuracy": row["step"] / 30} for row in STEPS],
+            {
+                "epoch": [1, 2, 3],
+                "epsilon_tight": [0.33333, 0.66667, 1],
+                "loss": [1, 0.5, 0.33333],
+                "accuracy": [0.33333, 0.66667, 1],
+            },
+        ),
+        (
+            [
+                {"epoch": 1, "step": 10, "epsilon_tight": math.inf, "accuracy": 0.5},
+                {"epoch": None, "step": 14, "epsilon_tight": math.inf, "accuracy": 0.6},
+            ],
+            {"epoch": [1, 1.4], "epsilon_tight": [math.inf] * 2, "accuracy": [0.5, 0.6]},
+        ),
+        (STEPS, {}),
+        ([STEPS[0] | {"accuracy": 1.0}], {}),
+        ([{"accuracy": "x", "step": [], "epsilon_tight": None}] * 3, {}),
+        ([{"epoch": 1, "step": 0, "epsilon_tight": 1.0, "accuracy": 1.0}] * 3, {}),
+        (None, {}),
+    ],
+)
+def test_a_curve_has_every_evaluation_with_its_numbers(
+    epochs: Any, curves: dict[str, list[float]]
+) -> None:
+    assert curves_of(*typed([record(epochs=epochs)])) == curves
+
+
+def test_a_long_curve_is_thinned_and_keeps_its_ends() -> None:
+    epochs = [
+        {"epoch": n, "step": n, "epsilon_tight": n / 1000, "accuracy": 1.0} for n in range(1, 1001)
+    ]
+    across = curves_of(*typed([record(epochs=epochs)]))["epoch"]
+    assert (len(across), across[0], across[-1]) == (MOST_POINTS, 1, 1000)
 
 
 def test_runs_outside_papers_are_there_with_their_privacy(path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -156,3 +157,79 @@ def test_a_run_opens_by_click_and_by_address(browser: Browser, file: Path) -> No
         page.wait_for_function("location.hash === ''")
         page.goto(address)
         page.wait_for_selector("#run[open] #run-name")
+
+
+CURVES = (
+    "Chart.getChart('curves')?.data.datasets.map((set) => [set.label, set.data.map((p) => p.x)])"
+)
+
+
+@pytest.fixture(scope="module")
+def sweep(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A page of a sweep over fourteen learning rates and of a run of another recipe."""
+    results = tmp_path_factory.mktemp("sweep")
+    save(results, *(private("films", seed, 0.02 * seed) for seed in range(11, 25)))
+    save(results, private("scans", 1, 0.9))
+    return write_page(results)
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_the_curves_of_a_sweep_are_overlaid(
+    browser: Browser, sweep: Path, size: tuple[int, int]
+) -> None:
+    with see(browser, sweep, size) as seen:
+        page = seen.page
+        assert "The first 12 of 15 runs" in page.inner_text("#curves-note")
+        assert len(page.evaluate(CURVES)) == 12
+        page.fill("#search", "optimizer.lr=1.2 films")
+        assert page.evaluate(CURVES) == [["films, lr 1.2, seed 12", [1, 2, 3, 4]]]
+        page.fill("#search", "optimizer.lr=1. films")
+        names = {name for name, _ in page.evaluate(CURVES)}
+        assert names == {f"lr {seed / 10:g}, seed {seed}" for seed in range(11, 20)}
+        page.select_option("#curves-across", "epsilon_tight")
+        assert {tuple(xs) for _, xs in page.evaluate(CURVES)} == {(0.5, 1, 1.5, 2)}
+        assert page.evaluate("document.documentElement.scrollWidth") == size[0]
+        assert page.evaluate("Chart.getChart('curves').width") <= size[0]
+        assert seen.said == []
+
+
+@pytest.mark.parametrize("size", [WIDE, PHONE])
+def test_a_run_shows_its_curves_and_leads_to_those_of_its_recipe(
+    browser: Browser, sweep: Path, size: tuple[int, int]
+) -> None:
+    with see(browser, sweep, size) as seen:
+        page = seen.page
+        page.fill("#search", "films seed 17")
+        page.click("#runs-table .tabulator-row >> nth=0 >> a")
+        curve = "Chart.getChart(document.querySelector('#run-curves canvas')).data.datasets[0].data"
+        shown = page.evaluate(f"{curve}.map((point) => [point.x, point.y])")
+        assert shown == [[n, pytest.approx(8.5 * n)] for n in range(1, 5)]
+        page.select_option("#run-curves select", "epsilon_tight")
+        assert page.evaluate(f"{curve}.map((point) => point.x)") == [0.5, 1, 1.5, 2]
+        assert page.evaluate("document.querySelector('#run').scrollWidth") <= size[0]
+        page.click("text=All runs of this recipe")
+        page.wait_for_selector("#count:has-text('14 of 15 runs')")
+        assert not page.is_visible("#run")
+        assert len(page.evaluate(CURVES)) == 12
+        assert seen.said == []
+
+
+def test_runs_without_epsilon_or_epochs_have_no_curve_against_it(
+    browser: Browser, tmp_path: Path
+) -> None:
+    plain = private("plain", 1, 0.5)
+    plain["epochs"] = [row | {"epsilon_tight": math.inf} for row in plain["epochs"]]
+    save(tmp_path, plain, own("bare", 1, 0.5, epochs=[]))
+    with see(browser, write_page(tmp_path), WIDE) as seen:
+        page = seen.page
+        assert [name for name, _ in page.evaluate(CURVES)] == ["plain, seed 1"]
+        page.select_option("#curves-across", "epsilon_tight")
+        assert "None of these runs has curves against this." in page.inner_text("#curves-note")
+        page.fill("#search", "bare")
+        page.click("#runs-table .tabulator-row >> nth=0 >> a")
+        assert page.locator("#run-curves").count() == 0
+        page.click("#run-head button")
+        page.fill("#search", "plain")
+        page.click("#runs-table .tabulator-row >> nth=0 >> a")
+        assert page.locator("#run-curves select").count() == 0
+        assert seen.said == []

@@ -25,6 +25,7 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
+from zdp_bench.extras.page.curves import curves_of
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
@@ -130,7 +131,11 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
         }
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
         filled = {heading: places for heading, places in shown.items() if places}
-        runs.append({"cells": _cells(run, line, title), "record": link, **filled})
+        curves = curves_of(run)
+        runs.append(
+            {"cells": _cells(run, line, title), "record": link, **filled}
+            | ({"curves": curves} if curves else {})
+        )
     metrics = dict.fromkeys(
         [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run.metrics)]
     )
@@ -225,6 +230,7 @@ SCRIPTS = (
     "bundled/tabulator.min.js",
     "bundled/chart.umd.min.js",
     "templates/charts.js",
+    "templates/curves.js",
     "templates/runs.js",
 )
 STYLES = ("bundled/tabulator_simple.min.css", "templates/page.css")

@@ -34,13 +34,14 @@ let scatter = null;
 function paint(isDark) {
   Chart.defaults.color = isDark ? "#9aa5b1" : "#59636e";
   Chart.defaults.borderColor = isDark ? "#333b45" : "#e3e8ed";
-  if (!scatter) return;
-  for (const axis of Object.values(scatter.options.scales)) {
-    axis.ticks.color = axis.title.color = Chart.defaults.color;
-    axis.grid.color = Chart.defaults.borderColor;
+  for (const chart of Object.values(Chart.instances)) {
+    for (const axis of Object.values(chart.options.scales)) {
+      axis.ticks.color = axis.title.color = Chart.defaults.color;
+      axis.grid.color = Chart.defaults.borderColor;
+    }
+    chart.options.plugins.legend.labels.color = Chart.defaults.color;
+    chart.update("none");
   }
-  scatter.options.plugins.legend.labels.color = Chart.defaults.color;
-  scatter.update("none");
 }
 
 Chart.defaults.font.family = "system-ui, sans-serif";

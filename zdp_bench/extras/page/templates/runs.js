@@ -168,6 +168,31 @@ $("scatter-metric").addEventListener("change", () => {
   redrawScatter();
 });
 $("scatter-colour").addEventListener("change", redrawScatter);
+
+// The learning curves
+
+let sorted = ROWS;
+const redrawCurves = () => redrawOverlay(sorted.map((row) => PAGE.runs[row.place]));
+$("curves-across").append(...options(Object.keys(ACROSS), (key) => ACROSS[key]));
+table.on("dataSorted", (_, rows) => {
+  sorted = rows.map((row) => row.getData());
+  redrawCurves();
+});
+$("curves-metric").addEventListener("change", redrawCurves);
+$("curves-across").addEventListener("change", redrawCurves);
+
+// Overlay the runs of a recipe.
+function showRecipe(recipe) {
+  $("run").close();
+  $("tools").reset();
+  const { choice } = filters.find(({ key }) => key === "recipe");
+  choice.value = recipe;
+  setTimeout(() => {
+    choice.value = recipe; // after the reset has filtered
+    refilter();
+    $("curves-figure").scrollIntoView();
+  });
+}
 $("scatter-figure").hidden = !metrics.length;
 
 // One run
@@ -180,7 +205,8 @@ function folded([title, places]) {
   return element("details", { className: "section", open: true }, head, element("table", { className: "pairs" }, body));
 }
 
-function show({ cells, record, ...sections }) {
+function show(run) {
+  const { cells, record, curves, ...sections } = run;
   const tile = ([title, value]) => element("div", {}, element("span", { textContent: title }), element("b", { textContent: value }));
   const tiles = [
     [`test ${titleOf(cells.metric)}`, WRITE.value(cells.value, cells.metric)],
@@ -194,8 +220,11 @@ function show({ cells, record, ...sections }) {
   const file = element("p", { className: "soft" }, "Its record: ", element("a", { href: record, textContent: record }));
   const parts = element("div", { className: "halves" }, ...Object.entries(sections).map(folded));
   const numbers = element("div", { className: "tiles" }, ...tiles.map(tile));
-  $("run-body").replaceChildren(element("div", { id: "run-head" }, name, close), numbers, parts, file);
+  const drawing = runCurves(run);
+  const figures = drawing ? [drawing.figure] : [];
+  $("run-body").replaceChildren(element("div", { id: "run-head" }, name, close), numbers, ...figures, parts, file);
   if (!$("run").open) $("run").showModal();
+  drawing?.draw();
   $("run").scrollTop = 0;
 }
 
