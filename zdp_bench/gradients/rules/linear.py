@@ -6,6 +6,7 @@ And embedding tables: an example's gradient is non-zero only in the rows that it
 from __future__ import annotations
 
 from dataclasses import replace
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -32,15 +33,15 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
         x = x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, in]
         return {"weight": over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
 
-    norms = squared_norms(g)
+    norms, weigh_once = squared_norms(g), lru_cache(maxsize=1)(lambda factors: weigh(g, factors))
     weight = LayerGradient(
         lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
-        lambda factors: matrix_sum(weigh(g, factors), x),
+        lambda factors: matrix_sum(weigh_once(factors), x),
         squared_norms=lambda: norms * squared_norms(x),
     )
     bias = LayerGradient(
         lambda start, stop: g[start:stop],
-        lambda factors: weigh(g, factors).sum(dim=0),
+        lambda factors: weigh_once(factors).sum(dim=0),
         squared_norms=lambda: norms,
     )
     return {"weight": weight, "bias": bias}
