@@ -68,7 +68,7 @@ def in_precision(module: nn.Module, dtype: torch.dtype) -> nn.Module:
     for parameter in module.parameters():
         parameter.data = parameter.data.to(dtype.to_complex() if parameter.is_complex() else dtype)
     for part in module.modules():
-        if isinstance(getattr(part, "dtype", None), torch.dtype):
+        if isinstance(vars(part).get("dtype"), torch.dtype):
             part.dtype = dtype.to_complex() if part.dtype.is_complex else dtype  # type: ignore[assignment]
     return module
 
