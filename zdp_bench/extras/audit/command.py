@@ -80,20 +80,29 @@ def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> i
     from zdp_bench.report.number_format import epsilon
     from zdp_bench.report.sheet import Sheet
 
-    lines = [
-        {
-            "case": one.case,
-            "claim": one.claim,
-            "ε claimed": epsilon(one.epsilon_claimed),
-            "ε at least": epsilon(one.lower_bound, at_least=True),
-            "δ": f"{one.delta:g}",
-            "confidence": f"{100 * one.confidence:g} %",
-            "verdict": one.verdict,
-            "evidence": one.evidence,
-        }
-        for one in findings
+    columns = (
+        "case",
+        "claim",
+        "ε claimed",
+        "ε at least",
+        "δ",
+        "confidence",
+        "verdict",
+        "evidence",
+    )
+    rows = [
+        [
+            finding.case,
+            finding.claim,
+            epsilon(finding.epsilon_claimed),
+            epsilon(finding.lower_bound, at_least=True),
+            f"{finding.delta:g}",
+            f"{100 * finding.confidence:g} %",
+            finding.verdict,
+            finding.evidence,
+        ]
+        for finding in findings
     ]
-    rows = [list(line.values()) for line in lines]
-    plain = [{**dataclasses.asdict(one), "verdict": one.verdict} for one in findings]
-    print_sheet(Sheet(title, list(lines[0]), rows, NOTES, "", plain), options.format)
-    return int(any(one.verdict == "flagged" for one in findings))
+    numbers = [{**dataclasses.asdict(finding), "verdict": finding.verdict} for finding in findings]
+    print_sheet(Sheet(title, columns, rows, NOTES, "", numbers), options.format)
+    return int(any(finding.verdict == "flagged" for finding in findings))

@@ -42,6 +42,7 @@ from zdp_bench.privacy.noise import stream
 Example = tuple[Any, Any]
 # (examples, seed) -> the tensors that leave the training, by name
 MakeStep = Callable[[list[Example], int], Mapping[str, Tensor]]
+Release = dict[str, np.ndarray]  # [entries] each, float64
 
 RUNS = 400  # of each neighbour
 TRIED = 4  # pairs of runs for each canary that is tried
@@ -103,16 +104,24 @@ def step(
         added = canary if isinstance(canary, list) else [canary]
         without, with_it = _watch(make_step, neighbour, [*rest, *added], runs, rng)
     curve = {delta: claim.epsilon(delta) for delta in claim.deltas}
+    tested = runs - runs // 4
     bound, delta, evidence = best_bound(
         without,
         with_it,
-        (runs - runs // 4) // 3,
+        tested // 3,
         confidence,
         lambda scores, _: sharpest_test(scores, curve),
         curve.__getitem__,
     )
-    name = name or getattr(make_step, "__name__", "step")
-    return Finding(name, claim.text, curve[delta], bound, delta, confidence, evidence)
+    return Finding(
+        case=name or getattr(make_step, "__name__", "step"),
+        claim=claim.text,
+        epsilon_claimed=curve[delta],
+        lower_bound=bound,
+        delta=delta,
+        confidence=confidence,
+        evidence=evidence,
+    )
 
 
 def _watch(
@@ -127,55 +136,66 @@ def _watch(
     The first quarter is pairs of runs that share a seed, and with it their noise if the function
     follows its seed: their mean difference is the direction.
     """
-    first, moved, repeated = Mean(), Mean(), (Repeated(), Repeated())
-    for number in _seeds(runs // 4, rng):
-        base, other = (released(make_step, these, number) for these in (neighbour, with_canary))
-        first.add(base)
-        moved.add(_difference(other, base))
-        repeated[0].add(base)
-        repeated[1].add(other)
-    features = Features.towards(moved.value, first.value, [each.value for each in repeated])
+    centre, move = Mean(), Mean()
+    repeated_without, repeated_with_it = Repeated(), Repeated()
+    for seed in _draw_seeds(runs // 4, rng):
+        without = released(make_step, neighbour, seed)
+        with_it = released(make_step, with_canary, seed)
+        centre.add(without)
+        move.add(_subtract(with_it, without))
+        repeated_without.add(without)
+        repeated_with_it.add(with_it)
+    features = Features.towards(
+        move.value,
+        centre.value,
+        [repeated_without.value, repeated_with_it.value],
+    )
 
     def look(examples: list[Example]) -> Views:
-        seeds = _seeds(runs - runs // 4, rng)
-        seen = [features.of(released(make_step, examples, number)) for number in seeds]
-        return {view: np.array([each[view] for each in seen]) for view in SHARES}
+        seeds = _draw_seeds(runs - runs // 4, rng)
+        views = [features.of(released(make_step, examples, seed)) for seed in seeds]
+        return {name: np.array([view[name] for view in views]) for name in SHARES}
 
     return look(neighbour), look(with_canary)
 
 
-def _seeds(count: int, rng: np.random.Generator) -> list[int]:
+def _draw_seeds(count: int, rng: np.random.Generator) -> list[int]:
     return rng.integers(2**31, size=count).tolist()
 
 
 def _choose_canary(
-    make_step: MakeStep, rest: list[Example], neighbour: list[Example], rng: np.random.Generator
+    make_step: MakeStep,
+    rest: list[Example],
+    neighbour: list[Example],
+    rng: np.random.Generator,
 ) -> Example:
     """Return the candidate that moves the release furthest, by ‖Σd‖ over a few pairs of runs.
 
     Noise that does not cancel in a pair adds the same to all; one that makes noise vanish moves it.
     """
-    seeds = _seeds(TRIED, rng)
-    bases = [released(make_step, neighbour, number) for number in seeds]
+    seeds = _draw_seeds(TRIED, rng)
+    bases = [released(make_step, neighbour, seed) for seed in seeds]
 
-    def moved(canary: Example) -> float:
-        differences = [
-            np.concatenate([*_difference(released(make_step, [*rest, canary], n), base).values()])
-            for n, base in zip(seeds, bases, strict=True)
-        ]
-        return float(np.linalg.norm(np.sum(differences, axis=0)))
+    def measure_move(canary: Example) -> float:
+        moves = []
+        for seed, base in zip(seeds, bases, strict=True):
+            release = released(make_step, [*rest, canary], seed)
+            move = _subtract(release, base)
+            moves.append(np.concatenate(list(move.values())))
+        return float(np.linalg.norm(np.sum(moves, axis=0)))
 
-    return max(_candidates(rest, rng), key=moved)
+    return max(_list_candidates(rest, rng), key=measure_move)
 
 
-def _candidates(examples: list[Example], rng: np.random.Generator) -> Iterator[Example]:
+def _list_candidates(examples: list[Example], rng: np.random.Generator) -> Iterator[Example]:
     """Yield an example, and noise of its shape, at two scales and with up to three targets each."""
-    inputs = [examples[0][0]]
-    if isinstance(inputs[0], Tensor) and (inputs[0].is_floating_point() or inputs[0].is_complex()):
+    first, _ = examples[0]
+    inputs = [first]
+    if isinstance(first, Tensor) and (first.is_floating_point() or first.is_complex()):
         generator = torch.Generator().manual_seed(int(rng.integers(2**31)))
-        x = inputs[0]
-        noise = torch.randn(x.shape, dtype=x.dtype, generator=generator).to(x.device)
-        inputs = [scale * base for base in (x, noise) for scale in (1, 100)]
+        noise = torch.randn(first.shape, dtype=first.dtype, generator=generator)
+        noise = noise.to(first.device)
+        inputs = [first, 100 * first, noise, 100 * noise]
     for _, target in examples[:3]:
         for x in inputs:
             yield x, target
@@ -184,38 +204,49 @@ def _candidates(examples: list[Example], rng: np.random.Generator) -> Iterator[E
 # ------------------------------------------------------------------------------ what is released
 
 
-Release = dict[str, np.ndarray]  # [entries] each, float64
-
-
 def released(make_step: MakeStep, examples: list[Example], seed: int) -> Release:
-    """Run the function once; return its tensors flat in float64, complex ones as two parts."""
+    """Run the function once.
+
+    Returns:
+        its tensors, flat in float64; complex ones as two parts, `name.real` and `name.imag`.
+
+    Raises:
+        UserError: it returns something other than finite tensors by name.
+    """
     result = make_step([*examples], seed)
-    if not isinstance(result, Mapping) or not result:
-        said = "an empty one" if isinstance(result, Mapping) else type(result).__name__
-        raise UserError(f"make_step must return a dictionary of tensors by name, not {said}.")
-    flat: Release = {}
+    if not isinstance(result, Mapping):
+        kind = type(result).__name__
+        raise UserError(f"make_step must return a dictionary of tensors by name, not {kind}.")
+    if not result:
+        raise UserError("make_step must return a dictionary of tensors by name, not an empty one.")
+    release: Release = {}
     for name, value in result.items():
         if not isinstance(value, Tensor | np.ndarray | float | int):
             kind = type(value).__name__
             raise UserError(f"make_step: '{name}' is a {kind}; return tensors by name.")
         tensor = torch.as_tensor(value).detach().cpu()
-        parts = {name: tensor}
+        if not torch.isfinite(tensor).all():
+            raise UserError(
+                f"make_step: '{name}' contains values that are not finite, so nothing can be "
+                "measured; clip what overflows, or use a smaller canary."
+            )
         if tensor.is_complex():
-            parts = {f"{name}.real": tensor.real, f"{name}.imag": tensor.imag}
-        for part, numbers in parts.items():
-            flat[part] = numbers.double().flatten().numpy().copy()
-            if not np.isfinite(flat[part]).all():
-                raise UserError(
-                    f"make_step: '{name}' contains values that are not finite, so nothing can be "
-                    "measured; clip what overflows, or use a smaller canary."
-                )
-    return flat
+            release[f"{name}.real"] = _flatten(tensor.real)
+            release[f"{name}.imag"] = _flatten(tensor.imag)
+        else:
+            release[name] = _flatten(tensor)
+    return release
 
 
-def _difference(one: Release, other: Release) -> Release:
-    if {name: v.shape for name, v in one.items()} != {name: v.shape for name, v in other.items()}:
+def _flatten(tensor: Tensor) -> np.ndarray:
+    return tensor.double().flatten().numpy().copy()
+
+
+def _subtract(release: Release, base: Release) -> Release:
+    shapes = {name: value.shape for name, value in release.items()}
+    if shapes != {name: value.shape for name, value in base.items()}:
         raise UserError("make_step must return the same names and shapes in every run.")
-    return {name: value - other[name] for name, value in one.items()}
+    return {name: value - base[name] for name, value in release.items()}
 
 
 class Mean:
@@ -227,67 +258,90 @@ class Mean:
 
     def add(self, release: Release) -> None:
         self.count += 1
-        last = self.value or {name: np.zeros_like(v) for name, v in release.items()}
-        self.value = {
-            name: last[name] + change / self.count
-            for name, change in _difference(release, last).items()
-        }
+        if self.count == 1:
+            self.value = {name: np.zeros_like(value) for name, value in release.items()}
+        for name, change in _subtract(release, self.value).items():
+            self.value[name] = self.value[name] + change / self.count
 
 
 class Repeated:
-    """Return the last value that each entry took in two consecutive runs, or NaN."""
+    """The last value that each entry took in two consecutive releases, or NaN."""
 
     def __init__(self) -> None:
         self.last: Release = {}
         self.value: Release = {}
 
     def add(self, release: Release) -> None:
-        for name, now in release.items():
-            known = self.value.get(name, np.full_like(now, np.nan))
-            self.value[name] = np.where(now == self.last.get(name), now, known)
+        for name, value in release.items():
+            unknown = np.full_like(value, np.nan)
+            repeated = value == self.last.get(name)
+            self.value[name] = np.where(repeated, value, self.value.get(name, unknown))
         self.last = release
 
 
 @dataclass(frozen=True)
 class Features:
-    """What the attack looks at in a release: projections, distances and atoms."""
+    """What the attack looks at in a release: projections, distances and atoms.
 
-    directions: Release  # of length 1 in each tensor, or 0
+    Attributes:
+        directions: of length 1 in each tensor, or 0.
+        centre: the mean release without the canary.
+        repeated: values that come again, without the canary and with it.
+        feature_of: the number of each tensor's projection.
+    """
+
+    directions: Release
     centre: Release
-    repeated: Sequence[Release]  # values that come again, without the canary and with it
+    repeated: Sequence[Release]
     feature_of: dict[str, int]
 
     @staticmethod
-    def towards(moved: Release, centre: Release, repeated: Sequence[Release]) -> Features:
+    def towards(move: Release, centre: Release, repeated: Sequence[Release]) -> Features:
         """Look along the mean move in each tensor; those that move least share a feature."""
-        lengths = {name: float(np.linalg.norm(v)) for name, v in moved.items()}
-        order = sorted(moved, key=lambda name: -lengths[name])
-        own, shared = order[:PARTS], order[PARTS:]
-        scale = {name: lengths[name] or 1.0 for name in own}
-        together = float(np.linalg.norm([lengths[name] for name in shared])) or 1.0
-        directions = {name: value / scale.get(name, together) for name, value in moved.items()}
-        feature_of = {name: min(i, PARTS) for i, name in enumerate(order)}
+        lengths = {name: float(np.linalg.norm(value)) for name, value in move.items()}
+        order = sorted(move, key=lambda name: -lengths[name])
+        shared_length = float(np.linalg.norm([lengths[name] for name in order[PARTS:]]))
+        directions, feature_of = {}, {}
+        for name, value in move.items():
+            feature_of[name] = min(order.index(name), PARTS)
+            length = lengths[name] if feature_of[name] < PARTS else shared_length
+            directions[name] = value / (length or 1.0)
         return Features(directions, centre, repeated, feature_of)
 
     def of(self, release: Release) -> Mapping[str, Any]:
         """Return the features of each view."""
         projections = np.zeros(min(len(self.directions), PARTS + 1))
-        from_start, from_centre, marks = 0.0, 0.0, [0.0]
-        for name, away in _difference(release, self.centre).items():
+        square_from_zero, square_from_centre = 0.0, 0.0
+        for name, distance in _subtract(release, self.centre).items():
             value = release[name]
-            projections[self.feature_of[name]] += float(away @ self.directions[name])
-            from_start += float(value @ value)
-            from_centre += float(away @ away)
-            if len(marks) <= COMPARED:
-                marks.append(float(value @ np.cos(np.arange(len(value)))))
-        # Updates that are equal in every step move the weights, or are, equally far apart.
-        moves = np.subtract.outer(marks, marks)[np.triu_indices(len(marks), 1)]
-        same = [sum(int((release[n] == v).sum()) for n, v in r.items()) for r in self.repeated]
+            projections[self.feature_of[name]] += float(distance @ self.directions[name])
+            square_from_zero += float(value @ value)
+            square_from_centre += float(distance @ distance)
+        atoms = [_count_equal(release, values) for values in self.repeated]
         return {
             "projection": projections,
-            "distance": (from_start**0.5, from_centre**0.5),
-            "atom": (*same, count_repeats(moves[None])[0]),
+            "distance": (math.sqrt(square_from_zero), math.sqrt(square_from_centre)),
+            "atom": (*atoms, _count_equal_moves(release)),
         }
+
+
+def _count_equal(release: Release, values: Release) -> int:
+    """Return how many entries are exactly the given ones."""
+    return sum(int((release[name] == value).sum()) for name, value in values.items())
+
+
+def _count_equal_moves(release: Release) -> int:
+    """Return how many pairs of tensors are as far apart as another pair.
+
+    Updates that are equal in every step move the weights, or are, equally far apart.
+    """
+    marks = [0.0]
+    for value in [*release.values()][:COMPARED]:
+        weights = np.cos(np.arange(len(value)))
+        marks.append(float(value @ weights))
+    moves = np.subtract.outer(marks, marks)[np.triu_indices(len(marks), 1)]
+    (repeats,) = count_repeats(moves[None])
+    return int(repeats)
 
 
 # ------------------------------------------------------------------------------ what is claimed
@@ -295,11 +349,17 @@ class Features:
 
 @dataclass(frozen=True)
 class StatedClaim:
-    """A claim to attack."""
+    """A claim to attack.
+
+    Attributes:
+        text: the claim in words.
+        epsilon: δ -> the ε that is claimed for it.
+        deltas: for which the claim holds.
+    """
 
     text: str
-    epsilon: Callable[[float], float]  # δ -> the ε that is claimed for it
-    deltas: tuple[float, ...]  # for which the claim holds
+    epsilon: Callable[[float], float]
+    deltas: tuple[float, ...]
 
     @staticmethod
     def read(claimed: Mapping[str, float], replaced: bool = False) -> StatedClaim:
@@ -310,23 +370,36 @@ class StatedClaim:
                 example), sample_rate (default 1) and steps (default 1) of DP-SGD.
             replaced: neighbours differ by a replaced example, not by an added one. A mechanism's
                 batches are then of a fixed size, drawn without replacement; else Poisson.
+
+        Raises:
+            UserError: it has neither form, or a number is out of its range.
         """
-        given = set(claimed) if isinstance(claimed, Mapping) else set()
-        if given == {"epsilon", "delta"}:
-            epsilon, delta = float(claimed["epsilon"]), float(claimed["delta"])
-            rule = "must be finite, 0 or more"
-            require(0 <= epsilon < math.inf, "claimed epsilon", epsilon, rule)
-            require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
-            return StatedClaim(f"ε = {epsilon:.4g} at δ = {delta:g}", lambda _: epsilon, (delta,))
-        if not {"noise_multiplier"} <= given <= {"noise_multiplier", "sample_rate", "steps"}:
+        keys = set(claimed) if isinstance(claimed, Mapping) else set()
+        if keys == {"epsilon", "delta"}:
+            return StatedClaim._of_epsilon(float(claimed["epsilon"]), float(claimed["delta"]))
+        if not {"noise_multiplier"} <= keys <= {"noise_multiplier", "sample_rate", "steps"}:
             raise UserError(FORMS)
-        sigma, rate = float(claimed["noise_multiplier"]), float(claimed.get("sample_rate", 1.0))
-        steps, rule = int(claimed.get("steps", 1)), "must be positive and finite"
-        require(0 < sigma < math.inf, "claimed noise_multiplier", sigma, rule)
+        sigma = float(claimed["noise_multiplier"])
+        rate = float(claimed.get("sample_rate", 1.0))
+        steps = int(claimed.get("steps", 1))
+        require(
+            0 < sigma < math.inf, "claimed noise_multiplier", sigma, "must be positive and finite"
+        )
         require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
         require(steps >= 1, "claimed steps", steps, "must be at least 1")
         # Only the rate matters here, not how many examples there are.
         sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
         mechanism = Mechanism.of_z(sigma / sampling.shift, sampling)
-        text = f"σ = {sigma:.4g}, rate {rate:.4g}, {steps:,} step{'s' if steps > 1 else ''}"
-        return StatedClaim(text, lambda delta: tight_epsilon(mechanism, steps, delta), DELTAS)
+        plural = "s" if steps > 1 else ""
+        return StatedClaim(
+            f"σ = {sigma:.4g}, rate {rate:.4g}, {steps:,} step{plural}",
+            lambda delta: tight_epsilon(mechanism, steps, delta),
+            DELTAS,
+        )
+
+    @staticmethod
+    def _of_epsilon(epsilon: float, delta: float) -> StatedClaim:
+        require(0 <= epsilon < math.inf, "claimed epsilon", epsilon, "must be finite, 0 or more")
+        require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
+        text = f"ε = {epsilon:.4g} at δ = {delta:g}"
+        return StatedClaim(text, lambda _: epsilon, (delta,))

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -36,6 +36,7 @@ from zdp_bench.training.step import Training, arguments_of, private_step
 from zdp_bench.training.total import Total
 
 CANARIES = 1000  # of the attack on a whole run; fewer if the model or the data is too small
+MEDIAN_SQUARE = 0.45494  # of N(0, 1)²
 
 
 @dataclass(frozen=True)
@@ -51,7 +52,11 @@ class Subject(Setup):
 
     @staticmethod
     def prepare(config: Run) -> Subject:
-        """Set up the run of a recipe."""
+        """Set up the run of a recipe.
+
+        Raises:
+            UserError: it is a federation, draws several views of an example, or has ε = ∞.
+        """
         require_central(config, "audit")
         if config.trainer.augmentations:
             raise UserError(
@@ -65,14 +70,19 @@ class Subject(Setup):
             raise UserError(f"recipe={config.recipe}: its ε is ∞, so an audit cannot refute it.")
         setup.check_model()
         config = setup.config
-        own = f"{digest_of(config, setup.data.digest)}:audit"
-        key = run_key(own, setup.mechanism, foreign_code(config.plugins))
+        run = f"{digest_of(config, setup.data.digest)}:audit"
+        key = run_key(run, setup.mechanism, foreign_code(config.plugins))
         return Subject(**vars(setup), key=key)
 
     @property
     def units(self) -> int:
         """How many examples or, with `privacy.unit=patient`, patients a step draws from."""
         return len(self.data.train) if self.patients is None else self.patients.count
+
+    @property
+    def replaces(self) -> bool:
+        """True if neighbours differ by a replaced example, not by an added one."""
+        return self.mechanism.sampling.shift == 2
 
     def rng(self, purpose: str) -> np.random.Generator:
         return np.random.default_rng(stream(self.config.seed, "audit", purpose))
@@ -87,17 +97,17 @@ class Coordinates:
     A canary of norm C in the vector is a contribution of norm C. A complex entry is two
     coordinates. A block with hermitian noise becomes the real signal whose spectrum it is: only
     such spectra can occur.
+
+    Attributes:
+        starts, sizes: of each block in the vector.
+        size: of the vector.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
         self.blocks = mechanism.blocks
-        self.sizes = [math.prod(b.shape) * (2 if self._two_parts(b) else 1) for b in self.blocks]
+        self.sizes = [math.prod(block.shape) * _count_parts(block) for block in self.blocks]
         self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
         self.size = sum(self.sizes)
-
-    @staticmethod
-    def _two_parts(block: Block) -> bool:
-        return block.dtype.startswith("complex") and block.noise != "hermitian"
 
     def of(self, sums: dict[str, Tensor]) -> Tensor:
         """Return the vector of the blocks' tensors, [size]."""
@@ -106,27 +116,37 @@ class Coordinates:
             value = sums[block.name]
             if block.noise == "hermitian":
                 value = torch.fft.ifftn(value, dim=block.fft_dims, norm="ortho").real
-            value = torch.view_as_real(value.resolve_conj()) if value.is_complex() else value
+            if value.is_complex():
+                value = torch.view_as_real(value.resolve_conj())
             parts.append(value.flatten())
         return torch.cat(parts)
 
     def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
         """Add a vector, [size], to the blocks' tensors."""
         for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
+            total = to[block.name]
             # A copy: torch may crash on a complex view of memory that is not aligned for it.
-            part = vector[start : start + size].to(to[block.name].real.dtype, copy=True)
-            if self._two_parts(block):
+            part = vector[start : start + size].to(total.real.dtype, copy=True)
+            if _count_parts(block) == 2:
                 part = torch.view_as_complex(part.view(*block.shape, 2))
             part = part.view(block.shape)
             if block.noise == "hermitian":
                 part = torch.fft.fftn(part, dim=block.fft_dims, norm="ortho")
-            to[block.name] += part
+            total += part
 
     def kinds(self) -> np.ndarray:
         """Number the coordinates by block and part, [size]: one number should get one noise."""
-        parts = [2 if self._two_parts(block) else 1 for block in self.blocks]
-        each = enumerate(zip(parts, self.sizes, strict=True))
-        return np.concatenate([2 * i + np.arange(size) % part for i, (part, size) in each])
+        kinds = []
+        for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
+            part = np.arange(size) % _count_parts(block)
+            kinds.append(2 * number + part)
+        return np.concatenate(kinds)
+
+
+def _count_parts(block: Block) -> int:
+    """Return how many coordinates an entry of a block has."""
+    is_complex = block.dtype.startswith("complex")
+    return 2 if is_complex and block.noise != "hermitian" else 1
 
 
 def canary_supports(
@@ -141,26 +161,35 @@ def canary_supports(
     Each has exactly the mechanism's bound: a joint bound over all blocks together, else in every
     block that is large enough for all canaries.
 
+    Args:
+        canaries: how many are drawn.
+        width: the most coordinates of one in a group of blocks that share a bound.
+
     Returns:
-        indices and values, each [canaries, width].
+        indices and values, each [canaries, coordinates of a canary].
     """
     bounds = [block.bound for block in mechanism.blocks]
-    groups = [(0, coordinates.size, bounds[0])]
-    if not mechanism.joint:
-        each = zip(coordinates.starts, coordinates.sizes, bounds, strict=True)
-        groups = [group for group in each if group[1] >= canaries]
+    groups = list(zip(coordinates.starts, coordinates.sizes, bounds, strict=True))
+    if mechanism.joint:
+        groups = [(0, coordinates.size, bounds[0])]
     indices, values = [], []
     for start, size, bound in groups:
-        wide = max(1, min(width, size // canaries))
-        chosen = rng.permutation(size)[: canaries * wide].reshape(canaries, wide)
+        if size < canaries and not mechanism.joint:
+            continue
+        group_width = max(1, min(width, size // canaries))
+        chosen = rng.permutation(size)[: canaries * group_width]
+        chosen = chosen.reshape(canaries, group_width)
+        signs = rng.choice([-1.0, 1.0], size=chosen.shape)
         indices.append(start + chosen)
-        values.append(rng.choice([-1.0, 1.0], size=chosen.shape) * bound / math.sqrt(wide))
+        values.append(signs * bound / math.sqrt(group_width))
     return np.concatenate(indices, axis=1), np.concatenate(values, axis=1)
 
 
 # ------------------------------------------------------------------------------------ one release
 
 MOST_RECORDS = 12  # of a hostile patient
+FAR_STEP = 10**9  # beyond the steps of any run
+SCALES = (1e-2, 1.0, 1e2, 1e4)  # by which a hostile example is multiplied
 
 
 def attack_recipe_release(
@@ -181,53 +210,98 @@ def attack_recipe_release(
     coordinates = Coordinates(mechanism)
     trials = max(200, min(trials, int(2e8 / coordinates.size)))
     watched = _choose_watched(coordinates, subject.rng("release"))
-    kept = torch.from_numpy(np.concatenate(watched)).to(subject.device)
-    moved = _furthest_move(subject, coordinates)
-    kinds = torch.from_numpy(coordinates.kinds())
-    numbers, kind_of = torch.unique(kinds, return_inverse=True)
-    squares = torch.zeros(len(numbers), dtype=torch.float64).index_add_(0, kind_of, moved.square())
-    lengths = squares.sqrt()
-    # a unit vector in each block and part
-    along = (moved / lengths[kind_of].clamp(min=1e-300)).to(subject.device)
-    kind_of = kind_of.to(subject.device)
+    move = Move.of(_find_furthest_move(subject, coordinates), coordinates)
 
-    source = subject.noise(subject.key)
     pure = max(200, trials // 10)
-    noise = torch.empty(pure + 2 * trials, len(kept) + len(numbers), dtype=torch.float64)
-    for i in range(len(noise)):
-        total = Total(mechanism, subject.device).whole()
-        step = 10**9 + i  # far from any run's steps
-        drawn = coordinates.of(add_noise(total, mechanism, source, step)).double()
-        projected = drawn.new_zeros(len(numbers)).index_add_(0, kind_of, along * drawn)
-        noise[i] = torch.cat([drawn[kept], projected]).cpu()
+    indices = torch.from_numpy(np.concatenate(watched))
+    noise_watched, noise_along = _draw_noise(subject, coordinates, pure + 2 * trials, indices, move)
 
-    def attack(columns: slice, without: Tensor, with_it: Tensor) -> tuple[float, str]:
+    def attack(noise: Tensor, without: Tensor, with_it: Tensor) -> tuple[float, str]:
         def release(present: bool, count: int) -> Tensor:
             start = pure + trials * present
-            return noise[start : start + count, columns] + (with_it if present else without)
+            contribution = with_it if present else without
+            return noise[start : start + count] + contribution
 
         shift = (with_it - without).numpy()
         return attack_release(release, trials, RELEASE_DELTA, confidence, shift)
 
-    seen = noise[:pure, : len(kept)].numpy()
-    worst = torch.from_numpy(_worst_contribution(mechanism, watched, seen)) * mechanism.reach
-    # the opposite, if neighbours differ by a replaced example
-    absent = -worst if mechanism.sampling.shift == 2 else torch.zeros_like(worst)
-    by_worst = attack(slice(len(kept)), absent, worst)
-    hostile = lengths * mechanism.reach
-    by_example = attack(slice(len(kept), None), torch.zeros_like(lengths), hostile)
-
-    z, name = mechanism.z, subject.config.recipe
-    claimed = gdp_epsilon(1 / z, RELEASE_DELTA)
-    who = "records" if subject.patients is None else "patients"
-    claim = f"its mechanism: z = {z:.4g}"
-    found = {"worst contribution": by_worst, f"hostile {who}": by_example}
+    quietest = _worst_contribution(mechanism, watched, noise_watched[:pure].numpy())
+    worst = torch.from_numpy(quietest) * mechanism.reach
+    opposite = -worst if subject.replaces else torch.zeros_like(worst)
+    hostile = move.lengths * mechanism.reach
+    unit = "records" if subject.patients is None else "patients"
+    results = {
+        "worst contribution": attack(noise_watched, opposite, worst),
+        f"hostile {unit}": attack(noise_along, torch.zeros_like(hostile), hostile),
+    }
+    z = mechanism.z
     return [
         Finding(
-            f"{name}: release, {what}", claim, claimed, bound, RELEASE_DELTA, confidence, seen_by
+            case=f"{subject.config.recipe}: release, {contribution}",
+            claim=f"its mechanism: z = {z:.4g}",
+            epsilon_claimed=gdp_epsilon(1 / z, RELEASE_DELTA),
+            lower_bound=bound,
+            delta=RELEASE_DELTA,
+            confidence=confidence,
+            evidence=evidence,
         )
-        for what, (bound, seen_by) in found.items()
+        for contribution, (bound, evidence) in results.items()
     ]
+
+
+@dataclass(frozen=True)
+class Move:
+    """A move of the sum, by block and part.
+
+    Attributes:
+        lengths: of the move in each kind of coordinates, float64 [kinds].
+        directions: of length 1 in each kind, float64 [size].
+        kind_of: the kind of each coordinate, [size].
+    """
+
+    lengths: Tensor
+    directions: Tensor
+    kind_of: Tensor
+
+    @staticmethod
+    def of(move: Tensor, coordinates: Coordinates) -> Move:
+        numbers = torch.from_numpy(coordinates.kinds())
+        kinds, kind_of = torch.unique(numbers, return_inverse=True)
+        squares = torch.zeros(len(kinds), dtype=torch.float64)
+        lengths = squares.index_add_(0, kind_of, move.square()).sqrt()
+        directions = move / lengths[kind_of].clamp(min=1e-300)
+        return Move(lengths, directions, kind_of)
+
+    def project(self, vector: Tensor) -> Tensor:
+        """Return how far a vector [size] goes along the move: float64 [kinds]."""
+        kind_of = self.kind_of.to(vector.device)
+        products = self.directions.to(vector.device) * vector
+        return products.new_zeros(len(self.lengths)).index_add_(0, kind_of, products)
+
+
+def _draw_noise(
+    subject: Subject,
+    coordinates: Coordinates,
+    releases: int,
+    watched: Tensor,
+    move: Move,
+) -> tuple[Tensor, Tensor]:
+    """Draw noise as a private step does.
+
+    Returns:
+        the watched coordinates, float64 [releases, watched]; and the noise along a move, float64
+        [releases, kinds].
+    """
+    mechanism = subject.mechanism
+    source = subject.noise(subject.key)
+    at_watched, along_move = [], []
+    for number in range(releases):
+        total = Total(mechanism, subject.device).whole()
+        noisy = add_noise(total, mechanism, source, FAR_STEP + number)
+        noise = coordinates.of(noisy).double()
+        at_watched.append(noise[watched.to(noise.device)].cpu())
+        along_move.append(move.project(noise).cpu())
+    return torch.stack(at_watched), torch.stack(along_move)
 
 
 def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndarray]:
@@ -242,78 +316,141 @@ def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[
 
 
 def _worst_contribution(
-    mechanism: Mechanism, watched: list[np.ndarray], noise: np.ndarray
+    mechanism: Mechanism,
+    watched: list[np.ndarray],
+    noise: np.ndarray,
 ) -> np.ndarray:
-    """Return what has exactly the bound where least noise is, jointly or per block."""
-    ends = np.cumsum([len(chosen) for chosen in watched])
-    parts = [(0, int(ends[-1]), mechanism.blocks[0].bound)]
-    if not mechanism.joint:
-        each = zip(watched, ends, mechanism.blocks, strict=True)
-        parts = [(end - len(chosen), end, block.bound) for chosen, end, block in each]
-    worst = np.zeros(noise.shape[1])
-    for start, end, bound in parts:
-        seen = noise[:, start:end]
-        worst[start:end] = bound * np.linalg.eigh(seen.T @ seen)[1][:, 0]
-    return worst
+    """Return what has exactly the bound where least noise is, jointly or per block.
+
+    Args:
+        watched: the watched coordinates of each block.
+        noise: at them, [releases, watched].
+    """
+    sizes = [len(chosen) for chosen in watched]
+    bounds = [block.bound for block in mechanism.blocks]
+    if mechanism.joint:
+        sizes, bounds = [sum(sizes)], bounds[:1]
+    parts = []
+    start = 0
+    for size, bound in zip(sizes, bounds, strict=True):
+        block_noise = noise[:, start : start + size]
+        _, axes = np.linalg.eigh(block_noise.T @ block_noise)
+        parts.append(bound * axes[:, 0])
+        start += size
+    return np.concatenate(parts)
 
 
-def _furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
-    """Return the furthest move of the algorithm's own sum by one hostile unit: [size], float64.
+class Hostile:
+    """Measures how far a hostile unit moves the algorithm's own sum.
 
     A hostile patient has one record many times, or many different ones.
+    """
+
+    def __init__(self, subject: Subject, coordinates: Coordinates) -> None:
+        self.subject, self.coordinates = subject, coordinates
+        rows = subject.rng("hostile").permutation(len(subject.data.train))[:16]
+        inputs, targets = subject.data.train.batch(torch.from_numpy(rows))
+        self.inputs, self.targets = inputs.to(subject.device), targets.to(subject.device)
+        self.wrong_targets = self.targets.roll(1, dims=0)
+        self.others = self._sum(self.inputs[:4], self.targets[:4])
+
+    def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the sum over four units of one example each, and a hostile one of the rest."""
+        subject = self.subject
+        total = Total(subject.mechanism, subject.device)
+        arguments: list[Any] = [(inputs, targets)]
+        if subject.patients is not None:
+            hostile = len(inputs) - 4
+            arguments.append((1, 1, 1, 1, hostile) if hostile else (1, 1, 1, 1))
+        subject.algorithm.accumulate(total, *arguments)
+        return self.coordinates.of(total.whole()).double().cpu()
+
+    def _move(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        inputs = torch.cat([self.inputs[:4], inputs])
+        targets = torch.cat([self.targets[:4], targets])
+        return self._sum(inputs, targets) - self.others
+
+    def moves(self) -> Iterator[Tensor]:
+        """Yield the move of each hostile unit that is tried, float64 [size]."""
+        inputs, targets, patients = self.inputs, self.wrong_targets, self.subject.patients
+        records = 1 if patients is None else min(patients.largest, MOST_RECORDS)
+        is_numeric = inputs.dtype.is_floating_point or inputs.dtype.is_complex
+        for scale in SCALES if is_numeric else (1,):
+            for i in range(4, len(inputs)):
+                x = inputs[i : i + 1] * scale
+                y = targets[i : i + 1]
+                yield self._move(x.repeat_interleave(records, 0), y.repeat_interleave(records, 0))
+            if records > 1:
+                different = slice(4, 4 + records)
+                yield self._move(inputs[different] * scale, targets[different])
+        if is_numeric:  # all positions alike, so that a layer's terms may cancel
+            example = inputs[4:5]
+            positions = tuple(range(1, example.dim()))
+            alike = example.mean(dim=positions, keepdim=True).expand_as(example)
+            for scale in (1e4, 1e10, 1e20):
+                yield self._move(alike * scale, targets[4:5])
+
+
+def _find_furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
+    """Return the furthest move of the algorithm's own sum by one hostile unit: [size], float64.
 
     Distances count in standard deviations of each block's noise. If neighbours differ by a replaced
     example, it is the furthest move from one such example to another.
     """
-    mechanism = subject.mechanism
-    stds = torch.tensor([b.weakest_std or 1.0 for b in mechanism.blocks], dtype=torch.float64)
-    weight = (1 / stds).repeat_interleave(torch.tensor(coordinates.sizes))
-    some = torch.from_numpy(subject.rng("hostile").permutation(len(subject.data.train))[:16])
-    inputs, targets = (part.to(subject.device) for part in subject.data.train.batch(some))
-    wrong = targets.roll(1, dims=0)
-    by_patient = subject.patients is not None
-    many = min(subject.patients.largest, MOST_RECORDS) if subject.patients else 1
+    stds = [block.weakest_std or 1.0 for block in subject.mechanism.blocks]
+    weights = 1 / torch.tensor(stds, dtype=torch.float64)
+    weights = weights.repeat_interleave(torch.tensor(coordinates.sizes))
+    hostile = Hostile(subject, coordinates)
 
-    def summed(x: Tensor, y: Tensor) -> Tensor:
-        """Return the sum over four units of one example each and, if there are more, a hostile."""
-        total = Total(mechanism, subject.device)
-        shares = (1, 1, 1, 1, *([len(x) - 4] if len(x) > 4 else []))
-        subject.algorithm.accumulate(total, (x, y), *([shares] if by_patient else []))
-        return coordinates.of(total.whole()).double().cpu()
+    def find_furthest_from(start: Tensor) -> Tensor:
+        furthest, distance = torch.zeros_like(start), 0.0
+        for move in hostile.moves():
+            shift = move - start
+            length = float((weights * shift).norm())
+            # most are clipped to one length: rounding must not choose
+            if length > distance * 1.001:
+                furthest, distance = shift, length
+        return furthest
 
-    rest = summed(inputs[:4], targets[:4])
-
-    def move_by(x: Tensor, y: Tensor) -> Tensor:
-        return summed(torch.cat([inputs[:4], x]), torch.cat([targets[:4], y])) - rest
-
-    def moves() -> Iterator[Tensor]:
-        numbers = inputs.dtype.is_floating_point or inputs.dtype.is_complex
-        for scale in (1e-2, 1.0, 1e2, 1e4) if numbers else (1,):
-            for i in range(4, len(inputs)):
-                x, y = inputs[i : i + 1] * scale, wrong[i : i + 1]
-                yield move_by(x.repeat_interleave(many, 0), y.repeat_interleave(many, 0))
-            if many > 1:
-                yield move_by(inputs[4 : 4 + many] * scale, wrong[4 : 4 + many])
-        if numbers:  # all positions alike, so that a layer's terms may cancel
-            one = inputs[4:5]
-            alike = one.mean(dim=tuple(range(1, one.dim())), keepdim=True).expand_as(one)
-            for size in (1e4, 1e10, 1e20):
-                yield move_by(alike * size, wrong[4:5])
-
-    def furthest(of: Tensor) -> Tensor:
-        best, length = torch.zeros(coordinates.size, dtype=torch.float64), 0.0
-        for move in moves():
-            shift = move - of
-            far = float((weight * shift).norm())
-            if far > length * 1.001:  # most are clipped to one length: rounding must not choose
-                best, length = shift, far
-        return best
-
-    first = furthest(torch.zeros(coordinates.size, dtype=torch.float64))
-    return furthest(first) if mechanism.sampling.shift == 2 else first
+    none = torch.zeros(coordinates.size, dtype=torch.float64)
+    move = find_furthest_from(none)
+    return find_furthest_from(move) if subject.replaces else move
 
 
 # ---------------------------------------------------------------------------------- the whole run
+
+
+@dataclass(frozen=True)
+class Canaries:
+    """Gradient canaries, each in the place of an example, or of a patient if patients are drawn.
+
+    Attributes:
+        indices, values: of each contribution, [canaries, width]; see `canary_supports`.
+        included: whether it is in the training set, [canaries].
+        slots: the unit whose place it takes, [canaries].
+        number_of: the canary of each unit, -1 for none, [units].
+    """
+
+    indices: np.ndarray
+    values: np.ndarray
+    included: np.ndarray
+    slots: np.ndarray
+    number_of: np.ndarray
+
+    @staticmethod
+    def draw(subject: Subject, coordinates: Coordinates, count: int, steps: int) -> Canaries:
+        """Draw at most `count` canaries for a run of so many steps."""
+        rng = subject.rng("gradients")
+        joint = subject.mechanism.joint
+        most = coordinates.size if joint else max(coordinates.sizes)
+        count = min(count, most, subject.units // 2)
+        width = max(1, min(16, int(1e8 / (steps * count))))
+        indices, values = canary_supports(subject.mechanism, coordinates, count, width, rng)
+        slots = rng.permutation(subject.units)[:count]
+        number_of = np.full(subject.units, -1)
+        number_of[slots] = np.arange(count)
+        included = rng.random(count) < 0.5
+        return Canaries(indices, values, included, slots, number_of)
 
 
 class WithCanaries(Algorithm):
@@ -323,14 +460,13 @@ class WithCanaries(Algorithm):
     arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
     """
 
-    def __init__(
-        self, inner: Algorithm, coordinates: Coordinates, indices: np.ndarray, values: np.ndarray
-    ) -> None:
+    def __init__(self, inner: Algorithm, coordinates: Coordinates, canaries: Canaries) -> None:
         super().__init__(inner.problem, noise_multiplier=inner.noise_multiplier)
         self.inner, self.coordinates = inner, coordinates
-        self.indices, self.values = torch.from_numpy(indices), torch.from_numpy(values)
+        self.indices = torch.from_numpy(canaries.indices)
+        self.values = torch.from_numpy(canaries.values)
         self.drawn: Any = None
-        self.rest: dict[str, Tensor] = {}
+        self.known: dict[str, Tensor] = {}
         self.seen: list[Tensor] = []
 
     @property
@@ -344,12 +480,13 @@ class WithCanaries(Algorithm):
         if batch is not self.drawn:
             self.inner.accumulate(total, *batch)
             return
-        self.rest = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
+        self.known = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
         numbers, amounts = batch
-        vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
         values = self.values[numbers] * amounts.unsqueeze(1)
+        vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
         vector[self.indices[numbers].flatten()] = values.flatten()
-        self.coordinates.add(vector.to(next(iter(total.values())).device), to=total)
+        device = next(iter(total.values())).device
+        self.coordinates.add(vector.to(device), to=total)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.inner.contributions(batch)
@@ -358,70 +495,98 @@ class WithCanaries(Algorithm):
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
         """Read the release before it is used; all other examples are known and subtracted."""
-        unknown = {name: value - self.rest[name] for name, value in noisy.items()}
-        unknown_part = self.coordinates.of(unknown)
-        self.seen.append(unknown_part.cpu()[self.indices].float())  # [canaries, width]
+        unknown = {name: value - self.known[name] for name, value in noisy.items()}
+        vector = self.coordinates.of(unknown).cpu()
+        self.seen.append(vector[self.indices].float())  # [canaries, width]
         return self.inner.postprocess(noisy, expected_batch_size)
 
 
 def attack_with_gradients(
-    subject: Subject, confidence: float, canaries: int, steps: int
+    subject: Subject,
+    confidence: float,
+    canaries: int,
+    steps: int,
 ) -> Finding:
     """Attack the whole run with gradient canaries (white box), drawn by the recipe's own sampling.
 
-    Each takes the place of a training example, or of a patient if patients are drawn. A canary that
-    is out contributes nothing, or, if neighbours differ by a replaced example, its opposite.
+    A canary that is out contributes nothing, or, if neighbours differ by a replaced example, its
+    opposite.
     """
-    mechanism, coordinates = subject.mechanism, Coordinates(subject.mechanism)
-    rng = subject.rng("gradients")
-    cycle, planned = mechanism.sampling.cycle, subject.plan.steps
-    steps = min(steps, planned) // cycle * cycle
-    most = coordinates.size if mechanism.joint else max(coordinates.sizes)
-    canaries = min(canaries, most, subject.units // 2)
-    width = max(1, min(16, int(1e8 / (steps * canaries))))
-    indices, values = canary_supports(mechanism, coordinates, canaries, width, rng)
-    slots = rng.permutation(subject.units)[:canaries]
-    number = np.full(subject.units, -1)
-    number[slots] = np.arange(canaries)
-    included = rng.random(canaries) < 0.5
-    replaced = mechanism.sampling.shift == 2
-    audited = WithCanaries(subject.algorithm, coordinates, indices, values)
+    mechanism, plan = subject.mechanism, subject.plan
+    coordinates = Coordinates(mechanism)
+    cycle = mechanism.sampling.cycle
+    steps = min(steps, plan.steps) // cycle * cycle
+    drawn = Canaries.draw(subject, coordinates, canaries, steps)
+    audited = WithCanaries(subject.algorithm, coordinates, drawn)
+    releases = _train(subject, audited, drawn, steps)
 
-    def batches(drawn: np.ndarray) -> Iterator[Any]:
-        others, shares = drawn[number[drawn] < 0], None
-        if subject.patients is not None:
-            others, shares = subject.patients.take(others, subject.key, 0)
-        own = (subject.data.train, others, subject.config, subject.device)
-        yield from arguments_of(micro_batches(*own, subject.key, shares=shares))
-        here = number[drawn][number[drawn] >= 0]
-        amounts = np.where(included[here], 1.0, -1.0 if replaced else 0.0)
-        audited.drawn = torch.from_numpy(here), torch.from_numpy(amounts)
-        yield audited.drawn
-
-    releases = _train(subject, audited, steps, batches)
-    seen = torch.from_numpy(_decorrelated(torch.stack(audited.seen).double().numpy(), mechanism))
+    seen = torch.stack(audited.seen).double()
+    seen = torch.from_numpy(_decorrelate(seen.numpy(), mechanism))
     turns = np.arange(0, steps, cycle)[:, None]  # when each can be drawn
-    if subject.plan.subset_of is not None:
-        turns = turns + subject.plan.subset_of[slots]
-    seen = seen[turns, np.arange(canaries)]
-    scores = _gradient_scores(seen, audited, mechanism.sampling.sample_rate, replaced)
+    if plan.subset_of is not None:
+        turns = turns + plan.subset_of[drawn.slots]
+    seen = seen[turns, np.arange(len(drawn.slots))]
+    scores = _score_canaries(seen, audited, mechanism.sampling.sample_rate, subject.replaces)
+
     delta = subject.config.privacy.delta
     allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
-    guesses = [guess(each, included, delta, allowed) for each in scores]
-    bound, evidence = max(guesses, key=lambda found: found[0])
-    first = "" if releases == planned else f"the first {releases:,} of "
+    guesses = [guess(score, drawn.included, delta, allowed) for score in scores]
+    bound, evidence = max(guesses, key=lambda guess: guess[0])
+    first = "" if releases == plan.steps else f"the first {releases:,} of "
     return Finding(
-        f"{subject.config.recipe}: run, gradient canaries",
-        f"tight ε of {first}{planned:,} steps",
-        tight_epsilon(mechanism, releases, delta),
-        bound,
-        delta,
-        confidence,
-        evidence,
+        case=f"{subject.config.recipe}: run, gradient canaries",
+        claim=f"tight ε of {first}{plan.steps:,} steps",
+        epsilon_claimed=tight_epsilon(mechanism, releases, delta),
+        lower_bound=bound,
+        delta=delta,
+        confidence=confidence,
+        evidence=evidence,
     )
 
 
-def _decorrelated(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
+def _train(subject: Subject, audited: WithCanaries, canaries: Canaries, steps: int) -> int:
+    """Take `steps` private steps with a temporary ledger; return how many releases it counted."""
+    noise = subject.noise(subject.key)
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "ledger.jsonl"
+        ledger = Ledger(path, audited.mechanism(), noise.repeatable)
+        training = Training(audited, subject.model, subject.optimizer, noise, ledger)
+        for step in range(steps):
+            units, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
+            batches = _list_batches(subject, audited, canaries, units)
+            private_step(training, step, batches, divisor)
+        ledger.close()
+        return ledger.releases
+
+
+def _list_batches(
+    subject: Subject,
+    audited: WithCanaries,
+    canaries: Canaries,
+    units: np.ndarray,
+) -> Iterator[Any]:
+    """Yield the batches of a step that draws these units: of the others, then of the canaries."""
+    numbers = canaries.number_of[units]
+    others, shares = units[numbers < 0], None
+    if subject.patients is not None:
+        others, shares = subject.patients.take(others, subject.key, 0)
+    batches = micro_batches(
+        subject.data.train,
+        others,
+        subject.config,
+        subject.device,
+        subject.key,
+        shares=shares,
+    )
+    yield from arguments_of(batches)
+    numbers = numbers[numbers >= 0]
+    absent = -1.0 if subject.replaces else 0.0
+    amounts = np.where(canaries.included[numbers], 1.0, absent)
+    audited.drawn = (torch.from_numpy(numbers), torch.from_numpy(amounts))
+    yield audited.drawn
+
+
+def _decorrelate(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     """Return what the releases of all steps, [steps, ...], show of what each step added.
 
     C makes their noise white; what a step added then stands in the steps after it too, c times.
@@ -431,8 +596,11 @@ def _decorrelated(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     return np.asarray(matched) / mechanism.reach**2
 
 
-def _gradient_scores(
-    seen: Tensor, audited: WithCanaries, rate: float, replaced: bool
+def _score_canaries(
+    seen: Tensor,
+    audited: WithCanaries,
+    rate: float,
+    replaced: bool,
 ) -> list[np.ndarray]:
     """Return log-likelihood ratios of 'in' over 'out', summed over steps: [canaries].
 
@@ -440,48 +608,53 @@ def _gradient_scores(
     that comes again in every step hides no single one.
 
     At each step a canary is drawn with probability q: log(1 − q + q·exp(x − μ/2)), with x the
-    release along it over the noise's variance, and μ its squared length over the same. The variance
-    is measured, by block and part, not taken from the mechanism.
+    release along it over the noise's variance, and μ its squared length over the same.
+
+    Args:
+        seen: the releases at each canary's coordinates, [steps, canaries, width].
+        rate: q.
+        replaced: see `Subject.replaces`.
     """
-    kinds = audited.coordinates.kinds()[audited.indices.numpy()]  # [canaries, width]
+    variance = _measure_variance(seen, audited)
+    along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
+    length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
+    log_drawn = math.log(rate)
+    log_left_out = math.log1p(-rate) if rate < 1 else -math.inf
+
+    def log_likelihood(x: Tensor) -> Tensor:
+        return torch.logaddexp(torch.full_like(x, log_left_out), log_drawn + x - length / 2)
+
+    if replaced:
+        ratio = log_likelihood(along) - log_likelihood(-along)
+        return [ratio.sum(dim=0).numpy()]
+    scores = [log_likelihood(along).sum(dim=0).numpy()]
+    if rate < 1:
+        scores.append(along.var(dim=0, correction=0).numpy())
+    return scores
+
+
+def _measure_variance(seen: Tensor, audited: WithCanaries) -> Tensor:
+    """Return the noise's variance by block and part, measured and not the mechanism's.
+
+    Returns:
+        float64 [canaries, width].
+    """
+    kinds = audited.coordinates.kinds()[audited.indices.numpy()]
     variance = torch.empty(audited.values.shape, dtype=torch.float64)
     floor = 1e-12 * float(audited.values.square().max())
     for kind in np.unique(kinds):
         chosen = torch.from_numpy(kinds == kind)
-        # of N(0, 1)²
-        variance[chosen] = max(float(seen[:, chosen].square().flatten().median()) / 0.45494, floor)
-    along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
-    length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
-    inside, outside = math.log(rate), math.log1p(-rate) if rate < 1 else -math.inf
-
-    def likelihood(x: Tensor) -> Tensor:
-        return torch.logaddexp(torch.full_like(x, outside), inside + x - length / 2)
-
-    ratio = likelihood(along) - (likelihood(-along) if replaced else 0.0)
-    moved = [] if replaced or rate == 1 else [along.var(dim=0, correction=0)]
-    return [each.numpy() for each in (ratio.sum(dim=0), *moved)]
-
-
-def _train(
-    subject: Subject,
-    algorithm: Algorithm,
-    steps: int,
-    batches: Callable[[np.ndarray], Iterable[Batch]],
-) -> int:
-    """Take `steps` private steps with a temporary ledger; returns how many releases it counted."""
-    noise = subject.noise(subject.key)
-    with tempfile.TemporaryDirectory() as folder:
-        ledger = Ledger(Path(folder) / "ledger.jsonl", algorithm.mechanism(), noise.repeatable)
-        training = Training(algorithm, subject.model, subject.optimizer, noise, ledger)
-        for step in range(steps):
-            drawn, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
-            private_step(training, step, batches(drawn), divisor)
-        ledger.close()
-        return ledger.releases
+        median = float(seen[:, chosen].square().flatten().median())
+        variance[chosen] = max(median / MEDIAN_SQUARE, floor)
+    return variance
 
 
 def audit(config: Run, confidence: float = 0.99, steps: int = 1000) -> Iterator[Finding]:
-    """Yield what attacks find on a recipe cut to `steps`; the same for the same seed."""
+    """Yield what attacks find on a recipe cut to `steps`; the same for the same seed.
+
+    Raises:
+        UserError: an argument is out of its range, or `Subject.prepare` refuses the recipe.
+    """
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
     require(steps >= 1, "--steps", steps, "must be at least 1")
     yield from attack_recipe_release(Subject.prepare(config), confidence)

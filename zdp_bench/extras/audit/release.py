@@ -21,7 +21,6 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
-from itertools import product
 from typing import Literal
 
 import numpy as np
@@ -52,20 +51,26 @@ class Finding:
 def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds on a probability; each fails with probability at most `alpha`."""
     hits = np.asarray(hits, dtype=float)
+    misses = trials - hits
     with np.errstate(invalid="ignore"):
-        lower = np.where(hits > 0, beta.ppf(alpha, hits, trials - hits + 1), 0.0)
-        upper = np.where(hits < trials, beta.ppf(1 - alpha, hits + 1, trials - hits), 1.0)
-    return lower, upper
+        lower = beta.ppf(alpha, hits, misses + 1)
+        upper = beta.ppf(1 - alpha, hits + 1, misses)
+    return np.where(hits > 0, lower, 0.0), np.where(misses > 0, upper, 1.0)
 
 
 def release_bound(
-    hits: np.ndarray, false_alarms: np.ndarray, trials: int, delta: float, confidence: float
+    hits: np.ndarray,
+    false_alarms: np.ndarray,
+    trials: int,
+    delta: float,
+    confidence: float,
 ) -> np.ndarray:
     """Return the ε these counts refute: (ε, δ)-DP has P[hit] ≤ e^ε P[false alarm] + δ."""
     alpha = (1 - confidence) / 2
-    hit = clopper_pearson(hits, trials, alpha)[0]
-    alarm = clopper_pearson(false_alarms, trials, alpha)[1]
-    return np.log(np.maximum((hit - delta) / alarm, 1.0))
+    least_hit, _ = clopper_pearson(hits, trials, alpha)
+    _, most_alarm = clopper_pearson(false_alarms, trials, alpha)
+    ratio = (least_hit - delta) / most_alarm
+    return np.log(np.maximum(ratio, 1.0))
 
 
 def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
@@ -76,44 +81,59 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     """
     if right == 0:
         return 1.0
-    accuracy = 1 / (1 + math.exp(-epsilon))
-    tail = float(binom.sf(right - 1, guesses, accuracy))
+    correct = binom(guesses, 1 / (1 + math.exp(-epsilon)))
+    tail = float(correct.sf(right - 1))
     i = np.arange(1, right + 1)
-    below = binom.cdf(right - 1, guesses, accuracy) - binom.cdf(right - i - 1, guesses, accuracy)
-    return min(1.0, tail + 2 * canaries * delta * float(np.max(below / i)))  # P[v > W ≥ v − i] / i
+    between = correct.cdf(right - 1) - correct.cdf(right - i - 1)  # P[v > W ≥ v − i]
+    return min(1.0, tail + 2 * canaries * delta * float(np.max(between / i)))
 
 
 def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
     """Return the largest ε at which so many right guesses are less likely than 1 − confidence."""
 
-    def refuted(epsilon: float) -> bool:
+    def is_refuted(epsilon: float) -> bool:
         return guess_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
 
-    if not refuted(0.0):
+    if not is_refuted(0.0):
         return 0.0
     low, high = 0.0, 1.0
-    while refuted(high) and high < 64:
+    while is_refuted(high) and high < 64:
         low, high = high, 2 * high
     for _ in range(40):
         middle = (low + high) / 2
-        low, high = (middle, high) if refuted(middle) else (low, middle)
+        if is_refuted(middle):
+            low = middle
+        else:
+            high = middle
     return low
 
 
 def guess(
-    scores: np.ndarray, included: np.ndarray, delta: float, confidence: float
+    scores: np.ndarray,
+    included: np.ndarray,
+    delta: float,
+    confidence: float,
 ) -> tuple[float, str]:
-    """Guess 'in' for the highest eighth of the scores, 'out' for the lowest: (bound, evidence).
+    """Guess 'in' for the highest eighth of the scores, 'out' for the lowest.
 
     The number of guesses is fixed beforehand. Trying several would cost confidence, and with it
     most of the bound, for the theorem's term 2mδ·(…) leaves little of it.
+
+    Args:
+        scores: of each canary, [canaries].
+        included: whether it was in the training set, [canaries].
+
+    Returns:
+        the lower bound on ε, and the counts behind it.
     """
     canaries = len(scores)
-    each = max(1, canaries // 8)
+    eighth = max(1, canaries // 8)
     order = np.argsort(scores, kind="stable")
-    right = int(included[order[-each:]].sum() + (~included[order[:each]]).sum())
-    evidence = f"{right:,} of {2 * each:,} guesses right, {canaries:,} canaries"
-    return run_bound(canaries, 2 * each, right, delta, confidence), evidence
+    right_in = included[order[-eighth:]].sum()
+    right_out = (~included[order[:eighth]]).sum()
+    right = int(right_in + right_out)
+    bound = run_bound(canaries, 2 * eighth, right, delta, confidence)
+    return bound, f"{right:,} of {2 * eighth:,} guesses right, {canaries:,} canaries"
 
 
 # ---------------------------------------------------------------------- the attack on one release
@@ -146,31 +166,70 @@ class DecisionRule:
     above: bool
     present: bool
 
+    def count_guesses(self, scores: np.ndarray) -> int:
+        """Return for how many scores the rule makes its guess."""
+        return int(((scores > self.threshold) == self.above).sum())
+
 
 def attack_release(
-    release: Release, trials: int, delta: float, confidence: float, shift: np.ndarray | None = None
+    release: Release,
+    trials: int,
+    delta: float,
+    confidence: float,
+    shift: np.ndarray | None = None,
 ) -> tuple[float, str]:
-    """Return a lower bound on ε, and its counts, from `trials` releases of each neighbour.
+    """Attack releases of two neighbours.
 
-    `shift` is the difference of the neighbours' sums if the adversary knows it; else it is learned.
+    Args:
+        release: draws releases of either neighbour.
+        trials: releases of each neighbour.
+        shift: the difference of the neighbours' sums, [d], if the adversary knows it; else it is
+            learned.
+
+    Returns:
+        the lower bound on ε, and the counts behind it.
     """
-    without, with_it = (release(present, trials).double().numpy() for present in (False, True))
+    without = release(False, trials).double().numpy()
+    with_it = release(True, trials).double().numpy()
     learned = max(2, round(LEARNED * trials))
-    both = np.concatenate([without[:learned], with_it[:learned]])
-    known = [find_repeated(rows[:learned]) for rows in (without, with_it)]
+    mean = np.concatenate([without[:learned], with_it[:learned]]).mean(axis=0)
+    repeated_without = find_repeated(without[:learned])
+    repeated_with_it = find_repeated(with_it[:learned])
 
     def look(rows: np.ndarray) -> Views:
-        distances = [np.linalg.norm(rows - start, axis=1) for start in (0.0, both.mean(axis=0))]
-        atoms = [*((rows == values).sum(axis=1) for values in known), count_repeats(rows)]
-        stacked = np.stack(distances, axis=1), np.stack(atoms, axis=1)
-        return dict(zip(SHARES, (rows, *stacked), strict=True))
+        distances = [
+            np.linalg.norm(rows, axis=1),
+            np.linalg.norm(rows - mean, axis=1),
+        ]
+        atoms = [
+            (rows == repeated_without).sum(axis=1),
+            (rows == repeated_with_it).sum(axis=1),
+            count_repeats(rows),
+        ]
+        return {
+            "projection": rows,
+            "distance": np.stack(distances, axis=1),
+            "atom": np.stack(atoms, axis=1),
+        }
 
     def choose(scores: Scores, allowed: float) -> tuple[float, DecisionRule]:
-        n = len(scores.without)
-        return delta, _loudest(scores, lambda h, a: release_bound(h, a, n, delta, allowed))[1]
+        bound = partial(
+            release_bound,
+            trials=len(scores.without),
+            delta=delta,
+            confidence=allowed,
+        )
+        _, rule = _find_best_rule(scores, bound)
+        return delta, rule
 
-    views = look(without), look(with_it)
-    bound, _, evidence = best_bound(*views, learned, confidence, choose, shift=shift)
+    bound, _, evidence = best_bound(
+        look(without),
+        look(with_it),
+        learned,
+        confidence,
+        choose,
+        shift=shift,
+    )
     return bound, evidence
 
 
@@ -183,7 +242,8 @@ def find_repeated(rows: np.ndarray) -> np.ndarray:
 def count_repeats(rows: np.ndarray) -> np.ndarray:
     """Return how many numbers of each row, up to rounding, occur in it before: [n, d] -> [n]."""
     rounding = 1e-6 * np.abs(rows).max(axis=1, keepdims=True)
-    return (np.diff(np.sort(rows, axis=1), axis=1) <= rounding).sum(axis=1)
+    gaps = np.diff(np.sort(rows, axis=1), axis=1)
+    return (gaps <= rounding).sum(axis=1)
 
 
 def best_bound(
@@ -206,39 +266,52 @@ def best_bound(
         claimed: δ -> the ε claimed for it.
         shift: as in `attack_release`, in the features of the projection.
     """
-    found = []
+    best = (-math.inf, 0.0, "")
+    furthest = -math.inf
     for view, share in SHARES.items():
         allowed = 1 - share * (1 - confidence)
-        known = shift if view == "projection" else None
-        taught, tested = score(without[view], with_it[view], learned, known)
+        known_shift = shift if view == "projection" else None
+        taught, tested = score(without[view], with_it[view], learned, known_shift)
         delta, rule = choose(taught, allowed)
         bound, evidence = bound_at(rule, tested, delta, allowed)
-        found.append((bound, delta, evidence if view == "projection" else f"{evidence}, by {view}"))
-    return max(found, key=lambda each: each[0] - claimed(each[1]))
+        if view != "projection":
+            evidence = f"{evidence}, by {view}"
+        if bound - claimed(delta) > furthest:
+            furthest = bound - claimed(delta)
+            best = (bound, delta, evidence)
+    return best
 
 
 def score(
-    without: np.ndarray, with_it: np.ndarray, learned: int, shift: np.ndarray | None = None
+    without: np.ndarray,
+    with_it: np.ndarray,
+    learned: int,
+    shift: np.ndarray | None = None,
 ) -> tuple[Scores, Scores]:
     """Return scores of the first `learned` releases, which teach the direction, and the others.
 
     `without` and `with_it` are [releases, features], `shift` is as in `attack_release`.
     """
     direction = _least_noisy_direction(without[:learned], with_it[:learned], shift)
-    one, other = without @ direction, with_it @ direction
-    return Scores(one[:learned], other[:learned]), Scores(one[learned:], other[learned:])
+    absent = without @ direction
+    present = with_it @ direction
+    taught = Scores(absent[:learned], present[:learned])
+    tested = Scores(absent[learned:], present[learned:])
+    return taught, tested
 
 
 def bound_at(
-    rule: DecisionRule, scores: Scores, delta: float, confidence: float
+    rule: DecisionRule,
+    scores: Scores,
+    delta: float,
+    confidence: float,
 ) -> tuple[float, str]:
     """Return a rule's bound on scores that did not teach it, and the counts behind it."""
     tested = len(scores.without)
-    said = [
-        int(((rows > rule.threshold) == rule.above).sum())
-        for rows in (scores.without, scores.with_it)
-    ]
-    hits, alarms = said[rule.present], said[not rule.present]
+    alarms = rule.count_guesses(scores.without)
+    hits = rule.count_guesses(scores.with_it)
+    if not rule.present:
+        hits, alarms = alarms, hits
     bound = float(release_bound(np.array(hits), np.array(alarms), tested, delta, confidence))
     if hits == tested and alarms == 0:
         return bound, f"the attack wins {2 * tested:,} of {2 * tested:,}"
@@ -251,47 +324,69 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
     That is where P[hit] − e^ε P[false alarm] − δ is most standard errors above 0. A bound on ε
     would be 0 for most δ while scores are few, and so could not choose.
     """
-    n = len(scores.without)
+    trials = len(scores.without)
 
-    def loudness(hits: np.ndarray, alarms: np.ndarray, delta: float) -> np.ndarray:
+    def contradiction(hits: np.ndarray, alarms: np.ndarray, delta: float) -> np.ndarray:
         weight = np.exp(min(claimed[delta], 50.0))
-        hit, alarm = ((count + 1) / (n + 2) for count in (hits, alarms))
-        errors = np.sqrt((hit * (1 - hit) + weight**2 * alarm * (1 - alarm)) / n)
-        return (hit - weight * alarm - delta) / errors
+        hit = (hits + 1) / (trials + 2)
+        alarm = (alarms + 1) / (trials + 2)
+        variance = hit * (1 - hit) + weight**2 * alarm * (1 - alarm)
+        return (hit - weight * alarm - delta) / np.sqrt(variance / trials)
 
-    found = [(*_loudest(scores, partial(loudness, delta=delta)), delta) for delta in claimed]
-    _, rule, delta = max(found, key=lambda each: each[0])
-    return delta, rule
+    rules = {
+        delta: _find_best_rule(scores, partial(contradiction, delta=delta)) for delta in claimed
+    }
+    delta = max(rules, key=lambda delta: rules[delta][0])
+    return delta, rules[delta][1]
 
 
-def _loudest(
-    scores: Scores, loudness: Callable[[np.ndarray, np.ndarray], np.ndarray]
+def _find_best_rule(
+    scores: Scores, merit: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, DecisionRule]:
-    """Return the greatest loudness, of hits and false alarms, and its rule, the middle of ties."""
-    sides, n = (scores.without, scores.with_it), len(scores.without)
-    thresholds = np.quantile(np.concatenate(sides), np.linspace(0.0005, 0.9995, 1000))
-    # the middle of a gap between the two
-    thresholds = np.sort(np.append(thresholds, (sides[0].max() + sides[1].min()) / 2))
-    below = [np.searchsorted(np.sort(side), thresholds, side="right") for side in sides]
-    best = (-np.inf, DecisionRule(0.0, True, True))
-    for above, present in product((True, False), (True, False)):
-        said = [n - count for count in below] if above else below
-        loud = loudness(said[present], said[not present])
-        equal = np.flatnonzero(loud == loud.max())
-        at = int(equal[len(equal) // 2])
-        if loud[at] > best[0]:
-            best = float(loud[at]), DecisionRule(float(thresholds[at]), above, present)
-    return best
+    """Return the greatest merit of (hits, false alarms), and its rule, the middle of ties."""
+    trials = len(scores.without)
+    thresholds = _list_thresholds(scores)
+    below_without = np.searchsorted(np.sort(scores.without), thresholds, side="right")
+    below_with_it = np.searchsorted(np.sort(scores.with_it), thresholds, side="right")
+    best_merit, best_rule = -np.inf, DecisionRule(0.0, True, True)
+    for above in (True, False):
+        guesses_without, guesses_with_it = below_without, below_with_it
+        if above:
+            guesses_without, guesses_with_it = trials - below_without, trials - below_with_it
+        for present in (True, False):
+            hits, alarms = guesses_with_it, guesses_without
+            if not present:
+                hits, alarms = alarms, hits
+            merits = merit(hits, alarms)
+            ties = np.flatnonzero(merits == merits.max())
+            middle = int(ties[len(ties) // 2])
+            if merits[middle] > best_merit:
+                best_merit = float(merits[middle])
+                best_rule = DecisionRule(float(thresholds[middle]), above, present)
+    return best_merit, best_rule
+
+
+def _list_thresholds(scores: Scores) -> np.ndarray:
+    """Return quantiles of all scores, and the middle of a gap between the two neighbours'."""
+    everything = np.concatenate([scores.without, scores.with_it])
+    quantiles = np.quantile(everything, np.linspace(0.0005, 0.9995, 1000))
+    gap = (scores.without.max() + scores.with_it.min()) / 2
+    return np.sort(np.append(quantiles, gap))
 
 
 def _least_noisy_direction(
-    without: np.ndarray, with_it: np.ndarray, shift: np.ndarray | None
+    without: np.ndarray,
+    with_it: np.ndarray,
+    shift: np.ndarray | None,
 ) -> np.ndarray:
     """Σ⁻¹Δ, the best linear test (Fisher); a direction without noise decides alone."""
+    mean_without = without.mean(axis=0)
+    mean_with_it = with_it.mean(axis=0)
     if shift is None:
-        shift = with_it.mean(axis=0) - without.mean(axis=0)
-    noise = np.concatenate([without - without.mean(axis=0), with_it - with_it.mean(axis=0)])
+        shift = mean_with_it - mean_without
+    noise = np.concatenate([without - mean_without, with_it - mean_with_it])
     variances, axes = np.linalg.eigh(noise.T @ noise / len(noise))
-    floor = 1e-12 * (max(float(variances.max()), float(shift @ shift)) or 1.0)
+    scale = max(float(variances.max()), float(shift @ shift))
+    floor = 1e-12 * (scale or 1.0)
     direction = axes @ ((axes.T @ shift) / (np.maximum(variances, 0.0) + floor))
     return direction / (np.linalg.norm(direction) or 1.0)

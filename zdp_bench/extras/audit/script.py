@@ -14,7 +14,7 @@ from __future__ import annotations
 import importlib
 import sys
 from pathlib import Path
-from typing import Any
+from types import ModuleType
 
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.audit.foreign import step
@@ -22,25 +22,40 @@ from zdp_bench.extras.audit.release import Finding
 
 
 def audit_script(word: str, runs: int, confidence: float) -> Finding:
-    """Return the finding for the function that `module:function` names."""
+    """Return the finding for the function that `module:function` names.
+
+    Raises:
+        UserError: there is no such module or function, or the script lacks what it must hold.
+    """
     path, _, function = word.rpartition(":")
-    given = vars(_import(path))
-    make_step = given.get(function)
+    contents = vars(_import(path))
+    make_step = contents.get(function)
     if not callable(make_step):
-        raise unknown(f"{path}: function", function, [n for n, v in given.items() if callable(v)])
-    if lacking := [name for name in ("EXAMPLES", "CLAIMED") if name not in given]:
-        raise UserError(f"{path}: has no {lacking[0]}; docs/audit_own.md says what it holds.")
-    stated = (given["EXAMPLES"], given["CLAIMED"], given.get("CANARY"), given.get("INSTEAD"))
-    return step(make_step, *stated, runs, confidence, name=function)
+        functions = [name for name, value in contents.items() if callable(value)]
+        raise unknown(f"{path}: function", function, functions)
+    for name in ("EXAMPLES", "CLAIMED"):
+        if name not in contents:
+            raise UserError(f"{path}: has no {name}; docs/audit_own.md says what it holds.")
+    return step(
+        make_step,
+        contents["EXAMPLES"],
+        contents["CLAIMED"],
+        canary=contents.get("CANARY"),
+        instead=contents.get("INSTEAD"),
+        runs=runs,
+        confidence=confidence,
+        name=function,
+    )
 
 
-def _import(name: str) -> Any:
-    here = Path.cwd()
+def _import(name: str) -> ModuleType:
+    folder = Path.cwd()
     if name.endswith(".py"):
-        here, name = Path(name).resolve().parent, Path(name).stem
-    if str(here) not in sys.path:
-        sys.path.insert(0, str(here))  # where `python my_script.py` would look too
+        folder = Path(name).resolve().parent
+        name = Path(name).stem
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))  # where `python my_script.py` would look too
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:
-        raise UserError(f"{name}: module '{error.name}' not found in {here}.") from None
+        raise UserError(f"{name}: module '{error.name}' not found in {folder}.") from None

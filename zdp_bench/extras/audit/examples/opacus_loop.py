@@ -16,9 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 SIGMA = 0.1
-BATCH = (
-    4  # of 9 examples or 10: 3 batches, and a rate of 1/3 for Opacus, with the canary or without
-)
+BATCH = 4  # of 9 examples, or 10 with the canary: 3 batches, and a rate of 1/3 for Opacus
 EXAMPLES = [(torch.zeros(6), i % 3) for i in range(9)]
 CLAIMED = {"noise_multiplier": SIGMA, "sample_rate": 1 / 3, "steps": 3}
 
@@ -39,8 +37,13 @@ def _train(
     examples: list[tuple[Tensor, int]], seed: int, poisson_sampling: bool
 ) -> dict[str, Tensor]:
     torch.manual_seed(0)  # the same first weights in every run
-    model = nn.Sequential(nn.Linear(6, 8, bias=False), nn.Tanh(), nn.Linear(8, 3, bias=False))
-    draws, noise = (torch.Generator().manual_seed(2 * seed + i) for i in range(2))
+    model = nn.Sequential(
+        nn.Linear(6, 8, bias=False),
+        nn.Tanh(),
+        nn.Linear(8, 3, bias=False),
+    )
+    draws = torch.Generator().manual_seed(2 * seed)
+    noise = torch.Generator().manual_seed(2 * seed + 1)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
@@ -52,6 +55,7 @@ def _train(
     )
     for x, y in loader:
         optimizer.zero_grad()
-        F.cross_entropy(private(x), y).backward()
+        loss = F.cross_entropy(private(x), y)
+        loss.backward()
         optimizer.step()
     return model.state_dict()
