@@ -91,10 +91,11 @@ class Representation:
 
 def _in_words(facts: dict[str, Any]) -> str:
     """Return the name of a representation, with its weights if it has any."""
+    name = str(facts["name"])
     if not facts.get("weights"):
-        return str(facts["name"])
-    network, weights, of = (facts[key] for key in ("network", "weights", "trained_on"))
-    return f"{facts['name']} ({network}, weights {weights}, trained on {of})"
+        return name
+    trained_on = facts["trained_on"]
+    return f"{name} ({facts['network']}, weights {facts['weights']}, trained on {trained_on})"
 
 
 class Represented(nn.Module):
@@ -122,40 +123,65 @@ def build(
     module = module.eval().requires_grad_(False)
     if not all(is_finite(tensor) for tensor in module.state_dict().values()):
         raise UserError(f"representation={name}: its weights contain values that are not finite.")
-    one = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
-    if one.dtype not in NUMPY:
-        raise UserError(f"representation={name}: gives {one.dtype}, no float32 or complex64.")
+    output = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
+    if output.dtype not in NUMPY:
+        raise UserError(f"representation={name}: gives {output.dtype}, no float32 or complex64.")
     facts = getattr(module, "facts", {})
-    version = getattr(module, "version", 1)
-    if "sha256" in facts:  # which file holds the weights makes no difference; facts say the stage
-        options = {key: value for key, value in options.items() if key not in ("weights", "stage")}
-    options = {key: value for key, value in options.items() if value is not False}  # as without
-    made_of = {key: value for key, value in facts.items() if key != "weights"}
-    made_of = made_of if "file" in facts else facts  # nor does the file's name
-    named = json.dumps([name, options, version, list(shape), str(dtype), made_of], sort_keys=True)
-    digest = hashlib.sha256(named.encode()).hexdigest()
-    parts = tuple(getattr(module, "joins", ()))
+    identity = [
+        name,
+        _named_options(options, facts),
+        getattr(module, "version", 1),
+        list(shape),
+        str(dtype),
+        _named_facts(facts),
+    ]
+    digest = hashlib.sha256(json.dumps(identity, sort_keys=True).encode()).hexdigest()
     return Representation(
-        name, module, tuple(shape), dtype, tuple(one.shape[1:]), one.dtype, digest, facts, parts
+        name=name,
+        module=module,
+        takes=tuple(shape),
+        takes_dtype=dtype,
+        gives=tuple(output.shape[1:]),
+        dtype=output.dtype,
+        digest=digest,
+        facts=facts,
+        parts=tuple(getattr(module, "joins", ())),
     )
 
 
-def _try(name: str, module: nn.Module, options: dict[str, Any], one: Tensor) -> Tensor:
+def _named_options(options: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the options that enter the digest; one that is off is as if it were not there."""
+    # Which file holds the weights makes no difference, and facts say the stage.
+    left_out = ("weights", "stage") if "sha256" in facts else ()
+    return {
+        key: value for key, value in options.items() if value is not False and key not in left_out
+    }
+
+
+def _named_facts(facts: dict[str, Any]) -> dict[str, Any]:
+    """Return the facts that enter the digest: all but a file's name."""
+    if "file" not in facts:
+        return facts
+    return {key: value for key, value in facts.items() if key != "weights"}
+
+
+def _try(name: str, module: nn.Module, options: dict[str, Any], example: Tensor) -> Tensor:
     """Return what a module makes of one example; reject one that it does not take."""
     try:
         with torch.no_grad():
-            made = module(one)
+            output = module(example)
     except UserError:
         raise
     except Exception as error:
         advice = " Set representation.resize=224." if options.get("resize", 0) is None else ""
-        kind = f"{str(one.dtype).removeprefix('torch.')} {list(one.shape[1:])}"
+        dtype = str(example.dtype).removeprefix("torch.")
         raise UserError(
-            f"representation={name}: takes no examples of {kind} ({in_one_line(error)}).{advice}"
+            f"representation={name}: takes no examples of {dtype} {list(example.shape[1:])} "
+            f"({in_one_line(error)}).{advice}"
         ) from error
-    if not isinstance(made, Tensor) or made.dim() < 2 or len(made) != 1:
+    if not isinstance(output, Tensor) or output.dim() < 2 or len(output) != 1:
         raise UserError(f"representation={name}: of one example it gives no [1, ...] tensor.")
-    return made
+    return output
 
 
 def is_finite(x: Tensor) -> bool:
@@ -180,23 +206,24 @@ def represent_splits(
     device = device or torch.device("cpu")
     representation.module.to(device)
     few = torch.arange(min(TRIED, len(data.test)))
-    inputs = data.test.batch(few)[0]  # nothing of the training set
+    inputs, _ = data.test.batch(few)  # nothing of the training set
     if data.provenance != "synthetic":  # a stand-in's examples are noise, not pictures
         require_pixels(representation, inputs)
     require_apart(representation, inputs, device)
     train = _represent(representation, data.train, f"{key}:train", device)
     test = _represent(representation, data.test, f"{key}:test", device)
-    validation = data.validation and _represent(
-        representation, data.validation, f"{key}:validation", device
-    )
+    validation = None
+    if data.validation:
+        validation = _represent(representation, data.validation, f"{key}:validation", device)
     representation.module.to("cpu")
+    notes = [data.notes, representation.note()]
     return replace(
         data,
         train=train,
         test=test,
         validation=validation,
         input_shape=representation.gives,
-        notes="; ".join(filter(None, [data.notes, representation.note()])),
+        notes="; ".join(note for note in notes if note),
         representation=representation.described(),
         digest=hashlib.sha256(f"{data.digest}:{representation.digest}".encode()).hexdigest(),
     )
@@ -244,30 +271,35 @@ def require_apart(
             the transform keeps something of them.
     """
     inputs = inputs.to(device or torch.device("cpu"))
-    module, before = representation.module, state_of(representation.module)
+    module = representation.module
+    before = state_of(module)
+    reversed_inputs = inputs.flip(0)
+
+    def apply(inputs: Tensor, size: int) -> Tensor:
+        return torch.cat([module(part) for part in inputs.split(size)])
+
     # A GPU's TF32 rounds by 1e-3, and otherwise for another number of examples.
     with torch.no_grad(), float32_products():
-        alone = torch.cat([module(one) for one in inputs.split(1)])
+        alone = apply(inputs, 1)
         others = [
             module(inputs),
-            torch.cat([module(part) for part in inputs.split(AT_ONCE)]),
-            module(inputs.flip(0)).flip(0),
-            torch.cat([module(part) for part in inputs.flip(0).split(3)]).flip(0),
-            torch.cat([module(one) for one in inputs.split(1)]),
+            apply(inputs, AT_ONCE),
+            module(reversed_inputs).flip(0),
+            apply(reversed_inputs, 3).flip(0),
+            apply(inputs, 1),
         ]
     if not is_finite(alone):
         raise UserError(
             f"representation={representation.name}: returns values that are not finite."
         )
+    tolerance = CLOSE * (1 + alone.abs().max())
     for other in others:
-        if other.shape != alone.shape or (other - alone).abs().max() > CLOSE * (
-            1 + alone.abs().max()
-        ):
+        if other.shape != alone.shape or (other - alone).abs().max() > tolerance:
             raise UserError(
                 f"representation={representation.name}: its output for an example depends on "
                 "other examples or on earlier calls. It must look at one example only."
             )
-    if not _same(before, state_of(module)):
+    if not _is_equal(before, state_of(module)):
         raise UserError(
             f"representation={representation.name}: keeps state from the examples it has seen, so "
             "one would affect another. It must not change its state."
@@ -283,22 +315,24 @@ def _copy(value: Any) -> Any:
     if isinstance(value, Tensor):
         return value.detach().to("cpu", copy=True)
     if isinstance(value, np.ndarray):
-        return torch.from_numpy(value.copy()) if value.dtype.kind in "biufc" else None
+        is_numeric = value.dtype.kind in "biufc"
+        return torch.from_numpy(value.copy()) if is_numeric else None
     if isinstance(value, dict):
-        return {repr(key): _copy(inside) for key, inside in value.items()}
+        return {repr(key): _copy(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple | set | deque):
-        return [_copy(inside) for inside in value]
+        return [_copy(inner) for inner in value]
     return value if isinstance(value, bool | int | float | complex | str | bytes) else None
 
 
-def _same(a: Any, b: Any) -> bool:
+def _is_equal(a: Any, b: Any) -> bool:
     if isinstance(a, Tensor) and isinstance(b, Tensor):
         return a.dtype == b.dtype and torch.equal(a, b)
     if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
+        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
     if isinstance(a, list) and isinstance(b, list):
-        return len(a) == len(b) and all(map(_same, a, b))
-    return type(a) is type(b) and bool(a == b or a != a)
+        return len(a) == len(b) and all(map(_is_equal, a, b))
+    is_nan = a != a
+    return type(a) is type(b) and bool(a == b or is_nan)
 
 
 def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.TensorDataset:
@@ -320,26 +354,27 @@ def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.Tenso
             f"dataset={type(dataset).__name__}: must be map-style and hold examples: give one with "
             "len(dataset) above 0 and dataset[i] = (input, target)."
         )
-    first = _collate(dataset, range(min(TRIED, len(dataset))))[0]
-    checked = check_plugin("representation", {"name": name, **options}).options
-    found = build(name, checked, tuple(first.shape[1:]), first.dtype)
-    require_pixels(found, first)
-    require_apart(found, first)
-    chain, targets = hashlib.sha256(), list[Tensor]()
+    first, _ = _collate(dataset, range(min(TRIED, len(dataset))))
+    checked = check_plugin("representation", {"name": name, **options})
+    representation = build(name, checked.options, tuple(first.shape[1:]), first.dtype)
+    require_pixels(representation, first)
+    require_apart(representation, first)
 
     def batches() -> Iterator[tuple[Tensor, Tensor]]:
         for start in range(0, len(dataset), BLOCK):
-            yield _collate(dataset, range(start, min(start + BLOCK, len(dataset))))
+            stop = min(start + BLOCK, len(dataset))
+            yield _collate(dataset, range(start, stop))
 
+    chain, targets = hashlib.sha256(), list[Tensor]()
     for inputs, labels in batches():
-        if inputs.shape[1:] != found.takes or inputs.dtype != found.takes_dtype:
+        if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
             raise UserError(f"{_UNEVEN}.")
         chain.update(inputs.contiguous().numpy().tobytes())
         targets.append(labels)
-    blocks = (found(inputs).numpy() for inputs, _ in batches())
-    whole = _keep(found, chain.hexdigest(), len(dataset), blocks)
+    blocks = (representation(inputs).numpy() for inputs, _ in batches())
+    features = _keep(representation, chain.hexdigest(), len(dataset), blocks)
     try:
-        return torch.utils.data.TensorDataset(whole, torch.cat(targets))
+        return torch.utils.data.TensorDataset(features, torch.cat(targets))
     except RuntimeError as error:
         raise UserError(f"dataset: targets must be of one shape ({in_one_line(error)}).") from None
 
@@ -353,7 +388,8 @@ def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
     try:
         inputs, targets = torch.utils.data.default_collate([dataset[row] for row in rows])
         inputs = inputs.to(SINGLE.get(inputs.dtype, inputs.dtype)).detach().cpu()
-        targets, finite = torch.as_tensor(targets), is_finite(inputs)
+        targets = torch.as_tensor(targets)
+        finite = is_finite(inputs)
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{_UNEVEN} ({in_one_line(error)}).") from None
     if inputs.dim() < 2 or (inputs.is_floating_point() and inputs.dtype != torch.float32):
@@ -364,39 +400,49 @@ def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
 
 
 def _represent(
-    representation: Representation, source: Source, key: str, device: torch.device
+    representation: Representation,
+    source: Source,
+    key: str,
+    device: torch.device,
 ) -> Examples:
-    whole = _represent_inputs(representation, source, key, device)
-    return Examples(whole, targets_of(source), source.groups)
+    features = _represent_inputs(representation, source, key, device)
+    return Examples(features, targets_of(source), source.groups)
 
 
 def _represent_inputs(
-    representation: Representation, source: Source, key: str, device: torch.device
+    representation: Representation,
+    source: Source,
+    key: str,
+    device: torch.device,
 ) -> Tensor:
     def blocks() -> Iterator[np.ndarray]:
-        kept = [
+        weighted = [
             (factor, _represent_inputs(part, source, key, device))
             for factor, part in representation.parts
         ]
         log.info("%s of %d examples, made once", representation.name, len(source))
         for rows in torch.arange(len(source)).split(BLOCK):
-            if kept:
-                made = torch.cat([factor * part[rows] for factor, part in kept], dim=1)
+            if weighted:
+                features = torch.cat([factor * part[rows] for factor, part in weighted], dim=1)
             else:
-                made = representation(source.batch(rows)[0].to(device))
-            yield made.cpu().numpy()
+                inputs, _ = source.batch(rows)
+                features = representation(inputs.to(device))
+            yield features.cpu().numpy()
 
     return _keep(representation, key, len(source), blocks())
 
 
 def _keep(
-    representation: Representation, key: str, count: int, blocks: Iterator[np.ndarray]
+    representation: Representation,
+    key: str,
+    count: int,
+    blocks: Iterator[np.ndarray],
 ) -> Tensor:
+    """Return representations [count, *gives] from the cache, or from blocks of them."""
     digest = hashlib.sha256(f"{key}:{representation.digest}".encode()).hexdigest()
     shape = (count, *representation.gives)
-    return torch.from_numpy(
-        load_or_make("representations", digest, shape, NUMPY[representation.dtype], blocks)
-    )
+    dtype = NUMPY[representation.dtype]
+    return torch.from_numpy(load_or_make("representations", digest, shape, dtype, blocks))
 
 
 def targets_of(source: Source) -> Tensor:
@@ -405,4 +451,8 @@ def targets_of(source: Source) -> Tensor:
         return source.targets
     if isinstance(source, Part):
         return targets_of(source.whole)[source.rows]
-    return torch.cat([source.batch(rows)[1] for rows in torch.arange(len(source)).split(BLOCK)])
+    targets = []
+    for rows in torch.arange(len(source)).split(BLOCK):
+        _, labels = source.batch(rows)
+        targets.append(labels)
+    return torch.cat(targets)

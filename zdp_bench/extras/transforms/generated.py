@@ -9,9 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from functools import cache
-from typing import Any
 
 import numpy as np
 import torch
@@ -23,8 +22,9 @@ from zdp_bench.data.cache import load_or_make
 SIDE = 64  # pixels of a picture
 AT_ONCE = 512
 WIDTH = 16  # channels of a generator
+FIRST_SIDE = 4  # pixels of a generator's first maps
 SHAPES = 24  # at most, in a picture
-PARTS = (0.4, 0.1)  # of all pictures: by generators, by spectra; the others have shapes
+GENERATED, SPECTRAL = 0.4, 0.1  # shares of all pictures; the others have shapes
 VERSION = 1  # changes when the pictures of a seed do
 BLOCK = 256  # pictures of the cache that are made at once
 LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in grey
@@ -35,131 +35,219 @@ def between(low: float, high: float, *shape: int, device: torch.device) -> Tenso
     return low + (high - low) * torch.rand(*shape, device=device)
 
 
+class Draws:
+    """Random numbers for n pictures, one for each."""
+
+    def __init__(self, n: int, device: torch.device) -> None:
+        self.n, self.device = n, device
+
+    def uniform(self, low: float, high: float) -> Tensor:
+        """Return numbers [n, 1, 1, 1]."""
+        return between(low, high, self.n, 1, 1, 1, device=self.device)
+
+    def normal(self, channels: int = 1) -> Tensor:
+        """Return standard normal numbers [n, channels, 1, 1]."""
+        return torch.randn(self.n, channels, 1, 1, device=self.device)
+
+
 def kernels(device: torch.device) -> Tensor:
     """Return a Gaussian and its first and second derivatives, each of norm 1: [6, 1, 5, 5]."""
-    at, variance = torch.arange(-2.0, 3, device=device), 0.81
-    g = torch.exp(-at.square() / (2 * variance))
-    d1, d2 = -at * g, (at.square() - variance) * g
-    d2 = d2 - d2.mean()
-    pairs = [(g, g), (g, d1), (d1, g), (g, d2), (d2, g), (d1, d1)]
-    bank = torch.stack([torch.outer(a, b) for a, b in pairs])
-    return (bank / bank.flatten(1).norm(dim=1).view(-1, 1, 1)).unsqueeze(1)
+    x = torch.arange(-2.0, 3, device=device)
+    variance = 0.81
+    gaussian = torch.exp(-x.square() / (2 * variance))
+    first = -x * gaussian
+    second = (x.square() - variance) * gaussian
+    second = second - second.mean()
+    bank = torch.stack(
+        [
+            torch.outer(gaussian, gaussian),
+            torch.outer(gaussian, first),
+            torch.outer(first, gaussian),
+            torch.outer(gaussian, second),
+            torch.outer(second, gaussian),
+            torch.outer(first, first),
+        ]
+    )
+    norms = bank.flatten(1).norm(dim=1).view(-1, 1, 1)
+    return (bank / norms).unsqueeze(1)
 
 
 def coloured(x: Tensor) -> Tensor:
     """Give each picture of any numbers mean, contrast and saturation: [n, 3, H, W] in [0, 1]."""
-    n, device = len(x), x.device
+    draws = Draws(len(x), x.device)
     x = x.float().nan_to_num(0, 9, -9)
     x = x - x.mean((2, 3), keepdim=True)
     x = x / (x.std((1, 2, 3), keepdim=True) + 1e-4)
     grey = x.mean(1, keepdim=True)
-    light, colour = (between(*r, n, 1, 1, 1, device=device) for r in ((0.6, 1.2), (0.0, 1.3)))
-    x = grey * light + (x - grey) * colour
-    x = x * (0.22 * torch.exp(0.35 * torch.randn(n, 1, 1, 1, device=device)))
-    x = x + 0.47 + 0.13 * torch.randn(n, 1, 1, 1, device=device)
-    return (x + 0.1 * torch.randn(n, 3, 1, 1, device=device)).clamp(0, 1)
+    light = draws.uniform(0.6, 1.2)
+    saturation = draws.uniform(0.0, 1.3)
+    x = grey * light + (x - grey) * saturation
+    contrast = 0.22 * torch.exp(0.35 * draws.normal())
+    brightness = 0.13 * draws.normal()
+    tint = 0.1 * draws.normal(channels=3)
+    x = x * contrast + 0.47 + brightness + tint
+    return x.clamp(0, 1)
 
 
-def generated(n: int, bank: Tensor) -> Tensor:
-    """Return n pictures, each of a generator of its own with random oriented filters."""
-    size, K = 4, len(bank)
-    like: dict[str, Any] = {"device": bank.device, "dtype": bank.dtype}
-    x, rgb = torch.randn(n, WIDTH, size, size, **like), torch.zeros(n, 3, size, size, **like)
+class Generators:
+    """Untrained generators, one for each of n pictures, with random oriented filters.
 
-    def draw(low: float, high: float) -> Tensor:
-        return between(low, high, n, 1, 1, 1, device=bank.device)
+    Args:
+        n: pictures.
+        bank: the filters, [K, 1, 5, 5]; their dtype is that of the maps.
+    """
 
-    keep, slope, wavy = draw(0.08, 1.0), draw(-0.7, 0.8), draw(0, 1) < 0.25
-    rough = 0.6 * draw(0.0, 1.0) ** 3
-    energy = torch.exp(0.8 * torch.randn(n, 1, 1, K, device=bank.device))
-    energy[..., 0] *= draw(0.3, 4.0)[..., 0]  # how smooth
-    energy = (energy / energy.norm(dim=3, keepdim=True)).to(bank)
-    for level in range(int(math.log2(SIDE // size)) + 1):
-        for _ in range(2):
-            mixed = torch.randn(n, WIDTH, WIDTH, K, **like) * energy
-            mixed = mixed * (torch.rand(n, WIDTH, WIDTH, 1, device=bank.device) < keep)
-            padded = F.pad(x.reshape(n * WIDTH, 1, size, size), (2, 2, 2, 2), mode="replicate")
-            x = F.conv2d(padded, bank).view(n, WIDTH * K, size * size)
-            x = torch.bmm(mixed.reshape(n, WIDTH, WIDTH * K), x).view(n, WIDTH, size, size).float()
-            x = x / (x.square().mean((1, 2, 3), keepdim=True).sqrt() + 1e-3)
-            gains, shifts = torch.randn(2, n, WIDTH, 1, 1, device=bank.device)
-            x = x + rough * torch.randn(n, 1, size, size, device=bank.device) * gains + 0.8 * shifts
-            x = torch.where(wavy, torch.sin(2 * x), F.leaky_relu(x, 0.2)).to(bank)
-        out = torch.bmm(torch.randn(n, 3, WIDTH, **like) / 4, x.flatten(2)).view(n, 3, size, size)
-        rgb = rgb + out * torch.exp2(-level * slope).to(bank)
-        if size < SIDE:
-            size *= 2
-            x, rgb = (F.interpolate(each, scale_factor=2, mode="bilinear") for each in (x, rgb))
-    return coloured(rgb)
+    def __init__(self, n: int, bank: Tensor) -> None:
+        self.n, self.bank, self.device = n, bank, bank.device
+        draws = Draws(n, bank.device)
+        # Drawn in this order: the pictures of a seed follow from it.
+        self.start = self._normal(WIDTH, FIRST_SIDE, FIRST_SIDE)
+        self.kept_share = draws.uniform(0.08, 1.0)
+        self.slope = draws.uniform(-0.7, 0.8)
+        self.is_wavy = draws.uniform(0, 1) < 0.25
+        self.roughness = 0.6 * draws.uniform(0.0, 1.0) ** 3
+        energy = torch.exp(0.8 * torch.randn(n, 1, 1, len(bank), device=bank.device))
+        smoothness = draws.uniform(0.3, 4.0)
+        energy[..., 0] *= smoothness[..., 0]
+        self.energy = (energy / energy.norm(dim=3, keepdim=True)).to(bank)
+
+    def _normal(self, *shape: int) -> Tensor:
+        return torch.randn(self.n, *shape, device=self.device, dtype=self.bank.dtype)
+
+    def draw(self) -> Tensor:
+        """Return their pictures: [n, 3, SIDE, SIDE] in [0, 1]."""
+        x, side = self.start, FIRST_SIDE
+        picture = x.new_zeros(self.n, 3, side, side)
+        for level in range(int(math.log2(SIDE // side)) + 1):
+            x = self._convolve(self._convolve(x))
+            colours = self._normal(3, WIDTH) / 4
+            layer = torch.bmm(colours, x.flatten(2)).view(self.n, 3, side, side)
+            picture = picture + layer * torch.exp2(-level * self.slope).to(self.bank)
+            if side < SIDE:
+                side *= 2
+                x = F.interpolate(x, scale_factor=2, mode="bilinear")
+                picture = F.interpolate(picture, scale_factor=2, mode="bilinear")
+        return coloured(picture)
+
+    def _convolve(self, x: Tensor) -> Tensor:
+        """Return maps [n, WIDTH, side, side] after a random layer and its activation."""
+        n, filters, side = self.n, len(self.bank), x.shape[-1]
+        weights = self._normal(WIDTH, WIDTH, filters) * self.energy
+        is_kept = torch.rand(n, WIDTH, WIDTH, 1, device=self.device) < self.kept_share
+        weights = (weights * is_kept).reshape(n, WIDTH, WIDTH * filters)
+        padded = F.pad(x.reshape(n * WIDTH, 1, side, side), (2, 2, 2, 2), mode="replicate")
+        responses = F.conv2d(padded, self.bank).view(n, WIDTH * filters, side * side)
+        x = torch.bmm(weights, responses).view(n, WIDTH, side, side).float()
+        x = x / (x.square().mean((1, 2, 3), keepdim=True).sqrt() + 1e-3)
+        gains, shifts = torch.randn(2, n, WIDTH, 1, 1, device=self.device)
+        noise = torch.randn(n, 1, side, side, device=self.device)
+        x = x + self.roughness * noise * gains + 0.8 * shifts
+        waves = torch.sin(2 * x)
+        return torch.where(self.is_wavy, waves, F.leaky_relu(x, 0.2)).to(self.bank)
 
 
 def spectral(n: int, device: torch.device) -> Tensor:
     """Return n pictures of noise whose amplitude falls as 1/f^a, steeper in some directions."""
+    draws = Draws(n, device)
     fy = torch.fft.fftfreq(SIDE, device=device).view(1, 1, -1, 1)
     fx = torch.fft.rfftfreq(SIDE, device=device).view(1, 1, 1, -1)
-    turn, flat, power, edged = (
-        between(*r, n, 1, 1, 1, device=device) for r in ((0, math.pi), (0.2, 1), (0.6, 3), (0, 1))
-    )
-    u, v = fx * turn.cos() + fy * turn.sin(), (fy * turn.cos() - fx * turn.sin()) * flat
-    size = (u.square() + v.square() + 1 / SIDE**2).sqrt() ** -power
-    white = torch.view_as_complex(torch.randn(n, 3, SIDE, SIDE // 2 + 1, 2, device=device))
-    x = torch.fft.irfft2(white * size, s=(SIDE, SIDE))
+    angle = draws.uniform(0, math.pi)
+    flatness = draws.uniform(0.2, 1)
+    power = draws.uniform(0.6, 3)
+    has_edges = draws.uniform(0, 1) < 0.3
+    u, v = _rotate(fx, fy, angle)
+    frequency = (u.square() + (v * flatness).square() + 1 / SIDE**2).sqrt()
+    white = torch.randn(n, 3, SIDE, SIDE // 2 + 1, 2, device=device)
+    spectrum = torch.view_as_complex(white) * frequency**-power
+    x = torch.fft.irfft2(spectrum, s=(SIDE, SIDE))
     x = x / (x.std((1, 2, 3), keepdim=True) + 1e-6)
-    return coloured(torch.where(edged < 0.3, torch.tanh(4 * x), x))
+    return coloured(torch.where(has_edges, torch.tanh(4 * x), x))
+
+
+def _rotate(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+    """Return coordinates in axes that are turned by an angle in radians."""
+    cos, sin = angle.cos(), angle.sin()
+    return x * cos + y * sin, y * cos - x * sin
 
 
 def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
-    """Return pictures [n, 3, H, W] with 1 to `SHAPES` shapes on a ground, filled with textures."""
+    """Return pictures with 1 to `SHAPES` shapes on a ground, filled with textures.
+
+    Args:
+        ground: [n, 3, H, W] in [0, 1].
+        textures: uint8 [m, 3, H, W].
+    """
     n, device = len(ground), ground.device
-
-    def draw(low: float, high: float) -> Tensor:
-        return between(low, high, n, 1, 1, device=device)
-
+    draws = Draws(n, device)
     line = torch.linspace(-1, 1, SIDE, device=device)
-    y, x = line.view(1, -1, 1), line.view(1, 1, -1)
-    many = torch.exp(draw(0, math.log(SHAPES))).ceil()
+    y, x = line.view(1, 1, -1, 1), line.view(1, 1, 1, -1)
+    shapes = torch.exp(draws.uniform(0, math.log(SHAPES))).ceil()
     for layer in range(SHAPES):
-        radius = 0.08 + 0.85 * draw(0, 1) ** (1 + 1.5 * (layer + 1) / many)  # the last are small
-        dx, dy, turn = x - draw(-0.8, 0.8), y - draw(-0.8, 0.8), draw(0, math.pi)
-        aspect, square = torch.exp(draw(-0.7, 0.7)), torch.exp(draw(0.2, 2.2))
-        u = (dx * turn.cos() + dy * turn.sin()) * aspect
-        v = (dy * turn.cos() - dx * turn.sin()) / aspect
-        angle = torch.atan2(v, u)
-        far = (u.abs() ** square + v.abs() ** square + 1e-6) ** (1 / square)
-        edge = torch.ones_like(angle)
-        for k in (2, 3, 5, 7):
-            waves = torch.cos(k * angle + draw(0, 2 * math.pi))
-            edge = edge + torch.randn(n, 1, 1, device=device) * 0.3 / k * waves
-        inside = torch.sigmoid((radius * edge - far) * torch.exp(draw(2.5, 4.5))) * (layer < many)
-        fill = textures[torch.randint(len(textures), (n,), device=device)].float() / 255
-        plain = fill.mean((2, 3), keepdim=True)
-        fill = plain + (fill - plain) * draw(0, 1.3).clamp(max=1).unsqueeze(1)
-        fill = fill + 0.15 * torch.randn(n, 3, 1, 1, device=device)
-        shade = 1 + draw(0, 0.6) * (u * draw(-1, 1) + v * draw(-1, 1)) / radius
-        fill = (fill * shade.unsqueeze(1)).clamp(0, 1)
-        ground = ground + inside.unsqueeze(1) * (fill - ground)
+        smaller = 1 + 1.5 * (layer + 1) / shapes  # the last are small
+        radius = 0.08 + 0.85 * draws.uniform(0, 1) ** smaller
+        dx = x - draws.uniform(-0.8, 0.8)
+        dy = y - draws.uniform(-0.8, 0.8)
+        u, v = _rotate(dx, dy, draws.uniform(0, math.pi))
+        aspect = torch.exp(draws.uniform(-0.7, 0.7))
+        u, v = u * aspect, v / aspect
+        exponent = torch.exp(draws.uniform(0.2, 2.2))  # of a superellipse
+        distance = (u.abs() ** exponent + v.abs() ** exponent + 1e-6) ** (1 / exponent)
+        outline = radius * _draw_outline(torch.atan2(v, u), draws)
+        sharpness = torch.exp(draws.uniform(2.5, 4.5))
+        inside = torch.sigmoid((outline - distance) * sharpness) * (layer < shapes)
+        chosen = torch.randint(len(textures), (n,), device=device)
+        fill = _vary_texture(textures[chosen].float() / 255, draws)
+        depth = draws.uniform(0, 0.6)
+        slope = u * draws.uniform(-1, 1) + v * draws.uniform(-1, 1)
+        shade = 1 + depth * slope / radius
+        fill = (fill * shade).clamp(0, 1)
+        ground = ground + inside * (fill - ground)
     return ground
+
+
+def _draw_outline(angle: Tensor, draws: Draws) -> Tensor:
+    """Return how far a shape's wavy edge is from its centre at each angle, 1 on average."""
+    outline = torch.ones_like(angle)
+    for k in (2, 3, 5, 7):
+        waves = torch.cos(k * angle + draws.uniform(0, 2 * math.pi))
+        outline = outline + draws.normal() * 0.3 / k * waves
+    return outline
+
+
+def _vary_texture(texture: Tensor, draws: Draws) -> Tensor:
+    """Give a texture [n, 3, H, W] another contrast and tint."""
+    plain = texture.mean((2, 3), keepdim=True)
+    contrast = draws.uniform(0, 1.3).clamp(max=1)
+    tint = 0.15 * draws.normal(channels=3)
+    return plain + (texture - plain) * contrast + tint
 
 
 @torch.no_grad()
 def pictures(n: int, device: torch.device) -> Tensor:
     """Return n pictures of all kinds, in random order: uint8 [n, 3, 64, 64]."""
     bank = kernels(device)
-    bank = bank.half() if device.type == "cuda" else bank
-    made = torch.empty(n, 3, SIDE, SIDE, dtype=torch.uint8, device=device)
-    first, second = int(n * PARTS[0]), int(n * sum(PARTS))
-    for start, stop in ((0, first), (first, second), (second, n)):
-        for at in range(start, stop, AT_ONCE):
-            many = min(AT_ONCE, stop - at)
-            if start == 0:
-                x = generated(many, bank)
-            elif start == first:
-                x = spectral(many, device)
-            else:
-                ground = made[torch.randint(second, (many,), device=device)].float() / 255
-                x = with_shapes(ground, made[:second])
-            made[at : at + many] = (x * 255).round().to(torch.uint8)
-    return made[torch.randperm(n, device=device)]
+    if device.type == "cuda":
+        bank = bank.half()
+    whole = torch.empty(n, 3, SIDE, SIDE, dtype=torch.uint8, device=device)
+    first, second = int(n * GENERATED), int(n * (GENERATED + SPECTRAL))
+    for part in _split(whole[:first]):
+        part[:] = _as_bytes(Generators(len(part), bank).draw())
+    for part in _split(whole[first:second]):
+        part[:] = _as_bytes(spectral(len(part), device))
+    textures = whole[:second]
+    for part in _split(whole[second:]):
+        chosen = torch.randint(second, (len(part),), device=device)
+        ground = textures[chosen].float() / 255
+        part[:] = _as_bytes(with_shapes(ground, textures))
+    return whole[torch.randperm(n, device=device)]
+
+
+def _split(whole: Tensor) -> Sequence[Tensor]:
+    return whole.split(AT_ONCE) if len(whole) else ()
+
+
+def _as_bytes(x: Tensor) -> Tensor:
+    return (x * 255).round().to(torch.uint8)
 
 
 @cache
@@ -172,16 +260,16 @@ def seeded_pictures(count: int, seed: int) -> Tensor:
                 torch.manual_seed(seed * 2**20 + start)
                 yield pictures(min(BLOCK, count - start), torch.device("cpu")).numpy()
 
-    named = f"pictures of a random process:{VERSION}:{seed}:{count}"
-    digest = hashlib.sha256(named.encode()).hexdigest()
+    name = f"pictures of a random process:{VERSION}:{seed}:{count}"
+    digest = hashlib.sha256(name.encode()).hexdigest()
     shape = (count, 3, SIDE, SIDE)
     return torch.from_numpy(load_or_make("generated", digest, shape, np.uint8, blocks()))
 
 
-def as_examples(made: Tensor, shape: tuple[int, ...]) -> Tensor:
+def as_examples(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return pictures uint8 [n, 3, 64, 64] as examples of a shape: [n, (C,) H, W] in [0, 1]."""
     height, width = shape[-2:]
-    x = F.adaptive_avg_pool2d(made.float(), (height, width)).round() / 255
+    x = F.adaptive_avg_pool2d(whole.float(), (height, width)).round() / 255
     if len(shape) == 3 and shape[0] == 3:
         return x
     grey = (x * torch.tensor(LUMA).view(3, 1, 1)).sum(dim=1)

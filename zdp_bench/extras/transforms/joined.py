@@ -25,6 +25,7 @@ from zdp_bench.config.types import SEED, check_value
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import VERSION, as_examples, seeded_pictures
+from zdp_bench.extras.transforms.normalisation import require_pictures
 from zdp_bench.registry import lookup, register
 from zdp_bench.representations import NO_FILE, Representation, build
 
@@ -52,23 +53,25 @@ def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]
             "[{name: scattering, mirror: true, weight: 0.4}]."
         )
     checked = [_check_part(part) for part in parts]
-    return checked if len(checked) > 1 else [checked[0] | {"weight": 1.0}]
+    if len(checked) == 1:
+        checked[0]["weight"] = 1.0
+    return checked
 
 
 def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
-    given = {"name": part} if isinstance(part, str) else dict(part)
-    weight = check_value("representation.parts.weight", WEIGHT, given.pop("weight", 1.0))
-    if given.get("name") == "joined":
+    options = {"name": part} if isinstance(part, str) else dict(part)
+    weight = check_value("representation.parts.weight", WEIGHT, options.pop("weight", 1.0))
+    if options.get("name") == "joined":
         raise UserError("representation.parts: joined cannot be a part of itself.")
-    plugin = check_plugin("representation", given)
+    plugin = check_plugin("representation", options)
     if plugin.options.get("weights", NO_FILE[0]) not in NO_FILE:
         raise UserError(
             f"representation.parts: {plugin.name} takes weights={', '.join(NO_FILE)} here, and no "
             "file."
         )
     usual = defaults(lookup("representation", plugin.name))
-    options = {key: value for key, value in plugin.options.items() if value != usual[key]}
-    return {"name": plugin.name, "weight": weight, **options}
+    changed = {key: value for key, value in plugin.options.items() if value != usual[key]}
+    return {"name": plugin.name, "weight": weight, **changed}
 
 
 Parts = Annotated[list[str | dict[str, Any]] | None, AfterValidator(check_parts)]
@@ -125,26 +128,27 @@ class Part(nn.Module):
         self.features = representation.module
         self._apply_to = representation
         features = math.prod(representation.gives)
-        if count > min(features, pictures - 1):
+        most = min(features, pictures - 1)
+        if count > most:
             raise UserError(
-                f"representation.axes={count}: {pictures} generated pictures have at most "
-                f"{min(features, pictures - 1)} axes in the {features} features of "
-                f"{representation.name}. Lower representation.axes."
+                f"representation.axes={count}: {pictures} generated pictures have at most {most} "
+                f"axes in the {features} features of {representation.name}. Lower "
+                "representation.axes."
             )
-        channels = representation.gives[0]
-        named = f"{representation.digest}:{VERSION}:{Joined.version}:{count}:{pictures}:{seed}"
 
         def blocks() -> Iterator[np.ndarray]:
             yield _fit(representation, count, pictures, seed).numpy()
 
-        digest = hashlib.sha256(named.encode()).hexdigest()
+        name = f"{representation.digest}:{VERSION}:{Joined.version}:{count}:{pictures}:{seed}"
+        digest = hashlib.sha256(name.encode()).hexdigest()
         shape = (count + 3, features)
-        kept = torch.from_numpy(load_or_make("axes", digest, shape, np.float32, blocks()))
-        each = (1, channels, *[1] * (len(representation.gives) - 1))
-        self.register_buffer("mean", kept[0, :channels].reshape(each).clone())
-        self.register_buffer("deviation", kept[1, :channels].reshape(each).clone())
-        self.register_buffer("centre", kept[2])
-        self.register_buffer("axes", kept[3:])
+        rows = torch.from_numpy(load_or_make("axes", digest, shape, np.float32, blocks()))
+        channels = representation.gives[0]
+        per_channel = (1, channels, *[1] * (len(representation.gives) - 1))
+        self.register_buffer("mean", rows[0, :channels].reshape(per_channel).clone())
+        self.register_buffer("deviation", rows[1, :channels].reshape(per_channel).clone())
+        self.register_buffer("centre", rows[2])
+        self.register_buffer("axes", rows[3:])
 
     def forward(self, x: Tensor) -> Tensor:
         rows = standardised(self._apply_to(x), self.mean, self.deviation)
@@ -153,12 +157,15 @@ class Part(nn.Module):
 
 def _fit(representation: Representation, count: int, pictures: int, seed: int) -> Tensor:
     """Return as rows the mean and deviation of each channel, the centre and the axes."""
-    parts = seeded_pictures(pictures, seed).split(AT_ONCE)
-    made = [representation(as_examples(part, representation.takes)) for part in parts]
-    features = torch.cat(made)
-    over = [axis for axis in range(features.dim()) if axis != 1]
-    mean = features.mean(dim=over, keepdim=True)
-    deviation = (features - mean).square().mean(dim=over, keepdim=True).sqrt()
+    features = torch.cat(
+        [
+            representation(as_examples(part, representation.takes))
+            for part in seeded_pictures(pictures, seed).split(AT_ONCE)
+        ]
+    )
+    others = [axis for axis in range(features.dim()) if axis != 1]
+    mean = features.mean(dim=others, keepdim=True)
+    deviation = (features - mean).square().mean(dim=others, keepdim=True).sqrt()
     centre, axes = axes_of(standardised(features, mean, deviation), count)
     channels = torch.stack([mean.flatten(), deviation.flatten()])
     padded = F.pad(channels, (0, len(centre) - mean.numel()))
@@ -196,30 +203,29 @@ class Joined(nn.Module):
         seed: Annotated[int, SEED] = 0,
     ) -> None:
         super().__init__()
-        channels = input_shape[0] if len(input_shape) == 3 else 1
-        if len(input_shape) not in (2, 3) or channels not in (1, 3):
-            raise UserError(
-                "representation=joined: takes pictures [height, width] or [1 or 3, height, width], "
-                f"and these examples are {list(input_shape)}."
-            )
+        require_pictures("joined", input_shape)
         checked = check_parts(parts)
-        total = sum(part["weight"] for part in checked)
-        shared = {"axes": axes, "pictures": pictures, "seed": seed}
         self.parts = nn.ModuleList()
         self.joins = list[tuple[float, Representation]]()  # of several parts, each alone
         described = list[dict[str, Any]]()
-        for part in checked:
-            if len(checked) == 1:
-                options = {key: value for key, value in part.items() if key not in OWN}
-                representation = build(part["name"], options, tuple(input_shape), torch.float32)
-                self.parts.append(Part(representation, axes, pictures, seed))
-                described.append(representation.described())
-                continue
-            alone = {"parts": check_parts([part]), **shared}
-            representation = build("joined", alone, tuple(input_shape), torch.float32)
-            self.parts.append(representation.module)
-            self.joins.append((math.sqrt(part["weight"] / total), representation))
-            described += representation.facts["parts"]
+        if len(checked) == 1:
+            options = {key: value for key, value in checked[0].items() if key not in OWN}
+            representation = build(checked[0]["name"], options, input_shape, torch.float32)
+            self.parts.append(Part(representation, axes, pictures, seed))
+            described.append(representation.described())
+        else:
+            total = sum(part["weight"] for part in checked)
+            for part in checked:
+                options = {
+                    "parts": check_parts([part]),
+                    "axes": axes,
+                    "pictures": pictures,
+                    "seed": seed,
+                }
+                representation = build("joined", options, input_shape, torch.float32)
+                self.parts.append(representation.module)
+                self.joins.append((math.sqrt(part["weight"] / total), representation))
+                described += representation.facts["parts"]
         self.facts = {"parts": described}
 
     def forward(self, x: Tensor) -> Tensor:

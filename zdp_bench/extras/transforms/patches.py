@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zdp_bench.config.types import SEED
 from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
-from zdp_bench.extras.transforms.normalisation import require_real
+from zdp_bench.extras.transforms.normalisation import require_pictures, require_real
 from zdp_bench.registry import register
 
 SIDE = 6  # pixels of a patch
@@ -51,6 +51,14 @@ def whitening_of(patches: Tensor) -> tuple[Tensor, Tensor]:
     return mean.float(), whiten.float()
 
 
+def _choose_patches(pictures: Tensor, draw: torch.Generator) -> Tensor:
+    """Return `PLACES` patches of each picture [n, C, H, W] as rows: [n · PLACES, pixels]."""
+    patches = flat_patches(pictures)
+    places = torch.randint(patches.shape[1], (len(patches), PLACES), generator=draw)
+    rows = torch.arange(len(patches)).unsqueeze(1)
+    return patches[rows, places].flatten(0, 1)
+
+
 @register("representation", "patches")
 class Patches(nn.Module):
     """Responses of patches to a dictionary of generated ones, averaged over a coarse grid.
@@ -81,21 +89,11 @@ class Patches(nn.Module):
         seed: Annotated[int, SEED] = 0,
     ) -> None:
         super().__init__()
-        channels = input_shape[0] if len(input_shape) == 3 else 1
-        least = SIDE + STRIDE * (GRID - 1)
-        too_small = min(input_shape[-2:]) < least
-        if len(input_shape) not in (2, 3) or channels not in (1, 3) or too_small:
-            raise UserError(
-                "representation=patches: takes pictures [height, width] or [1 or 3, height, width] "
-                f"of {least} pixels a side or more, and these examples are {list(input_shape)}."
-            )
-        draw = torch.Generator().manual_seed(seed)
+        channels = require_pictures("patches", input_shape, least=SIDE + STRIDE * (GRID - 1))
         public = as_examples(seeded_pictures(pictures, seed), tuple(input_shape))
         public = public.reshape(len(public), channels, *input_shape[-2:])
-        every = flat_patches(public)
-        places = torch.randint(every.shape[1], (len(every), PLACES), generator=draw)
-        chosen = every[torch.arange(len(every)).unsqueeze(1), places].flatten(0, 1)
-        chosen = standardise(chosen)
+        draw = torch.Generator().manual_seed(seed)
+        chosen = standardise(_choose_patches(public, draw))
         mean, whiten = whitening_of(chosen)
         whitened = (chosen - mean) @ whiten
         contrasted = whitened[whitened.square().mean(dim=1) > FLAT]

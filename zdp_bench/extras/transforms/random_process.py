@@ -16,8 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError
-from zdp_bench.extras.transforms.normalisation import require_real
+from zdp_bench.extras.transforms.normalisation import require_pictures, require_real
 from zdp_bench.registry import register
 
 WEIGHTS = Path(__file__).with_suffix(".safetensors")
@@ -50,21 +49,31 @@ class Encoder(nn.Module):
     def __init__(self, width: int = WIDTH) -> None:
         super().__init__()
         self.stem = nn.Sequential(
-            nn.Conv2d(3, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+            nn.Conv2d(3, width, 3, 1, 1, bias=False),
+            nn.BatchNorm2d(width),
+            nn.ReLU(),
         )
         self.first = Block(width, width, 1)
         self.second = Block(width, 2 * width, 2)
-        self.third = nn.Sequential(Block(2 * width, 4 * width, 2), Block(4 * width, 4 * width, 1))
+        self.third = nn.Sequential(
+            Block(2 * width, 4 * width, 2),
+            Block(4 * width, 4 * width, 1),
+        )
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        second = self.second(self.first(self.stem((x - 0.5) * 4)))
+        first = self.first(self.stem((x - 0.5) * 4))
+        second = self.second(first)
         return second, self.third(second)
 
 
 def pooled(encoder: Encoder, x: Tensor) -> list[Tensor]:
     """Return each stage over its grid, the mean of pictures and mirrors: [B, 2048], [B, 1024]."""
-    both = zip(encoder(x), encoder(x.flip(-1)), GRIDS, strict=True)
-    return [F.adaptive_avg_pool2d((a + b) / 2, grid).flatten(1) for a, b, grid in both]
+    stages = zip(encoder(x), encoder(x.flip(-1)), GRIDS, strict=True)
+    features = []
+    for stage, mirrored, grid in stages:
+        mean = (stage + mirrored) / 2
+        features.append(F.adaptive_avg_pool2d(mean, grid).flatten(1))
+    return features
 
 
 @register("representation", "random_process")
@@ -84,12 +93,7 @@ class RandomProcess(nn.Module):
 
     def __init__(self, input_shape: tuple[int, ...]) -> None:
         super().__init__()
-        channels = input_shape[0] if len(input_shape) == 3 else 1
-        if len(input_shape) not in (2, 3) or channels not in (1, 3) or min(input_shape[-2:]) < 16:
-            raise UserError(
-                "representation=random_process: takes pictures [height, width] or [1 or 3, height, "
-                f"width] of 16 pixels a side or more, and these examples are {list(input_shape)}."
-            )
+        require_pictures("random_process", input_shape, least=16)
         content = WEIGHTS.read_bytes()
         weights = load(content)
         self.encoder = Encoder()
@@ -108,7 +112,8 @@ class RandomProcess(nn.Module):
         require_real(x, "random_process")
         x = x.reshape(len(x), -1, *x.shape[-2:]).expand(-1, 3, -1, -1)
         x = x.contiguous(memory_format=torch.channels_last)
-        found = (torch.cat(pooled(self.encoder, x), dim=1) - self.mean) / self.deviation.sqrt()
-        stages = found.split([2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2], dim=1)
-        together = torch.cat([F.normalize(stage, dim=1) for stage in stages], dim=1)
-        return together * math.sqrt(together.shape[1] / len(stages))
+        features = torch.cat(pooled(self.encoder, x), dim=1)
+        features = (features - self.mean) / self.deviation.sqrt()
+        sizes = [2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2]
+        stages = [F.normalize(stage, dim=1) for stage in features.split(sizes, dim=1)]
+        return torch.cat(stages, dim=1) * math.sqrt(sum(sizes) / len(stages))

@@ -13,6 +13,7 @@ coefficient is the definition's:
 from __future__ import annotations
 
 import math
+from itertools import product
 from typing import Annotated, Literal
 
 import numpy as np
@@ -29,14 +30,19 @@ Output = Literal["modulus", "complex"]
 
 def gaussian_1d(size: int, sigma: float, centre: float = 0.0) -> Tensor:
     """Return a periodic Gaussian of sum 1 around `centre`, [size] float64."""
-    at = torch.arange(size, dtype=torch.float64) - centre
-    shifts = torch.arange(-2, 3, dtype=torch.float64).unsqueeze(1) * size
-    found = torch.exp(-((at + shifts) ** 2) / (2 * sigma**2)).sum(dim=0)
-    return found / found.sum()
+    x = torch.arange(size, dtype=torch.float64) - centre
+    periods = torch.arange(-2, 3, dtype=torch.float64).unsqueeze(1) * size
+    gaussian = torch.exp(-((x + periods) ** 2) / (2 * sigma**2)).sum(dim=0)
+    return gaussian / gaussian.sum()
 
 
 def morlet_2d(
-    height: int, width: int, sigma: float, theta: float, xi: float, slant: float
+    height: int,
+    width: int,
+    sigma: float,
+    theta: float,
+    xi: float,
+    slant: float,
 ) -> Tensor:
     """Return a Morlet wavelet in space, periodic and of mean 0: complex128 [height, width].
 
@@ -48,14 +54,14 @@ def morlet_2d(
     cos, sin = math.cos(theta), math.sin(theta)
     envelope = torch.zeros(height, width, dtype=torch.float64)
     wave = torch.zeros(height, width, dtype=torch.complex128)
-    for down in range(-2, 3):
-        for across in range(-2, 3):
-            rows = (torch.arange(height, dtype=torch.float64) + down * height).unsqueeze(1)
-            columns = (torch.arange(width, dtype=torch.float64) + across * width).unsqueeze(0)
-            along, beside = rows * cos + columns * sin, columns * cos - rows * sin
-            one = torch.exp(-(along**2 + (slant * beside) ** 2) / (2 * sigma**2))
-            envelope += one
-            wave += one * torch.exp(1j * xi * along)
+    for down, across in product(range(-2, 3), repeat=2):
+        y = (torch.arange(height, dtype=torch.float64) + down * height).unsqueeze(1)
+        x = (torch.arange(width, dtype=torch.float64) + across * width).unsqueeze(0)
+        along = y * cos + x * sin
+        beside = x * cos - y * sin
+        gaussian = torch.exp(-(along**2 + (slant * beside) ** 2) / (2 * sigma**2))
+        envelope += gaussian
+        wave += gaussian * torch.exp(1j * xi * along)
     wave -= wave.sum() / envelope.sum() * envelope
     return wave * slant / (2 * math.pi * sigma**2)
 
@@ -64,13 +70,20 @@ def bank_2d(height: int, width: int, J: int, L: int) -> tuple[Tensor, list[int]]
     """Return the wavelets' Fourier transforms, float64 [J·L, height, width], and each one's j."""
     filters, scales = [], []
     for j in range(J):
+        sigma = 0.8 * 2**j
+        xi = 3 / 4 * math.pi / 2**j
         for turn in range(L):
-            theta = (int(L - L / 2 - 1) - turn) * math.pi / L
-            sigma, xi = 0.8 * 2**j, 3 / 4 * math.pi / 2**j
+            theta = (_unturned(L) - turn) * math.pi / L
+            wavelet = morlet_2d(height, width, sigma, theta, xi, slant=4 / L)
             # The filter is Hermitian in space, so its transform is real.
-            filters.append(torch.fft.fft2(morlet_2d(height, width, sigma, theta, xi, 4 / L)).real)
+            filters.append(torch.fft.fft2(wavelet).real)
             scales.append(j)
     return torch.stack(filters), scales
+
+
+def _unturned(L: int) -> int:
+    """Return the turn whose θ is 0."""
+    return int(L - L / 2 - 1)
 
 
 def bank_1d(size: int, J: int, Q: int) -> tuple[Tensor, list[int]]:
@@ -78,27 +91,35 @@ def bank_1d(size: int, J: int, Q: int) -> tuple[Tensor, list[int]]:
 
     Neighbours meet where each is at √½ of its height (Andén & Mallat 2014).
     """
-    at = torch.fft.fftfreq(size, dtype=torch.float64)
-    narrow = (1 - 2 ** (-1 / Q)) / (1 + 2 ** (-1 / Q)) / math.sqrt(math.log(2))
+    octave = 2 ** (-1 / Q)
+    relative_width = (1 - octave) / (1 + octave) / math.sqrt(math.log(2))
     highest = max(1 / (1 + 2 ** (3 / Q)), 0.35)
     filters, scales = [], []
     for k in range(J * Q):
         xi = highest * 2 ** (-k / Q)
-        sigma = narrow * xi
-
-        def bump(centre: float, sigma: float = sigma) -> Tensor:
-            shifted = [at - centre + shift for shift in range(-2, 3)]
-            return torch.stack([torch.exp(-(s**2) / (2 * sigma**2)) for s in shifted]).sum(dim=0)
-
-        filters.append(bump(xi) - bump(xi)[0] / bump(0.0)[0] * bump(0.0))
+        sigma = relative_width * xi
+        bump = _periodic_bump(size, xi, sigma)
+        bump_at_0 = _periodic_bump(size, 0.0, sigma)
+        filters.append(bump - bump[0] / bump_at_0[0] * bump_at_0)
         scales.append(k // Q)
     return torch.stack(filters), scales
 
 
+def _periodic_bump(size: int, centre: float, sigma: float) -> Tensor:
+    """Return a Gaussian over the frequencies of a signal, of height 1: float64 [size]."""
+    frequencies = torch.fft.fftfreq(size, dtype=torch.float64)
+    bumps = []
+    for shift in range(-2, 3):
+        distance = frequencies - centre + shift
+        bumps.append(torch.exp(-(distance**2) / (2 * sigma**2)))
+    return torch.stack(bumps).sum(dim=0)
+
+
 def littlewood_paley(low: Tensor, bank: Tensor) -> Tensor:
     """Return |φ̂|² + ½ Σ (|ψ̂(ω)|² + |ψ̂(−ω)|²) at every frequency."""
-    power, dims = bank.square().sum(dim=0), tuple(range(low.dim()))
-    mirrored = power.flip(dims).roll((1,) * low.dim(), dims)
+    power = bank.square().sum(dim=0)
+    axes = tuple(range(low.dim()))
+    mirrored = power.flip(axes).roll((1,) * low.dim(), axes)
     return low.square() + (power + mirrored) / 2
 
 
@@ -164,40 +185,48 @@ class Scattering(nn.Module):
                 "representation.dims=2."
             )
         sides = input_shape[-dims:]
+        step = 2**J
         rule = f"2^J must be below the {min(sides)} samples of a side"
-        require(min(sides) > 2**J, "representation.J", J, rule)
-        mirrors = dims == 2 and output == "modulus" and sides[-1] % 2**J == 0
-        rule = f"needs dims=2, output=modulus and a width divisible by {2**J}"
-        require(mirrors or not mirror, "representation.mirror", mirror, rule)
+        require(min(sides) > step, "representation.J", J, rule)
+        can_mirror = dims == 2 and output == "modulus" and sides[-1] % step == 0
+        rule = f"needs dims=2, output=modulus and a width divisible by {step}"
+        require(can_mirror or not mirror, "representation.mirror", mirror, rule)
         self.dims, self.order, self.output = dims, order, output
         self.normalise, self.groups = normalise, groups
-        padded = tuple(side + 2 * 2**J for side in sides)
-        low = 0.8 * 2 ** (J - 1)
-        lows = [torch.fft.fft(gaussian_1d(size, low)).real for size in padded]
-        phi = lows[0]
-        if self.dims == 2:
-            phi = phi.unsqueeze(1) * lows[1]
-            first, scales = bank_2d(padded[0], padded[1], J, L)
-            second, scales_2 = first, scales
-        else:
-            first, scales = bank_1d(padded[0], J, L)
-            second, scales_2 = bank_1d(padded[0], J, 1)
-        self.register_buffer("first", contract(phi, first).float())
-        self.register_buffer("second", contract(phi, second).float())
+        deviation = 0.8 * 2 ** (J - 1)
+        padded = [side + 2 * step for side in sides]
+        phi = self._make_wavelets(padded, deviation, J, L)
         self.register_buffer("phi", phi.float())
-        # Of each first wavelet, the second ones that are wider.
-        self.wider = [[m for m, j in enumerate(scales_2) if j > of] for of in scales]
         self.mirrored = self._mirrored_channels(L) if mirror else None
-        centre = (2**J - 1) / 2 if mirror else 0.0
+        centre = (step - 1) / 2 if mirror else 0.0
         for axis, (side, size) in enumerate(zip(sides, padded, strict=True)):
-            places = torch.arange(2**J, 2**J + side, 2**J)
-            average = gaussian_1d(size, low, -centre)
+            places = torch.arange(step, step + side, step)
+            average = gaussian_1d(size, deviation, -centre)
             rows = average[(places.unsqueeze(1) - torch.arange(size)) % size]
             self.register_buffer(f"average_{axis}", rows.float())
             self.register_buffer(f"places_{axis}", places)
-            reflected = torch.arange(-(2**J), side + 2**J).abs()
+            reflected = torch.arange(-step, side + step).abs()
             reflected = side - 1 - (side - 1 - reflected).abs()
             self.register_buffer(f"reflected_{axis}", reflected)
+
+    def _make_wavelets(self, padded: list[int], deviation: float, J: int, L: int) -> Tensor:
+        """Make the wavelets of both orders; return φ̂, [*padded]."""
+        phi = torch.fft.fft(gaussian_1d(padded[0], deviation)).real
+        if self.dims == 2:
+            phi = phi.unsqueeze(1) * torch.fft.fft(gaussian_1d(padded[1], deviation)).real
+            first, scales = bank_2d(padded[0], padded[1], J, L)
+            second, second_scales = first, scales
+        else:
+            first, scales = bank_1d(padded[0], J, L)
+            second, second_scales = bank_1d(padded[0], J, 1)
+        self.register_buffer("first", contract(phi, first).float())
+        self.register_buffer("second", contract(phi, second).float())
+        # Of each first wavelet, the second ones that are wider.
+        self.wider = [
+            [number for number, second_scale in enumerate(second_scales) if second_scale > scale]
+            for scale in scales
+        ]
+        return phi
 
     def forward(self, x: Tensor) -> Tensor:
         if x.is_complex():
@@ -205,40 +234,49 @@ class Scattering(nn.Module):
         sides = x.shape[x.dim() - self.dims :]
         # continued by 2^J samples on every side, mirrored at the first and last: [B, C, *padded]
         x = self._select(x.reshape(len(x), -1, *sides).float(), "reflected")
+        coefficients = torch.cat(self._compute_orders(x), dim=2)
+        if self.mirrored is not None:
+            mirrored = coefficients[:, :, self.mirrored].flip(-1)
+            coefficients = (coefficients + mirrored) / 2
+        return normalise_each(coefficients.flatten(1, 2), self.normalise, self.groups)
+
+    def _compute_orders(self, x: Tensor) -> list[Tensor]:
+        """Return the coefficients of x [B, C, *padded] by order, each [B, C, K, *coarse]."""
+        zeroth = self._average(x).unsqueeze(2)
+        if self.output == "complex":
+            zeroth = zeroth.to(torch.complex64)
+        if self.order == 0:
+            return [zeroth]
         axes = tuple(range(-self.dims, 0))
         spectrum = torch.fft.fftn(x, dim=axes)
-        orders: tuple[list[Tensor], ...] = ([self._average(x).unsqueeze(2)], [], [])
-        for index, wider in enumerate(self.wider if self.order else ()):
-            band = torch.fft.ifftn(spectrum * self.first[index], dim=axes)  # [B, C, *padded]
+        first_order, second_order = [], []
+        for wavelet, wider in zip(self.first, self.wider, strict=True):
+            band = torch.fft.ifftn(spectrum * wavelet, dim=axes)  # [B, C, *padded]
             if self.output == "complex":
-                orders[1].append(self._select(band, "places").unsqueeze(2))
+                first_order.append(self._select(band, "places").unsqueeze(2))
                 continue
             modulus = modulus_of(band)
-            orders[1].append(self._average(modulus).unsqueeze(2))
+            first_order.append(self._average(modulus).unsqueeze(2))
             if self.order == 2 and wider:
                 inner = torch.fft.fftn(modulus, dim=axes).unsqueeze(2) * self.second[wider]
-                orders[2].append(self._average(modulus_of(torch.fft.ifftn(inner, dim=axes))))
-        found = [part for order in orders for part in order]
-        if self.output == "complex":
-            found[0] = found[0].to(torch.complex64)
-        whole = torch.cat(found, dim=2)
-        if self.mirrored is not None:
-            whole = (whole + whole[:, :, self.mirrored].flip(-1)) / 2
-        return normalise_each(whole.flatten(1, 2), self.normalise, self.groups)
+                inner_modulus = modulus_of(torch.fft.ifftn(inner, dim=axes))
+                second_order.append(self._average(inner_modulus))
+        return [zeroth, *first_order, *second_order]
 
     def _mirrored_channels(self, L: int) -> list[int]:
         """Return, of each coefficient, the one that the mirror image has in its place."""
-        middle = int(L - L / 2 - 1)  # the turn whose θ is 0
 
         def mirror(wavelet: int) -> int:
             j, turn = divmod(wavelet, L)
-            return j * L + (2 * middle - turn) % L
+            return j * L + (2 * _unturned(L) - turn) % L
 
+        wavelets = range(len(self.wider))
         paths: list[tuple[int, ...]] = [()]
         if self.order >= 1:
-            paths += [(first,) for first in range(len(self.wider))]
+            paths += [(first,) for first in wavelets]
         if self.order == 2:
-            paths += [(first, m) for first, wider in enumerate(self.wider) for m in wider]
+            for first in wavelets:
+                paths += [(first, second) for second in self.wider[first]]
         return [paths.index(tuple(map(mirror, path))) for path in paths]
 
     def _average(self, x: Tensor) -> Tensor:
