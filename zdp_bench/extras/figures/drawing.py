@@ -73,21 +73,25 @@ def draw_panels(
             `printed`, a paper's numbers: black, with the mark of their curve.
         log: x is logarithmic.
     """
-    titles, curves = ([*dict.fromkeys(points[of])] for of in ("panel", "curve"))
+    titles = list(dict.fromkeys(points["panel"]))
+    curves = list(dict.fromkeys(points["curve"]))
     columns = min(columns, len(titles))
-    rows = -(-len(titles) // columns)
+    rows = math.ceil(len(titles) / columns)
     figure = Figure(figsize=(WIDTH, 2.6 * rows + 0.8))
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
-    for of in (mean, min, max):
-        reduced = [of(values) if values else math.nan for values in points["values"]]
-        points = points.assign(**{of.__name__: reduced})
+    points = points.assign(
+        mean=points["values"].map(lambda values: mean(values) if values else math.nan),
+        min=points["values"].map(lambda values: min(values, default=math.nan)),
+        max=points["values"].map(lambda values: max(values, default=math.nan)),
+    )
     for axes, title in zip(grid.flat, titles, strict=False):
         panel = points[points["panel"] == title]
         every_x = sorted({x for x in panel["x"] if x < math.inf})
         for label, curve in panel.groupby("curve", sort=False):
-            _draw_curve(axes, curve, every_x, str(label), curve_style(curves.index(label)))
+            style = curve_style(curves.index(label))
+            _draw_curve(axes, curve, every_x, str(label), style)
         axes.set_title(title)
         axes.set(xlabel=x_label, ylabel=panel["y"].iloc[0])
         if log:
@@ -95,32 +99,55 @@ def draw_panels(
         if log and len(every_x) <= MANY:
             axes.set_xticks(every_x, [f"{x:.4g}" for x in every_x])
             axes.minorticks_off()
-    across = f"; dotted: {x_label} = ∞" if (points["x"] == math.inf).any() else ""
-    _add_legend(figure, say_runs(n for n in points["values"].map(len) if n) + across)
+    counts = points["values"].map(len)
+    note = say_runs(counts[counts > 0])
+    if (points["x"] == math.inf).any():
+        note += f"; dotted: {x_label} = ∞"
+    _add_legend(figure, note)
     return figure
 
 
 def _draw_curve(
-    axes: Axes, curve: pd.DataFrame, every_x: list[float], label: str, style: dict[str, Any]
+    axes: Axes,
+    curve: pd.DataFrame,
+    every_x: list[float],
+    label: str,
+    style: dict[str, Any],
 ) -> None:
-    inside = curve[curve["x"] < math.inf].set_index("x").sort_index()
+    finite = curve[curve["x"] < math.inf].set_index("x").sort_index()
     for height in curve.loc[curve["x"] == math.inf, "mean"]:
-        only = label if inside.empty else None
-        axes.axhline(height, color=style["color"], linewidth=0.9, linestyle=":", label=only)
-    if inside.empty:
+        axes.axhline(
+            height,
+            color=style["color"],
+            linewidth=0.9,
+            linestyle=":",
+            label=label if finite.empty else None,
+        )
+    if finite.empty:
         return
     if len(every_x) > MANY:
         style["marker"] = ""
     else:
-        inside = inside.reindex(every_x)
-    if inside["mean"].notna().any():
-        axes.plot(inside.index, inside["mean"], label=label, **style)
-    if (inside["max"] > inside["min"]).any():
-        band = {"color": style["color"], "alpha": 0.2, "linewidth": 0}
-        axes.fill_between(inside.index, inside["min"], inside["max"], **band)
-    if "printed" in inside and inside["printed"].notna().any():
-        mark = dict(style, color=PRINTED, marker=style["marker"] or "*", linestyle="", zorder=3)
-        axes.plot(inside.index, inside["printed"], label="printed", **mark)
+        finite = finite.reindex(every_x)
+    if finite["mean"].notna().any():
+        axes.plot(finite.index, finite["mean"], label=label, **style)
+    if (finite["max"] > finite["min"]).any():
+        axes.fill_between(
+            finite.index,
+            finite["min"],
+            finite["max"],
+            color=style["color"],
+            alpha=0.2,
+            linewidth=0,
+        )
+    if "printed" in finite and finite["printed"].notna().any():
+        printed_style = style | {
+            "color": PRINTED,
+            "marker": style["marker"] or "*",
+            "linestyle": "",
+            "zorder": 3,
+        }
+        axes.plot(finite.index, finite["printed"], label="printed", **printed_style)
 
 
 def curve_style(place: int) -> dict[str, Any]:
@@ -138,40 +165,51 @@ def curve_style(place: int) -> dict[str, Any]:
 
 def say_runs(counts: Iterable[int]) -> str:
     """'each point: the mean of 1 to 3 seeds, with a band from the least to the largest'."""
-    least, most = min(found := list(counts)), max(found)
+    counts = list(counts)
+    least, most = min(counts), max(counts)
     if most == 1:
         return "each point: one seed (n = 1)"
     number = f"n = {most}" if least == most else f"n = {least} to {most}"
     return f"each point: the mean over seeds ({number}), with a band from the least to the largest"
 
 
-def _add_legend(figure: Figure, says: str) -> None:
+def _add_legend(figure: Figure, title: str) -> None:
     """Give a figure one legend, below it, with every label of its axes once, and a sentence."""
-    handles = {
-        label: handle
-        for axes in figure.axes
-        for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)
-    }
-    columns = max(1, min(4, len(handles), 80 // (8 + max(map(len, handles)))))
-    figure.set_figheight(figure.get_figheight() + 0.2 * -(-len(handles) // columns))
+    handle_of: dict[Any, Any] = {}
+    for axes in figure.axes:
+        handles, labels = axes.get_legend_handles_labels()
+        handle_of |= dict(zip(labels, handles, strict=True))
+    longest = max(map(len, handle_of))
+    columns = max(1, min(4, len(handle_of), 80 // (8 + longest)))
+    rows = math.ceil(len(handle_of) / columns)
+    figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
-        handles.values(), handles.keys(), loc="outside lower center", ncols=columns, title=says
+        list(handle_of.values()),
+        list(handle_of),
+        loc="outside lower center",
+        ncols=columns,
+        title=title,
     )
 
 
 def write(figure: Figure, name: str, results: Path) -> list[Path]:
-    """Write `results/figures/PAPER_figN.png`, `.svg` and `.pdf`."""
-    paths = [results / "figures" / f"{name.replace('/', '_')}{suffix}" for suffix in METADATA]
+    """Write `results/figures/PAPER_figN.png`, `.svg` and `.pdf`; return their paths."""
+    stem = name.replace("/", "_")
+    paths = [results / "figures" / f"{stem}{suffix}" for suffix in METADATA]
     for path in paths:
         save(figure, path)
     return paths
 
 
 def save(figure: Figure, path: Path) -> None:
-    """Write a figure, whole or not at all, the same bytes each time."""
+    """Write a figure, whole or not at all, the same bytes each time.
+
+    Raises:
+        UserError: the path ends in no format that figures are saved in.
+    """
     if path.suffix not in METADATA:
         raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
-    drawn = BytesIO()
+    buffer = BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(drawn, format=path.suffix[1:], metadata=METADATA[path.suffix])
-    write_changed(path, drawn.getvalue())
+        figure.savefig(buffer, format=path.suffix[1:], metadata=METADATA[path.suffix])
+    write_changed(path, buffer.getvalue())

@@ -25,11 +25,13 @@ SPREAD = 8  # of your runs, a positive x axis over this factor or more is logari
 def draw(name: str, folder: Path) -> Figure:
     """Draw a figure by name: PAPER/figN, a table of ours, 'epsilon' or 'reconstructions'."""
     drawings: dict[str, Callable[[str, Path], Figure]] = {
-        **dict.fromkeys(filter(papers.is_figure, papers.available()), draw_paper),
-        **dict.fromkeys(papers.ours(), draw_ours),
         "epsilon": draw_epsilon,
         "reconstructions": draw_reconstructions,
     }
+    for paper_figure in filter(papers.is_figure, papers.available()):
+        drawings[paper_figure] = draw_paper
+    for table in papers.ours():
+        drawings[table] = draw_ours
     if name not in drawings:
         raise unknown("figure", name, drawings)
     with mpl.rc_context(drawing.STYLE):
@@ -37,13 +39,17 @@ def draw(name: str, folder: Path) -> Figure:
 
 
 def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
-    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers."""
+    """Return the words of a CSV of `results/tables`; the lists of `values` as numbers.
+
+    Raises:
+        UserError: there is no such file; `command` creates it.
+    """
     path = folder / "tables" / f"{name.replace('/', '_')}.csv"
     if not path.exists():
         raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
     table = pd.read_csv(path, keep_default_na=False, dtype=str)
     if "values" in table:
-        table["values"] = [[float(word) for word in of.split()] for of in table["values"]]
+        table["values"] = [[float(word) for word in words.split()] for words in table["values"]]
     return table
 
 
@@ -56,30 +62,48 @@ def draw_paper(name: str, folder: Path) -> Figure:
             f"{name}: none of the paper's curves was run as published, so nothing is drawn as its "
             f"figure. `zdp-bench table {name}` shows what was run and what it lacks."
         )
-    spent = ["epsilon_claimed", "epsilon_tight"]
     points["x"] = points["x"].astype(float)
-    points[spent] = points[spent].apply(pd.to_numeric)
-    least = points.groupby(["label", "differs"])[spent].transform("min")
-    unbounded = (least["epsilon_claimed"] < math.inf) & (least["epsilon_tight"] == math.inf)
-    points["curve"] = points["label"] + points["differs"].map(lambda of: of and f" ({of})")
-    points["curve"] += unbounded.map({True: ", tight ε = ∞", False: ""})
-    points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
-    points.loc[points["variant"] + points["on"] != "", "printed"] = math.nan  # said at the paper's
+    points["curve"] = _label_curves(points)
     points["y"] = describe(points["metric"].iloc[0]).axis
-    ran = (points["n"] != "0").groupby([points["panel"], points["label"]]).transform("any")
-    points = points[ran & ((points["n"] != "0") | points["printed"].notna())]  # no ε alone
-    of = papers.axes(name)
-    shown = [
-        points[[panel.endswith(part) for part in points["panel"]]].assign(panel=panel)
-        for panel in panels_of([*points["panel"]])
-    ]
-    return drawing.draw_panels(pd.concat(shown), of.label, columns=of.columns or 4, log=of.log)
+    points["printed"] = pd.to_numeric(points["paper"], errors="coerce")  # '>45' is no point
+    is_ours = points["variant"] + points["on"] != ""  # printed numbers stand at the paper's rows
+    points.loc[is_ours, "printed"] = math.nan
+    has_runs = points["n"] != "0"
+    was_run = has_runs.groupby([points["panel"], points["label"]]).transform("any")
+    has_value = has_runs | points["printed"].notna()  # no ε alone
+    points = points[was_run & has_value]
+    panels = []
+    for panel in panels_of(list(points["panel"])):
+        is_part = points["panel"].map(panel.endswith)
+        panels.append(points[is_part].assign(panel=panel))
+    axes = papers.axes(name)
+    return drawing.draw_panels(
+        pd.concat(panels),
+        axes.label,
+        columns=axes.columns or 4,
+        log=axes.log,
+    )
+
+
+def _label_curves(points: pd.DataFrame) -> pd.Series:
+    """Return the name of each point's curve: what differs, and whether its tight ε is ∞."""
+    spent = points[["epsilon_claimed", "epsilon_tight"]].apply(pd.to_numeric)
+    least = spent.groupby([points["label"], points["differs"]]).transform("min")
+    is_finite = least["epsilon_claimed"] < math.inf
+    is_unbounded = is_finite & (least["epsilon_tight"] == math.inf)
+    differs = points["differs"].map(lambda words: f" ({words})" if words else "")
+    return points["label"] + differs + is_unbounded.map({True: ", tight ε = ∞", False: ""})
 
 
 def panels_of(parts: Sequence[str]) -> list[str]:
     """Return the distinct names that no other name ends with; the rest are parts of panels."""
     distinct = list(dict.fromkeys(parts))
-    return [n for n in distinct if not any(o != n and o.endswith(n) for o in distinct)]
+    panels = []
+    for name in distinct:
+        longer = [other for other in distinct if other.endswith(name) and other != name]
+        if not longer:
+            panels.append(name)
+    return panels
 
 
 def draw_ours(name: str, folder: Path) -> Figure:
@@ -87,10 +111,13 @@ def draw_ours(name: str, folder: Path) -> Figure:
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
     if papers.ours()[name].get("kept"):
-        return draw_kept(points[(points["x"] < math.inf) & (points["kept"] != "")])
-    metrics = [describe(name) for name in points["metric"]]
-    of_each = zip(metrics, points["values"], strict=True)
-    points["values"] = [[metric.scale * x for x in values] for metric, values in of_each]
+        is_kept = points["kept"] != ""
+        return draw_kept(points[(points["x"] < math.inf) & is_kept])
+    metrics = points["metric"].map(describe)
+    points["values"] = [
+        [metric.scale * value for value in values]
+        for metric, values in zip(metrics, points["values"], strict=True)
+    ]
     points["y"] = [metric.axis for metric in metrics]
     points["curve"] = points["variant"].map(names.algorithm)
     return drawing.draw_panels(points.assign(panel=points["row"]), "tight ε", log=True)
@@ -118,14 +145,14 @@ def draw_kept(points: pd.DataFrame) -> Figure:
 
 
 def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
-    rows = [*dict.fromkeys(points["row"])]
-    points = points.assign(at=points["row"].map(rows.index))
-    least = points.groupby("at")["kept"].min()
+    rows = list(dict.fromkeys(points["row"]))
+    points = points.assign(height=points["row"].map(rows.index))
+    least = points.groupby("height")["kept"].min()
     axes.axvline(100, color="0.4", linewidth=1, linestyle="-", label="non-private")
     axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
-    for place, (x, of) in enumerate(points.groupby("x")):
+    for place, (epsilon, marks) in enumerate(points.groupby("x")):
         style = drawing.curve_style(place) | {"linestyle": "none"}
-        axes.plot(of["kept"], of["at"], label=f"ε = {x:g}", **style)
+        axes.plot(marks["kept"], marks["height"], label=f"ε = {epsilon:g}", **style)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
 
@@ -135,23 +162,25 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     claims = read_table(name, folder, "zdp-bench epsilon --write")
     for column in ("printed", "tight"):
         claims[column] = pd.to_numeric(claims[column], errors="coerce")
-    finite = claims[(claims["printed"] > 0) & claims["tight"].between(0, math.inf, "neither")]
+    is_finite = claims["tight"].between(0, math.inf, "neither")
+    finite = claims[is_finite & (claims["printed"] > 0)]
     figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
     for marker, (paper, points) in zip(drawing.MARKERS, finite.groupby("paper"), strict=False):
         label = papers.titles().get(str(paper), str(paper))
         axes.plot(points["printed"], points["tight"], marker, label=label, linestyle="none")
-    both = finite[["printed", "tight"]].to_numpy()
-    ends = [both.min() / 1.5, both.max() * 1.5]
+    epsilons = finite[["printed", "tight"]].to_numpy()
+    ends = [epsilons.min() / 1.5, epsilons.max() * 1.5]
     axes.plot(ends, ends, color="0.4", linewidth=1, linestyle="-", label="as printed")
     axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
     axes.set(xlabel="ε as the paper prints it", ylabel="ε tight, of the mechanism as described")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
-    # Said here, where no point can lie.
+    title = "Above the line, a run has spent more than its paper says"
     unbounded = int((claims["tight"] == math.inf).sum())
-    not_drawn = f"\nnot drawn: {unbounded} claims whose tight ε is ∞" if unbounded else ""
-    axes.set_title(f"Above the line, a run has spent more than its paper says{not_drawn}")
+    if unbounded:  # in the title, where no point can lie
+        title += f"\nnot drawn: {unbounded} claims whose tight ε is ∞"
+    axes.set_title(title)
     axes.legend(loc="lower right")
     return figure
 
@@ -160,28 +189,38 @@ def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequenc
     """Draw the metric of the records that pass every filter, a curve for each value of `by`.
 
     `x` and `by` are columns of records.csv or keys of the configuration.
+
+    Raises:
+        UserError: a column or key is unknown or holds no numbers, or there are too many curves.
     """
-    frame = results.keep(results.read_frame(records.read_all(folder))[0], filters)
-    x, metric = results.find(x, frame, "--x"), results.find(metric, frame, "--y")
-    by = [results.find(one, frame, "--by") for one in by]
-    y = pd.to_numeric(frame[metric], errors="coerce").replace([math.inf, -math.inf], math.nan)
+    frame, _ = results.read_frame(records.read_all(folder))
+    frame = results.keep(frame, filters)
+    x = results.find(x, frame, "--x")
+    metric = results.find(metric, frame, "--y")
+    by = [results.find(column, frame, "--by") for column in by]
     numbers = pd.to_numeric(frame[x], errors="coerce")
-    if y.isna().all() or numbers.isna().any():
-        in_y, in_x = f"--y {metric}: is a finite number in none", f"--x {x}: is no number in one"
-        wrong = in_y if y.isna().all() else in_x
-        raise UserError(f"{wrong} of these runs. Choose other runs: --runs COLUMN=VALUE.")
+    y = pd.to_numeric(frame[metric], errors="coerce").replace([math.inf, -math.inf], math.nan)
+    choose = "Choose other runs: --runs COLUMN=VALUE."
+    if y.isna().all():
+        raise UserError(f"--y {metric}: is a finite number in none of these runs. {choose}")
+    if numbers.isna().any():
+        raise UserError(f"--x {x}: is no number in one of these runs. {choose}")
     if x.startswith("epsilon_"):  # noise that is calibrated to an ε hits it to three digits
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))
+    description = describe(metric)
     curve = frame[by].map(str).agg(", ".join, axis=1)
-    drawn = pd.DataFrame({"x": numbers, "y": y * describe(metric).scale, "curve": curve}).dropna()
-    if (many := drawn["curve"].nunique()) > len(drawing.COLOURS):
+    runs = pd.DataFrame({"x": numbers, "y": y * description.scale, "curve": curve}).dropna()
+    curves = runs["curve"].nunique()
+    if curves > len(drawing.COLOURS):
         raise UserError(
-            f"--by {','.join(by)}: has {many} values, and a figure shows {len(drawing.COLOURS)}. "
-            "Choose another column, or draw fewer runs: --runs COLUMN=VALUE."
+            f"--by {','.join(by)}: has {curves} values, and a figure shows "
+            f"{len(drawing.COLOURS)}. Choose another column, or draw fewer runs: "
+            "--runs COLUMN=VALUE."
         )
-    points = drawn.groupby(["curve", "x"])["y"].agg(list).rename("values").reset_index()
+    points = runs.groupby(["curve", "x"])["y"].agg(list).rename("values").reset_index()
     finite = points.loc[points["x"] < math.inf, "x"]
-    log = bool(finite.min() > 0 and finite.max() >= SPREAD * finite.min())
+    least, largest = finite.min(), finite.max()
+    log = bool(least > 0 and largest >= SPREAD * least)
     with mpl.rc_context(drawing.STYLE):
-        points = points.assign(panel="", y=describe(metric).axis)
+        points = points.assign(panel="", y=description.axis)
         return drawing.draw_panels(points, x.replace("_", " "), log=log)

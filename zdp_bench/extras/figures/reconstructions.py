@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -27,11 +29,15 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     neither data nor weights are needed.
     """
     runs = choose_runs(records.read_all(results), results)
-    examples = [np.load(_example(results, run), allow_pickle=False) for run in runs]
-    reference = examples[0]["reference"]
-    zero_filled = f"zero-filled\nSSIM {runs[0].metrics.get('zero_filled_ssim', np.nan):.3f}"
-    images = {"reference": reference, zero_filled: examples[0]["zero_filled"]}
-    images |= {_label(r): e["reconstruction"] for r, e in zip(runs, examples, strict=True)}
+    slices = [np.load(_example(results, run), allow_pickle=False) for run in runs]
+    reference = slices[0]["reference"]
+    zero_filled_ssim = runs[0].metrics.get("zero_filled_ssim", np.nan)
+    images = {
+        "reference": reference,
+        f"zero-filled\nSSIM {zero_filled_ssim:.3f}": slices[0]["zero_filled"],
+    }
+    for run, arrays in zip(runs, slices, strict=True):
+        images[_label(run)] = arrays["reconstruction"]
     largest = reference.max()
     height = WIDTH / len(images) * reference.shape[0] / reference.shape[1]
     figure = Figure(figsize=(WIDTH, 2 * height + 1.1))
@@ -39,16 +45,16 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     for (above, below), (title, image) in zip(axes.T, images.items(), strict=True):
         above.imshow(image, cmap="gray", vmin=0, vmax=largest)
         above.set_title(title, fontsize=7.5, loc="center")
-        error = np.abs(image - reference)
-        shown = below.imshow(error, cmap="viridis", vmin=0, vmax=0.5 * largest)
         above.set_axis_off()
+        error = np.abs(image - reference)
+        error_image = below.imshow(error, cmap="viridis", vmin=0, vmax=0.5 * largest)
         below.set_axis_off()
     axes[1, 0].set_visible(False)  # the reference has no error
-    bar = figure.colorbar(shown, ax=axes[1], label="|error|", ticks=[0, 0.5 * largest])
+    bar = figure.colorbar(error_image, ax=axes[1], label="|error|", ticks=[0, 0.5 * largest])
     bar.set_ticklabels(["0", "½ max"])
     data = runs[0].data
-    of = f"{names.words(data.name)} ({data.provenance}), a test slice"
-    figure.suptitle(f"{of}, 4x acceleration; SSIM over all test volumes", fontsize=8)
+    title = f"{names.words(data.name)} ({data.provenance}), a test slice"
+    figure.suptitle(f"{title}, 4x acceleration; SSIM over all test volumes", fontsize=8)
     return figure
 
 
@@ -57,27 +63,51 @@ def choose_runs(every: list[Record], results: Path) -> list[Record]:
 
     They are one run of each recipe, of the models that have both, on one data set: of the best
     provenance there is, the one with most such runs.
+
+    Raises:
+        UserError: no model has both on the same data.
     """
-    # data -> model -> (row, recipe) -> run
-    found: dict[tuple[int, str], dict[str, dict[tuple[str, str], Record]]] = {}
-    for run in every:
-        if run.claims.table == TABLE and _example(results, run).is_file():
-            best = BEST_FIRST.index(run.data.provenance)
-            data = best, f"{run.config['dataset']}{run.data.notes}"
-            of_model = found.setdefault(data, {}).setdefault(str(run.config["model"]), {})
-            of_model.setdefault((run.claims.row or "", run.recipe), run)
+    candidates = [
+        run for run in every if run.claims.table == TABLE and _example(results, run).is_file()
+    ]
     choices = []
-    for (best, data_set), models in sorted(found.items()):
-        pairs = [of for _, of in sorted(models.items()) if {row for row, _ in of} == {*ROWS}]
-        shown = [of[at] for of in pairs for at in sorted(of)]
-        choices += [(best, -len(shown), data_set, shown)] if shown else []
-    if choices:
-        return min(choices, key=lambda choice: choice[:3])[3]
-    raise UserError(
-        f"{results}: has no non-private and private run of {TABLE} on the same "
-        "data. Make them with `zdp-bench run recipe=NAME`, NAME one of "
-        f"{', '.join(recipes_of(TABLE))}; dataset=kspace_phantom needs no download."
-    )
+    for data_set, runs in _group(candidates, _data_set_of).items():
+        provenance = runs[0].data.provenance
+        chosen = []
+        for _, of_model in sorted(_group(runs, _model_of).items()):
+            by_row = _group(of_model, _row_and_recipe_of)
+            if {row for row, _ in by_row} == set(ROWS):
+                chosen += [by_row[key][0] for key in sorted(by_row)]
+        if chosen:
+            rank = BEST_FIRST.index(provenance)
+            choices.append((rank, -len(chosen), data_set, chosen))
+    if not choices:
+        raise UserError(
+            f"{results}: has no non-private and private run of {TABLE} on the same "
+            "data. Make them with `zdp-bench run recipe=NAME`, NAME one of "
+            f"{', '.join(recipes_of(TABLE))}; dataset=kspace_phantom needs no download."
+        )
+    *_, chosen = min(choices, key=lambda choice: choice[:3])
+    return chosen
+
+
+def _group(runs: list[Record], key: Callable[[Record], Any]) -> dict[Any, list[Record]]:
+    groups: dict[Any, list[Record]] = {}
+    for run in runs:
+        groups.setdefault(key(run), []).append(run)
+    return groups
+
+
+def _data_set_of(run: Record) -> str:
+    return f"{run.data.provenance}{run.config['dataset']}{run.data.notes}"
+
+
+def _model_of(run: Record) -> str:
+    return str(run.config["model"])
+
+
+def _row_and_recipe_of(run: Record) -> tuple[str, str]:
+    return run.claims.row or "", run.recipe
 
 
 def _example(results: Path, run: Record) -> Path:
@@ -86,8 +116,9 @@ def _example(results: Path, run: Record) -> Path:
 
 def _label(run: Record) -> str:
     network = names.words(run.config["model"]["name"]).removeprefix("complex ")
-    private = "non-private"
-    if run.claims.row != ROWS[0]:
-        batch = run.privacy.sampling.expected_batch_size
-        private = f"private\nbatch {batch:.0f}\ntight ε {epsilon(run.privacy.epsilon_tight)}"
-    return f"{network}\n{private}\nSSIM {run.metrics['ssim']:.3f}"
+    ssim = f"SSIM {run.metrics['ssim']:.3f}"
+    if run.claims.row == ROWS[0]:
+        return f"{network}\nnon-private\n{ssim}"
+    batch = run.privacy.sampling.expected_batch_size
+    tight = epsilon(run.privacy.epsilon_tight)
+    return f"{network}\nprivate\nbatch {batch:.0f}\ntight ε {tight}\n{ssim}"
