@@ -8,7 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from zdp_bench.data.chest_xray import ChestXray, Film, patient_of, read_film
+from zdp_bench.data.chest_xray import ChestXray, Film, patient_of
+from zdp_bench.data.pictures import read_picture
 
 
 def film(patient: int, number: int, part: str) -> Film:
@@ -47,11 +48,11 @@ def test_a_film_is_resized_over_its_whole_support(tmp_path: Path) -> None:
     """A grid finer than the new pixels comes out grey, not as the pixels that happen to be hit."""
     pixels = np.indices((64, 64)).sum(axis=0) % 2 * 255
     Image.fromarray(pixels.astype(np.uint8)).save(tmp_path / "a.jpeg", quality=100)
-    small = read_film(tmp_path / "a.jpeg", 16)[2:-2, 2:-2]
+    small = read_picture(tmp_path / "a.jpeg", 16)[0, 2:-2, 2:-2]
     assert abs(small.astype(float) - 127).max() < 3
     colours = Image.fromarray(np.stack([pixels] * 3, axis=-1).astype(np.uint8))
     colours.save(tmp_path / "rgb.jpeg", quality=100)
-    assert read_film(tmp_path / "rgb.jpeg", 16).shape == (16, 16)
+    assert read_picture(tmp_path / "rgb.jpeg", 16).shape == (1, 16, 16)
 
 
 @pytest.mark.slow

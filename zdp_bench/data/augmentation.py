@@ -37,8 +37,9 @@ def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
 
 def flip(images: Tensor, uniforms: Tensor) -> Tensor:
     """Mirror each image [B, *, H, W] left to right if uniforms[:, 0] < ½."""
-    mirrored = (uniforms[:, 0] < 0.5).view(-1, *[1] * (images.dim() - 1))
-    return torch.where(mirrored.to(images.device), images.flip(-1), images)
+    mirrored = (uniforms[:, 0] < 0.5).to(images.device)
+    per_image = mirrored.view(-1, *[1] * (images.dim() - 1))
+    return torch.where(per_image, images.flip(-1), images)
 
 
 def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
@@ -47,7 +48,8 @@ def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
     uniforms[:, 1] say how far down, uniforms[:, 2] how far across.
     """
     height, width = images.shape[-2:]
-    down, across = (uniforms[:, 1:3] * (2 * PADDING + 1)).long().to(images.device).T  # 0 to 8
+    steps = 2 * PADDING + 1
+    down, across = (uniforms[:, 1:3] * steps).long().to(images.device).T  # 0 to 8
     padded = F.pad(images - black, (PADDING,) * 4)
     crops = padded.unfold(-2, height, 1).unfold(-2, width, 1)  # [B, *, 9, 9, H, W], a view
     example = torch.arange(len(images), device=images.device)
@@ -82,20 +84,19 @@ class Affine:
     fill: float = 0.0
 
     def __post_init__(self) -> None:
-        require(0 <= self.scale < 1, "dataset.augment", self, "the scale must lie in [0, 1)")
-        rule = "the translation must lie in [0, 1)"
-        require(0 <= self.translate < 1, "dataset.augment", self, rule)
+        for name in ("scale", "translate"):
+            is_share = 0 <= getattr(self, name) < 1
+            require(is_share, "dataset.augment", self, f"`{name}` must lie in [0, 1)")
 
     def images(self, images: Tensor, uniforms: Tensor) -> Tensor:
         """Change images [B, C, H, W] by uniforms [B, 8], bilinearly."""
         moved = self._move(images, uniforms, nearest=False)
         if not self.noise or not len(moved):
             return moved
-        noise = [
-            # The last of an example's uniforms seeds its noise.
-            torch.randn(image.shape, generator=torch.Generator().manual_seed(int(row[7] * 2**53)))
-            for image, row in zip(moved, uniforms, strict=True)
-        ]
+        noise = []
+        for seed in (uniforms[:, 7] * 2**53).long().tolist():
+            generator = torch.Generator().manual_seed(seed)
+            noise.append(torch.randn(moved.shape[1:], generator=generator))
         return moved + self.noise * torch.stack(noise).to(moved)
 
     def masks(self, masks: Tensor, uniforms: Tensor) -> Tensor:
@@ -107,16 +108,20 @@ class Affine:
         from torchvision.transforms.v2 import functional as v2
 
         height, width = x.shape[-2:]
-        fill, mode = (
-            (0.0, InterpolationMode.NEAREST) if nearest else (self.fill, InterpolationMode.BILINEAR)
-        )
+        mode = InterpolationMode.NEAREST if nearest else InterpolationMode.BILINEAR
+        fill = 0.0 if nearest else self.fill
         # torchvision's own `fill` leaves a seam round bilinear images; zeros outside leave none.
-        x = x - fill if fill else x
+        if fill:
+            x = x - fill
         out = torch.empty_like(x)
         for index, row in enumerate((2 * uniforms - 1).tolist()):  # each in [-1, 1)
-            down, across = self.translate * height * row[2], self.translate * width * row[1]
+            image = x[index]
+            if self.flip and row[6] < 0:
+                image = v2.horizontal_flip(image)
+            across = self.translate * width * row[1]
+            down = self.translate * height * row[2]
             out[index] = v2.affine(
-                v2.horizontal_flip(x[index]) if self.flip and row[6] < 0 else x[index],
+                image,
                 angle=self.degrees * row[0],
                 translate=[round(across), round(down)],
                 scale=1 + self.scale * row[3],

@@ -17,7 +17,6 @@ import os
 import sys
 import time
 from collections.abc import Iterable
-from itertools import accumulate
 from pathlib import Path
 from typing import BinaryIO
 
@@ -39,7 +38,11 @@ log = logging.getLogger(__name__)
 
 
 def load_or_make(
-    kind: str, digest: str, shape: tuple[int, ...], dtype: type, blocks: Iterable[np.ndarray]
+    kind: str,
+    digest: str,
+    shape: tuple[int, ...],
+    dtype: type,
+    blocks: Iterable[np.ndarray],
 ) -> np.ndarray:
     """Map the array of this digest from the cache folder; make it if it is missing or damaged.
 
@@ -51,16 +54,16 @@ def load_or_make(
     Raises:
         UserError: a folder is in its place.
     """
-    whole: np.ndarray
-    if (folder := cache_folder(kind)) is None:
-        whole = np.empty(shape, dtype=dtype)
-        return _fill(whole, blocks)
+    folder = cache_folder(kind)
+    if folder is None:
+        return _fill(np.empty(shape, dtype=dtype), blocks)
     path = folder / f"{digest[:32]}.npy"
     if path.is_dir():
         raise UserError(f"{path}: is a folder, but should be a file of this cache; delete it.")
     if path.is_file():
-        if (found := _map(path, shape, dtype)) is not None:
-            return found
+        whole = _map(path, shape, dtype)
+        if whole is not None:
+            return whole
         log.warning("%s is damaged or from an older version, and is made again", path)
     partial = name_partial(path)
     size = math.prod(shape) * np.dtype(dtype).itemsize
@@ -82,14 +85,12 @@ def load_or_make(
             error.strerror,
             kind,
         )
-        whole = np.empty(shape, dtype=dtype)
-        return _fill(whole, blocks)
+        return _fill(np.empty(shape, dtype=dtype), blocks)
     try:
         _fill(mapped, blocks)
         mapped.flush()
         with partial.open("rb+") as file:
-            checksum = _hash(file)
-            file.write(checksum)
+            file.write(_hash(file))
         os.replace(partial, path)
     finally:
         partial.unlink(missing_ok=True)
@@ -112,11 +113,14 @@ def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
 def _hash(file: BinaryIO) -> bytes:
     """Return SHA-256 of all before a file's checksum, and leave the file there."""
     left = os.fstat(file.fileno()).st_size - CHECKSUM
-    found = hashlib.sha256()
-    while left > 0 and (part := file.read(min(CHUNK, left))):
-        found.update(part)
+    digest = hashlib.sha256()
+    while left > 0:
+        part = file.read(min(CHUNK, left))
+        if not part:
+            break
+        digest.update(part)
         left -= len(part)
-    return found.digest()
+    return digest.digest()
 
 
 def _delete_left_behind(folder: Path) -> None:
@@ -133,23 +137,17 @@ def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def consecutive(counts: dict[str, int]) -> dict[str, slice]:
-    """The rows of each part, where parts of these sizes follow one another in one array."""
-    ends = accumulate(counts.values())
-    return {part: slice(end - counts[part], end) for part, end in zip(counts, ends, strict=True)}
-
-
 def _map(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
     try:
         with path.open("rb") as file:
             if _hash(file) != file.read():
                 return None
-        found = _open(path)
+        whole = _open(path)
     except (ValueError, EOFError, OSError) as error:
         if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is whole
             raise
         return None
-    return found if found.shape == shape and found.dtype == dtype else None
+    return whole if whole.shape == shape and whole.dtype == dtype else None
 
 
 def _open(path: Path) -> np.ndarray:

@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections import Counter
 from dataclasses import dataclass
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -24,12 +25,10 @@ import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Pixels, PublicShare, Splits
 from zdp_bench.data.augmentation import Affine
-from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, holds_any, list_files, sha256
 from zdp_bench.data.owners import hold_out_owners
-from zdp_bench.data.pictures import open_picture, read_picture
+from zdp_bench.data.pictures import describe_size, load_pictures
 from zdp_bench.errors import UserError, require
-from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 FOLDER = Path("chest_xray")
@@ -82,70 +81,92 @@ class ChestXray(Dataset):
     augment: bool = True
     split_seed: int = 0
 
-    def split(self, found: list[Film], digests: list[str]) -> Split:
+    def split(self, films: list[Film], digests: list[str]) -> Split:
         """Take the release's test part as it is; cut the rest by patient.
 
         Args:
             digests: the same for films of the same bytes only, so that copies are dropped.
+
+        Raises:
+            UserError: no film is left to train or to test on.
         """
-        each = list(zip(found, digests, strict=True))
-        test = [film for film in found if film.part == "test"]
+        test = [film for film in films if film.part == "test"]
         tested = {film.patient for film in test}
-        seen = {digest for film, digest in each if film.part == "test"}
+        labelled = list(zip(films, digests, strict=True))
+        seen = {content for film, content in labelled if film.part == "test"}
         rest, crossing, copies = list[Film](), list[Film](), 0
-        for film, digest_ in each:
+        for film, content in labelled:
             if film.part == "test":
                 continue
             if film.patient in tested:
                 crossing.append(film)
-            elif digest_ in seen:
+            elif content in seen:
                 copies += 1
             else:
-                seen.add(digest_)
+                seen.add(content)
                 rest.append(film)
-        owners = [film.patient for film in rest]
-        testing = hold_out_owners(owners, self.validation_share, self.split_seed)
-        used, train = Counter[str](), list[Film]()
-        for film, held in zip(rest, testing, strict=True):
-            used[film.patient] += not held
-            if not held and used[film.patient] <= (self.max_per_patient or len(rest)):
-                train.append(film)
+        patients = [film.patient for film in rest]
+        is_held = hold_out_owners(patients, self.validation_share, self.split_seed)
+        validation = [film for film, held in zip(rest, is_held, strict=True) if held]
+        remaining = [film for film, held in zip(rest, is_held, strict=True) if not held]
+        train = self._bound_patients(remaining)
         rule = f"leaves {len(train)} films to train and {len(test)} to test"
         fits = bool(train and test)
         require(fits, "dataset.validation_share", self.validation_share, rule)
-        validation = [film for film, held in zip(rest, testing, strict=True) if held]
-        return Split(train, validation, test, crossing, copies, used.total() - len(train))
+        over_bound = len(remaining) - len(train)
+        return Split(train, validation, test, crossing, copies, over_bound)
+
+    def _bound_patients(self, films: list[Film]) -> list[Film]:
+        """Return the first `max_per_patient` films of each patient."""
+        bound = self.max_per_patient or len(films)
+        used = Counter[str]()
+        kept = []
+        for film in films:
+            used[film.patient] += 1
+            if used[film.patient] <= bound:
+                kept.append(film)
+        return kept
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with other counts it is 'derived'.
 
         Other counts mean other parts: numbers on such a test part are not the paper's.
         """
-        size, found = self.size, find_films(root / FOLDER)
-        digests = [sha256(film.path) for film in found]
-        split = self.split(found, digests)
-        each = zip(found, digests, strict=True)
-        contents = "".join(f"{film.path.relative_to(root / FOLDER)}:{of}" for film, of in each)
-        files, shape = digest(f"{size}:{contents}"), (len(found), 1, size, size)
-        films = (read_film(film.path, size)[None, None] for film in found)
-        pixels = torch.from_numpy(load_or_make("films", files, shape, np.uint8, films))
-        names, groups = np.unique([film.patient for film in found], return_inverse=True)
-        labels = torch.tensor([film.label for film in found])
-        everything = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
-        row_of = {film: row for row, film in enumerate(found)}
+        folder, size = root / FOLDER, self.size
+        films = find_films(folder)
+        digests = [sha256(film.path) for film in films]
+        split = self.split(films, digests)
+        contents = [
+            f"{film.path.relative_to(folder)}:{content}"
+            for film, content in zip(films, digests, strict=True)
+        ]
+        files = digest(f"{size}:{''.join(contents)}")
+        pixels = load_pictures("films", files, [film.path for film in films], size, channels=1)
+        names, groups = np.unique([film.patient for film in films], return_inverse=True)
+        labels = torch.tensor([film.label for film in films])
+        whole = Examples(pixels, labels, torch.from_numpy(groups), PIXELS)
+        row_of = {film: row for row, film in enumerate(films)}
 
-        def take(films: list[Film]) -> Part:
-            return Part(everything, torch.tensor([row_of[film] for film in films]))
+        def take(part: list[Film]) -> Part:
+            return Part(whole, torch.tensor([row_of[film] for film in part]))
 
-        share, bound = self.validation_share, self.max_per_patient
-        options = (size, share, self.split_seed, bound, self.augment, PIXELS)
-        train, test = (sum(film.part == part for film in found) for part in PARTS)
-        is_whole, (all_train, all_test) = (train, test) == OFFICIAL, OFFICIAL
-        others = (
-            f"not the release's parts: {train:,} + {test:,} films to train + test, where it "
-            f"has {all_train:,} + {all_test:,}"
+        parts = Counter(film.part for film in films)
+        is_whole = (parts["train"], parts["test"]) == OFFICIAL
+        notes = _notes(split, films[0], size)
+        if not is_whole:
+            notes.insert(
+                0,
+                f"not the release's parts: {parts['train']:,} + {parts['test']:,} films to train + "
+                f"test, where it has {OFFICIAL[0]:,} + {OFFICIAL[1]:,}",
+            )
+        options = (
+            size,
+            self.validation_share,
+            self.split_seed,
+            self.max_per_patient,
+            self.augment,
+            PIXELS,
         )
-        notes = [*([] if is_whole else [others]), *_notes(split, found[0], size)]
         return Splits(
             take(split.train),
             take(split.test),
@@ -176,14 +197,13 @@ class ChestXray(Dataset):
 
 
 def _notes(split: Split, first: Film, size: int) -> list[str]:
-    with open_picture(first.path) as picture:
-        stored = f"{picture.size[0]}×{picture.size[1]}"
-    people, crossing = (len({film.patient for film in of}) for of in (split.train, split.crossing))
+    patients = {film.patient for film in split.train}
+    crossing = {film.patient for film in split.crossing}
     notes = [
-        f"films stored at {stored} (the first), read at {size}²",
-        f"{len(split.train):,} films of {people:,} patients to train, "
+        f"films stored at {describe_size(first.path)} (the first), read at {size}²",
+        f"{len(split.train):,} films of {len(patients):,} patients to train, "
         f"{len(split.validation):,} to validate (public), {len(split.test):,} to test",
-        f"{crossing} patients stood in both parts, whose {len(split.crossing)} train films "
+        f"{len(crossing)} patients stood in both parts, whose {len(split.crossing)} train films "
         "were dropped",
         f"{split.copies} copies of another film were dropped",
     ]
@@ -194,7 +214,8 @@ def _notes(split: Split, first: Film, size: int) -> list[str]:
 
 def patient_of(path: Path) -> str:
     """'person12_virus_45.jpeg' -> 'person12', 'NORMAL2-IM-0587-0001.jpeg' -> 'NORMAL2-IM-0587'."""
-    if not (match := PATIENT.match(path.name)):
+    match = PATIENT.match(path.name)
+    if match is None:
         raise UserError(
             f"{path}: its name does not identify the patient, unlike person12_bacteria_45.jpeg or "
             "IM-0115-0001.jpeg."
@@ -204,25 +225,16 @@ def patient_of(path: Path) -> str:
 
 def find_films(folder: Path) -> list[Film]:
     """List every film of the release, by part, class and name; none is opened."""
-    found = []
-    for part in PARTS:
-        for label, name in enumerate(CLASSES):
-            here = folder / part / name
-            paths = visible_files(here) if here.is_dir() else []
-            if not paths:
-                raise absent(here / "*.jpeg", "chest_xray")
-            for path in paths:
-                require_inside(path, folder)
-                with reading(path):
-                    is_film = path.suffix.lower() in SUFFIXES
-                    expect(is_film, "is not a JPEG file; only films belong here")
-                found.append(Film(path, part, label, patient_of(path)))
-    return found
-
-
-def read_film(path: Path, size: int) -> np.ndarray:
-    """Read one film as grey bytes [size, size].
-
-    It is resized bilinearly over each pixel's whole support; its aspect is not kept.
-    """
-    return read_picture(path, size, formats=("JPEG",))[0]
+    films = []
+    for part, (label, name) in product(PARTS, enumerate(CLASSES)):
+        here = folder / part / name
+        if not holds_any(here):
+            raise absent(here / "*.jpeg", "chest_xray")
+        paths = list_files(
+            here,
+            folder,
+            lambda path: path.suffix.lower() in SUFFIXES,
+            "is not a JPEG file; only films belong here",
+        )
+        films += [Film(path, part, label, patient_of(path)) for path in paths]
+    return films

@@ -36,8 +36,13 @@ MOST_IMAGES = 10**6  # of one file; the release has 10,000
 MEAN, DEVIATION = (0.4914, 0.4822, 0.4465), (0.2470, 0.2435, 0.2616)
 
 FOLDER = "cifar-10-batches-bin"
-BATCHES = tuple(
-    f"{name}.bin" for name in (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
+BATCHES = (
+    "data_batch_1.bin",
+    "data_batch_2.bin",
+    "data_batch_3.bin",
+    "data_batch_4.bin",
+    "data_batch_5.bin",
+    "test_batch.bin",
 )
 NOTES = {
     "binary": "",
@@ -70,14 +75,16 @@ class Cifar10(Dataset):
 
     def load(self, root: Path) -> Splits:
         files, sums, provenance, notes = read(self.paths(root), card("cifar10"), self.check)
-        mean, deviation = (torch.tensor(x).view(3, 1, 1) for x in (MEAN, DEVIATION))
+        mean = torch.tensor(MEAN).view(3, 1, 1)
+        deviation = torch.tensor(DEVIATION).view(3, 1, 1)
         if self.normalise == "unit":
             mean, deviation = torch.zeros(3, 1, 1), torch.ones(3, 1, 1)
 
         def join(parts: list[Images]) -> Examples:
             images = torch.from_numpy(np.concatenate([part.images for part in parts]))
             labels = torch.from_numpy(np.concatenate([part.labels for part in parts]))
-            return Examples(images.float().div_(255).sub_(mean).div_(deviation), labels)
+            pixels = images.float().div_(255).sub_(mean).div_(deviation)
+            return Examples(pixels, labels)
 
         return Splits(
             join(files[:5]),
@@ -108,30 +115,31 @@ class Cifar10(Dataset):
 
 def release_of(paths: list[Path], of: Card) -> str | None:
     """Return the release that all files belong to, by their checksums; None for an unknown one."""
-    found: dict[str, str] = {}
-    for path in paths:
-        for release, sums in of.releases.items():
-            expected = sums.get(path.name)
-            if expected and checksum(path, expected.partition(":")[0]) == expected:
-                found[path.name] = release
-    releases = {found.get(path.name) for path in paths}
-    if len(releases) > 1:
-        one = next(path for path in paths if found.get(path.name) != found.get(paths[0].name))
-        first, other = (found.get(path.name) or "no known release" for path in (paths[0], one))
-        raise UserError(
-            f"{one}: is of {other}, but {paths[0].name} beside it is of {first}, by their "
-            "checksums. Unpack one archive again."
-        )
-    return releases.pop()
+    first = _release_of_one(paths[0], of)
+    for path in paths[1:]:
+        other = _release_of_one(path, of)
+        if other != first:
+            raise UserError(
+                f"{path}: is of {other or 'no known release'}, but {paths[0].name} beside it is of "
+                f"{first or 'no known release'}, by their checksums. Unpack one archive again."
+            )
+    return first
+
+
+def _release_of_one(path: Path, of: Card) -> str | None:
+    for release, checksums in of.releases.items():
+        expected = checksums.get(path.name)
+        if expected and checksum(path, expected.partition(":")[0]) == expected:
+            return release
+    return None
 
 
 def sorted_digest(files: list[Images]) -> str:
     """SHA-256 over the sorted images, each behind its label as in the binary layout."""
-    rows = [
-        bytes([label]) + image.tobytes()
-        for part in files
-        for label, image in zip(part.labels, part.images, strict=True)
-    ]
+    rows: list[bytes] = []
+    for part in files:
+        labelled = zip(part.labels, part.images, strict=True)
+        rows += [bytes([label]) + image.tobytes() for label, image in labelled]
     return f"sha256:{hashlib.sha256(b''.join(sorted(rows))).hexdigest()}"
 
 

@@ -71,16 +71,18 @@ def read_wfdb(path: Path, channels: Sequence[int]) -> tuple[list[str], np.ndarra
     """Read a recording by its header: codes of diagnoses, and leads [samples, channels] in mV."""
     with reading(path):
         expect(path.suffix == ".hea", "has no header beside it")
-    record, signals = open_record(path, RATE, LONGEST), path.with_suffix(".mat")
+    record = open_record(path, RATE, LONGEST)
+    signals = path.with_suffix(".mat")
     with reading(path):
         rule = f"names {len(record.leads)} leads where {LEADS} were expected"
         expect(len(record.leads) >= LEADS, rule)
         others = ", ".join(file.name for file in record.files[1:])
         expect(record.files == [path, signals], f"names {others} where {signals.name} was expected")
-        first = [line for line in record.comments if line.startswith("Dx:")]
-        expect(bool(first), "has no diagnosis (#Dx)")
-    codes = [word.strip() for word in first[0].removeprefix("Dx:").split(",")]
-    return codes, read_leads(record, [channel - 1 for channel in channels])
+        diagnoses = [line for line in record.comments if line.startswith("Dx:")]
+        expect(bool(diagnoses), "has no diagnosis (#Dx)")
+    codes = diagnoses[0].removeprefix("Dx:").split(",")
+    leads = read_leads(record, [channel - 1 for channel in channels])
+    return [code.strip() for code in codes], leads
 
 
 def first_diagnosis(path: Path, codes: list[str]) -> str:
@@ -91,11 +93,14 @@ def first_diagnosis(path: Path, codes: list[str]) -> str:
     """
     with reading(path):
         for code in codes:
-            rule = f"which is none of {', '.join(DIAGNOSES)}"
-            expect(code in _BY_CODE, f"has diagnosis '{code}', {rule}")
-            ours = code != SINUS_RHYTHM or re.fullmatch(r"A\d{4}", path.stem) is not None
-            only = "means Normal in CPSC 2018 only, whose recordings are named A0001 to A6877"
-            expect(ours, f"has diagnosis {code}, sinus rhythm, which {only}")
+            rule = f"has diagnosis '{code}', which is none of {', '.join(DIAGNOSES)}"
+            expect(code in _BY_CODE, rule)
+            is_of_release = re.fullmatch(r"A\d{4}", path.stem) is not None
+            expect(
+                is_of_release or code != SINUS_RHYTHM,
+                f"has diagnosis {code}, sinus rhythm, which means Normal in CPSC 2018 only, whose "
+                "recordings are named A0001 to A6877",
+            )
     return _BY_CODE[codes[0]]
 
 
@@ -149,34 +154,48 @@ class Cpsc2018(Dataset):
 
     def load(self, root: Path) -> Splits:
         """No checksums were published: 'official' if the release's recordings, all, were read."""
-        folder, inputs, targets = root / FOLDER, list[np.ndarray](), list[int]()
-        digest, names = hashlib.sha256(), set()
-        found = find_recordings(folder)
-        for path, (diagnosis, signal) in read_each(found, self.read, self.bad_examples):
+        folder = root / FOLDER
+        recordings = find_recordings(folder)
+        inputs, targets, names = list[np.ndarray](), list[int](), set[str]()
+        digest = hashlib.sha256()
+        for path, (diagnosis, signal) in read_each(recordings, self.read, self.bad_examples):
             names.add(path.stem)
-            if diagnosis in (self.negative, self.positive):
-                target = int(diagnosis == self.positive)
-                inputs.append(self.transform(signal))
-                targets.append(target)
-                sums = ":".join(map(sha256, (path.with_suffix(".mat"), path)))
-                digest.update(f"{path.name}:{sums}:{target}".encode())
-        train, test = self.split(folder, targets)
-        what = (self.positive, self.negative, self.channel, self.length, self.fft_length)
-        settings = (*what, self.fft_norm, self.test_share, self.split_seed)
+            if diagnosis not in (self.negative, self.positive):
+                continue
+            target = int(diagnosis == self.positive)
+            inputs.append(self.transform(signal))
+            targets.append(target)
+            checksums = f"{sha256(path.with_suffix('.mat'))}:{sha256(path)}"
+            digest.update(f"{path.name}:{checksums}:{target}".encode())
+        settings = (
+            self.positive,
+            self.negative,
+            self.channel,
+            self.length,
+            self.fft_length,
+            self.fft_norm,
+            self.test_share,
+            self.split_seed,
+        )
         digest.update(repr(settings).encode())
-        whole = names == RELEASE
+        is_whole = names == RELEASE
         notes = f"{targets.count(0)} {self.negative}, {targets.count(1)} {self.positive}"
-        skipped = note_skipped(len(found) - len(names))
-        x, y = torch.from_numpy(np.stack(inputs)), torch.tensor(targets)
+        if not is_whole:
+            notes = f"recordings in CPSC 2018's form: {notes}"
+        skipped = note_skipped(len(recordings) - len(names))
+        if skipped:
+            notes += f", {skipped}"
+        train, test = self.split(folder, targets)
+        x = torch.from_numpy(np.stack(inputs))
+        y = torch.tensor(targets)
         return Splits(
             Examples(x[train], y[train]),
             Examples(x[test], y[test]),
             input_shape=(self.fft_length,),
             outputs=1,
-            provenance="official" if whole else "derived",
+            provenance="official" if is_whole else "derived",
             digest=digest.hexdigest(),
-            notes=("" if whole else "recordings in CPSC 2018's form: ")
-            + ", ".join(filter(None, [notes, skipped])),
+            notes=notes,
             unit="recording",
         )
 
@@ -224,7 +243,9 @@ class Cpsc2018(Dataset):
                 random_state=self.split_seed,
                 stratify=targets,
             )
-            if all(len({targets[index] for index in part}) == 2 for part in (train, test)):
+            train_classes = {targets[index] for index in train}
+            test_classes = {targets[index] for index in test}
+            if train_classes == test_classes == {0, 1}:
                 return train, test
         raise UserError(
             f"dataset.test_share={self.test_share}: of {counts[0]} recordings of {self.negative} "

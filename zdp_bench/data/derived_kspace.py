@@ -31,15 +31,20 @@ from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
+POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0))  # of y and x, of second order
+
 
 def draw_phase(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
     """Draw a phase [rows, columns] in radians.
 
     It is Σ a_ij·y^i·x^j, i + j ≤ 2, with y and x from -1 to 1 and the a_ij uniform in ±π/2.
     """
-    y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
-    terms = np.stack([y**i * x**j for i in range(3) for j in range(3 - i)])  # [6, rows, columns]
-    return np.tensordot(random.uniform(-np.pi / 2, np.pi / 2, len(terms)), terms, axes=1)
+    y = np.linspace(-1, 1, rows)
+    x = np.linspace(-1, 1, columns)
+    y, x = np.meshgrid(y, x, indexing="ij")
+    terms = np.stack([y**i * x**j for i, j in POWERS])  # [6, rows, columns]
+    coefficients = random.uniform(-np.pi / 2, np.pi / 2, len(terms))
+    return np.tensordot(coefficients, terms, axes=1)
 
 
 def write_volumes(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -> None:
@@ -52,10 +57,9 @@ def write_volumes(folder: Path, paths: list[Path], axis: int, testing: np.ndarra
             image = np.moveaxis(nifti.read(path), axis, 0)  # [slices, rows, columns]
             random = np.random.default_rng([ord(letter) for letter in name])
             phase = draw_phase(image.shape[1], image.shape[2], random)
-            made = partial / FOLDERS[int(held)] / f"{name}.h5"
-            write_volume(
-                made, to_kspace(image * np.exp(1j * phase)), np.abs(image), name, "derived"
-            )
+            kspace = to_kspace(image * np.exp(1j * phase))
+            file = partial / FOLDERS[int(held)] / f"{name}.h5"
+            write_volume(file, kspace, np.abs(image), name, "derived")
 
 
 @register("dataset", "kspace_from_volumes")
@@ -72,24 +76,28 @@ class KSpaceFromVolumes(KSpaceSlices, nifti.OfVolumes):
     def load(self, root: Path) -> Splits:
         paths = list(self.find(root))
         testing = self.hold_out(len(paths))
-        each = zip(paths, testing, strict=True)
-        files = repr(([(path.name, sha256(path), bool(test)) for path, test in each], self.axis))
-        made = root / "derived" / f"kspace-{nifti.READING}-{digest(files)[:16]}"
-        if not made.is_dir():
-            write_volumes(made, paths, self.axis, testing)
+        files = [
+            (path.name, sha256(path), bool(held)) for path, held in zip(paths, testing, strict=True)
+        ]
+        name = digest(repr((files, self.axis)))[:16]
+        folder = root / "derived" / f"kspace-{nifti.READING}-{name}"
+        if not folder.is_dir():
+            write_volumes(folder, paths, self.axis, testing)
         notes = f"k-space of the volumes in {self.folder} with a smooth phase added, no noise"
-        return self.read_splits(find_volumes(made), "derived", notes)
+        return self.read_splits(find_volumes(folder), "derived", notes)
 
     def hold_out(self, count: int) -> np.ndarray:
         """Return True for the volumes to test on."""
-        testing, random = np.zeros(count, dtype=bool), np.random.default_rng(self.split_seed)
-        testing[random.choice(count, self.count_test(count), replace=False)] = True
+        random = np.random.default_rng(self.split_seed)
+        held = random.choice(count, self.count_test(count), replace=False)
+        testing = np.zeros(count, dtype=bool)
+        testing[held] = True
         return testing
 
 
 TOGETHER = 100  # pictures in a file
 LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue: ITU-R BT.601
-LARGEST = (2 * SHAPE[1] - 1, 2 * SHAPE[2] - 1)  # rows and columns that one mirroring can fill
+LARGEST = 2 * SHAPE[1] - 1  # rows or columns that one mirroring of a square picture can fill
 
 
 def draw_scan(
@@ -97,25 +105,40 @@ def draw_scan(
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k-space, complex [rows, columns], and the magnitude of a picture [3, 32, 32]."""
     grey = np.tensordot(LUMA, picture, axes=1)
-    missing = [whole - side for whole, side in zip(shape, grey.shape, strict=True)]
-    image = np.pad(grey, [(more // 2, more - more // 2) for more in missing], mode="reflect")
-    return to_kspace(image * np.exp(1j * draw_phase(*shape, random))), image
+    padding = []
+    for whole, side in zip(shape, grey.shape, strict=True):
+        before = (whole - side) // 2
+        padding.append((before, whole - side - before))
+    image = np.pad(grey, padding, mode="reflect")
+    phase = draw_phase(*shape, random)
+    return to_kspace(image * np.exp(1j * phase)), image
 
 
 def write_pictures(
-    folder: Path, sides: list[np.ndarray], shape: tuple[int, int], seed: int
+    folder: Path,
+    sides: list[np.ndarray],
+    shape: tuple[int, int],
+    seed: int,
 ) -> None:
-    """Write the pictures [n, 3, 32, 32] of both sides, all or none."""
+    """Write the pictures [n, 3, 32, 32] of both sides, all or none.
+
+    Args:
+        shape: rows and columns of k-space.
+        seed: of the phases.
+    """
     with write_whole(folder) as partial:
         for number, (side, pictures) in enumerate(zip(FOLDERS, sides, strict=True)):
             (partial / side).mkdir()
             for first in range(0, len(pictures), TOGETHER):
                 name = f"{side}_{first:06d}"
                 random = np.random.default_rng([seed, number, first])
-                some = pictures[first : first + TOGETHER]
-                kspace, images = zip(*(draw_scan(one, shape, random) for one in some), strict=True)
-                path = partial / side / f"{name}.h5"
-                write_volume(path, np.stack(kspace), np.stack(images), name, "derived")
+                scans = [
+                    draw_scan(picture, shape, random)
+                    for picture in pictures[first : first + TOGETHER]
+                ]
+                kspace = np.stack([kspace for kspace, _ in scans])
+                images = np.stack([image for _, image in scans])
+                write_volume(partial / side / f"{name}.h5", kspace, images, name, "derived")
 
 
 @register("dataset", "public_kspace")
@@ -134,30 +157,32 @@ class PublicKSpace(KSpaceSlices):
     def __post_init__(self) -> None:
         super().__post_init__()
         require(self.slices is None, "dataset.slices", self.slices, "must be null: all pictures")
-        sides = (("rows", self.rows, self.height), ("columns", self.columns, self.width))
-        for (key, side, crop), most in zip(sides, LARGEST, strict=True):
-            rule = f"must lie between {max(crop, SHAPE[1])} and {most}"
-            require(max(crop, SHAPE[1]) <= side <= most, f"dataset.{key}", side, rule)
+        self._require_side("rows", self.rows, self.height)
+        self._require_side("columns", self.columns, self.width)
+
+    @staticmethod
+    def _require_side(key: str, side: int, crop: int) -> None:
+        least = max(crop, SHAPE[1])
+        rule = f"must lie between {least} and {LARGEST}"
+        require(least <= side <= LARGEST, f"dataset.{key}", side, rule)
 
     def load(self, root: Path) -> Splits:
         """Take CIFAR-10's first pictures of either part."""
-        files, sums, _provenance, notes = read(Cifar10().paths(root), card("cifar10"), check=True)
-        settings = repr((sums, self.shape, self.train, self.test, self.seed))
-        name = digest(settings)
-        made = root / "derived" / f"public-kspace-{name[:16]}"
-        if not made.is_dir():
+        paths = Cifar10().paths(root)
+        files, sums, _provenance, notes = read(paths, card("cifar10"), check=True)
+        shape = (self.rows, self.columns)
+        name = digest(repr((sums, shape, self.train, self.test, self.seed)))[:16]
+        folder = root / "derived" / f"public-kspace-{name}"
+        if not folder.is_dir():
             train = np.concatenate([part.images for part in files[:5]])[: self.train]
-            write_pictures(made, [train, files[5].images[: self.test]], self.shape, self.seed)
-        of = f"k-space of grey CIFAR-10 pictures{f' ({notes})' if notes else ''}, public"
-        return self.read_splits(find_volumes(made), "derived", of)
+            test = files[5].images[: self.test]
+            write_pictures(folder, [train, test], shape, self.seed)
+        origin = f" ({notes})" if notes else ""
+        notes = f"k-space of grey CIFAR-10 pictures{origin}, public"
+        return self.read_splits(find_volumes(folder), "derived", notes)
 
     def released(self, root: Path) -> DatasetInfo | None:
         if Cifar10().released(root) is None:
             return None
         known = replace(self.describe(0, 0), train=self.train, test=self.test)
         return replace(known, owners=self.train, examples_per_patient=1)
-
-    @property
-    def shape(self) -> tuple[int, int]:
-        """Rows and columns of k-space."""
-        return self.rows, self.columns

@@ -31,7 +31,7 @@ from annotated_types import Ge, Interval
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
-from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, holds_any, list_files, require_inside, sha256
 from zdp_bench.data.hdf5 import open_array, read_attribute
 from zdp_bench.data.kspace import (
     SSIM_WINDOW,
@@ -73,39 +73,51 @@ Sides = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # to train on, to test on
 
 def find_volumes(root: Path) -> Sides:
     """Find and inspect the volumes to train on and to test on."""
-    sides = folders_of(root)
-    train, test = ([inspect(path, root) for path in list_files(root, side)] for side in sides)
-    if twice := {volume.path.name for volume in train} & {volume.path.name for volume in test}:
-        raise UserError(
-            f"{root}: {sorted(twice)[0]} stands in both {sides[0]} and {sides[1]}; a test volume "
-            "must be unseen."
-        )
-    unnamed = {volume.patient for volume in [*train, *test] if volume.patient == volume.path.name}
-    for volume in [*train, *test]:
+    train_folder, test_folder = folders_of(root)
+    train = [inspect(path, root) for path in list_volumes(root, train_folder)]
+    test = [inspect(path, root) for path in list_volumes(root, test_folder)]
+    train_names = {volume.path.name for volume in train}
+    for volume in test:
+        if volume.path.name in train_names:
+            raise UserError(
+                f"{root}: {volume.path.name} stands in both {train_folder} and {test_folder}; a "
+                "test volume must be unseen."
+            )
+    _require_ids(train + test)
+    return train, test
+
+
+def _require_ids(volumes: list[KSpaceVolume]) -> None:
+    """Reject a patient who is called as a file without a patient_id, which is its own patient."""
+    unnamed = {volume.patient for volume in volumes if volume.patient == volume.path.name}
+    for volume in volumes:
         if volume.patient in unnamed and volume.patient != volume.path.name:
             raise UserError(
                 f"{volume.path}: is of patient {volume.patient!r}, which is the name of a file "
                 "without a patient_id; write the patient_id of that file."
             )
-    return train, test
 
 
 def folders_of(root: Path) -> tuple[str, str]:
     """Return the single-coil folders, or the multi-coil ones if there are no others."""
-    several = (root / MULTICOIL[0]).is_dir() and not (root / FOLDERS[0]).is_dir()
-    return MULTICOIL if several else FOLDERS
+    has_single = (root / FOLDERS[0]).is_dir()
+    has_several = (root / MULTICOIL[0]).is_dir()
+    return MULTICOIL if has_several and not has_single else FOLDERS
 
 
-def list_files(root: Path, folder: str) -> list[Path]:
-    """List the files of one folder, by name."""
-    here = root / folder
-    if not here.is_dir():
-        raise absent(here, "fastmri")
-    paths = visible_files(here)
-    if others := [path for path in paths if path.suffix != ".h5"]:
-        raise UserError(f"{others[0]}: is not an .h5 file; only fastMRI's HDF5 files belong here.")
+def list_volumes(root: Path, side: str) -> list[Path]:
+    """List the files of one side, by name."""
+    folder = root / side
+    if not folder.is_dir():
+        raise absent(folder, "fastmri")
+    paths = list_files(
+        folder,
+        root,
+        lambda path: path.suffix == ".h5",
+        "is not an .h5 file; only fastMRI's HDF5 files belong here",
+    )
     if not paths:
-        raise UserError(f"{here}: contains no .h5 file.")
+        raise UserError(f"{folder}: contains no .h5 file.")
     return paths
 
 
@@ -118,21 +130,26 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
         kspace = open_array(file, "kspace")
         target = "reconstruction_rss" if kspace.ndim == 4 else "reconstruction_esc"
         image = open_array(file, target)
-        shapes = (*kspace.shape, *image.shape)
-        has = f"has kspace {kspace.shape} of {kspace.dtype} and {target} {image.shape}"
-        has += f" of {image.dtype}"
-        numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
-        expect(numbers, f"{has}, which should be complex and real numbers")
-        volumes = kspace.ndim in (3, 4) and image.ndim == 3 and len(kspace) == len(image)
-        expect(volumes, f"{has}; (slices, perhaps coils, rows, columns) and as many were expected")
-        expect(min(shapes) > 0 and max(shapes) <= LARGEST, f"{has}; sides lie in 1 to {LARGEST:,}")
+        content = (
+            f"has kspace {kspace.shape} of {kspace.dtype} and {target} {image.shape} of "
+            f"{image.dtype}"
+        )
+        are_numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
+        expect(are_numbers, f"{content}, which should be complex and real numbers")
+        expect(
+            kspace.ndim in (3, 4) and image.ndim == 3 and len(kspace) == len(image),
+            f"{content}; (slices, perhaps coils, rows, columns) and as many were expected",
+        )
+        sides = (*kspace.shape, *image.shape)
+        rule = f"{content}; sides lie in 1 to {LARGEST:,}"
+        expect(min(sides) > 0 and max(sides) <= LARGEST, rule)
         slices, *coils, rows, columns = kspace.shape
         require_size(*coils, rows, columns)
-        smaller = image.shape[1] <= rows and image.shape[2] <= columns
-        expect(smaller, f"{has}; the image is larger than its k-space")
+        height, width = image.shape[1:]
+        rule = f"{content}; the image is larger than its k-space"
+        expect(height <= rows and width <= columns, rule)
         patient = read_attribute(file, "patient_id") or path.name
-        shape = (slices, rows, columns)
-        return KSpaceVolume(path, shape, image.shape[1:], patient, *coils)
+        return KSpaceVolume(path, (slices, rows, columns), (height, width), patient, *coils)
 
 
 def read_slice(volume: KSpaceVolume, number: int) -> tuple[np.ndarray, np.ndarray]:
@@ -162,19 +179,30 @@ HEADER = """<?xml version="1.0"?>
 
 
 def write_volume(
-    path: Path, kspace: np.ndarray, reconstruction: np.ndarray, patient: str, acquisition: str
+    path: Path,
+    kspace: np.ndarray,
+    reconstruction: np.ndarray,
+    patient: str,
+    acquisition: str,
 ) -> None:
-    """Write one volume in fastMRI's format, for sets that are made here."""
+    """Write one volume in fastMRI's format, for sets that are made here.
+
+    Args:
+        kspace: complex [slices, rows, columns].
+        reconstruction: real [slices, height, width].
+    """
     import h5py
 
-    (_, rows, columns), (_, height, width) = kspace.shape, reconstruction.shape
+    _, rows, columns = kspace.shape
+    _, height, width = reconstruction.shape
     with h5py.File(path, "w") as file:
         file["kspace"] = kspace.astype(np.complex64)
         file["reconstruction_esc"] = reconstruction.astype(np.float32)
         file["ismrmrd_header"] = HEADER.format(
             rows=rows, columns=columns, height=height, width=width
         )
-        file.attrs["acquisition"], file.attrs["patient_id"] = acquisition, patient
+        file.attrs["acquisition"] = acquisition
+        file.attrs["patient_id"] = patient
         file.attrs["max"] = float(reconstruction.max())
         file.attrs["norm"] = float(np.linalg.norm(reconstruction))
 
@@ -218,15 +246,15 @@ class KSpaceExamples:
         size = self.how.height, self.how.width
         inputs = torch.zeros(len(indices), 1, *size, dtype=torch.complex64)
         targets = torch.zeros(len(indices), 2, *size)
-        for row, (which, first) in enumerate(self.starts[indices].tolist()):
-            volume = self.volumes[which]
+        for row, (number, slice_number) in enumerate(self.starts[indices].tolist()):
+            volume = self.volumes[number]
             columns = volume.shape[2]
-            kspace, reference = read_slice(volume, first)
             if self.is_stochastic and uniforms is not None:
                 seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = draw_mask(columns, self.how, np.random.default_rng(seed))
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
+            kspace, reference = read_slice(volume, slice_number)
             image, zero_filled = undersample(kspace, mask, self.how)
             inputs[row, 0] = torch.from_numpy(image)
             targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
@@ -257,41 +285,58 @@ class KSpaceSlices(Dataset):
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
     def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
-        """Take the volumes that are large enough; the notes count those that are not."""
-        how = self.how()
-        both = {volume.patient for volume in sides[0]} & {volume.patient for volume in sides[1]}
-        if both and provenance != "official":
-            raise UserError(
-                f"{sides[0][0].path.parent.parent}: patient {min(both)} has volumes in "
-                f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
-            )
+        """Take the volumes that are large enough; the notes count those that are not.
+
+        Raises:
+            UserError: no volume is left on one side, or, of files that are not official, a patient
+                is on both.
+        """
+        crossing = self._find_crossing(sides, provenance)
         train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
-        left_out = sum(map(len, sides)) - len(train) - len(test)
-        asked = f"{how.height} by {how.width}"
-        rule = f"no volume to train on, or none to test on, is as large as {asked}"
-        require(bool(train and test), "dataset.height", how.height, rule)
+        size = f"{self.height} by {self.width}"
+        rule = f"no volume to train on, or none to test on, is as large as {size}"
+        require(bool(train and test), "dataset.height", self.height, rule)
         files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
-        training = self._examples(train)
-        which_slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
-        every_note = [
-            notes,
-            f"{len(train):,} volumes to train on and {len(test):,} to test on, {which_slices} of "
-            f"each at {how.height} x {how.width}, {how.acceleration:g} times undersampled; a "
-            f"example is a {self.unit}",
-            COMBINED if train[0].coils else "",
-            f"{left_out} volumes smaller than {asked} left out" if left_out else "",
-            f"{len(both)} patients have volumes on both sides" if both else "",
-        ]
+        examples = self._examples(train, is_training=True)
+        settings = (repr(files), self.how(), self.unit, self.slices)
+        all_notes = [notes, self._note_volumes(train, test)]
+        if train[0].coils:
+            all_notes.append(COMBINED)
+        left_out = sum(map(len, sides)) - len(train) - len(test)
+        if left_out:
+            all_notes.append(f"{left_out} volumes smaller than {size} left out")
+        if crossing:
+            all_notes.append(f"{len(crossing)} patients have volumes on both sides")
         return Splits(
-            training,
-            self._examples(test, len(training)),
-            input_shape=(1, how.height, how.width),
+            examples,
+            self._examples(test, is_training=False, first_group=len(examples)),
+            input_shape=(1, self.height, self.width),
             outputs=1,
             provenance=provenance,
-            digest=digest(repr((f"{files!r}", how, self.unit, self.slices))),
-            notes="; ".join(note for note in every_note if note),
+            digest=digest(repr(settings)),
+            notes="; ".join(note for note in all_notes if note),
             unit=self.owner,
-            owner_names=[] if self.owner == "image" else _owner_names([*train, *test]),
+            owner_names=[] if self.owner == "image" else _owner_names(train + test),
+        )
+
+    @staticmethod
+    def _find_crossing(sides: Sides, provenance: Provenance) -> set[str]:
+        """Return the patients of both sides, which only official files may have."""
+        train, test = sides
+        crossing = {volume.patient for volume in train} & {volume.patient for volume in test}
+        if crossing and provenance != "official":
+            raise UserError(
+                f"{train[0].path.parent.parent}: patient {min(crossing)} has volumes in "
+                f"{' and in '.join(FOLDERS)}; a test patient must be unseen. Move them to one side."
+            )
+        return crossing
+
+    def _note_volumes(self, train: list[KSpaceVolume], test: list[KSpaceVolume]) -> str:
+        slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
+        return (
+            f"{len(train):,} volumes to train on and {len(test):,} to test on, {slices} of each at "
+            f"{self.height} x {self.width}, {self.acceleration:g} times undersampled; a example is "
+            f"a {self.unit}"
         )
 
     def describe(self, train: int, test: int) -> DatasetInfo:
@@ -314,30 +359,37 @@ class KSpaceSlices(Dataset):
         height, width = volume.image
         return height >= self.height and width >= self.width
 
-    def _examples(self, found: list[KSpaceVolume], behind: int = 0) -> KSpaceExamples:
+    def _examples(
+        self,
+        volumes: list[KSpaceVolume],
+        is_training: bool,
+        first_group: int = 0,
+    ) -> KSpaceExamples:
         """Take the middle slices of some volumes, an example each.
 
         Args:
-            behind: of volumes to test on, how many examples train; their groups count up from it.
+            is_training: examples are grouped by owner, and their masks are drawn; else by volume,
+                and their masks are fixed.
+            first_group: the number of the first volume's group, in other parts than training.
         """
         starts = []
-        for which, volume in enumerate(found):
+        for number, volume in enumerate(volumes):
             used = min(self.slices or LARGEST, volume.shape[0])
             first = (volume.shape[0] - used) // 2
-            starts += [(which, first + number) for number in range(used)]
-        names = _owner_names(found)
-        patients = {patient: number for number, patient in enumerate(names)}
-        if behind:
-            groups = [behind + which for which, _ in starts]
+            starts += [(number, first + offset) for offset in range(used)]
+        numbers = [number for number, _ in starts]
+        if not is_training:
+            groups = [first_group + number for number in numbers]
         elif self.owner == "image":  # each is its own, and a file holds many
             groups = list(range(len(starts)))
         else:
-            groups = [patients[found[which].patient] for which, _ in starts]
+            owners = {name: number for number, name in enumerate(_owner_names(volumes))}
+            groups = [owners[volumes[number].patient] for number in numbers]
         return KSpaceExamples(
-            tuple(found),
+            tuple(volumes),
             torch.tensor(starts),
             self.how(),
-            is_stochastic=not behind,
+            is_stochastic=is_training,
             groups=torch.tensor(groups),
         )
 
@@ -358,7 +410,8 @@ class FastMri(KSpaceSlices):
     def load(self, root: Path) -> Splits:
         """Files have no published checksums: with all the release's slices they are 'official'."""
         sides = find_volumes(root / "fastMRI")
-        if tuple(sum(volume.shape[0] for volume in side) for side in sides) == RELEASED:
+        slices = tuple(sum(volume.shape[0] for volume in side) for side in sides)
+        if slices == RELEASED:
             return self.read_splits(sides, "official", "")
         return self.read_splits(sides, "derived", "files in fastMRI's layout")
 

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import os
 import shutil
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from contextvars import ContextVar
 from dataclasses import dataclass, field
@@ -16,7 +16,7 @@ from typing import Any, Literal, TypeVar
 from zdp_bench import assets
 from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError, require, unknown
-from zdp_bench.foreign_files import reading
+from zdp_bench.foreign_files import expect, reading
 
 log = logging.getLogger(__name__)
 
@@ -83,35 +83,36 @@ def md5(path: Path) -> str:
 def checksum(path: Path, algorithm: str) -> str:
     """A file's checksum by one of hashlib's algorithms, with its name: "sha1:67eb…"."""
     with reading(path), path.open("rb") as file:
-        found = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
-    return f"{algorithm}:{found.hexdigest()}"
+        digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
+    return f"{algorithm}:{digest.hexdigest()}"
 
 
 def sha256(path: Path) -> str:
     """SHA-256 of a file, in hex, which is reported to `collect_sources`."""
-    found = checksum(path, "sha256").removeprefix("sha256:")
-    note_source(found)
-    return found
+    digest = checksum(path, "sha256").removeprefix("sha256:")
+    note_source(digest)
+    return digest
 
 
-_heard: ContextVar[set[str] | None] = ContextVar("_heard", default=None)
+_sources: ContextVar[set[str] | None] = ContextVar("_sources", default=None)
 
 
-def note_source(found: str) -> None:
+def note_source(digest: str) -> None:
     """Report the SHA-256 of what is read to `collect_sources`; `sha256` does so for a file."""
-    if (heard := _heard.get()) is not None:
-        heard.add(found[:16])
+    sources = _sources.get()
+    if sources is not None:
+        sources.add(digest[:16])
 
 
 @contextmanager
 def collect_sources() -> Iterator[set[str]]:
     """Yield a set that collects, while open, the first 16 digits of every file's SHA-256."""
-    heard: set[str] = set()
-    before = _heard.set(heard)
+    sources: set[str] = set()
+    before = _sources.set(sources)
     try:
-        yield heard
+        yield sources
     finally:
-        _heard.reset(before)
+        _sources.reset(before)
 
 
 def digest(text: str) -> str:
@@ -127,9 +128,10 @@ def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
     size = path.stat().st_size
     if size != expected.bytes:
         raise UserError(f"{path}: {size:,} bytes where {expected.bytes:,} were expected. {advice}")
-    if (found := md5(path)) != expected.md5:
+    checksum = md5(path)
+    if checksum != expected.md5:
         raise UserError(
-            f"{path}: MD5 {found} where {expected.md5} was expected, so it is not the released "
+            f"{path}: MD5 {checksum} where {expected.md5} was expected, so it is not the released "
             f"file. {advice}"
         )
 
@@ -180,8 +182,9 @@ def absent(place: Path, dataset: str) -> Absent:
 
 def suggest_stand_in(dataset: str) -> str:
     """Return the sentence that names generated data for a data set, or ''."""
-    has_card = dataset in assets.group(assets.DATASETS)
-    stand_in = card(dataset).stand_in if has_card else ""
+    if dataset not in assets.group(assets.DATASETS):
+        return ""
+    stand_in = card(dataset).stand_in
     return f" Or use {stand_in.split()[0]}." if stand_in.startswith("dataset=") else ""
 
 
@@ -193,7 +196,8 @@ def holds_any(folder: Path) -> bool:
 def require_inside(path: Path, folder: Path) -> Path:
     """Return where a file lies; refuse a link, or `..`, out of the folder, or a link to itself."""
     try:
-        real, home = path.resolve(), folder.resolve()
+        real = path.resolve()
+        home = folder.resolve()
     except (OSError, RuntimeError):  # which of them depends on Python's version
         raise UserError(f"{path}: is a link to itself; put the file itself there.") from None
     if not real.is_relative_to(home):
@@ -205,6 +209,42 @@ def require_inside(path: Path, folder: Path) -> Path:
 def visible_files(folder: Path) -> list[Path]:
     """List what is in a folder, sorted by name, without hidden files (macOS leaves some)."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
+
+
+def list_files(
+    folder: Path,
+    home: Path,
+    is_expected: Callable[[Path], bool],
+    rule: str,
+) -> list[Path]:
+    """List the files of a folder by name; none is opened.
+
+    Args:
+        home: the data set's folder, out of which no link may lead.
+        is_expected: whether a file belongs there.
+        rule: what is wrong with one that does not, in words that follow its name.
+
+    Raises:
+        UserError: a file leads elsewhere, or does not belong there.
+    """
+    paths = visible_files(folder)
+    for path in paths:
+        require_inside(path, home)
+        with reading(path):
+            expect(is_expected(path), rule)
+    return paths
+
+
+def require_distinct(paths: Iterable[Path], key: Callable[[Path], str], what: str) -> None:
+    """Reject two files with one key: they are the same of a kind, such as a volume or clip."""
+    first: dict[str, Path] = {}
+    for path in paths:
+        other = first.setdefault(key(path), path)
+        if other != path:
+            raise UserError(
+                f"{path}: is the same {what} as {other.parent.name}/{other.name}; each may occur "
+                "once, so remove one of them."
+            )
 
 
 def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
@@ -253,7 +293,7 @@ def fetch(root: Path, of: Card) -> list[Path]:
             reason = f"{of.address} could not be reached ({type(error).__name__})"
         except OSError as error:
             raise _unwritable(target.parent, error) from None
-        names = ", ".join(Path(f.path).name for f in missing(root, of))
+        names = ", ".join(Path(lacking.path).name for lacking in missing(root, of))
         raise UserError(
             f"dataset '{of.name}' lacks {names} in {target.parent}, and {reason}. Put the "
             "files there by hand, set another folder with paths.data=..., or try "
@@ -314,13 +354,13 @@ def read_each(
     for item in items:
         try:
             with advise_skipping():
-                made = read(item)
+                content = read(item)
         except UserError as error:
             if bad_examples == "refuse":
                 raise
             log.warning("%s Skipped.", str(error).removesuffix(ADVICE))
         else:
-            yield item, made
+            yield item, content
 
 
 @contextmanager
@@ -330,6 +370,12 @@ def advise_skipping() -> Iterator[None]:
         yield
     except UserError as error:
         raise UserError(f"{error}{ADVICE}") from None
+
+
+def count_parts(counts: Mapping[str, int]) -> str:
+    """Return how many of what there are in each part that is not empty, for a note."""
+    verbs = {"train": "train", "validation": "validate (public)", "test": "test"}
+    return ", ".join(f"{count:,} to {verbs[part]}" for part, count in counts.items() if count)
 
 
 def note_skipped(count: int) -> str:

@@ -21,11 +21,17 @@ import numpy as np
 import torch
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Pixels, PublicShare, Share, Splits
-from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import absent, digest, require_inside, sha256, visible_files
+from zdp_bench.data.files import (
+    absent,
+    count_parts,
+    digest,
+    list_files,
+    require_distinct,
+    sha256,
+)
 from zdp_bench.data.owner_names import require_named
 from zdp_bench.data.owners import hold_out_owners
-from zdp_bench.data.pictures import open_picture, read_picture
+from zdp_bench.data.pictures import describe_size, load_pictures
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, read_text, reading
 from zdp_bench.registry import register
@@ -41,7 +47,6 @@ PICTURES, LESIONS, MOST = 10_015, 7_470, 6  # of the release; the most pictures 
 MOST_METADATA = 1 << 22  # bytes
 # Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the pictures.
 PIXELS = (0.5, 0.25)
-VERBS = {"train": "train", "validation": "validate (public)", "test": "test"}
 
 Target = Literal["melanoma", "diagnosis"]
 
@@ -91,10 +96,10 @@ class Ham10000(Dataset):
         """The release has no checksum for its folders: with other counts it is 'derived'."""
         home, size = root / FOLDER, self.size
         pictures = list_pictures(home)
-        contents = "".join(f"{picture.path.name}:{sha256(picture.path)}" for picture in pictures)
-        files, shape = digest(f"{size}:{contents}"), (len(pictures), 3, size, size)
-        blocks = (read_picture(of.path, size, 3, formats=("JPEG",))[None] for of in pictures)
-        pixels = torch.from_numpy(load_or_make("lesions", files, shape, np.uint8, blocks))
+        paths = [picture.path for picture in pictures]
+        contents = [f"{path.name}:{sha256(path)}" for path in paths]
+        files = digest(f"{size}:{''.join(contents)}")
+        pixels = load_pictures("lesions", files, paths, size, channels=3)
         lesions = [picture.lesion for picture in pictures]
         names, groups = np.unique(lesions, return_inverse=True)
         labels = torch.tensor([self.label(picture.diagnosis) for picture in pictures])
@@ -103,7 +108,14 @@ class Ham10000(Dataset):
             part: Part(whole, torch.from_numpy(rows)) for part, rows in self.split(lesions).items()
         }
         is_whole = (len(pictures), len(names)) == (PICTURES, LESIONS)
-        options = (size, self.target, self.test_share, self.validation_share, self.split_seed)
+        options = (
+            size,
+            self.target,
+            self.test_share,
+            self.validation_share,
+            self.split_seed,
+            PIXELS,
+        )
         diagnoses = sha256(home / METADATA)
         return Splits(
             parts["train"],
@@ -111,7 +123,7 @@ class Ham10000(Dataset):
             input_shape=(3, size, size),
             outputs=self.outputs,
             provenance="official" if is_whole else "derived",
-            digest=digest(f"{files}:{diagnoses}:{(*options, PIXELS)!r}"),
+            digest=digest(f"{files}:{diagnoses}:{options!r}"),
             notes="; ".join(self.describe(pictures, parts)),
             validation=parts["validation"] if len(parts["validation"]) else None,
             unit="lesion",
@@ -131,11 +143,10 @@ class Ham10000(Dataset):
         notes = [f"{len(pictures):,} pictures of {lesions:,} lesions, {melanomas:,} of melanomas"]
         if (len(pictures), lesions) != (PICTURES, LESIONS):
             notes.append(f"a part of the release's {PICTURES:,} pictures of {LESIONS:,} lesions")
-        with open_picture(pictures[0].path, "JPEG") as picture:
-            stored = f"{picture.size[0]}×{picture.size[1]}"
+        stored = describe_size(pictures[0].path)
         notes.append(f"pictures stored at {stored} (the first), read at {self.size}²")
-        used = [f"{len(part):,} to {VERBS[name]}" for name, part in parts.items() if len(part)]
-        notes.append(f"{', '.join(used)}, by whole lesions")
+        counts = {name: len(part) for name, part in parts.items()}
+        notes.append(f"{count_parts(counts)}, by whole lesions")
         return notes
 
     def released(self, root: Path) -> DatasetInfo | None:
@@ -167,32 +178,32 @@ def list_pictures(home: Path) -> list[Picture]:
     if not table.is_file():
         raise absent(table, "ham10000")
     rows = read_metadata(table)
-    found = find_files(home)
+    paths = find_files(home)
     for name in rows:
-        if name not in found:
+        if name not in paths:
             raise UserError(
                 f"{home}: {name}.jpg is in neither {PARTS[0]} nor {PARTS[1]}, and {METADATA} names "
                 "it; put it there, or remove its row."
             )
-    for name, path in found.items():
+    for name, path in paths.items():
         if name not in rows:
             raise UserError(f"{path}: is not in {METADATA}; add its row, or remove the file.")
-    return [Picture(found[name], *rows[name]) for name in sorted(rows)]
+    return [Picture(paths[name], *rows[name]) for name in sorted(rows)]
 
 
 def find_files(home: Path) -> dict[str, Path]:
     """Return the file of each picture by its name, of either folder."""
-    found: dict[str, Path] = {}
-    for part in PARTS:
-        folder = home / part
-        for path in visible_files(folder) if folder.is_dir() else []:
-            require_inside(path, home)
-            with reading(path):
-                is_picture = path.suffix == ".jpg" and IMAGE.fullmatch(path.stem)
-                expect(bool(is_picture), "is not named as a picture, such as ISIC_0024306.jpg")
-                other = found.setdefault(path.stem, path)
-                expect(other == path, f"is in {other.parent.name} too; each may occur once")
-    return found
+    paths: list[Path] = []
+    for folder in (home / part for part in PARTS):
+        if folder.is_dir():
+            rule = "is not named as a picture, such as ISIC_0024306.jpg"
+            paths += list_files(folder, home, _is_picture, rule)
+    require_distinct(paths, lambda path: path.stem, "picture")
+    return {path.stem: path for path in paths}
+
+
+def _is_picture(path: Path) -> bool:
+    return path.suffix == ".jpg" and IMAGE.fullmatch(path.stem) is not None
 
 
 def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
@@ -209,8 +220,8 @@ def read_metadata(table: Path) -> dict[str, tuple[str, str]]:
             lesion, image, diagnosis = (line[column] for column in COLUMNS)
             expect(bool(image and IMAGE.fullmatch(image)), f"has no image_id {where}")
             expect(bool(lesion), f"has no lesion_id {where}")
-            known = f"names the diagnosis '{diagnosis}' {where}, none of {', '.join(DIAGNOSES)}"
-            expect(diagnosis in DIAGNOSES, known)
+            rule = f"names the diagnosis '{diagnosis}' {where}, none of {', '.join(DIAGNOSES)}"
+            expect(diagnosis in DIAGNOSES, rule)
             expect(image not in rows, f"names {image} a second time {where}")
             rows[image] = (lesion, diagnosis)
         expect(bool(rows), "names no picture")

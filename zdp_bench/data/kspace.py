@@ -64,29 +64,35 @@ def draw_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.b
 
 def fixed_mask(columns: int, how: Undersampling, file_name: str) -> NDArray[np.bool_]:
     """The mask of a file in validation: fastMRI seeds it by the file's name, suffix included."""
-    return draw_mask(columns, how, np.random.RandomState([ord(letter) for letter in file_name]))
+    seed = [ord(letter) for letter in file_name]
+    return draw_mask(columns, how, np.random.RandomState(seed))
 
 
 def to_image(kspace: np.ndarray) -> np.ndarray:
     """Centred, unitary inverse Fourier transform over the last two axes (fastMRI's ifft2c)."""
-    moved = np.fft.ifftshift(kspace, axes=(-2, -1))
-    return np.fft.fftshift(np.fft.ifft2(moved, norm="ortho"), axes=(-2, -1))
+    corner_first = np.fft.ifftshift(kspace, axes=(-2, -1))
+    image = np.fft.ifft2(corner_first, norm="ortho")
+    return np.fft.fftshift(image, axes=(-2, -1))
 
 
 def to_kspace(image: np.ndarray) -> np.ndarray:
     """Centred, unitary Fourier transform over the last two axes (fastMRI's fft2c)."""
-    moved = np.fft.ifftshift(image, axes=(-2, -1))
-    return np.fft.fftshift(np.fft.fft2(moved, norm="ortho"), axes=(-2, -1))
+    corner_first = np.fft.ifftshift(image, axes=(-2, -1))
+    kspace = np.fft.fft2(corner_first, norm="ortho")
+    return np.fft.fftshift(kspace, axes=(-2, -1))
 
 
 def centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
     """The middle `height` by `width` of the last two axes; fastMRI's rounding."""
-    top, left = (image.shape[-2] - height) // 2, (image.shape[-1] - width) // 2
+    top = (image.shape[-2] - height) // 2
+    left = (image.shape[-1] - width) // 2
     return image[..., top : top + height, left : left + width]
 
 
 def undersample(
-    kspace: np.ndarray, mask: np.ndarray, how: Undersampling
+    kspace: np.ndarray,
+    mask: np.ndarray,
+    how: Undersampling,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return a slice as the network gets it, and its magnitude in the scanner's units.
 

@@ -31,12 +31,14 @@ def read_idx(path: Path, dims: int) -> np.ndarray:
     The format: two zero bytes, the type code, the number of dimensions; each dimension as a
     big-endian uint32; the entries. No more is unpacked than the header announces.
     """
-    with reading(path), gzip.open(path) if path.suffix == ".gz" else path.open("rb") as file:
+    open_it = gzip.open if path.suffix == ".gz" else open
+    with reading(path), open_it(path, "rb") as file:
         head = file.read(4 + 4 * dims)
-        magic, wanted = head[:4].hex(), bytes((0, 0, UNSIGNED_BYTE, dims)).hex()
+        magic = head[:4].hex()
+        wanted = bytes((0, 0, UNSIGNED_BYTE, dims)).hex()
         expect(magic == wanted, f"starts with 0x{magic} where 0x{wanted} was expected")
         expect(len(head) == 4 + 4 * dims, "ends inside its header")
-        shape = tuple(int.from_bytes(head[4 + 4 * d : 8 + 4 * d], "big") for d in range(dims))
+        shape = np.frombuffer(head[4:], ">u4").tolist()
         size = prod(shape)
         expect(size <= LARGEST, f"announces {size:,} bytes of data; at most {LARGEST:,} are read")
         raw = file.read(size + 1)  # to the end, where gzip compares its checksum
@@ -60,18 +62,28 @@ class Mnist(Dataset):
     check: bool = True
 
     def load(self, root: Path) -> Splits:
-        images, labels, files, provenance = self.read(root)
-        train, test = (
-            Examples(x, torch.from_numpy(y)) for x, y in zip(images, labels, strict=True)
+        (train_images, test_images), (train_labels, test_labels), files, provenance = self.read(
+            root
         )
-        shape = tuple(train.inputs.shape[1:])
-        return Splits(train, test, shape, CLASSES, provenance, files, unit="image")
+        return Splits(
+            Examples(train_images, torch.from_numpy(train_labels)),
+            Examples(test_images, torch.from_numpy(test_labels)),
+            input_shape=tuple(train_images.shape[1:]),
+            outputs=CLASSES,
+            provenance=provenance,
+            digest=files,
+            unit="image",
+        )
 
     def released(self, root: Path) -> DatasetInfo | None:
         if not missing(root, card(self.card_name)):
             return None
         return DatasetInfo(
-            train=60_000, test=10_000, input_shape=(28, 28), outputs=CLASSES, unit="image"
+            train=60_000,
+            test=10_000,
+            input_shape=(28, 28),
+            outputs=CLASSES,
+            unit="image",
         )
 
     def read(self, root: Path) -> tuple[list[torch.Tensor], list[np.ndarray], str, Provenance]:

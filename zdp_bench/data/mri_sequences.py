@@ -34,6 +34,7 @@ owns two of them (Task04, see `msd.py`) has a larger one.
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -45,9 +46,10 @@ import torch.nn.functional as F
 from annotated_types import Ge, Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Provenance, Splits, nifti
-from zdp_bench.data.cache import consecutive, load_or_make
-from zdp_bench.data.files import digest, holds_any, sha256
+from zdp_bench.data.cache import load_or_make
+from zdp_bench.data.files import count_parts, digest, holds_any, sha256
 from zdp_bench.data.kspace import to_kspace
+from zdp_bench.data.owners import place_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -71,10 +73,10 @@ class SequenceSlices(Dataset):
     size: Annotated[int, Interval(ge=8, le=512)] = 32
     slices: Annotated[int, Ge(1)] = 20
 
-    def choose_slices(self, found: dict[Path, nifti.Header]) -> list[Patient]:
+    def choose_slices(self, volumes: dict[Path, nifti.Header]) -> list[Patient]:
         """Take the centre slices of each volume, or all of a thinner one."""
         chosen = []
-        for path, header in found.items():
+        for path, header in volumes.items():
             count = min(self.slices, header.shape[2])
             first = (header.shape[2] - count) // 2
             chosen.append((path, slice(first, first + count)))
@@ -109,52 +111,53 @@ class SequenceSlices(Dataset):
             read: turns a patient's file into four contrasts [X, Y, Z, 4] on RAS+ axes.
             reading: names what `read` does, and changes when it does: for cache and digest.
         """
-        size, everyone = self.size, [patient for members in parts.values() for patient in members]
-        files = [
-            (part, path.name, sha256(path), used)
-            for part, members in parts.items()
-            for path, used in members
-        ]
-        made = digest(repr((reading, size, files)))
-        counts = {
-            part: sum(len(SEQUENCES) * (used.stop - used.start) for _, used in members)
-            for part, members in parts.items()
-        }
-        blocks = (transform_slices(read(path)[:, :, used], size) for path, used in everyone)
-        shape = (sum(counts.values()), 1, size, size)
-        whole = torch.from_numpy(
-            load_or_make(f"sequences-{nifti.READING}", made, shape, np.complex64, blocks)
+        files = []
+        for part, of_part in parts.items():
+            files += [(part, path.name, sha256(path), used) for path, used in of_part]
+        patients = [patient for of_part in parts.values() for patient in of_part]
+        arrays = digest(repr((reading, self.size, files)))
+        rows, groups = place_owners(
+            {
+                part: [len(SEQUENCES) * (used.stop - used.start) for _, used in of_part]
+                for part, of_part in parts.items()
+            }
         )
-        each = torch.tensor([used.stop - used.start for _, used in everyone])
-        groups = torch.arange(len(everyone)).repeat_interleave(len(SEQUENCES) * each)
-        labels = torch.arange(4).repeat(len(each)).repeat_interleave(each.repeat_interleave(4))
-        split = {
-            part: Examples(whole[rows], labels[rows], groups[rows])
-            for part, rows in consecutive(counts).items()
+        labels = torch.cat(
+            [
+                torch.arange(len(SEQUENCES)).repeat_interleave(used.stop - used.start)
+                for _, used in patients
+            ]
+        )
+        kind = f"sequences-{nifti.READING}"
+        shape = (len(groups), 1, self.size, self.size)
+        blocks = (transform_slices(read(path)[:, :, used], self.size) for path, used in patients)
+        whole = torch.from_numpy(load_or_make(kind, arrays, shape, np.complex64, blocks))
+        examples = {
+            part: Examples(whole[of_part], labels[of_part], groups[of_part])
+            for part, of_part in rows.items()
         }
-        verbs = {"train": "train", "validation": "validate (public)", "test": "test"}
-        people = [f"{len(parts[part])} to {verbs[part]}" for part in parts if parts[part]]
+        counts = {part: len(of_part) for part, of_part in parts.items()}
         return Splits(
-            split["train"],
-            split["test"],
-            input_shape=(1, size, size),
+            examples["train"],
+            examples["test"],
+            input_shape=(1, self.size, self.size),
             outputs=len(SEQUENCES),
             provenance=provenance,
-            digest=made,
-            notes=f"{notes}; k-space of centre slices at {size}², each whitened by itself; "
-            f"patients: {', '.join(people)}",
-            validation=split["validation"] if parts.get("validation") else None,
+            digest=arrays,
+            notes=f"{notes}; k-space of centre slices at {self.size}², each whitened by itself; "
+            f"patients: {count_parts(counts)}",
+            validation=examples["validation"] if parts.get("validation") else None,
             unit=self.unit,
-            owner_names=[nifti.name_of(path) for path, _ in everyone],
+            owner_names=[nifti.name_of(path) for path, _ in patients],
         )
 
 
 def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
     """Turn a patient's slices [X, Y, n, 4] into whitened k-space [4·n, 1, size, size]."""
-    turned = np.ascontiguousarray(volume[:, ::-1].transpose(3, 2, 1, 0), dtype=np.float32)
-    # [4, n, size, size]
-    resized = F.interpolate(torch.from_numpy(turned), (size, size), mode="bilinear", antialias=True)
-    kspace = to_kspace(resized.double().numpy())
+    turned = volume[:, ::-1].transpose(3, 2, 1, 0)
+    planes = torch.from_numpy(np.ascontiguousarray(turned, dtype=np.float32))
+    planes = F.interpolate(planes, (size, size), mode="bilinear", antialias=True)
+    kspace = to_kspace(planes.double().numpy())  # [4, n, size, size]
     return whiten(kspace).astype(np.complex64).reshape(-1, 1, size, size)
 
 
@@ -167,23 +170,26 @@ def whiten(kspace: np.ndarray) -> np.ndarray:
     for rounding stays next to 0.
     """
     centred = kspace - kspace.mean(axis=(-2, -1), keepdims=True)
-    floor = (
-        FLAT * np.sqrt((np.abs(kspace) ** 2).mean(axis=(-2, -1), keepdims=True))
-        + np.finfo(np.float64).tiny
-    )
-    real, imag = (
-        part / np.maximum(part.std(axis=(-2, -1), keepdims=True), floor)
-        for part in (centred.real, centred.imag)
-    )
+    power = (np.abs(kspace) ** 2).mean(axis=(-2, -1), keepdims=True)
+    floor = FLAT * np.sqrt(power) + np.finfo(np.float64).tiny
+    real = _scale(centred.real, floor)
+    imag = _scale(centred.imag, floor)
     return real + 1j * imag
 
 
-def draw_patients(found: list[Patient], count: int, seed: int) -> list[list[Patient]]:
+def _scale(part: np.ndarray, floor: np.ndarray) -> np.ndarray:
+    deviation = part.std(axis=(-2, -1), keepdims=True)
+    return part / np.maximum(deviation, floor)
+
+
+def draw_patients(
+    patients: list[Patient], count: int, seed: int
+) -> tuple[list[Patient], list[Patient]]:
     """Draw `count` patients; return them and the others, each in the order of their names."""
-    drawn = {*np.random.default_rng(seed).permutation(len(found))[:count].tolist()}
-    return [
-        [one for n, one in enumerate(found) if (n in drawn) is wanted] for wanted in (True, False)
-    ]
+    order = np.random.default_rng(seed).permutation(len(patients))
+    drawn = [patients[index] for index in sorted(order[:count])]
+    others = [patients[index] for index in sorted(order[count:])]
+    return drawn, others
 
 
 # ------------------------------------------------------------------------------- the decathlon
@@ -207,18 +213,21 @@ class MriSequences(SequenceSlices):
             nifti.find_volumes(folder / part, "mri_sequences", len(SEQUENCES)) for part in RELEASED
         )
         names = {nifti.name_of(path) for path in train}
-        if both := [path for path in held if nifti.name_of(path) in names]:
-            raise UserError(
-                f"{both[0]}: the same patient is in imagesTr; each may be in one part only."
-            )
+        for path in held:
+            if nifti.name_of(path) in names:
+                raise UserError(
+                    f"{path}: the same patient is in imagesTr; each may be in one part only."
+                )
         self.count_test(len(held))
         validation, test = draw_patients(
-            self.choose_slices(held), self.validation_patients, self.split_seed
+            self.choose_slices(held),
+            self.validation_patients,
+            self.split_seed,
         )
         parts = {"train": self.choose_slices(train), "validation": validation, "test": test}
-        counts = [len(train), len(held)] == [*RELEASED.values()]
-        whole = (folder / "dataset.json").is_file() and counts
-        provenance: Provenance = "official" if whole else "derived"
+        is_complete = [len(train), len(held)] == list(RELEASED.values())
+        is_whole = is_complete and (folder / "dataset.json").is_file()
+        provenance: Provenance = "official" if is_whole else "derived"
         return self.load_parts(parts, provenance, "four sequences", nifti.read, "channels")
 
     def count_test(self, held: int) -> int:
@@ -244,29 +253,31 @@ SPREAD = 0.2  # of γ
 def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Turn a volume [X, Y, Z] into contrasts [X, Y, Z, 4] in [0, about 2], as in `SEQUENCES`."""
     low, high = np.percentile(volume, (1, 99))
-    tissue = ((volume - low) / max(high - low, np.finfo(np.float32).tiny)).clip(0, 1)
+    width = max(high - low, np.finfo(np.float32).tiny)
+    tissue = ((volume - low) / width).clip(0, 1)
     border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))
-    gamma = 1 + random.uniform(-SPREAD, SPREAD, len(SEQUENCES))
+    flair, t1w, t1gd, t2w = 1 + random.uniform(-SPREAD, SPREAD, len(SEQUENCES))  # each one's γ
     grey = random.uniform(0.4, 0.5)
-    curves = {
-        "FLAIR": np.exp(-(((tissue - grey) / 0.25) ** 2)) * tissue ** (0.5 * gamma[0]),
-        "T1w": tissue ** gamma[1],
-        "T1gd": tissue ** gamma[2] + 2 * border,
-        "T2w": (1 - tissue) ** gamma[3],
-    }
-    scans = [scan(curves[name], random) for name in SEQUENCES]
+    bump = np.exp(-(((tissue - grey) / 0.25) ** 2))
+    contrasts = [
+        bump * tissue ** (0.5 * flair),
+        tissue**t1w,
+        tissue**t1gd + 2 * border,
+        (1 - tissue) ** t2w,
+    ]
+    scans = [scan(contrast, random) for contrast in contrasts]
     return np.stack(scans, axis=-1).astype(np.float32)
 
 
 def scan(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
     """Add a coil's sensitivity and the noise of a magnitude image to [X, Y, Z]."""
-    axes = (np.linspace(-1, 1, n) for n in picture.shape)
+    axes = [np.linspace(-1, 1, side) for side in picture.shape]
     x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
     terms = (x, y, z, x * y, y * z, x * z)
     coefficients = random.uniform(-FIELD, FIELD, len(terms))
-    field = sum(c * term for c, term in zip(coefficients, terms, strict=True))
-    noise = random.normal(0, NOISE, (2, *picture.shape))
-    return np.hypot(picture * np.exp(field) + noise[0], noise[1])
+    field = sum(map(operator.mul, coefficients, terms))
+    real_noise, imag_noise = random.normal(0, NOISE, (2, *picture.shape))
+    return np.hypot(picture * np.exp(field) + real_noise, imag_noise)
 
 
 def simulate_contrasts(path: Path) -> np.ndarray:
@@ -285,7 +296,7 @@ class MriSequencesFromVolumes(SequenceSlices, nifti.OfVolumes):
 
     def load(self, root: Path) -> Splits:
         notes = f"four contrasts simulated from the volumes in {self.folder}"
-        found = self.choose_slices(self.find(root))
-        test, train = draw_patients(found, self.count_test(len(found)), self.split_seed)
+        volumes = self.choose_slices(self.find(root))
+        test, train = draw_patients(volumes, self.count_test(len(volumes)), self.split_seed)
         parts = {"train": train, "test": test}
         return self.load_parts(parts, "derived", notes, simulate_contrasts, SIMULATION)

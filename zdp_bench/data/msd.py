@@ -17,7 +17,9 @@ Slices are made once, as bytes, and mapped from the user's cache folder.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import chain
 from pathlib import Path
 from typing import Annotated, ClassVar, Literal
 
@@ -38,9 +40,10 @@ from zdp_bench.data import (
     nifti,
 )
 from zdp_bench.data.augmentation import Affine
-from zdp_bench.data.cache import consecutive, load_or_make
+from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import absent, card, digest, holds_any, require_inside, sha256
 from zdp_bench.data.nifti import resample, resample_mask, to_bytes
+from zdp_bench.data.owners import place_owners
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
@@ -86,29 +89,29 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
     """List every labelled volume by name, with what its header announces; each has this channel."""
     if not folder.is_dir():
         raise absent(folder, "msd")
-    images, labels = (
-        {nifti.name_of(path): path for path in nifti.paths_of(folder / side)}
-        for side in ("imagesTr", "labelsTr")
-    )
-    if alone := sorted(set(images) ^ set(labels)):
-        missing = "labelsTr" if alone[0] in images else "imagesTr"
+    images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
+    labels = {nifti.name_of(path): path for path in nifti.paths_of(folder / "labelsTr")}
+    for name in sorted(set(images) ^ set(labels)):
+        missing = "labelsTr" if name in images else "imagesTr"
         raise UserError(
-            f"{folder / missing}: the volume '{alone[0]}' is missing, but the other folder has it."
+            f"{folder / missing}: the volume '{name}' is missing, but the other folder has it."
         )
     if len(images) < 3:
         raise UserError(
             f"{folder}: holds {len(images)} labelled volumes; at least 3 are needed to train, "
             "validate and test."
         )
-    found = []
-    for name, image in sorted(images.items(), key=lambda one: one[1]):
-        for path in (image, labels[name]):
+    cases = []
+    for name, image in images.items():  # by the names of their files
+        label = labels[name]
+        for path in (image, label):
             require_inside(path, folder)
-        found.append(LabelledVolume(name, image, labels[name], _read_headers(image, labels[name])))
-        channels = (*found[-1].header.shape, 1)[3]
+        header = _read_headers(image, label)
+        channels = header.shape[3] if len(header.shape) == 4 else 1
         rule = f"{image} has {channels} channels, counted from 0"
         require(channel < channels, "dataset.channel", channel, rule)
-    return found
+        cases.append(LabelledVolume(name, image, label, header))
+    return cases
 
 
 def _read_headers(image: Path, label: Path) -> nifti.Header:
@@ -159,14 +162,17 @@ class Decathlon(Dataset):
 
     def split(self, volumes: int) -> dict[str, list[int]]:
         """Draw the volumes of each part."""
-        share, test_share = self.validation_share, self.test_share
-        test = round(test_share * volumes)
-        train = volumes - round(share * volumes) - test
-        for what, count in (("test", test), ("train", train)):
-            rule = f"leaves none of {volumes} volumes to {what}"
-            require(count >= 1, "dataset.test_share", test_share, rule)
+        test = round(self.test_share * volumes)
+        train = volumes - round(self.validation_share * volumes) - test
+        for part, count in (("test", test), ("train", train)):
+            rule = f"leaves none of {volumes} volumes to {part}"
+            require(count >= 1, "dataset.test_share", self.test_share, rule)
         order = np.random.default_rng(self.split_seed).permutation(volumes).tolist()
-        return {"train": order[:train], "validation": order[train:-test], "test": order[-test:]}
+        return {
+            "train": order[:train],
+            "validation": order[train:-test],
+            "test": order[-test:],
+        }
 
     def load(self, root: Path) -> Splits:
         """A folder with dataset.json and as many volumes as were released is 'official'.
@@ -175,22 +181,16 @@ class Decathlon(Dataset):
         """
         name, released = TASKS[self.task]
         cases = find_cases(root / name, self.channel)
-        parts = self.split(len(cases))
-        every = [(cases[index], part) for part, members in parts.items() for index in members]
-        made = self.name_arrays(
-            "".join(f"{c.name}:{sha256(c.image)}:{sha256(c.label)}" for c in cases)
-        )
-        each = [self.count(case.header.shape[2], part) for case, part in every]
-        counts = dict.fromkeys(parts, 0)
-        for (_, part), number in zip(every, each, strict=True):
-            counts[part] += number
-        blocks = (self.read(case, part) for case, part in every)
-        shape, kind = (sum(each), 2, *self.sides), f"{self.array}-{nifti.READING}"
-        whole = torch.from_numpy(load_or_make(kind, made, shape, np.uint8, blocks))
-        groups = torch.arange(len(every)).repeat_interleave(torch.tensor(each))
+        parts = {
+            part: [cases[index] for index in indices]
+            for part, indices in self.split(len(cases)).items()
+        }
+        contents = [f"{case.name}:{sha256(case.image)}:{sha256(case.label)}" for case in cases]
+        arrays = self.name_arrays("".join(contents))
+        whole, rows, groups = self._load_arrays(parts, arrays)
         examples = {
-            part: Examples(whole[rows, :1], whole[rows, 1], groups[rows], PIXELS)
-            for part, rows in consecutive(counts).items()
+            part: Examples(whole[of_part, :1], whole[of_part, 1], groups[of_part], PIXELS)
+            for part, of_part in rows.items()
         }
         is_whole = (root / name / "dataset.json").is_file() and len(cases) == released
         train, validation, test = map(len, parts.values())
@@ -200,20 +200,44 @@ class Decathlon(Dataset):
             input_shape=(1, *self.sides),
             outputs=1,
             provenance="official" if is_whole else "derived",
-            digest=made,
+            digest=arrays,
             notes=f"{train} volumes to train, {validation} to validate (public), {test} to test",
-            validation=examples["validation"] if counts["validation"] else None,
+            validation=examples["validation"] if len(examples["validation"]) else None,
             unit="volume",
-            owner_names=[case.name for case, _ in every],
+            owner_names=[case.name for case in chain.from_iterable(parts.values())],
         )
+
+    def _load_arrays(
+        self, parts: dict[str, list[LabelledVolume]], arrays: str
+    ) -> tuple[Tensor, dict[str, slice], Tensor]:
+        """Read all parts through the cache: bytes [n, 2, *sides], rows of a part, groups [n].
+
+        Args:
+            arrays: their digest.
+        """
+        counts = {
+            part: [self.count(case.header.shape[2], part) for case in cases]
+            for part, cases in parts.items()
+        }
+        rows, groups = place_owners(counts)
+        shape = (len(groups), 2, *self.sides)
+        kind = f"{self.array}-{nifti.READING}"
+
+        def blocks() -> Iterator[np.ndarray]:
+            for part, cases in parts.items():
+                for case in cases:
+                    yield self.read(case, part)
+
+        whole = torch.from_numpy(load_or_make(kind, arrays, shape, np.uint8, blocks()))
+        return whole, rows, groups
 
     def released(self, root: Path) -> DatasetInfo | None:
         """As many volumes as were released, of the paper's 64 slices each."""
         name, volumes = TASKS[self.task]
         if holds_any(root / name):
             return None
-        of = {part: len(members) for part, members in self.split(volumes).items()}
-        counts = {part: number * self.count(SLICES, part) for part, number in of.items()}
+        parts = self.split(volumes)
+        counts = {part: len(of_part) * self.count(SLICES, part) for part, of_part in parts.items()}
         return DatasetInfo(
             train=counts["train"],
             test=counts["test"],
@@ -224,7 +248,7 @@ class Decathlon(Dataset):
             target_dtype=torch.uint8,
             examples_per_patient=self.count(SLICES, "train"),
             unit="volume",
-            owners=of["train"],
+            owners=len(parts["train"]),
         )
 
 
@@ -269,12 +293,13 @@ class Msd(Decathlon):
         return self.read_slices(case, np.round(places).astype(int))
 
     def name_arrays(self, files: str) -> str:
-        how = (
-            f"Geometry(size={self.size}, fit={self.fit!r}, spacing=None, window={self.limits}, "
-            f"channel={self.channel})"
+        # As it was written when these were fields of two classes: records name data by it.
+        settings = (
+            f"(Geometry(size={self.size}, fit={self.fit!r}, spacing=None, window={self.limits}, "
+            f"channel={self.channel}), {self.most}, {self.validation_share}, {self.test_share}, "
+            f"{self.split_seed})"
         )
-        drawn = (self.most, self.validation_share, self.test_share, self.split_seed)
-        return digest(f"{digest(files)}:({how}, {repr(drawn)[1:]}")
+        return digest(f"{digest(files)}:{settings}")
 
     def load(self, root: Path) -> Splits:
         splits = super().load(root)
@@ -289,19 +314,24 @@ class Msd(Decathlon):
 
     def read_slices(self, case: LabelledVolume, indices: np.ndarray) -> np.ndarray:
         """Read slices as bytes [n, 2, size, size]; rows run from anterior to posterior."""
-        image, labels = (nifti.turn_planes(v[:, :, indices]) for v in read_case(case, self.channel))
-        pixels, mask = to_bytes(image, self.limits), labels.float()  # each [n, Y, X]
+        volume, organ = read_case(case, self.channel)
+        planes = nifti.turn_planes(volume[:, :, indices])  # [n, Y, X]
+        mask = nifti.turn_planes(organ[:, :, indices]).float()
+        pixels = to_bytes(planes, self.limits)
         target = (self.size, self.size) if self.fit == "resize" else square_pixels(case.header)
         if target != tuple(pixels.shape[1:]):
-            pixels, mask = resample(pixels, target), resample_mask(mask, target)
+            pixels = resample(pixels, target)
+            mask = resample_mask(mask, target)
         if self.fit == "pad":
-            pixels, mask = (_pad(v, self.size, case.image) for v in (pixels, mask))
+            pixels = _pad(pixels, self.size, case.image)
+            mask = _pad(mask, self.size, case.image)
         return torch.stack([pixels.round(), mask], dim=1).to(torch.uint8).numpy()
 
 
 def square_pixels(header: nifti.Header) -> tuple[int, int]:
     """Return (rows, columns) of a slice whose pixels are as long on both sides as the finer one."""
-    (x, y), (dx, dy) = header.shape[:2], header.spacing[:2]
+    x, y = header.shape[:2]
+    dx, dy = header.spacing[:2]
     step = min(dx, dy)
     if abs(dx - dy) < 0.01 * step:
         return y, x
@@ -310,9 +340,13 @@ def square_pixels(header: nifti.Header) -> tuple[int, int]:
 
 def read_case(case: LabelledVolume, channel: int) -> tuple[np.ndarray, np.ndarray]:
     """Read one channel of a volume, float32 [X, Y, Z], and where its labels are above 0."""
-    image, label = nifti.read(case.image), nifti.read_labels(case.label)
-    image = image[..., channel] if image.ndim == 4 else image
-    return image, (label[..., 0] if label.ndim == 4 else label) > 0
+    image = nifti.read(case.image)
+    if image.ndim == 4:
+        image = image[..., channel]
+    labels = nifti.read_labels(case.label)
+    if labels.ndim == 4:
+        labels = labels[..., 0]
+    return image, labels > 0
 
 
 def _pad(image: Tensor, size: int, path: Path) -> Tensor:
@@ -322,5 +356,6 @@ def _pad(image: Tensor, size: int, path: Path) -> Tensor:
             f"{path}: its slices have {rows}×{columns} pixels and do not fit dataset.size={size}: "
             "use a larger one, or dataset.fit=resize."
         )
-    top, left = (size - rows) // 2, (size - columns) // 2
+    top = (size - rows) // 2
+    left = (size - columns) // 2
     return F.pad(image, (left, size - columns - left, top, size - rows - top))

@@ -44,15 +44,17 @@ class MsdVolumes(Decathlon):
         return 1
 
     def read(self, case: LabelledVolume, part: str) -> np.ndarray:
-        volumes = (torch.from_numpy(v).float() for v in read_case(case, self.channel))
-        image, mask = (resize(volume, self.shape) for volume in volumes)
+        volume, organ = read_case(case, self.channel)
+        image = resize(torch.from_numpy(volume).float(), self.shape)
+        mask = resize(torch.from_numpy(organ).float(), self.shape) >= 0.5
         pixels = to_bytes(image.flatten(1).unsqueeze(0), self.limits).reshape(self.shape)
-        both = torch.stack([pixels.round(), (mask >= 0.5).float()])
-        return both.to(torch.uint8).numpy()[None]
+        example = torch.stack([pixels.round(), mask.float()])
+        return example.to(torch.uint8).numpy()[None]
 
     def name_arrays(self, files: str) -> str:
-        shares = (self.validation_share, self.test_share, self.split_seed)
-        return digest(f"{files}:{(self.shape, self.limits, self.channel, shares)!r}")
+        split = (self.validation_share, self.test_share, self.split_seed)
+        settings = (self.shape, self.limits, self.channel, split)
+        return digest(f"{files}:{settings!r}")
 
     def load(self, root: Path) -> Splits:
         splits = super().load(root)

@@ -25,7 +25,8 @@ from zdp_bench.data.files import (
     absent,
     count_held_out,
     holds_any,
-    require_inside,
+    list_files,
+    require_distinct,
     resolve_folder,
     visible_files,
 )
@@ -60,8 +61,9 @@ class Header:
 
 def paths_of(folder: Path) -> list[Path]:
     """List the NIfTI files in a folder, by name; empty without the folder."""
-    found = visible_files(folder) if folder.is_dir() else []
-    return [path for path in found if path.name.endswith(SUFFIXES)]
+    if not folder.is_dir():
+        return []
+    return [path for path in visible_files(folder) if path.name.endswith(SUFFIXES)]
 
 
 def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
@@ -73,24 +75,27 @@ def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dic
     """
     if not folder.is_dir():
         raise absent(folder, dataset)
-    first: dict[str, Path] = {}
-    found = {}
-    for path in visible_files(folder):
-        require_inside(path, folder)
-        with reading(path):
-            expect(
-                path.name.endswith(SUFFIXES),
-                "is not a .nii or .nii.gz file; only those belong here",
-            )
-            other = first.setdefault(name_of(path), path)
-            expect(other == path, f"is the same volume as {other.name}; remove one of them")
-            found[path] = read_header(path)
-            shape, wanted = found[path].shape, (channels,) if channels else ()
-            rule = f"has shape {list(shape)} where three dimensions and {channels or 'no'} channels"
-            expect(shape[3:] == wanted, f"{rule} were expected")
-    if not found:
+    paths = list_files(
+        folder,
+        folder,
+        lambda path: path.name.endswith(SUFFIXES),
+        "is not a .nii or .nii.gz file; only those belong here",
+    )
+    if not paths:
         raise UserError(f"{folder}: contains no .nii or .nii.gz file.")
-    return found
+    require_distinct(paths, name_of, "volume")
+    volumes = {}
+    for path in paths:
+        header = read_header(path)
+        expected = (channels,) if channels else ()
+        rule = (
+            f"has shape {list(header.shape)} where three dimensions and {channels or 'no'} "
+            "channels were expected"
+        )
+        with reading(path):
+            expect(header.shape[3:] == expected, rule)
+        volumes[path] = header
+    return volumes
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -132,14 +137,19 @@ def read_header(path: Path) -> Header:
 
     with reading(path):
         image = _open(path)
-        affine, orientation = np.asarray(image.affine), _orientation(image)
+        affine = np.asarray(image.affine)
+        orientation = _orientation(image)
         steps = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
         stored = np.argsort(orientation[:, 0])  # the stored axis that becomes each of R, A, S
-        x, y, z = (float(steps[axis]) for axis in stored)
-        shape = tuple(int(image.shape[axis]) for axis in stored) + tuple(image.shape[3:])
+        x, y, z = steps[stored].tolist()
+        sides = [int(image.shape[axis]) for axis in stored]
         turned = affine @ inv_ornt_aff(orientation, image.shape[:3])
-        is_complex = image.get_data_dtype().kind == "c"
-        return Header(shape, (x, y, z), is_complex, tuple(map(tuple, turned.tolist())))
+        return Header(
+            shape=(*sides, *image.shape[3:]),
+            spacing=(x, y, z),
+            is_complex=image.get_data_dtype().kind == "c",
+            affine=tuple(map(tuple, turned.tolist())),
+        )
 
 
 def require_same_place(path: Path, header: Header, image: Header) -> None:
@@ -156,17 +166,19 @@ def require_same_place(path: Path, header: Header, image: Header) -> None:
         UserError: names what differs.
     """
     with reading(path):
-        voxels, own = list(image.shape[:3]), list(header.shape[:3])
-        expect(voxels == own, f"has {own} voxels, but its image has {voxels}")
-        same = np.allclose(header.spacing, image.spacing, rtol=1e-2)
+        voxels = list(image.shape[:3])
+        own_voxels = list(header.shape[:3])
+        expect(voxels == own_voxels, f"has {own_voxels} voxels, but its image has {voxels}")
+        is_close = np.allclose(header.spacing, image.spacing, rtol=1e-2)
         rule = f"has voxels of {header.spacing} mm, but its image's measure {image.spacing} mm"
-        expect(same, rule)
+        expect(is_close, rule)
         ends = [(0, side - 1) for side in voxels]
-        corners = np.array([(*corner, 1) for corner in itertools.product(*ends)], dtype=float)
-        shifts = corners @ (np.array(header.affine) - np.array(image.affine)).T  # in mm, [8, 4]
-        steps = shifts @ np.linalg.inv(np.array(image.affine)).T  # in voxels
-        apart = np.linalg.norm(shifts, axis=1).max()
-        rule = f"lies {apart:.3g} mm beside its image, by the affines of both; align them"
+        corners = np.array(list(itertools.product(*ends, [1])), dtype=float)
+        image_affine = np.array(image.affine)
+        shifts = corners @ (np.array(header.affine) - image_affine).T  # in mm, [8, 4]
+        steps = shifts @ np.linalg.inv(image_affine).T  # in voxels
+        distance = np.linalg.norm(shifts, axis=1).max()
+        rule = f"lies {distance:.3g} mm beside its image, by the affines of both; align them"
         expect(np.abs(steps).max() <= 1, rule)
 
 
@@ -187,19 +199,24 @@ def read_labels(path: Path) -> np.ndarray:
         rule = "is a segmentation with values other than whole numbers from 0 to 255"
         expect(data.min() > -0.5 and data.max() < 255.5, rule)
         labels = np.round(data).astype(np.uint8)
-        expect(np.abs(np.subtract(data, labels, out=data)).max() <= WHOLE, rule)
+        np.subtract(data, labels, out=data)  # in place: a volume may fill the memory
+        expect(np.abs(data).max() <= WHOLE, rule)
     return labels
 
 
 def write(
-    path: Path, data: np.ndarray, spacing: tuple[float, float, float], axes: str = "RAS"
+    path: Path,
+    data: np.ndarray,
+    spacing: tuple[float, float, float],
+    axes: str = "RAS",
 ) -> None:
     """Write a volume given on RAS+ axes, stored along `axes` such as LPS."""
     import nibabel
     from nibabel.orientations import axcodes2ornt, ornt_transform
 
     image = nibabel.Nifti1Image(data, np.diag([*spacing, 1.0]))
-    nibabel.save(image.as_reoriented(ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(axes))), path)
+    turn = ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(axes))
+    nibabel.save(image.as_reoriented(turn), path)
 
 
 def _open(path: Path) -> Any:
@@ -207,17 +224,19 @@ def _open(path: Path) -> Any:
     import nibabel
 
     image: Any = nibabel.load(path)
-    kind = f"is a {type(image).__name__}, and a NIfTI file was expected"
-    expect(isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image), kind)
-    shape, affine = [int(side) for side in image.shape], np.asarray(image.affine)
-    rule = "three dimensions, or four with channels, were expected"
-    expect(len(shape) in (3, 4) and min(shape) > 0, f"has shape {shape} where {rule}")
+    is_nifti = isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image)
+    expect(is_nifti, f"is a {type(image).__name__}, and a NIfTI file was expected")
+    shape = [int(side) for side in image.shape]
+    rule = f"has shape {shape} where three dimensions, or four with channels, were expected"
+    expect(len(shape) in (3, 4) and min(shape) > 0, rule)
     rule = f"announces {shape} voxels, more than any volume of these sets has"
     expect(math.prod(shape) <= MOST_VOXELS, rule)
     longest, second, *_ = sorted(shape[:3], reverse=True)
     require_size(longest, second)
-    turned = bool(np.isfinite(affine).all()) and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
-    expect(turned, "has no usable affine, so its orientation is unknown")
+    affine = np.asarray(image.affine)
+    is_finite = bool(np.isfinite(affine).all())
+    is_usable = is_finite and abs(np.linalg.det(affine[:3, :3])) >= 1e-9
+    expect(is_usable, "has no usable affine, so its orientation is unknown")
     return image
 
 
@@ -234,14 +253,14 @@ def _read_voxels(path: Path, kinds: str, dtype: type) -> np.ndarray:
 
     with reading(path):
         image = _open(path)
-        gzipped = path.name.endswith(".gz")
+        is_packed = path.name.endswith(".gz")
         announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-        most = path.stat().st_size * (BEST_RATIO if gzipped else 1)
+        most = path.stat().st_size * (BEST_RATIO if is_packed else 1)
         rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is truncated"
         expect(announced <= most, rule)
-        data = _unpack(image, path) if gzipped else np.asanyarray(image.dataobj)
-        wanted = "complex" if kinds == "c" else "real"
-        expect(data.dtype.kind in kinds, f"has voxels of {data.dtype}, not {wanted} numbers")
+        data = _unpack(image, path) if is_packed else np.asanyarray(image.dataobj)
+        numbers = "complex" if kinds == "c" else "real"
+        expect(data.dtype.kind in kinds, f"has voxels of {data.dtype}, not {numbers} numbers")
         turned = apply_orientation(data, _orientation(image))
         voxels: np.ndarray = np.ascontiguousarray(turned, dtype=dtype)
         expect(bool(np.isfinite(voxels).all()), "contains voxels that are not finite")
@@ -280,26 +299,41 @@ def to_bytes(image: Tensor, window: Window) -> Tensor:
     """
     if window:
         low, high = torch.tensor(window[0]), torch.tensor(window[1])
-    else:  # as torch.quantile, which refuses more than 2²⁴ pixels
-        ordered = image.flatten(1).sort(dim=1).values
-        place = torch.tensor([0.01, 0.99]) * (ordered.shape[1] - 1)
-        below, above = ordered[:, place.floor().long()], ordered[:, place.ceil().long()]
-        low, high = torch.lerp(below, above, place - place.floor()).T[:, :, None, None]
-    return ((image - low) / (high - low).clamp(min=1e-6)).clamp(0, 1) * 255
+    else:
+        low, high = _find_percentiles(image)
+    share = (image - low) / (high - low).clamp(min=1e-6)
+    return share.clamp(0, 1) * 255
+
+
+def _find_percentiles(image: Tensor) -> Tensor:
+    """Return the 1st and 99th percentile of each plane [n, Y, X]: [2, n, 1, 1].
+
+    As torch.quantile, which refuses more than 2²⁴ pixels.
+    """
+    ordered = image.flatten(1).sort(dim=1).values
+    place = torch.tensor([0.01, 0.99]) * (ordered.shape[1] - 1)
+    below = ordered[:, place.floor().long()]
+    above = ordered[:, place.ceil().long()]
+    return torch.lerp(below, above, place - place.floor()).T[:, :, None, None]
 
 
 def fit_planes(planes: Tensor, size: int, fit: str, window: Window) -> Tensor:
     """Turn planes into bytes between the window's ends, in a square of `size`."""
-    made = to_bytes(planes, window)
-    made = resample(crop_square(made) if fit == "crop" else made, (size, size))
-    return made.round().clamp(0, 255).to(torch.uint8)
+    grey = to_bytes(planes, window)
+    if fit == "crop":
+        grey = crop_square(grey)
+    return resample(grey, (size, size)).round().clamp(0, 255).to(torch.uint8)
 
 
 def fit_complex(planes: Tensor, size: int, fit: str) -> Tensor:
     """Bring complex planes into a square, in units of their own modulus' standard deviation."""
-    planes = crop_square(planes) if fit == "crop" else planes
-    made = torch.complex(*(resample(part, (size, size)) for part in (planes.real, planes.imag)))
-    return made / (made.abs().flatten(1).std(dim=1)[:, None, None] + 1e-11)
+    if fit == "crop":
+        planes = crop_square(planes)
+    real = resample(planes.real, (size, size))
+    imag = resample(planes.imag, (size, size))
+    square = torch.complex(real, imag)
+    deviation = square.abs().flatten(1).std(dim=1)[:, None, None]
+    return square / (deviation + 1e-11)
 
 
 def turn_planes(data: np.ndarray) -> Tensor:
@@ -322,5 +356,6 @@ def crop_square(image: Tensor) -> Tensor:
     """Cut the largest square out of the middle of each plane."""
     rows, columns = image.shape[-2:]
     side = min(rows, columns)
-    top, left = (rows - side) // 2, (columns - side) // 2
+    top = (rows - side) // 2
+    left = (columns - side) // 2
     return image[..., top : top + side, left : left + side]

@@ -97,32 +97,54 @@ def require_named(where: str, what: str, owners: Iterable[str | int | float]) ->
     Raises:
         UserError: names it; or two who differ in spelling alone.
     """
-    names = Counter(owners)
-    plain = {name: _plain(str(name)) for name in names}
+    counts = Counter(owners)
+    plain = {name: _plain(str(name)) for name in counts}
     numbers = [float(text) for text in plain.values() if text.isdecimal()]
-    counted = max(numbers, default=0.0) <= 10 * len(names)
-    letters = all(len(text) == 1 for text in plain.values())
+    is_counted = max(numbers, default=0.0) <= 10 * len(counts)
+    are_letters = all(len(text) == 1 for text in plain.values())
     for name, text in plain.items():
-        word = _word(text)
-        absent = word in MISSING or (re.fullmatch("x+|0{2,}", word) and not letters)
-        if absent or re.fullmatch(r"-\d+(\.\d+)?", text) or (text == "0" and not counted):
+        if _means_missing(text, is_counted, are_letters):
             raise UserError(
                 f"{where}: {what} {name!r} stands for a missing one, and its examples would count "
                 f"as those of one {what}. Leave them out, or name the {what} of each."
             )
-    require_one_spelling(where, what, (name for name in names if isinstance(name, str)))
-    (top, most), *_ = names.most_common(1)
-    is_code = re.fullmatch(r"\D*(0+|9+|8{2,})?", plain[top])  # or all letters
-    if is_code and most * (len(names) - 1) > FAR_MORE * (names.total() - most) > 0:
+    require_one_spelling(where, what, [name for name in counts if isinstance(name, str)])
+    ((largest, examples),) = counts.most_common(1)
+    is_code = re.fullmatch(r"\D*(0+|9+|8{2,})?", plain[largest])  # or all letters
+    others = counts.total() - examples
+    if is_code and examples * (len(counts) - 1) > FAR_MORE * others > 0:
         log.warning(
             "%s: %s %r has far more examples than any other; if that stands for a missing one, "
             "leave them out, or name the %s of each",
-            *(where, what, top, what),
+            where,
+            what,
+            largest,
+            what,
         )
+
+
+def _means_missing(text: str, is_counted: bool, are_letters: bool) -> bool:
+    """True if a plain name means that the owner is not known.
+
+    Args:
+        is_counted: owners' numbers are so small that they may count from 0.
+        are_letters: all names have one letter.
+    """
+    word = _word(text)
+    is_filler = re.fullmatch("x+|0{2,}", word) is not None
+    is_negative = re.fullmatch(r"-\d+(\.\d+)?", text) is not None
+    is_zero = text == "0"
+    return (
+        word in MISSING
+        or is_negative
+        or (is_filler and not are_letters)
+        or (is_zero and not is_counted)
+    )
 
 
 def _plain(name: str) -> str:
     """Return what names of one owner have in common: 'P 007' -> 'p7', '7.0' -> '7'."""
-    text = unicodedata.normalize("NFKC", unicodedata.normalize("NFKC", name).casefold())
-    text = "".join(c for c in text if c.isprintable() and not c.isspace())
+    text = unicodedata.normalize("NFKC", name).casefold()
+    text = unicodedata.normalize("NFKC", text)
+    text = "".join(letter for letter in text if letter.isprintable() and letter != " ")
     return re.sub(r"^([^\d.,]*)0*(\d+)(\.0*)?$", r"\1\2", text)

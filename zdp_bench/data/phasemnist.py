@@ -63,18 +63,23 @@ def couple_images(labels: np.ndarray, seed: int) -> Pairing:
     rng = np.random.default_rng([seed, 0])
     partner = np.full(len(labels), -1)
     for label in range(CLASSES // 2):
-        here, there = (
-            rng.permutation(np.flatnonzero(labels == one)) for one in (label, CLASSES - 1 - label)
-        )
-        count = min(len(here), len(there))
-        partner[here[:count]], partner[there[:count]] = there[:count], here[:count]
+        images = rng.permutation(np.flatnonzero(labels == label))
+        others = rng.permutation(np.flatnonzero(labels == CLASSES - 1 - label))
+        count = min(len(images), len(others))
+        partner[images[:count]] = others[:count]
+        partner[others[:count]] = images[:count]
     real = np.flatnonzero(partner >= 0)
     if not len(real):
         raise UserError(
             f"no training image of a label L has a partner of label {CLASSES - 1} - L; PhaseMNIST "
             "needs both."
         )
-    return Pairing(real, partner[real], np.minimum(real, partner[real]), len(labels) - len(real))
+    return Pairing(
+        real,
+        partner[real],
+        couple=np.minimum(real, partner[real]),
+        left_out=len(labels) - len(real),
+    )
 
 
 def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
@@ -91,37 +96,43 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
     rng = np.random.default_rng([seed, 1])
     chosen = np.empty(len(labels), dtype=np.int64)
     for label in range(CLASSES):
-        here = np.flatnonzero(labels == label)
+        images = np.flatnonzero(labels == label)
         pool = np.flatnonzero(labels == CLASSES - 1 - label)
-        if len(here) and not len(pool):
+        if len(images) and not len(pool):
             raise UserError(
                 f"no test image of label {CLASSES - 1 - label} exists to pair with those of label "
                 f"{label}."
             )
-        if len(here):
-            chosen[here] = rng.choice(pool, size=len(here), replace=True)
+        if len(images):
+            chosen[images] = rng.choice(pool, size=len(images), replace=True)
     return chosen
 
 
 def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pairing]:
     """Make examples real + i·partner, labelled by the real part: complex64 [n, h, w].
 
-    No test image is in a training example."""
-    (pixels, labels), (test_pixels, test_labels) = train, test
-    made = couple_images(labels, seed)
-    examples = torch.complex(pixels[made.real], pixels[made.partner])
+    No test image is in a training example.
+    """
+    pixels, labels = train
+    pairing = couple_images(labels, seed)
     training = Examples(
-        examples, torch.from_numpy(labels[made.real]), torch.from_numpy(made.couple)
+        torch.complex(pixels[pairing.real], pixels[pairing.partner]),
+        torch.from_numpy(labels[pairing.real]),
+        torch.from_numpy(pairing.couple),
     )
-    partners = torch.from_numpy(draw_partners(test_labels, seed))
-    testing = torch.complex(test_pixels, test_pixels[partners])
-    return training, Examples(testing, torch.from_numpy(test_labels)), made
+    pixels, labels = test
+    partners = torch.from_numpy(draw_partners(labels, seed))
+    testing = Examples(
+        torch.complex(pixels, pixels[partners]),
+        torch.from_numpy(labels),
+    )
+    return training, testing, pairing
 
 
 def make_splits(train: Images, test: Images, seed: int, source: str, files: str) -> Splits:
     """Pair the images of both parts: see `couple_images` and `draw_partners`."""
-    training, testing, made = pair(train, test, seed)
-    total = len(made.real) + made.left_out
+    training, testing, pairing = pair(train, test, seed)
+    total = len(pairing.real) + pairing.left_out
     return Splits(
         training,
         testing,
@@ -130,8 +141,8 @@ def make_splits(train: Images, test: Images, seed: int, source: str, files: str)
         provenance="derived",
         digest=digest(f"phase pairing v2:{seed}:{files}"),
         notes=f"{source}, paired by label with seed {seed} (labels and pairs are public; the paper "
-        f"draws partners with replacement): a training image is in {made.most_of_one} examples, "
-        f"{made.left_out:,} of {total:,} are in none",
+        f"draws partners with replacement): a training image is in {pairing.most_of_one} "
+        f"examples, {pairing.left_out:,} of {total:,} are in none",
         unit="image",
     )
 
@@ -156,15 +167,17 @@ class PhaseMnist(Mnist):
 
     def released(self, root: Path) -> DatasetInfo | None:
         """As many of each label as the release has, paired."""
-        if (mnist := super().released(root)) is None:
+        mnist = super().released(root)
+        if mnist is None:
             return None
-        made = couple_images(np.repeat(np.arange(CLASSES), RELEASED), self.pairing_seed)
+        labels = np.repeat(np.arange(CLASSES), RELEASED)
+        pairing = couple_images(labels, self.pairing_seed)
         return replace(
             mnist,
-            train=len(made.real),
+            train=len(pairing.real),
             dtype=torch.complex64,
-            examples_per_patient=made.most_of_one,
-            owners=len(np.unique(made.couple)),
+            examples_per_patient=pairing.most_of_one,
+            owners=len(np.unique(pairing.couple)),
         )
 
 
@@ -187,9 +200,14 @@ class PhaseDigits(Dataset):
         labels = bunch.target.astype(np.int64)
         files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
         note_source(files)
-        files = f"{files}:{self.test_share}"
-        train, test = ((pixels[part], labels[part]) for part in self.split(labels))
-        return make_splits(train, test, self.pairing_seed, "scikit-learn's digits", files)
+        train, test = self.split(labels)
+        return make_splits(
+            (pixels[train], labels[train]),
+            (pixels[test], labels[test]),
+            self.pairing_seed,
+            "scikit-learn's digits",
+            f"{files}:{self.test_share}",
+        )
 
     def split(self, labels: np.ndarray) -> list[np.ndarray]:
         """Return the digits to train and to test on, in equal shares of every label."""

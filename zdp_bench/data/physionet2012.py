@@ -25,7 +25,7 @@ from annotated_types import Interval
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicShare, Splits
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import absent, digest, require_inside, sha256, visible_files
+from zdp_bench.data.files import absent, digest, list_files, sha256
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, read_text, reading
@@ -38,7 +38,8 @@ DEATHS = {"a": 554, "b": 568}  # in hospital, of the release
 HEADER = "Time,Parameter,Value"
 OUTCOMES = ["RecordID", "SAPS-I", "SOFA", "Length_of_stay", "Survival", "In-hospital_death"]
 TIME = re.compile(r"(\d\d):([0-5]\d)")
-HOURS, DAY = 48, 24 * 60  # of a record; minutes
+HOURS = 48  # of a record
+DAY = 24 * 60  # minutes
 LIMIT = 2.0  # of a standardised value
 MOST_NUMBER = 1e6  # of any variable
 DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
@@ -146,38 +147,48 @@ class Physionet2012(Dataset):
         home = root / FOLDER
         sets = {name: list_patients(home, name) for name in SETS}
         patients = [*sets["a"], *sets["b"]]
-        files = digest("".join(f"{of.path}:{sha256(home / of.path)}" for of in patients))
-        named = f"{files}:{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
-        shape = (len(patients), FEATURES)
-        rows = (make_features(home / of.path)[None] for of in patients)
-        inputs = torch.from_numpy(load_or_make("stays", digest(named), shape, np.float32, rows))
-        if self.norm is not None:
-            inputs = inputs * (self.norm / inputs.norm(dim=1, keepdim=True).clamp(min=1e-6))
-        targets = torch.tensor([int(of.died) for of in patients])
-        names, owners = np.unique([of.number for of in patients], return_inverse=True)
+        contents = [f"{patient.path}:{sha256(home / patient.path)}" for patient in patients]
+        ranges = f"{RANGES!r}:{AGE!r}:{HEIGHT!r}:{LIMIT}:{FEATURES_VERSION}"
+        features = f"{digest(''.join(contents))}:{ranges}"
+        inputs = self._load_features([home / patient.path for patient in patients], features)
+        targets = torch.tensor([int(patient.died) for patient in patients])
+        names, owners = np.unique([patient.number for patient in patients], return_inverse=True)
         whole = Examples(inputs, targets, torch.from_numpy(owners))
-        held = self.hold_out([of.number for of in sets["a"]])
-        trained, tested = len(sets["a"]), np.arange(len(sets["a"]), len(patients))
-        train, validation, test = (
-            take(whole, rows) for rows in (np.arange(trained)[~held], np.flatnonzero(held), tested)
-        )
+        is_held = self.hold_out([patient.number for patient in sets["a"]])
+        train = take(whole, np.flatnonzero(~is_held))
+        validation = take(whole, np.flatnonzero(is_held))
+        test = take(whole, np.arange(len(is_held), len(patients)))
+        deaths = {name: sum(patient.died for patient in sets[name]) for name in SETS}
+        counts = {name: len(sets[name]) for name in SETS}
+        is_whole = deaths == DEATHS and counts == dict.fromkeys(SETS, PATIENTS)
         outcomes = ":".join(sha256(home / f"Outcomes-{name}.txt") for name in SETS)
         options = (self.validation_share, self.split_seed, self.norm)
-        deaths = {name: sum(of.died for of in sets[name]) for name in SETS}
-        is_whole = deaths == DEATHS and {len(of) for of in sets.values()} == {PATIENTS}
         return Splits(
             train,
             test,
             input_shape=(FEATURES,),
             outputs=1,
             provenance="official" if is_whole else "derived",
-            digest=digest(f"{named}:{outcomes}:{options!r}"),
+            digest=digest(f"{features}:{outcomes}:{options!r}"),
             notes=f"a record each of {len(train):,} patients to train, {len(validation):,} to "
             f"validate (public), {len(test):,} to test; {deaths['a']:,} of set-a and "
             f"{deaths['b']:,} of set-b died in hospital",
             validation=validation if len(validation) else None,
             owner_names=names.tolist(),
         )
+
+    def _load_features(self, paths: list[Path], name: str) -> torch.Tensor:
+        """Read the features of records, float32 [n, FEATURES], through the cache.
+
+        Args:
+            name: tells them from others in the cache.
+        """
+        shape = (len(paths), FEATURES)
+        blocks = (make_features(path)[None] for path in paths)
+        rows = torch.from_numpy(load_or_make("stays", digest(name), shape, np.float32, blocks))
+        if self.norm is None:
+            return rows
+        return rows * (self.norm / rows.norm(dim=1, keepdim=True).clamp(min=1e-6))
 
     def hold_out(self, numbers: list[str]) -> np.ndarray:
         """Return True for the patients of set-a that validate."""
@@ -218,20 +229,20 @@ def list_patients(home: Path, name: str) -> list[Patient]:
         if not place.exists():
             raise absent(place, "physionet2012")
     died = read_outcomes(table)
-    found: dict[str, Path] = {}
-    for path in visible_files(folder):
-        require_inside(path, home)
-        with reading(path):
-            is_record = path.suffix == ".txt" and path.stem in died
-            expect(is_record, f"is no record of a patient in {table.name}")
-        found[path.stem] = path.relative_to(home)
+    paths = list_files(
+        folder,
+        home,
+        lambda path: path.suffix == ".txt" and path.stem in died,
+        f"is no record of a patient in {table.name}",
+    )
+    numbers = {path.stem for path in paths}
     for number in died:
-        if number not in found:
+        if number not in numbers:
             raise UserError(
                 f"{folder / number}.txt: is missing, and {table.name} has its outcome; unpack the "
                 "whole set."
             )
-    return [Patient(found[number], number, died[number]) for number in sorted(found)]
+    return [Patient(path.relative_to(home), path.stem, died[path.stem]) for path in paths]
 
 
 def read_outcomes(table: Path) -> dict[str, bool]:
@@ -267,19 +278,33 @@ def summarise(measured: tuple[np.ndarray, np.ndarray] | None, of: Range) -> np.n
     if measured is None:
         return np.array([0, 0, 0, 0, 0, 0, -0.5])
     minutes, values = measured
-    found = of.standardise(values)
-    late = found[minutes >= DAY]
-    after = late.mean() if len(late) else found[-1]
-    return np.array([found.mean(), found.min(), found.max(), found[-1], after, found.std(), 0.5])
+    scaled = of.standardise(values)
+    late = scaled[minutes >= DAY]
+    return np.array(
+        [
+            scaled.mean(),
+            scaled.min(),
+            scaled.max(),
+            scaled[-1],
+            late.mean() if len(late) else scaled[-1],
+            scaled.std(),
+            0.5,
+        ]
+    )
 
 
 def describe(record: Record) -> np.ndarray:
     """Return age, sex, height and unit, which are −1 in the release where they are not known."""
-    known = {name: float(record[name][1][0]) for name in DESCRIPTORS if name in record}
-    age = AGE.standardise(np.array(known["Age"])) if "Age" in known else 0
-    height = HEIGHT.standardise(np.array(known["Height"])) if "Height" in known else 0
+    known = {}
+    for name in DESCRIPTORS:
+        if name in record:
+            _, values = record[name]
+            known[name] = values[0]
+    age = AGE.standardise(known["Age"]) if "Age" in known else 0
+    height = HEIGHT.standardise(known["Height"]) if "Height" in known else 0
     sex = known["Gender"] - 0.5 if "Gender" in known else 0
-    return np.array([age, sex, height, *(known.get("ICUType") == unit for unit in UNITS)])
+    is_unit = [known.get("ICUType") == unit for unit in UNITS]
+    return np.array([age, sex, height, *is_unit])
 
 
 def read_record(path: Path) -> Record:
@@ -303,9 +328,9 @@ def read_record(path: Path) -> Record:
         expect(values.get("Gender", [0])[0] in (0, 1), "has a Gender other than -1, 0 or 1")
         expect(values.get("ICUType", [0])[0] in (0, *UNITS), "has an ICUType other than 1 to 4")
     record = {}
-    for name, of in values.items():
+    for name, numbers in values.items():
         order = np.argsort(minutes[name], kind="stable")
-        record[name] = (np.array(minutes[name])[order], np.array(of)[order])
+        record[name] = (np.array(minutes[name])[order], np.array(numbers)[order])
     return record
 
 

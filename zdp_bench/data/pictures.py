@@ -7,7 +7,7 @@ from other pictures, of which private ones may be among them.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Literal
@@ -15,7 +15,9 @@ from typing import Any, Literal
 import numpy as np
 import torch
 from PIL import Image, ImageOps
+from torch import Tensor
 
+from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.nifti import Window, fit_planes
 from zdp_bench.foreign_files import Unfit, expect, reading, require_size
 
@@ -37,22 +39,27 @@ def open_picture(path: Path, *formats: str) -> Iterator[Image.Image]:
         Image.open(path, formats=list(formats or ("PNG", "JPEG"))) as stored,
     ):
         require_size(*stored.size)
-        deep = ";16B" in str(stored.tile) and not stored.mode.startswith("I")
-        rule = (
+        is_deep = ";16B" in str(stored.tile) and not _has_16_bits(stored)
+        expect(
+            not is_deep,
             "has 16 bits per colour, of which PIL reads only the upper 8; save it with 8 bits, "
-            "or in grey"
+            "or in grey",
         )
-        expect(not deep, rule)
         yield stored
+
+
+def _has_16_bits(image: Image.Image) -> bool:
+    return image.mode.startswith("I")
 
 
 def inspect_picture(path: Path, window: Window) -> tuple[int, ...]:
     """Return (rows, columns) by a picture's header, which must define its pixels' brightness."""
     with open_picture(path) as image:
         _require_depth(path, image, window)
-        columns, rows = image.size  # of a PNG without EXIF, `getexif` would read the pixels
-        turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
-        return (columns, rows) if turned else (rows, columns)
+        columns, rows = image.size
+        # of a PNG without EXIF, `getexif` would read the pixels
+        is_turned = "exif" in image.info and image.getexif().get(ORIENTATION) in TURNED
+        return (columns, rows) if is_turned else (rows, columns)
 
 
 def read_picture(
@@ -68,15 +75,42 @@ def read_picture(
     Args:
         window: pixels as stored that are shown as black and white; None: as the file says.
     """
+    colours = "L" if channels == 1 else "RGB"
     with open_picture(path, *formats) as stored:
         _require_depth(path, stored, window)
         image = ImageOps.exif_transpose(stored)
-        if not image.mode.startswith("I"):
-            image = image.convert("L" if channels == 1 else "RGB")
-        if window or image.mode.startswith("I"):
-            image = _in_8_bits(path, image, window).convert("L" if channels == 1 else "RGB")
+        if not _has_16_bits(image):
+            image = image.convert(colours)
+        if window or _has_16_bits(image):
+            image = _in_8_bits(path, image, window).convert(colours)
         pixels = np.asarray(_fit(image, size, fit, Image.Resampling.BILINEAR))
     return pixels[None] if channels == 1 else pixels.transpose(2, 0, 1)
+
+
+def load_pictures(
+    kind: str,
+    digest: str,
+    paths: Sequence[Path],
+    size: int,
+    channels: int,
+) -> Tensor:
+    """Return JPEGs as bytes [n, channels, size, size], made once and mapped from the cache.
+
+    They are resized bilinearly over each pixel's whole support; their aspect is not kept.
+
+    Args:
+        kind, digest: of the array, as in `load_or_make`.
+    """
+    shape = (len(paths), channels, size, size)
+    blocks = (read_picture(path, size, channels, formats=("JPEG",))[None] for path in paths)
+    return torch.from_numpy(load_or_make(kind, digest, shape, np.uint8, blocks))
+
+
+def describe_size(path: Path) -> str:
+    """Return a picture's size as stored: '1024×768'."""
+    with open_picture(path) as picture:
+        columns, rows = picture.size
+    return f"{columns}×{rows}"
 
 
 def inspect_mask(path: Path) -> tuple[int, ...]:
@@ -91,32 +125,35 @@ def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
     JPEG loses the edges of a mask, so it is refused.
     """
     with open_picture(path, "PNG") as stored:
-        marked = np.asarray(stored)
-        expect(marked.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
-        mask = Image.fromarray((marked > 0).astype(np.uint8))
+        grey = np.asarray(stored)
+        expect(grey.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
+        mask = Image.fromarray((grey > 0).astype(np.uint8))
         return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
 
 
 def _require_depth(path: Path, image: Image.Image, window: Window) -> None:
-    known = window or not image.mode.startswith("I") or _significant_bits(path)
-    rule = (
+    is_known = window or not _has_16_bits(image) or _significant_bits(path)
+    expect(
+        bool(is_known),
         "has 16 bits per pixel and does not state how many are used (no sBIT): set "
         "dataset.window, such as [0, 4095] for 12 bits, from the scanner's manual or a public "
-        "picture, not from a private one"
+        "picture, not from a private one",
     )
-    expect(bool(known), rule)
 
 
 def _significant_bits(path: Path) -> int:
     """Return how many of 16 bits are used, by a PNG's chunk sBIT; 0 if it has none."""
     with path.open("rb") as file:
         file.seek(8)
-        while (head := file.read(8))[4:] not in (b"", b"IDAT"):
-            if head[4:] == b"sBIT":
+        while True:
+            head = file.read(8)
+            length, kind = int.from_bytes(head[:4], "big"), head[4:]
+            if kind in (b"", b"IDAT"):
+                return 0
+            if kind == b"sBIT":
                 bits = file.read(1)[0]
                 return bits if 8 <= bits <= 16 else 0
-            file.seek(int.from_bytes(head[:4], "big") + 4, 1)
-    return 0
+            file.seek(length + 4, 1)  # behind its content and checksum
 
 
 def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
@@ -125,16 +162,17 @@ def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
     if window is None:
         bits = _significant_bits(path)
         # By the standard the used bits are the upper ones; some writers leave them where they were.
-        low_bits = pixels.max(initial=0) < 2**bits and (pixels % 2 ** (16 - bits)).any()
-        return Image.fromarray((pixels >> (bits - 8 if low_bits else 8)).astype(np.uint8))
+        uses_lower = pixels.max(initial=0) < 2**bits and (pixels % 2 ** (16 - bits)).any()
+        shift = bits - 8 if uses_lower else 8
+        return Image.fromarray((pixels >> shift).astype(np.uint8))
     low, high = window
-    shown = np.empty(pixels.shape, dtype=np.uint8)
+    grey = np.empty(pixels.shape, dtype=np.uint8)
     rows = max(1, TOGETHER // max(1, pixels.shape[1]))
     for first in range(0, len(pixels), rows):
         part = slice(first, first + rows)
         share = (pixels[part].astype(np.float64) - low) / (high - low)
-        shown[part] = (share.clip(0, 1) * 255).round()
-    return Image.fromarray(shown)
+        grey[part] = (share.clip(0, 1) * 255).round()
+    return Image.fromarray(grey)
 
 
 def _fit(image: Image.Image, size: int, fit: Fit, how: Image.Resampling) -> Image.Image:
@@ -152,13 +190,14 @@ def read_dicom(path: Path, size: int, fit: Fit, window: Window) -> np.ndarray:
     from pydicom.pixels import apply_modality_lut
 
     with open_dicom(path) as image:
-        pixels = np.asarray(apply_modality_lut(_stored_pixels(image), image), dtype=np.float32)
+        values = apply_modality_lut(_stored_pixels(image), image)
+        pixels = np.asarray(values, dtype=np.float32)
         rows, columns = image.Rows, image.Columns
-        whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
-        expect(whole, f"has pixels that are not {rows}×{columns} numbers")
-        inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
-    made = fit_planes(torch.from_numpy(pixels)[None], size, fit, window).numpy()
-    return 255 - made if inverted else made
+        is_whole = pixels.shape == (rows, columns) and bool(np.isfinite(pixels).all())
+        expect(is_whole, f"has pixels that are not {rows}×{columns} numbers")
+        is_inverted = image.PhotometricInterpretation == "MONOCHROME1"  # large values are dark
+    grey = fit_planes(torch.from_numpy(pixels)[None], size, fit, window).numpy()
+    return 255 - grey if is_inverted else grey
 
 
 def _stored_pixels(image: Any) -> np.ndarray:
@@ -167,12 +206,14 @@ def _stored_pixels(image: Any) -> np.ndarray:
     stored: np.ndarray = image.pixel_array
     if stored.dtype.kind == "f":
         return stored
-    unused = max(0, 8 * stored.dtype.itemsize - image.BitsStored)
+    bits = 8 * stored.dtype.itemsize
+    unused = max(0, bits - image.BitsStored)
     pixels = (stored << unused) >> unused
-    above = (stored != pixels) & (stored >> (8 * stored.dtype.itemsize - unused) != 0)
-    overlays = [image.get((0x6000 + n, OVERLAY_BIT)) for n in range(0, 32, 2)]
+    exceeds = (stored != pixels) & (stored >> (bits - unused) != 0)
+    overlays = [image.get((group, OVERLAY_BIT)) for group in range(0x6000, 0x6020, 2)]
+    has_overlay = any(bit and bit.value for bit in overlays)
     rule = f"has pixels beyond its {image.BitsStored} bits (BitsStored), and no overlay in them"
-    expect(any(one and one.value for one in overlays) or not above.any(), rule)
+    expect(has_overlay or not exceeds.any(), rule)
     return pixels
 
 
@@ -193,15 +234,21 @@ def open_dicom(path: Path, **options: Any) -> Iterator[Any]:
         expect(syntax != DEFLATED, "is a deflated DICOM file; store it uncompressed")
         _require_codec(syntax)
         image = pydicom.dcmread(path, **options)
-        rows, columns = int(image.Rows), int(image.Columns)
-        require_size(rows, columns)
-        frames, colours = int(str(image.get("NumberOfFrames", 1))), image.PhotometricInterpretation
-        one = frames == 1 and colours in ("MONOCHROME1", "MONOCHROME2")
-        expect(one, f"has {frames} frames of {colours}; expected one grey image per file")
+        require_size(int(image.Rows), int(image.Columns))
+        frames = int(str(image.get("NumberOfFrames", 1)))
+        colours = image.PhotometricInterpretation
+        is_grey = colours in ("MONOCHROME1", "MONOCHROME2")
+        expect(
+            frames == 1 and is_grey,
+            f"has {frames} frames of {colours}; expected one grey image per file",
+        )
         bits, high = image.get("BitsStored"), image.get("HighBit")
-        rule = f"has its {bits} bits up to bit {high} (HighBit), not {(bits or 1) - 1}; it is of "
-        rule += "before DICOM 2014: convert it"
-        expect(None in (bits, high) or high == bits - 1, rule)
+        if bits is not None and high is not None:
+            expect(
+                high == bits - 1,
+                f"has its {bits} bits up to bit {high} (HighBit), not {bits - 1}; it is of before "
+                "DICOM 2014: convert it",
+            )
         expect(image.get("RescaleSlope") != 0, "has RescaleSlope 0, which makes all pixels equal")
         yield image
 
@@ -214,6 +261,8 @@ def _require_codec(syntax: Any) -> None:
         decoder = get_decoder(syntax)
     except NotImplementedError:
         raise Unfit(f"is compressed with {syntax.name}, which pydicom does not read") from None
-    packages = [one.partition(" - requires ")[2] for one in decoder.missing_dependencies]
+    packages = []
+    for dependency in decoder.missing_dependencies:  # "pylibjpeg - requires numpy, pylibjpeg"
+        packages.append(dependency.partition(" - requires ")[2])
     rule = f"is compressed with {syntax.name}, which needs {', or '.join(packages)}"
     expect(decoder.is_available, rule)

@@ -57,13 +57,19 @@ class Roahd(Dataset):
 
     def load(self, root: Path) -> Splits:
         headers = list_recordings(root)
-        x = torch.from_numpy(np.stack([self.spectra(path) for path in headers]))
-        y, people = torch.tensor(_targets(headers)), torch.arange(len(headers))
-        train, test = self.split(_targets(headers))
-        sums = [sha256(file) for path in headers for file in (path, path.with_suffix(".mat"))]
         names = [path.stem for path in headers]
-        later = (self.low_bins,) if self.low_bins else ()  # others keep their records' digest
-        settings = (self.fold, self.split_seed, self.channel, self.fft_norm, *later)
+        targets = [int(name.startswith("RL")) for name in names]
+        train, test = self.split(targets)
+        x = torch.from_numpy(np.stack([self.spectra(path) for path in headers]))
+        y = torch.tensor(targets)
+        people = torch.arange(len(headers))
+        checksums = []
+        for path in headers:
+            checksums += [sha256(path), sha256(path.with_suffix(".mat"))]
+        settings = [self.fold, self.split_seed, self.channel, self.fft_norm]
+        if self.low_bins:  # others keep their records' digest
+            settings.append(self.low_bins)
+        contents = f"{' '.join(names)}:{':'.join(checksums)}:{tuple(settings)!r}"
         return Splits(
             Examples(x[train], y[train], people[train]),
             Examples(x[test], y[test], people[test]),
@@ -71,7 +77,7 @@ class Roahd(Dataset):
             outputs=1,
             unit="person",
             provenance="derived",
-            digest=digest(f"{' '.join(names)}:{':'.join(sums)}:{settings!r}"),
+            digest=digest(contents),
             notes=f"a beat each of {len(y)} people, {int(y.sum())} with LBBB, registered and "
             f"smoothed; held out: fold {self.fold} of {FOLDS}, drawn by split_seed="
             f"{self.split_seed}",
@@ -94,17 +100,22 @@ class Roahd(Dataset):
 
     def spectra(self, path: Path) -> np.ndarray:
         """Return a recording's spectrum, or the low bins of all leads."""
-        leads = range(1, LEADS + 1) if self.low_bins else [self.channel]
-        whole = np.stack([self.transform.transform(lead) for lead in read(path, leads).T])
-        return whole[:, 1 : 1 + self.low_bins] if self.low_bins else whole[0]
+        if self.low_bins is None:
+            (lead,) = read(path, [self.channel]).T
+            return self.transform.transform(lead)
+        leads = read(path, range(1, LEADS + 1)).T
+        spectra = np.stack([self.transform.transform(lead) for lead in leads])
+        return spectra[:, 1 : 1 + self.low_bins]
 
     def split(self, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the people to train and to test on."""
-        draw, testing = np.random.default_rng(self.split_seed), list[int]()
+        random = np.random.default_rng(self.split_seed)
+        testing = list[int]()
         for label in (0, 1):
-            people = draw.permutation(np.flatnonzero(np.array(targets) == label))
-            testing += people[self.fold :: FOLDS].tolist()
-            if not 0 < len(people[self.fold :: FOLDS]) < len(people):
+            people = random.permutation(np.flatnonzero(np.array(targets) == label))
+            held = people[self.fold :: FOLDS]
+            testing += held.tolist()
+            if not 0 < len(held) < len(people):
                 raise UserError(
                     f"dataset.fold={self.fold}: {len(people)} people of a diagnosis leave none "
                     "for training or for testing."
@@ -115,23 +126,19 @@ class Roahd(Dataset):
 def list_recordings(root: Path) -> list[Path]:
     """List the headers by name, also of recordings that have only a signal."""
     folder = root / FOLDER
-    every = folder.glob("*") if folder.is_dir() else ()
-    stems = {path.stem for path in every if re.fullmatch(r"R[NL]\d{4}", path.stem)}
+    stems = {path.stem for path in folder.glob("*") if re.fullmatch(r"R[NL]\d{4}", path.stem)}
     if not stems:
         raise absent(folder / "R[NL]*.hea", "roahd")
     return [folder / f"{stem}.hea" for stem in sorted(stems)]
-
-
-def _targets(headers: list[Path]) -> list[int]:
-    return [int(path.stem.startswith("RL")) for path in headers]
 
 
 def read(path: Path, channels: Sequence[int]) -> np.ndarray:
     """Read leads of a recording: float64 [samples, leads] in mV; its diagnosis is as named."""
     for file in (path, path.with_suffix(".mat")):
         require_inside(file, path.parent)
-    found, leads = read_wfdb(path, channels)
+    diagnoses, leads = read_wfdb(path, channels)
+    codes = CODES[path.stem[:2]]
     with reading(path):
-        codes = CODES[path.stem[:2]]
-        expect(len(found) == 1 and found[0] in codes, f"has diagnosis {found}, not {codes[0]}")
+        is_as_named = len(diagnoses) == 1 and diagnoses[0] in codes
+        expect(is_as_named, f"has diagnosis {diagnoses}, not {codes[0]}")
     return leads

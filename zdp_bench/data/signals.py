@@ -12,14 +12,24 @@ from typing import Any
 import numpy as np
 
 from zdp_bench.data.files import require_inside
-from zdp_bench.foreign_files import expect, read_text, reading
+from zdp_bench.foreign_files import Unfit, expect, read_text, reading
 
 LARGEST_HEADER = 2**20  # bytes
 CUT = re.compile(r"data : (\d+) \(should be (\d+)\)")  # libsndfile's log of a cut WAV file
 NAMES_A_FILE = re.compile(r"[-\w]+\.\w+(/\d+)?")
 # WFDB's formats that are read: bits of a sample on the disk; FLAC's are not known beforehand.
-BITS = {"80": 8, "160": 16, "212": 12, "16": 16, "61": 16, "24": 24, "32": 32}
-BITS |= {"508": 0, "516": 0, "524": 0}
+BITS = {
+    "80": 8,
+    "160": 16,
+    "212": 12,
+    "16": 16,
+    "61": 16,
+    "24": 24,
+    "32": 32,
+    "508": 0,
+    "516": 0,
+    "524": 0,
+}
 
 
 @contextmanager
@@ -33,13 +43,16 @@ def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[A
     import soundfile
 
     with reading(path), soundfile.SoundFile(path) as file:
-        has = f"has {file.channels} channels at {file.samplerate} Hz"
-        many = "one channel" if channels == 1 else f"{channels} channels"
         fits = rate in (0, file.samplerate) and channels in (0, file.channels)
-        expect(fits, f"{has}; {many} at {rate} Hz was expected")
+        expected = "one channel" if channels == 1 else f"{channels} channels"
+        expect(
+            fits,
+            f"has {file.channels} channels at {file.samplerate} Hz; {expected} at {rate} Hz was "
+            "expected",
+        )
         cut = CUT.search(file.extra_info)
-        rule = "announces {} bytes of samples, but has {}; it is truncated"
-        expect(not cut, rule.format(*cut.groups()) if cut else "")
+        if cut:
+            raise Unfit(f"announces {cut[1]} bytes of samples, but has {cut[2]}; it is truncated")
         rule = f"announces {file.frames:,} samples where 1 to {longest:,} were expected"
         expect(0 < file.frames <= longest, rule)
         yield file
@@ -93,38 +106,44 @@ def open_record(path: Path, rate: float, longest: int) -> Record:
         lines = [line.strip() for line in text.splitlines()]
         comments = [line.strip(" \t#") for line in lines if line.startswith("#")]
         _require_ascii(line for line in lines if not line.startswith("#"))
-        first = next(iter(text.split()), "")
-        rule = f"calls itself '{first}'; WFDB expects only the name, '{first.partition('.')[0]}'"
-        expect(not NAMES_A_FILE.fullmatch(first), rule)
+        name = next(iter(text.split()), "")
+        stem = name.partition(".")[0]
+        rule = f"calls itself '{name}'; WFDB expects only the name, '{stem}'"
+        expect(not NAMES_A_FILE.fullmatch(name), rule)
         header = wfdb.rdheader(str(path.with_suffix("")))
-        has = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
-        expect(rate in (0, header.fs), has)
-        several = isinstance(header, wfdb.MultiRecord)
-        expect(not several, "is a record of several segments; join them (wfdb.rdrecord, wrsamp)")
+        rule = f"has a rate of {float(header.fs):g} Hz where {rate:g} Hz was expected"
+        expect(rate in (0, header.fs), rule)
+        has_segments = isinstance(header, wfdb.MultiRecord)
+        rule = "is a record of several segments; join them (wfdb.rdrecord, wrsamp)"
+        expect(not has_segments, rule)
         expect(bool(header.file_name), "names no signal")
-        usual = len(header.file_name) == header.n_sig and all(header.sig_name)
-        one_rate = {*header.samps_per_frame} == {1}
-        expect(usual and one_rate, "has unnamed leads, or leads of several rates")
+        are_named = len(header.file_name) == header.n_sig and all(header.sig_name)
+        has_one_rate = set(header.samps_per_frame) == {1}
+        expect(are_named and has_one_rate, "has unnamed leads, or leads of several rates")
         return _open_signals(path, header, comments, longest)
 
 
 def _require_ascii(lines: Iterable[str]) -> None:
     """Reject letters that wfdb drops before it reads a number: `1é0` would be 10."""
     for line in lines:
-        odd = next((letter for letter in line if not letter.isascii()), "")
-        rule = f"has {odd!r} in the line '{line[:40]}', of which WFDB knows only ASCII; remove it"
-        expect(not odd, rule)
+        if not line.isascii():
+            letter = next(letter for letter in line if not letter.isascii())
+            raise Unfit(
+                f"has {letter!r} in the line '{line[:40]}', of which WFDB knows only ASCII; remove "
+                "it"
+            )
 
 
 def _open_signals(path: Path, header: Any, comments: list[str], longest: int) -> Record:
     """Compare the signal files of one WFDB record with its header."""
     bits: dict[str, int] = {}  # of one moment's samples in each file
     starts: dict[str, int] = {}
-    for name, stored, offset in zip(header.file_name, header.fmt, header.byte_offset, strict=True):
-        beside = Path(name).name == name and ":" not in name
-        expect(beside, f"names the file {name}, which is missing beside it")
-        expect(stored in BITS, f"is stored in format {stored}; {', '.join(BITS)} can be read")
-        bits[name] = bits.get(name, 0) + BITS[stored]
+    leads = zip(header.file_name, header.fmt, header.byte_offset, strict=True)
+    for name, storage, offset in leads:
+        is_beside = Path(name).name == name and ":" not in name
+        expect(is_beside, f"names the file {name}, which is missing beside it")
+        expect(storage in BITS, f"is stored in format {storage}; {', '.join(BITS)} can be read")
+        bits[name] = bits.get(name, 0) + BITS[storage]
         starts.setdefault(name, offset or 0)
     sizes = {}
     for name in bits:
@@ -157,14 +176,15 @@ def read_leads(record: Record, channels: list[int], end: int | None = None) -> n
 
     header, name = record.header, str(record.path.with_suffix(""))
     with reading(record.path):
-        found: Any = wfdb.rdrecord(name, channels=channels, physical=False)
-        sums = header.checksum or [None] * header.n_sig
-        totals = found.d_signal.sum(axis=0, dtype=np.int64).tolist()
+        signals: Any = wfdb.rdrecord(name, channels=channels, physical=False)
+        checksums = header.checksum or [None] * header.n_sig
+        totals = signals.d_signal.sum(axis=0, dtype=np.int64).tolist()
         for channel, total in zip(channels, totals, strict=True):
-            same = sums[channel] is None or (total - sums[channel]) % 2**16 == 0
+            checksum = checksums[channel]
+            is_same = checksum is None or (total - checksum) % 2**16 == 0
             lead = record.leads[channel]
-            expect(same, f"the signal of lead {lead} does not have its header's checksum")
-        samples = np.asarray(found.dac(), dtype=np.float64)[:end]
+            expect(is_same, f"the signal of lead {lead} does not have its header's checksum")
+        samples = np.asarray(signals.dac(), dtype=np.float64)[:end]
         with np.errstate(over="ignore"):
             is_finite = bool(np.isfinite(samples.astype(np.float32)).all())
         expect(is_finite, "contains samples that are not finite, or not in float32")

@@ -24,21 +24,28 @@ import math
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 from annotated_types import Interval, Len
 from scipy.fft import dct
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.data.files import absent, digest, holds_any, require_inside, sha256, visible_files
+from zdp_bench.data.files import (
+    absent,
+    digest,
+    holds_any,
+    list_files,
+    require_distinct,
+    sha256,
+)
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
-from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
 
 RATE = 16_000  # Hz; a clip is one second
@@ -74,12 +81,14 @@ class SpeechCommands(Dataset):
     standardise: Standardise | None = None
 
     def __post_init__(self) -> None:
-        bins, grid, frames = self.bins, self.grid, count_frames(self.frame_step)
-        fits = not grid or (len(grid) == 2 and 0 < grid[0] <= frames and 0 < grid[1] <= bins)
-        rule = f"must be two numbers, at most {frames} frames and {bins} bins"
-        require(fits, "dataset.grid", grid, rule)
-        each_once = len({*self.words}) == len(self.words)
-        require(each_once, "dataset.words", self.words, "must name each word once")
+        frames = count_frames(self.frame_step)
+        if self.grid:
+            sides = (frames, self.bins)
+            fits = len(self.grid) == 2 and all(map(_is_at_most, self.grid, sides))
+            rule = f"must be two numbers, at most {frames} frames and {self.bins} bins"
+            require(fits, "dataset.grid", self.grid, rule)
+        is_distinct = len(set(self.words)) == len(self.words)
+        require(is_distinct, "dataset.words", self.words, "must name each word once")
 
     @property
     def shape(self) -> list[int]:
@@ -92,11 +101,10 @@ class SpeechCommands(Dataset):
         if self.split == "speaker":
             testing = hold_out_owners(speakers, self.test_share, self.split_seed)
         else:
-            held = round(self.test_share * count)
+            random = np.random.default_rng(self.split_seed)
+            drawn = random.choice(count, round(self.test_share * count), replace=False)
             testing = np.zeros(count, dtype=bool)
-            testing[np.random.default_rng(self.split_seed).choice(count, held, replace=False)] = (
-                True
-            )
+            testing[drawn] = True
         held = int(testing.sum())
         rule = f"leaves {count - held} clips to train and {held} to test"
         require(0 < held < count, "dataset.test_share", self.test_share, rule)
@@ -104,40 +112,65 @@ class SpeechCommands(Dataset):
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with another count it is 'derived'."""
-        chosen = self.choose(root / FOLDER)
-        paths, labels = [path for path, _ in chosen], torch.tensor([label for _, label in chosen])
-        files = digest("".join(f"{p.parent.name}/{p.name}:{sha256(p)}" for p in paths))
+        clips = self.choose(root / FOLDER)
+        paths = [path for path, _ in clips]
+        labels = torch.tensor([label for _, label in clips])
+        contents = [f"{path.parent.name}/{path.name}:{sha256(path)}" for path in paths]
+        files = digest("".join(contents))
         speakers = [speaker_of(path) for path in paths]
-        testing = self.hold_out(speakers)
-        inputs = rescale(self.transform(paths, files), self.scale)  # [n, frames, bins]
-        inputs = centre(inputs) if self.align else inputs
-        inputs = average_over(inputs, self.grid) if self.grid else inputs
-        inputs = lifter(inputs) if self.cepstrum else inputs
-        inputs = (standardise(inputs) if self.standardise else inputs).unsqueeze(1)
         names, numbers = np.unique(speakers, return_inverse=True)
         owners = torch.from_numpy(numbers)
-        whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
-        train, test = (
-            Examples(inputs[of], labels[of], owners[of])
-            for of in map(torch.from_numpy, (~testing, testing))
-        )
-        # What is not set is left out, so that older records keep their data's digest.
-        later = tuple(filter(None, (self.standardise, self.cepstrum and "cepstrum")))
-        options = (self.frame_step, self.bins, self.scale, self.align, self.grid, *later)
-        split = (self.clips_per_word, self.split, self.test_share, self.split_seed)
+        inputs = self.prepare(self.transform(paths, files)).unsqueeze(1)
+        test = torch.from_numpy(self.hold_out(speakers))
+        train = ~test
+        is_whole = sum(1 for _ in (root / FOLDER).glob("*/*_nohash_*.wav")) == RELEASED
         return Splits(
-            train,
-            test,
+            Examples(inputs[train], labels[train], owners[train]),
+            Examples(inputs[test], labels[test], owners[test]),
             input_shape=(1, *self.shape),
             outputs=len(self.words),
-            provenance="official" if whole else "derived",
-            digest=digest(f"{files}:{(self.words, *split, *options)!r}"),
-            notes=f"{len(paths):,} clips of {len(self.words)} words by {len(set(speakers)):,} "
+            provenance="official" if is_whole else "derived",
+            digest=digest(f"{files}:{self._settings()!r}"),
+            notes=f"{len(paths):,} clips of {len(self.words)} words by {len(names):,} "
             f"speakers, split by {self.split}",
             unit="speaker",
             parts_share_owners=self.split == "random",
             owner_names=names.tolist(),
         )
+
+    def _settings(self) -> tuple[Any, ...]:
+        """Return what becomes part of the data's digest, beside the files."""
+        settings: list[Any] = [
+            self.words,
+            self.clips_per_word,
+            self.split,
+            self.test_share,
+            self.split_seed,
+            self.frame_step,
+            self.bins,
+            self.scale,
+            self.align,
+            self.grid,
+        ]
+        # What is not set is left out, so that older records keep their data's digest.
+        if self.standardise:
+            settings.append(self.standardise)
+        if self.cepstrum:
+            settings.append("cepstrum")
+        return tuple(settings)
+
+    def prepare(self, z: Tensor) -> Tensor:
+        """Make an easier task of spectrograms [n, frames, bins], as the options say."""
+        z = rescale(z, self.scale)
+        if self.align:
+            z = centre(z)
+        if self.grid:
+            z = average_over(z, self.grid)
+        if self.cepstrum:
+            z = lifter(z)
+        if self.standardise:
+            z = standardise(z)
+        return z
 
     def transform(self, paths: list[Path], files: str) -> Tensor:
         """Return complex64 [n, frames, bins] of all clips, cached by the files' digest."""
@@ -146,7 +179,8 @@ class SpeechCommands(Dataset):
         def blocks() -> Iterator[np.ndarray]:
             for start in range(0, len(paths), 256):
                 clips = [read_clip(path) for path in paths[start : start + 256]]
-                yield stft(torch.from_numpy(np.stack(clips)), step)[..., :bins].numpy()
+                spectrograms = stft(torch.from_numpy(np.stack(clips)), step)
+                yield spectrograms[..., :bins].numpy()
 
         shape = (len(paths), count_frames(step), bins)
         name = f"{step}-{bins}-{files}"
@@ -181,14 +215,18 @@ class SpeechCommands(Dataset):
                     f"{folder}: has no folder for the word '{word}'.{suggestion(word, here)} "
                     f"There are: {', '.join(here)}."
                 )
-            found = find_clips(folder, word)
-            most = self.clips_per_word or len(found)
-            if len(found) > most:
+            clips = find_clips(folder, word)
+            most = self.clips_per_word or len(clips)
+            if len(clips) > most:
                 random = np.random.default_rng([self.split_seed, label])
-                keep = random.choice(len(found), most, replace=False)
-                found = [found[index] for index in sorted(keep)]
-            chosen += [(path, label) for path in found]
+                drawn = random.choice(len(clips), most, replace=False)
+                clips = [clips[index] for index in sorted(drawn)]
+            chosen += [(path, label) for path in clips]
         return chosen
+
+
+def _is_at_most(side: int, most: int) -> bool:
+    return 0 < side <= most
 
 
 def count_frames(step: int) -> int:
@@ -202,11 +240,18 @@ def stft(waves: Tensor, step: int = STEP) -> Tensor:
     torch's `stft` frames by the FFT length, one sample more, whose weight is 0: a zero behind the
     clip is not seen.
     """
-    waves = torch.nn.functional.pad(waves, (0, FFT - FRAME))
-    window = torch.nn.functional.pad(torch.hann_window(FRAME, periodic=True), (0, FFT - FRAME))
-    return torch.stft(waves, FFT, step, FFT, window, center=False, return_complex=True).transpose(
-        1, 2
+    waves = F.pad(waves, (0, FFT - FRAME))
+    window = F.pad(torch.hann_window(FRAME, periodic=True), (0, FFT - FRAME))
+    spectra = torch.stft(
+        waves,
+        n_fft=FFT,
+        hop_length=step,
+        win_length=FFT,
+        window=window,
+        center=False,
+        return_complex=True,
     )
+    return spectra.transpose(1, 2)
 
 
 def speaker_of(clip: Path) -> str:
@@ -224,19 +269,17 @@ def read_clip(path: Path) -> np.ndarray:
 
 def find_clips(folder: Path, word: str) -> list[Path]:
     """List the clips of one word, by name."""
-    found: dict[str, Path] = {}
-    for path in visible_files(folder / word):
-        require_inside(path, folder)
-        with reading(path):
-            expect(
-                path.suffix == ".wav", "is not a .wav file; only clips belong in a word's folder"
-            )
-            name = path.name.replace(".wav", "")  # a few names of the release end in .wav.wav
-            other = found.setdefault(name, path)
-            expect(other == path, f"is the same clip as {other.name}; each may occur once")
-    if not found:
+    paths = list_files(
+        folder / word,
+        folder,
+        lambda path: path.suffix == ".wav",
+        "is not a .wav file; only clips belong in a word's folder",
+    )
+    if not paths:
         raise UserError(f"{folder / word}: contains no wav file.")
-    return list(found.values())
+    # a few names of the release end in .wav.wav
+    require_distinct(paths, lambda path: path.name.replace(".wav", ""), "clip")
+    return paths
 
 
 def rescale(z: Tensor, scale: Scale) -> Tensor:
@@ -244,7 +287,8 @@ def rescale(z: Tensor, scale: Scale) -> Tensor:
     if scale == "linear":
         return z
     modulus = torch.log1p(LOG_GAIN * z.abs()) / math.log1p(LOG_GAIN)
-    return torch.polar(modulus, z.angle() if scale == "log" else torch.zeros_like(modulus))
+    phase = z.angle() if scale == "log" else torch.zeros_like(modulus)
+    return torch.polar(modulus, phase)
 
 
 def centre(z: Tensor) -> Tensor:
@@ -254,7 +298,8 @@ def centre(z: Tensor) -> Tensor:
     """
     count = z.shape[1]
     weight = z.abs().mean(dim=2).square()  # [n, frames]
-    loudest = (weight * torch.arange(count)).sum(dim=1) / weight.sum(dim=1).clamp(min=1e-30)
+    total = weight.sum(dim=1).clamp(min=1e-30)
+    loudest = (weight * torch.arange(count)).sum(dim=1) / total
     shift = (count // 2 - loudest).round().long().unsqueeze(1)
     frame = (torch.arange(count) - shift) % count  # [n, frames]
     return z.gather(1, frame.unsqueeze(2).expand_as(z))
@@ -263,7 +308,7 @@ def centre(z: Tensor) -> Tensor:
 def average_over(z: Tensor, grid: list[int]) -> Tensor:
     """Average z [n, frames, bins] over a grid: [n, *grid]."""
     parts = torch.view_as_real(z).movedim(-1, 1)  # [n, 2, frames, bins]
-    means = torch.nn.functional.adaptive_avg_pool2d(parts, (grid[0], grid[1]))
+    means = F.adaptive_avg_pool2d(parts, (grid[0], grid[1]))
     return torch.view_as_complex(means.movedim(1, -1).contiguous())
 
 
@@ -271,9 +316,9 @@ def lifter(z: Tensor) -> Tensor:
     """Return (1 + l)·DCT(z − mean)ₗ over the bins of each frame of z [n, frames, bins]."""
     centred = z - z.mean(dim=(1, 2), keepdim=True)
     parts = torch.view_as_real(centred).numpy()  # [n, frames, bins, 2]
-    found = torch.from_numpy(dct(parts, axis=2, norm="ortho"))
-    found *= torch.arange(1, z.shape[2] + 1, dtype=found.dtype).unsqueeze(1)
-    return torch.view_as_complex(found.contiguous())
+    coefficients = torch.from_numpy(dct(parts, axis=2, norm="ortho"))
+    coefficients *= torch.arange(1, z.shape[2] + 1, dtype=coefficients.dtype).unsqueeze(1)
+    return torch.view_as_complex(coefficients.contiguous())
 
 
 def standardise(z: Tensor) -> Tensor:
