@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import math
+from collections import Counter
 from collections.abc import Iterator, Mapping
 from itertools import zip_longest
 from typing import Any
@@ -40,7 +41,10 @@ def content(
         parts.setdefault(str(flat.dtype), []).append(flat)
     arrays = {dtype: Array(np.concatenate(flats)) for dtype, flats in parts.items()}
     return RecordDict(
-        {VALUES: ConfigRecord({**values, LAYOUT: layout(tensors)}), ARRAYS: ArrayRecord(arrays)}
+        {
+            VALUES: ConfigRecord({**values, LAYOUT: layout(tensors)}),
+            ARRAYS: ArrayRecord(arrays),
+        }
     )
 
 
@@ -51,34 +55,34 @@ def values_of(message: Message) -> dict[str, Any]:
 
 def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
     """Return the values named in `kinds`: counts from 0 to `MOST`, short printable words."""
-    there, found = values_of(message), dict[str, Any]()
+    values = values_of(message)
+    checked: dict[str, Any] = {}
     for name, kind in kinds.items():
-        if name not in there:
+        if name not in values:
             raise Malformed(f"has no {name}")
-        value: Any = there[name]
+        value: Any = values[name]
         if type(value) is not kind:
             raise Malformed(f"has {name} of type {type(value).__name__}")
         if kind is int and not 0 <= value <= MOST:
             raise Malformed(f"has {name}={value}, which is no count")
         if kind is str and (len(value) > LONGEST or not value.isprintable()):
             raise Malformed(f"has {name} that is no word")
-        found[name] = value
-    return found
+        checked[name] = value
+    return checked
 
 
 def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return a message's tensors, each with shape, dtype and device of its namesake in `like`."""
-    there = str(values_of(message).get(LAYOUT, "")).split("; ")
-    wanted = layout(like).split("; ")
-    for one, other in zip_longest(there, wanted, fillvalue="nothing"):
-        if one != other:
+    sent = str(values_of(message).get(LAYOUT, "")).split("; ")
+    expected = layout(like).split("; ")
+    for item, other in zip_longest(sent, expected, fillvalue="nothing"):
+        if item != other:
             raise Malformed(
-                f"does not fit the model: {one[:LONGEST]!r} where {other!r} was expected"
+                f"does not fit the model: {item[:LONGEST]!r} where {other!r} was expected"
             )
-    counts: dict[str, int] = {}
+    counts = Counter[str]()
     for value in like.values():
-        dtype = _precision(value)
-        counts[dtype] = counts.get(dtype, 0) + value.numel() * (2 if value.is_complex() else 1)
+        counts[_precision(value)] += math.prod(_real_shape(value))
     arrays: dict[str, Array] = dict(message.content.array_records.get(ARRAYS) or {})
     if set(arrays) != set(counts):
         raise Malformed(
@@ -104,10 +108,11 @@ def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
 
 def layout(tensors: Mapping[str, Tensor]) -> str:
     """Return names, dtypes and shapes, in order, as one line."""
-    return "; ".join(
-        f"{name} {str(t.dtype).removeprefix('torch.')} {list(t.shape)}"
-        for name, t in tensors.items()
-    )
+    items = []
+    for name, value in tensors.items():
+        dtype = str(value.dtype).removeprefix("torch.")
+        items.append(f"{name} {dtype} {list(value.shape)}")
+    return "; ".join(items)
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
@@ -119,22 +124,34 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _precision(value: Tensor) -> str:
-    return str(value.dtype.to_real() if value.is_complex() else value.dtype).removeprefix("torch.")
+    """Return the name of a tensor's dtype, or of its parts'."""
+    return str(value.real.dtype).removeprefix("torch.")
+
+
+def _real_shape(value: Tensor) -> tuple[int, ...]:
+    """Return the shape of a tensor's real view."""
+    return (*value.shape, 2) if value.is_complex() else tuple(value.shape)
 
 
 def _real(value: Tensor) -> np.ndarray:
     value = value.detach().cpu().resolve_conj()
-    return (torch.view_as_real(value) if value.is_complex() else value).numpy()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    return value.numpy()
 
 
 def _cut(
-    whole: Mapping[str, np.ndarray], like: Mapping[str, Tensor]
+    arrays: Mapping[str, np.ndarray],
+    like: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor), cut from the arrays they were concatenated into."""
-    start = dict.fromkeys(whole, 0)
-    for name, model in like.items():
-        dtype, parts = _precision(model), (2,) if model.is_complex() else ()
-        shape, first = (*model.shape, *parts), start[dtype]
-        start[dtype] += math.prod(shape)
-        piece = torch.from_numpy(whole[dtype][first : start[dtype]].copy()).view(shape)
-        yield name, (torch.view_as_complex(piece) if parts else piece).to(model.device)
+    starts = dict.fromkeys(arrays, 0)
+    for name, parameter in like.items():
+        dtype, shape = _precision(parameter), _real_shape(parameter)
+        start = starts[dtype]
+        starts[dtype] += math.prod(shape)
+        flat = torch.from_numpy(arrays[dtype][start : starts[dtype]].copy())
+        value = flat.view(shape)
+        if parameter.is_complex():
+            value = torch.view_as_complex(value)
+        yield name, value.to(parameter.device)

@@ -64,15 +64,18 @@ def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
     """
     patient_of, patients = identify_owners(data, "federated.patients=split")
     key = stream(seed, "partition").generate_state(2, np.uint64).tobytes()
-    node_of = place_each(patients, nodes, key)
-    rows = [np.flatnonzero(node_of[patient_of] == node) for node in range(nodes)]
-    empty = [number for number, own in enumerate(rows) if not len(own)]
-    rule = (
-        f"node {min(empty, default=0)} has none of the {len(patients):,} patients, whose names "
-        "decide; use fewer nodes or another seed"
-    )
-    require(not empty, "federated.nodes", nodes, rule)
-    return [Part(data.train, torch.from_numpy(own)) for own in rows]
+    node_of_patient = place_each(patients, nodes, key)
+    node_of = node_of_patient[patient_of]
+    parts = []
+    for node in range(nodes):
+        rows = np.flatnonzero(node_of == node)
+        rule = (
+            f"node {node} has none of the {len(patients):,} patients, whose names decide; use "
+            "fewer nodes or another seed"
+        )
+        require(len(rows) > 0, "federated.nodes", nodes, rule)
+        parts.append(Part(data.train, torch.from_numpy(rows)))
+    return parts
 
 
 # ----------------------------------------------------------------------------------------- one node
@@ -92,8 +95,8 @@ class AccumulatingSGD(torch.optim.SGD):
     def step(self, closure: Any = None) -> None:  # type: ignore[override]
         for name, parameter in self._named.items():
             assert parameter.grad is not None
-            known = self.sums.get(name)
-            self.sums[name] = parameter.grad if known is None else known + parameter.grad
+            gradient = parameter.grad
+            self.sums[name] = self.sums[name] + gradient if name in self.sums else gradient
         super().step(closure)
 
 
@@ -155,9 +158,9 @@ class Node:
 
     def __init__(self, site: Site, number: int) -> None:
         self.site, self.number = site, number
-        split = site.config.federated.patients == "split"
-        self.records: Source = site.parts[number] if split else site.data.train
         self.config = site.config
+        self.is_split = site.config.federated.patients == "split"
+        self.records: Source = site.parts[number] if self.is_split else site.data.train
         self.ledger: Tally | None = None
 
     @cached_property
@@ -172,51 +175,66 @@ class Node:
         that one is. Where one data set is split over the nodes, the server has it anyway, and must
         see that all have the same.
         """
-        split, data = self.config.federated.patients == "split", self.site.data
-        return {
+        values = {
             "node": self.number,
             "experiment": experiment_digest(self.config),
             "seed": self.config.seed,
             "records": self.units,
-            "examples_per_patient": data.examples_per_patient,
-            **({"data": data.digest} if split else {}),
+            "examples_per_patient": self.site.data.examples_per_patient,
         }
+        if self.is_split:
+            values["data"] = self.site.data.digest
+        return values
 
     def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
-        """Make the mechanism and open the ledger, which had come `at_least` so far."""
+        """Make the mechanism and open the ledger, which had come `at_least` so far.
+
+        Returns:
+            `standing`, and the mechanism's digest.
+        """
         site = self.site
-        own = replace(site.setup, data=replace(site.data, train=self.records))
-        self.setup = own.with_plan(steps_of(site.config, self.units, rounds))
+        own_setup = replace(site.setup, data=replace(site.data, train=self.records))
+        self.setup = own_setup.with_plan(steps_of(site.config, self.units, rounds))
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.size = self.setup.micro_batch_size()
-        own_data = site.config.federated.patients == "own"
-        name = f"{self.number:02d}" + (f"-{site.data.digest[:8]}" if own_data else "")
         # The data's digest is used only here: it leaves no node.
         code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, code)
-        run_home = records.folder(site.config.results, site.config.recipe, run)
-        home = run_home / "nodes" / name
+        run_home = records.folder(self.config.results, self.config.recipe, run)
         if self.ledger:
             self.ledger.close()
         config = self.setup.config
-        if own_data:
+        if not self.is_split:
             reserve(config, self.setup.data, self.mechanism, self.setup.plan.steps, run_home)
-        made = execution_digest(
-            config.plugins, site.device, self.size.examples, 1, config.execution.deterministic
+        execution = execution_digest(
+            config.plugins,
+            site.device,
+            self.size.examples,
+            1,
+            config.execution.deterministic,
         )
-        start = made, 0, "the weights it is sent"  # and nothing else: each step's line says which
-        repeatable, whose = not config.privacy.secure, f"node {self.number}"
         self.ledger = open_ledger(
-            home / "ledger.jsonl", self.mechanism, repeatable, at_least, start, whose=whose
+            run_home / "nodes" / self._name() / "ledger.jsonl",
+            self.mechanism,
+            not config.privacy.secure,
+            at_least,
+            # and nothing else: each step's line says which weights
+            (execution, 0, "the weights it is sent"),
+            whose=f"node {self.number}",
         )
         # All that can have been released at the end.
         most = self.ledger.releases + self.setup.plan.steps
-        if own_data:
-            self.limit = self._affordable_beside_others(most, run_home)
-        else:
+        if self.is_split:
             self.limit = self.setup.affordable(most)
+        else:
+            self.limit = self._affordable_beside_others(most, run_home)
         return self.standing() | {"mechanism": self.mechanism.digest()}
+
+    def _name(self) -> str:
+        """Return the name of this node's folder in the run's."""
+        name = f"{self.number:02d}"
+        return name if self.is_split else f"{name}-{self.site.data.digest[:8]}"
 
     def _affordable_beside_others(self, most: int, run_home: Path) -> int | None:
         """Return how many of `most` releases the budget pays for after the site's other runs."""
@@ -242,11 +260,12 @@ class Node:
             ) from None
 
     def standing(self) -> dict[str, Any]:
-        """How far the ledger has come, on disk: the server is told."""
+        """Return how far the ledger has come, on disk, for the server."""
         if self.ledger is None:
             raise UserError(RESTARTED)
         self.ledger.sync()
-        return {"entries": self.ledger.position.entries, "digest": self.ledger.position.digest}
+        position = self.ledger.position
+        return {"entries": position.entries, "digest": position.digest}
 
     def release(
         self, round_: int, weights: Mapping[str, Tensor]
@@ -260,20 +279,27 @@ class Node:
         """
         if self.ledger is None:
             raise UserError(RESTARTED)
-        setup, config, count = self.setup, self.setup.config, self.config.federated.local_steps
-        parameters, of = trainable(setup.model), digest(weights)
+        setup = self.setup
+        parameters = trainable(setup.model)
         with torch.no_grad():
             for name, parameter in parameters.items():
                 parameter.copy_(weights[name])
-        key = f"{self._key}:{self.ledger.generation}:{of}"
-        optimizer = AccumulatingSGD(parameters, config.federated.local_lr)
+        weights_digest = digest(weights)
+        key = f"{self._key}:{self.ledger.generation}:{weights_digest}"
+        optimizer = AccumulatingSGD(parameters, setup.config.federated.local_lr)
         training = Training(
-            setup.algorithm, setup.model, optimizer, setup.noise(key), self.ledger, self.limit
+            setup.algorithm,
+            setup.model,
+            optimizer,
+            setup.noise(key),
+            self.ledger,
+            self.limit,
         )
+        steps = self.config.federated.local_steps
         with setup.arithmetic():
-            for step in range(round_ * count, (round_ + 1) * count):
+            for step in range(round_ * steps, (round_ + 1) * steps):
                 batches, divisor = setup.draw(key, step, self.size)
-                private_step(training, step, batches, divisor, of)
+                private_step(training, step, batches, divisor, weights_digest)
         return self.standing() | {"round": round_}, optimizer.sums
 
 
@@ -318,12 +344,19 @@ def client_app(config: Run, key: str) -> ClientApp:
     def train(message: Message, context: Context) -> RecordDict:
         node = node_of(context)
         weights = tensors_of(message, trainable(node.site.setup.model))
-        return content(*node.release(int(values_of(message)["round"]), weights))
+        values, release = node.release(int(values_of(message)["round"]), weights)
+        return content(values, release)
 
-    app.query("join")(_answering(lambda _, context: content(node_of(context).join())))
+    def join(message: Message, context: Context) -> RecordDict:
+        return content(node_of(context).join())
+
+    def report(message: Message, context: Context) -> RecordDict:
+        return content(node_of(context).standing())
+
+    app.query("join")(_answering(join))
     app.query("prepare")(_answering(prepare))
     app.train()(_answering(train))
-    app.query("report")(_answering(lambda _, context: content(node_of(context).standing())))
+    app.query("report")(_answering(report))
     return app
 
 
@@ -347,10 +380,10 @@ def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
         try:
             return Message(work(message, context), reply_to=message)
         except BudgetExceeded:
-            why = "the next step would pass privacy.max_epsilon"
+            reason = "the next step would pass privacy.max_epsilon"
         except (UserError, ValueError) as error:
-            why = str(error)
-        return Message(Error(REFUSED, why), reply_to=message)
+            reason = str(error)
+        return Message(Error(REFUSED, reason), reply_to=message)
 
     return answer
 

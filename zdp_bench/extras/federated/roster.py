@@ -98,7 +98,9 @@ class Roster:
             expected: what every node must say when it joins, such as its experiment's digest.
             sizes: how many records each node must have; None: as many as it says.
         """
-        self.grid, self.nodes = grid, config.federated.nodes or 1
+        self.grid = grid
+        self.nodes = config.federated.nodes or 1
+        self.least = config.federated.min_nodes or self.nodes
         self.steps_a_round = config.federated.local_steps
         self.standings = {number: Standing(**values) for number, values in known.items()}
         self.asked = 0
@@ -108,26 +110,40 @@ class Roster:
         self._met: dict[int, int] = {}
         self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
         self._refused: dict[int, Refusal] = {}  # by Flower's id
-        self._told: dict[str, Any] | None = None
+        self._preparation: dict[str, Any] | None = None  # run and rounds, once they are known
         self._mechanisms: Mapping[int, str] = {}
-        self._most = 0
+        self._most_entries = 0
 
     def meet(self) -> None:
         """Let new nodes join, and drop those that have left."""
-        there, now = set(self.grid.get_node_ids()), time.monotonic()
-        self.present = {n: at for n, at in self.present.items() if at in there}
-        self._met = {at: number for at, number in self._met.items() if at in there}
-        self._refused = {
-            at: one for at, one in self._refused.items() if at in there and now < one.until
-        }
-        self._pending = {m: (kind, at) for m, (kind, at) in self._pending.items() if at in there}
-        busy = {*self.present.values(), *self._refused, *(at for _, at in self._pending.values())}
-        for address in sorted(there - busy):
+        connected = set(self.grid.get_node_ids())
+        self._forget_all_but(connected)
+        asked = {address for _, address in self._pending.values()}
+        busy = asked | self._refused.keys() | set(self.present.values())
+        for address in sorted(connected - busy):
             self._ask("join", address, {})
-        while self._pending and (answers := list(self.grid.pull_messages(list(self._pending)))):
+        while self._pending:
+            answers = list(self.grid.pull_messages(list(self._pending)))
+            if not answers:
+                break
             for answer in answers:
                 kind, address = self._pending.pop(answer.metadata.reply_to_message_id)
                 self._admit(kind, address, answer)
+
+    def _forget_all_but(self, connected: set[int]) -> None:
+        """Forget nodes that have left, and refusals that are over."""
+        now = time.monotonic()
+        for number, address in list(self.present.items()):
+            if address not in connected:
+                del self.present[number]
+        for address in self._met.keys() - connected:
+            del self._met[address]
+        for address, refusal in list(self._refused.items()):
+            if address not in connected or now >= refusal.until:
+                del self._refused[address]
+        for message, (_, address) in list(self._pending.items()):
+            if address not in connected:
+                del self._pending[message]
 
     def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
         """Wait for `count` nodes; False after `patience` seconds, or if all others are refused."""
@@ -137,39 +153,45 @@ class Roster:
             if len(self.present) >= count or asked_to_stop():
                 return True
             settled = len(self.present) + len(self._refused)
-            if (not self._pending and settled >= self.nodes) or time.monotonic() > until:
+            if not self._pending and settled >= self.nodes:
+                return False
+            if time.monotonic() > until:
                 return False
             time.sleep(PAUSE)
 
     def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
         """Ask every node, also later ones, to prepare; none is present until it has answered."""
-        self._told, self._mechanisms = {"run": run, "rounds": rounds}, mechanisms
-        self._most = MOST_RUNS * rounds * self.steps_a_round
+        self._preparation = {"run": run, "rounds": rounds}
+        self._mechanisms = mechanisms
+        self._most_entries = MOST_RUNS * rounds * self.steps_a_round
         for number, address in self.present.items():
             self._ask_to_prepare(number, address)
         self.present = {}
 
     def note_ledger(self, number: int, values: Mapping[str, Any]) -> None:
         """Note what a node reports of its ledger."""
-        if values["entries"] > self._most:
-            raise Malformed(
-                f"has entries={values['entries']}, more than {MOST_RUNS} runs like this one"
-            )
-        asked, known = self.asked * self.steps_a_round, self.standings[number]
-        self.standings[number] = known.note_ledger(values["entries"], values["digest"], asked)
+        entries = values["entries"]
+        if entries > self._most_entries:
+            raise Malformed(f"has entries={entries}, more than {MOST_RUNS} runs like this one")
+        asked = self.asked * self.steps_a_round
+        standing = self.standings[number]
+        self.standings[number] = standing.note_ledger(entries, values["digest"], asked)
 
     def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
         """Ask every present node for a round; return the first timely answer of each, by number."""
-        asked = {address: number for number, address in self.present.items()}
-        messages = [Message(contents, address, "train", group_id=str(round_)) for address in asked]
+        number_of = {address: number for number, address in self.present.items()}
+        messages = [
+            Message(contents, address, "train", group_id=str(round_)) for address in number_of
+        ]
         answers: dict[int, Message] = {}
-        for reply in self.grid.send_and_receive(messages, timeout=patience):
-            number = asked.get(reply.metadata.src_node_id)
+        for answer in self.grid.send_and_receive(messages, timeout=patience):
+            number = number_of.get(answer.metadata.src_node_id)
             if number is not None:
-                answers.setdefault(number, reply)
+                answers.setdefault(number, answer)
         # A node that failed or is silent joins again: it may have been started anew.
-        well = {n for n, answer in answers.items() if not answer.has_error()}
-        self.present = {n: at for n, at in self.present.items() if n in well}
+        for number in list(self.present):
+            if number not in answers or answers[number].has_error():
+                del self.present[number]
         return answers
 
     def log_drop(self, number: int, why: str) -> None:
@@ -178,8 +200,8 @@ class Roster:
 
     def count_use(self, number: int) -> None:
         """Note that a node's release went into the model."""
-        known = self.standings[number]
-        self.standings[number] = replace(known, answers=known.answers + 1)
+        standing = self.standings[number]
+        self.standings[number] = replace(standing, answers=standing.answers + 1)
 
     def spent(self, number: int, rounds: int | None = None) -> int:
         """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
@@ -188,8 +210,10 @@ class Roster:
 
     def report(self, patience: float) -> None:
         """Ask every node for its ledger a last time."""
+        if not self._met:
+            return
         messages = [Message(content({}), address, "query.report") for address in self._met]
-        for answer in self.grid.send_and_receive(messages, timeout=patience) if messages else []:
+        for answer in self.grid.send_and_receive(messages, timeout=patience):
             number = self._met.get(answer.metadata.src_node_id)
             if number is None or answer.has_error():
                 continue
@@ -204,17 +228,22 @@ class Roster:
 
     def refusals(self) -> dict[int, str]:
         """Return why nodes are rejected, by number."""
-        return {one.number: one.why for one in self._refused.values() if one.number is not None}
+        return {
+            refusal.number: refusal.why
+            for refusal in self._refused.values()
+            if refusal.number is not None
+        }
 
     def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
-        for name in self.grid.push_messages([Message(content(values), address, f"query.{kind}")]):
-            self._pending[name] = kind, address
+        message = Message(content(values), address, f"query.{kind}")
+        for name in self.grid.push_messages([message]):
+            self._pending[name] = (kind, address)
 
     def _ask_to_prepare(self, number: int, address: int) -> None:
-        assert self._told is not None
-        known = self.standings[number]
-        at_least = {"entries": known.entries, "digest": known.digest}
-        self._ask("prepare", address, self._told | at_least)
+        assert self._preparation is not None
+        standing = self.standings[number]
+        at_least = {"entries": standing.entries, "digest": standing.digest}
+        self._ask("prepare", address, self._preparation | at_least)
 
     def _admit(self, kind: str, address: int, answer: Message) -> None:
         """Advance a node by its answer: from joining to preparing, then to being present."""
@@ -228,7 +257,7 @@ class Roster:
                     raise Malformed(f"says that it is node {values['node']}")
                 number = values["node"]
                 self._join(number, address, values_of(answer))
-                if self._told:
+                if self._preparation:
                     self._ask_to_prepare(number, address)
                     return
             assert number is not None
@@ -264,8 +293,8 @@ class Roster:
             )
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
-        own = Standing(values["records"], values["examples_per_patient"])
-        self.standings.setdefault(number, own)
+        standing = Standing(values["records"], values["examples_per_patient"])
+        self.standings.setdefault(number, standing)
         self._met[address] = number
 
 

@@ -22,7 +22,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import torch
 from flwr.app import Message
@@ -103,117 +103,202 @@ def conduct(grid: Grid, given: ServerContext) -> Document:
         Stopped: a signal asked for it; the run is saved.
     """
     began = time.time()
-    config, data, home, device = given.config, given.data, given.home, given.device
-    federated = config.federated
-    nodes, patience, a_round = federated.nodes or 1, federated.patience, federated.local_steps
-    least = federated.min_nodes or nodes
-
-    setup = ModelSetup.of(config, data, device)
-    saved = checkpoint.load(home / "checkpoint.pt", given.run)
-
-    split = federated.patients == "split"
-    expected = {"experiment": experiment_digest(config), "seed": config.seed}
-    expected |= {"data": data.digest} if split else {}
-    parts = split_by_patient(data, nodes, config.seed) if split else []
-    shares_of = [count_units(config, replace(data, train=part)) for part in parts] or None
-    roster = Roster(grid, config, expected, shares_of, saved.nodes if saved else {})
-    come = roster.wait_for(nodes, patience, given.asked_to_stop)
-    if signal := given.asked_to_stop():
-        raise Stopped(signal)
-    if not come and (len(roster.present) < least or len(roster.standings) < nodes):
-        why = "; ".join(
-            f"node {number}: {why}" for number, why in sorted(roster.refusals().items())
+    setup = ModelSetup.of(given.config, given.data, given.device)
+    saved = checkpoint.load(given.home / "checkpoint.pt", given.run)
+    roster = gather_nodes(grid, given, saved.nodes if saved else {})
+    rounds = Rounds(given, setup, roster, saved)
+    with closing(rounds.ledger), rounds.first_setup.arithmetic():
+        rounds.prepare_nodes()
+        loop = rounds.loop
+        stopped_by = loop.take_steps(
+            rounds.take,
+            rounds.epsilon,
+            rounds.save,
+            given.asked_to_stop,
         )
-        raise UserError(
-            f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
-            f"{patience:g} seconds{why and f' ({why})'}."
+        final = evaluate_trained(
+            given.home,
+            loop.trained,
+            setup.task,
+            given.data.test,
+            given.device,
+            rounds.batch_size.examples,
         )
-    sizes = {n: roster.standings[n].records for n in range(nodes)}
-    plan = rounds_of(config, [*sizes.values()])
-
-    @cache
-    def of_size(records: int) -> Setup:
-        """Return what a node with so many examples trains with, to check and to account."""
-        return setup.with_plan(steps_of(config, records, plan.steps))
-
-    made = {n: of_size(size) for n, size in sizes.items()}
-    mechanisms = {n: own.mechanism for n, own in made.items()}
-    limits = {n: largest_release(mechanism, a_round) for n, mechanism in mechanisms.items()}
-    fixed = made[0].check_model().fixed_state
-    repeatable = not config.privacy.secure
-    at_least, start = saved.ledger if saved else None, ("server", 0, "the weights it sends")
-    asked = open_ledger(
-        home / "rounds.jsonl", mechanisms[0], repeatable, at_least, start, whose="server"
+        roster.report(given.config.federated.patience)
+    privacy = account_nodes(
+        roster,
+        rounds.setups,
+        repeatable=not given.config.privacy.secure,
+        unit=given.data.unit,
     )
-    size, parameters = made[0].micro_batch_size(), trainable(setup.model)
-    # After every round: one that is made again may be another release.
-    save_every = config.execution.checkpoint_steps or 1
-    own = (setup, plan, given.run, home, given.watcher, size, save_every)
-    loop = Loop(*own, round_steps=a_round)
-    loop.restore(saved)
-
-    def save() -> None:
-        asked.sync()
-        loop.save(asked.position, roster.saved())
-
-    @cache
-    def epsilon_of(records: int, steps: int) -> float:
-        return of_size(records).epsilon(steps)
-
-    def epsilon(rounds: int) -> float:
-        """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
-        known = asked.releases_before(rounds)
-        return max(epsilon_of(sizes[n], roster.spent(n, known)) for n in roster.standings)
-
-    @cache
-    def limit(records: int, most: int) -> int | None:
-        """Return how many of at most `most` steps of a node of that size the budget allows."""
-        return of_size(records).affordable(most)
-
-    def affordable(rounds: int) -> bool:
-        """True if every node can have taken the steps of so many rounds within the budget."""
-        allowed = {n: limit(sizes[n], roster.spent(n, first + plan.steps)) for n in sizes}
-        return all(of is None or roster.spent(n, rounds) <= of for n, of in allowed.items())
-
-    def take_round(round_: int) -> bool:
-        """Ask the nodes for a round and take its step; return False if a signal came instead."""
-        weights = {name: parameter.detach() for name, parameter in parameters.items()}
-        of = messages.digest(weights)
-        if not affordable(asked.releases + (not asked.holds(round_, of))):
-            raise BudgetExceeded  # no node has to spend on a round that would not count
-        if not roster.wait_for(least, patience, given.asked_to_stop):
-            save()
-            raise UserError(missing_message(roster, nodes, least, {}))
-        if given.asked_to_stop():
-            return False
-        asked.append(round_, of)
-        asked.sync()  # before any node is asked
-        roster.asked = asked.releases
-        answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
-        releases, reasons = valid_releases(roster, answers, round_, weights, limits)
-        if len(releases) < least:
-            save()
-            raise UserError(missing_message(roster, nodes, least, reasons))
-        for number in releases:
-            roster.count_use(number)
-        shares = {n: made[n].plan.sampling.expected_batch_size for n in releases}
-        mean = weighed_mean(releases, shares)
-        descend(dict(setup.model.named_parameters()), setup.optimizer, mean)
-        return True
-
-    with closing(asked), made[0].arithmetic():
-        roster.asked = first = asked.releases
-        come_again = len(roster.present)
-        roster.prepare(given.run, plan.steps, {n: of.digest() for n, of in mechanisms.items()})
-        roster.wait_for(come_again, patience, given.asked_to_stop)
-        stopped_by = loop.take_steps(take_round, epsilon, save, given.asked_to_stop)
-        final = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
-        roster.report(patience)
-
-    privacy = accounted(roster, made, repeatable, data.unit)
-    record = run_record(loop, began, fixed, privacy, stopped_by, *final)
+    record = run_record(loop, began, rounds.fixed_state, privacy, stopped_by, *final)
     record["federation"] = {"rounds": loop.step, "asked": roster.asked}
     return record
+
+
+def gather_nodes(
+    grid: Grid,
+    given: ServerContext,
+    known: Mapping[int, Mapping[str, Any]],
+) -> Roster:
+    """Wait for the nodes of a run.
+
+    Args:
+        known: the nodes that a checkpoint left; see `Roster.saved`.
+
+    Raises:
+        UserError: too few joined, or one that was never heard of did not.
+        Stopped: a signal asked for it.
+    """
+    config, data = given.config, given.data
+    nodes, patience = config.federated.nodes or 1, config.federated.patience
+    expected = {"experiment": experiment_digest(config), "seed": config.seed}
+    sizes = None
+    if config.federated.patients == "split":
+        expected["data"] = data.digest
+        parts = split_by_patient(data, nodes, config.seed)
+        sizes = [count_units(config, replace(data, train=part)) for part in parts]
+    roster = Roster(grid, config, expected, sizes, known)
+    has_all = roster.wait_for(nodes, patience, given.asked_to_stop)
+    if signal := given.asked_to_stop():
+        raise Stopped(signal)
+    has_enough = len(roster.present) >= roster.least and len(roster.standings) >= nodes
+    if not has_all and not has_enough:
+        refusals = [f"node {number}: {why}" for number, why in sorted(roster.refusals().items())]
+        reasons = f" ({'; '.join(refusals)})" if refusals else ""
+        raise UserError(
+            f"only {len(roster.present)} of {nodes} nodes joined within federated.patience="
+            f"{patience:g} seconds{reasons}."
+        )
+    return roster
+
+
+class Rounds:
+    """The rounds of a federated run: they ask nodes, average releases, and train the model.
+
+    Attributes:
+        setups: what each node trains with, to check and to account.
+        fixed_state: what the check of the model found of its state.
+        ledger: the rounds that were asked for.
+    """
+
+    def __init__(
+        self,
+        given: ServerContext,
+        setup: ModelSetup,
+        roster: Roster,
+        saved: checkpoint.Checkpoint | None,
+    ) -> None:
+        config = given.config
+        self.given, self.setup, self.roster = given, setup, roster
+        self.sizes = {number: roster.standings[number].records for number in range(roster.nodes)}
+        self.plan = rounds_of(config, list(self.sizes.values()))
+        # Nodes of one size share what follows from it.
+        self._setup_of = cache(
+            lambda records: setup.with_plan(steps_of(config, records, self.plan.steps))
+        )
+        self._epsilon_of = cache(lambda records, steps: self._setup_of(records).epsilon(steps))
+        self._affordable_of = cache(lambda records, most: self._setup_of(records).affordable(most))
+        self.setups = {number: self._setup_of(size) for number, size in self.sizes.items()}
+        self.limits = {
+            number: largest_release(own.mechanism, config.federated.local_steps)
+            for number, own in self.setups.items()
+        }
+        self.first_setup = self.setups[0]
+        self.fixed_state = self.first_setup.check_model().fixed_state
+        self.ledger = open_ledger(
+            given.home / "rounds.jsonl",
+            self.first_setup.mechanism,
+            not config.privacy.secure,
+            saved.ledger if saved else None,
+            ("server", 0, "the weights it sends"),
+            whose="server",
+        )
+        self.batch_size = self.first_setup.micro_batch_size()
+        self.parameters = trainable(setup.model)
+        self.loop = Loop(
+            setup,
+            self.plan,
+            given.run,
+            given.home,
+            given.watcher,
+            self.batch_size,
+            # After every round: one that is made again may be another release.
+            config.execution.checkpoint_steps or 1,
+            round_steps=config.federated.local_steps,
+        )
+        self.loop.restore(saved)
+        self._asked_before = self.ledger.releases
+        roster.asked = self.ledger.releases
+
+    def prepare_nodes(self) -> None:
+        """Ask the nodes that are present to prepare, and wait for them."""
+        present = len(self.roster.present)
+        mechanisms = {number: own.mechanism.digest() for number, own in self.setups.items()}
+        self.roster.prepare(self.given.run, self.plan.steps, mechanisms)
+        patience = self.given.config.federated.patience
+        self.roster.wait_for(present, patience, self.given.asked_to_stop)
+
+    def save(self) -> None:
+        """Save the run, so that the same command goes on from here."""
+        self.ledger.sync()
+        self.loop.save(self.ledger.position, self.roster.saved())
+
+    def epsilon(self, rounds: int) -> float:
+        """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
+        asked = self.ledger.releases_before(rounds)
+        return max(
+            self._epsilon_of(self.sizes[number], self.roster.spent(number, asked))
+            for number in self.roster.standings
+        )
+
+    def take(self, round_: int) -> bool:
+        """Ask the nodes for a round and take its step; return False if a signal came instead.
+
+        Raises:
+            BudgetExceeded: a node has no budget for it; none was asked.
+            UserError: too few nodes are there or answered; the run is saved.
+        """
+        roster, given = self.roster, self.given
+        patience = given.config.federated.patience
+        weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
+        weights_digest = messages.digest(weights)
+        is_new = not self.ledger.holds(round_, weights_digest)
+        if not self._is_affordable(self.ledger.releases + int(is_new)):
+            raise BudgetExceeded  # no node has to spend on a round that would not count
+        if not roster.wait_for(roster.least, patience, given.asked_to_stop):
+            self._stop({})
+        if given.asked_to_stop():
+            return False
+        self.ledger.append(round_, weights_digest)
+        self.ledger.sync()  # before any node is asked
+        roster.asked = self.ledger.releases
+        answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
+        releases, reasons = valid_releases(roster, answers, round_, weights, self.limits)
+        if len(releases) < roster.least:
+            self._stop(reasons)
+        for number in releases:
+            roster.count_use(number)
+        expected = {
+            number: self.setups[number].plan.sampling.expected_batch_size for number in releases
+        }
+        mean = weighed_mean(releases, expected)
+        descend(dict(self.setup.model.named_parameters()), self.setup.optimizer, mean)
+        return True
+
+    def _is_affordable(self, rounds: int) -> bool:
+        """True if every node can have taken the steps of so many rounds within the budget."""
+        last_round = self._asked_before + self.plan.steps
+        for number, size in self.sizes.items():
+            allowed = self._affordable_of(size, self.roster.spent(number, last_round))
+            if allowed is not None and self.roster.spent(number, rounds) > allowed:
+                return False
+        return True
+
+    def _stop(self, reasons: Mapping[int, str]) -> NoReturn:
+        """Save the run, and end it in one sentence."""
+        self.save()
+        raise UserError(missing_message(self.roster, reasons))
 
 
 def valid_releases(
@@ -223,7 +308,15 @@ def valid_releases(
     like: Mapping[str, Tensor],
     limits: Mapping[int, float],
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
-    """The releases that count, by node, and why the others do not; `limits` are of their norms."""
+    """Check the nodes' answers to a round.
+
+    Args:
+        like: tensors of the model's names, shapes and dtypes.
+        limits: the largest norm of each node's release.
+
+    Returns:
+        the releases that count, by node, and why the others do not.
+    """
     releases, reasons = {}, {}
     for number, answer in sorted(answers.items()):
         try:
@@ -233,9 +326,7 @@ def valid_releases(
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
             release = messages.tensors_of(answer, like)
-            real = (torch.view_as_real(t) if t.is_complex() else t for t in release.values())
-            norms = (torch.linalg.vector_norm(t, dtype=torch.float64) for t in real)
-            norm = math.hypot(*map(float, norms))
+            norm = norm_of(release)
             if not math.isfinite(norm):
                 raise Malformed("is not finite")
             if norm > limits[number]:
@@ -244,9 +335,18 @@ def valid_releases(
             roster.note_ledger(number, values)
             releases[number] = release
         except Malformed as error:
-            reasons[number] = f"its answer {error}" if not answer.has_error() else str(error)
+            reasons[number] = str(error) if answer.has_error() else f"its answer {error}"
             roster.log_drop(number, reasons[number])
     return releases, reasons
+
+
+def norm_of(tensors: Mapping[str, Tensor]) -> float:
+    """Return the norm of all tensors together, in float64."""
+    norms = []
+    for tensor in tensors.values():
+        real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
+        norms.append(float(torch.linalg.vector_norm(real, dtype=torch.float64)))
+    return math.hypot(*norms)
 
 
 def largest_release(mechanism: Mechanism, steps: int) -> float:
@@ -255,74 +355,116 @@ def largest_release(mechanism: Mechanism, steps: int) -> float:
     All examples are drawn at their bound in one direction, and noise is ten deviations over its
     usual norm; twice that, for roundings. Without a bound it is what optimisers can square.
     """
+    sampling = mechanism.sampling
     bounds = [block.bound for block in mechanism.blocks]
-    shares = mechanism.sampling.records * (bounds[0] if mechanism.joint else math.hypot(*bounds))
-    reals = [(block.std, 2 * math.prod(block.shape)) for block in mechanism.blocks]
-    noise = math.hypot(*(std * (math.sqrt(count) + 10) for std, count in reals))
-    return min(2 * steps * (shares + noise) / mechanism.sampling.expected_batch_size, SQUARED)
+    bound = bounds[0] if mechanism.joint else math.hypot(*bounds)
+    noise = []
+    for block in mechanism.blocks:
+        numbers = 2 * math.prod(block.shape)
+        noise.append(block.std * (math.sqrt(numbers) + 10))
+    most = sampling.records * bound + math.hypot(*noise)
+    return min(2 * steps * most / sampling.expected_batch_size, SQUARED)
 
 
-def missing_message(roster: Roster, nodes: int, least: int, reasons: Mapping[int, str]) -> str:
-    """Why a round failed, in one sentence."""
-    refused = {n: why for n, why in roster.refusals().items() if n not in roster.present}
-    reasons = {**refused, **reasons}
-    absent = [n for n in range(nodes) if n not in roster.present and n not in reasons]
-    told = [f"node {number}: {reason}" for number, reason in reasons.items()]
-    told += [f"no answer of node {', '.join(map(str, absent))}"] if absent else []
+def missing_message(roster: Roster, reasons: Mapping[int, str]) -> str:
+    """Return why a round failed, in one sentence.
+
+    Args:
+        reasons: why answers are not used, by node.
+    """
+    all_reasons = {}
+    for number, reason in roster.refusals().items():
+        if number not in roster.present:
+            all_reasons[number] = reason
+    all_reasons |= reasons
+    parts = [f"node {number}: {reason}" for number, reason in all_reasons.items()]
+    silent = set(range(roster.nodes)) - roster.present.keys() - all_reasons.keys()
+    if silent:
+        parts.append(f"no answer of node {', '.join(map(str, sorted(silent)))}")
     return (
-        f"too few nodes answered ({'; '.join(told)}), and "
-        f"federated.min_nodes asks for {least} of {nodes}. Everything is saved, and every step is "
-        "counted: the same command continues."
+        f"too few nodes answered ({'; '.join(parts)}), and federated.min_nodes asks for "
+        f"{roster.least} of {roster.nodes}. Everything is saved, and every step is counted: the "
+        "same command continues."
     )
 
 
 def weighed_mean(
-    releases: Mapping[int, Mapping[str, Tensor]], shares: Mapping[int, float]
+    releases: Mapping[int, Mapping[str, Tensor]],
+    batches: Mapping[int, float],
 ) -> dict[str, Tensor]:
     """Return Σ mᵢ gᵢ / Σ mᵢ over nodes in order of number; mᵢ is a node's expected batch."""
-    whole, mean = sum(shares.values()), dict[str, Tensor]()
+    total = sum(batches.values())
+    mean: dict[str, Tensor] = {}
     for number in sorted(releases):
         for name, gradient in releases[number].items():
-            weighed = gradient * (shares[number] / whole)
+            weighed = gradient * (batches[number] / total)
             mean[name] = mean[name] + weighed if name in mean else weighed
     return mean
 
 
-def accounted(
-    roster: Roster, made: Mapping[int, Setup], repeatable: bool, unit: str
+# What a node's line in the record holds, beside each ε.
+LISTED = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
+
+
+def account_nodes(
+    roster: Roster,
+    setups: Mapping[int, Setup],
+    repeatable: bool,
+    unit: str,
 ) -> dict[str, Any]:
-    """Return each node's ε and the run's, the worst node's, as a patient is at one node alone."""
+    """Return the record's section on privacy: the worst node's, as a patient is at one node alone.
+
+    Args:
+        setups: what each node trains with.
+        repeatable: noise is seeded.
+        unit: who owns examples.
+    """
+    reports = _report_nodes(roster, setups, repeatable, unit)
+    worst = max(reports.values(), key=lambda report: report["epsilon_tight"])
+    privacy = {key: value for key, value in worst.items() if key != "unconfirmed"}
+    for key in worst:
+        if key == "steps" or key.startswith("epsilon_"):
+            privacy[key] = max(report[key] for report in reports.values())
+    ledgers = [report["ledger"] for report in reports.values()]
+    digests = "".join(ledger["digest"] for ledger in ledgers)
+    privacy["ledger"] = {
+        "entries": sum(ledger["entries"] for ledger in ledgers),
+        "digest": hashlib.sha256(digests.encode()).hexdigest(),
+    }
+    privacy["composition"] = "parallel: the worst node's"
+    privacy["nodes"] = []
+    for number, report in reports.items():
+        line = {"node": number, "answers": roster.standings[number].answers}
+        for key, value in report.items():
+            if key in LISTED or key.startswith("epsilon_"):
+                line[key] = value
+        privacy["nodes"].append(line)
+    return privacy
+
+
+def _report_nodes(
+    roster: Roster,
+    setups: Mapping[int, Setup],
+    repeatable: bool,
+    unit: str,
+) -> dict[int, dict[str, Any]]:
+    """Return each node's section on privacy, by its mechanism and the server's count."""
 
     @cache
-    def of(like: int, releases: int, patient: int) -> dict[str, Any]:
-        ledger = Tally(repeatable, releases)
-        return privacy_report(made[like], ledger, patient, unit)
+    def report(number: int, releases: int, examples: int) -> dict[str, Any]:
+        return privacy_report(setups[number], Tally(repeatable, releases), examples, unit)
 
     # Nodes with one mechanism have one ε.
-    first = {made[number].mechanism: number for number in sorted(made, reverse=True)}
-    found = {}
+    first_with = {setups[number].mechanism: number for number in sorted(setups, reverse=True)}
+    reports = {}
     for number, standing in sorted(roster.standings.items()):
-        patient = standing.examples_per_patient
-        if not made[number].config.privacy.by_patient:  # else `records` counts patients
-            patient = min(patient, standing.records)
-        own = of(first[made[number].mechanism], roster.spent(number), patient)
-        ledger = {"entries": standing.entries, "digest": standing.digest}
-        unconfirmed = roster.spent(number) - standing.entries
-        found[number] = own | {"ledger": ledger, "unconfirmed": unconfirmed}
-    worst = max(found.values(), key=lambda own: own["epsilon_tight"])
-    bounded = [key for key in worst if key.startswith("epsilon_") or key == "steps"]
-    bounds = {key: max(own[key] for own in found.values()) for key in bounded}
-    digests = "".join(own["ledger"]["digest"] for own in found.values())
-    kept = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
-    listed = [
-        {"node": number, "answers": roster.standings[number].answers}
-        | {key: value for key, value in own.items() if key in kept or key.startswith("epsilon_")}
-        for number, own in found.items()
-    ]
-    entries = sum(own["ledger"]["entries"] for own in found.values())
-    whole = {
-        "ledger": {"entries": entries, "digest": hashlib.sha256(digests.encode()).hexdigest()},
-        "composition": "parallel: the worst node's",
-        "nodes": listed,
-    }
-    return {key: value for key, value in worst.items() if key != "unconfirmed"} | bounds | whole
+        setup, spent = setups[number], roster.spent(number)
+        examples = standing.examples_per_patient
+        if not setup.config.privacy.by_patient:  # else `records` counts patients
+            examples = min(examples, standing.records)
+        reports[number] = {
+            **report(first_with[setup.mechanism], spent, examples),
+            "ledger": {"entries": standing.entries, "digest": standing.digest},
+            "unconfirmed": spent - standing.entries,
+        }
+    return reports

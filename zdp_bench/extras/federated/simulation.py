@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import cast
+from typing import Any, cast
 
 import torch
 from flwr.app import Context, Message, RecordDict
@@ -57,10 +57,11 @@ class SerialGrid:
         self._app = answering
         self._answers: dict[str, Message] = {}
         self._sent = 0
-        self._contexts = {
-            FIRST + node: Context(SERVER, FIRST + node, {"partition-id": node}, RecordDict(), {})
-            for node in range(nodes)
-        }
+        self._contexts = {}
+        for node in range(nodes):
+            address = FIRST + node
+            settings: dict[str, Any] = {"partition-id": node}
+            self._contexts[address] = Context(SERVER, address, settings, RecordDict(), {})
 
     def get_node_ids(self) -> Iterable[int]:
         return list(self._contexts)
@@ -69,15 +70,15 @@ class SerialGrid:
         pushed = []
         for message in messages:
             self._sent += 1
-            message.metadata.__dict__["_message_id"] = str(self._sent)
-            self._answers[str(self._sent)] = reply_to(
-                self._app, message, self._contexts[message.metadata.dst_node_id]
-            )
-            pushed.append(str(self._sent))
+            name = str(self._sent)
+            message.metadata.__dict__["_message_id"] = name
+            context = self._contexts[message.metadata.dst_node_id]
+            self._answers[name] = reply_to(self._app, message, context)
+            pushed.append(name)
         return pushed
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._answers.pop(number) for number in message_ids if number in self._answers]
+        return [self._answers.pop(name) for name in message_ids if name in self._answers]
 
     def send_and_receive(
         self, messages: Iterable[Message], *, timeout: float | None = None
