@@ -44,9 +44,13 @@ class StandIn(Dataset):
 
 def draw_blobs(shape: tuple[int, ...], count: int, random: np.random.Generator) -> np.ndarray:
     """Draw Gaussian blobs at random places of a grid: float [*shape] in [0, 1]."""
-    axes = np.meshgrid(*(np.linspace(-1, 1, n) for n in shape), indexing="ij", sparse=True)
+    axes = [np.linspace(-1, 1, side) for side in shape]
+    grid = np.meshgrid(*axes, indexing="ij", sparse=True)
     image = np.zeros(shape)
     for _ in range(count):
-        far = [((x - random.uniform(-0.4, 0.4)) / random.uniform(0.3, 0.6)) ** 2 for x in axes]
-        image += np.exp(-sum(far))
+        squares = []
+        for x in grid:
+            centre, width = random.uniform(-0.4, 0.4), random.uniform(0.3, 0.6)
+            squares.append(((x - centre) / width) ** 2)
+        image += np.exp(-sum(squares))
     return image / image.max()

@@ -24,16 +24,28 @@ NAMES = ("I", "II", "III", "aVR", "aVL", "aVF", "V1", "V2", "V3", "V4", "V5", "V
 GAIN = 1000  # units per mV
 
 
+# Waves of a beat: centre and width in seconds from the R peak, height in mV.
+NORMAL = (
+    (-0.17, 0.025, 0.12),
+    (-0.022, 0.008, -0.12),
+    (0.0, 0.011, 1.1),
+    (0.024, 0.009, -0.25),
+    (0.28, 0.05, 0.3),
+)
+BLOCKED = (  # broad, notched QRS; T against it
+    (-0.17, 0.025, 0.12),
+    (-0.025, 0.028, 0.9),
+    (0.045, 0.028, 0.8),
+    (0.30, 0.06, -0.3),
+)
+
+
 def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
     """Draw one heart beat in mV: t [samples] in seconds from the R peak."""
-    waves = [(-0.17, 0.025, 0.12)]  # centre, width, height
-    if blocked:  # broad, notched QRS; T against it
-        waves += [(-0.025, 0.028, 0.9), (0.045, 0.028, 0.8), (0.30, 0.06, -0.3)]
-    else:
-        waves += [(-0.022, 0.008, -0.12), (0.0, 0.011, 1.1)]
-        waves += [(0.024, 0.009, -0.25), (0.28, 0.05, 0.3)]
-    drawn = [high * np.exp(-0.5 * ((t - centre) / width) ** 2) for centre, width, high in waves]
-    return np.asarray(np.sum(drawn, axis=0))
+    waves = []
+    for centre, width, height in BLOCKED if blocked else NORMAL:
+        waves.append(height * np.exp(-0.5 * ((t - centre) / width) ** 2))
+    return np.asarray(np.sum(waves, axis=0))
 
 
 def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> np.ndarray:
@@ -44,10 +56,12 @@ def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> n
     while moment < seconds + 0.5:
         signal += draw_beat(t - moment, blocked)
         moment += rng.normal(0.8, 0.04)
-    wander = 0.1 * np.sin(2 * np.pi * rng.uniform(0.1, 0.4) * t + rng.uniform(0, 6.3))
+    frequency, phase = rng.uniform(0.1, 0.4), rng.uniform(0, 6.3)
+    wander = 0.1 * np.sin(2 * np.pi * frequency * t + phase)
     hum = 0.02 * np.sin(2 * np.pi * 50 * t)
-    leads = rng.uniform(0.6, 1.2, LEADS)[:, None] * signal + wander + hum
-    return leads + rng.normal(0, 0.05, (LEADS, len(t)))
+    gains = rng.uniform(0.6, 1.2, LEADS)[:, None]
+    muscle_noise = rng.normal(0, 0.05, (LEADS, len(t)))
+    return gains * signal + wander + hum + muscle_noise
 
 
 def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> None:
@@ -56,8 +70,7 @@ def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> No
     savemat(folder / f"{name}.mat", {"val": units}, format="4")
     lines = [f"{name} {LEADS} {RATE} {units.shape[1]}"]
     for lead, row in zip(NAMES, units, strict=True):
-        checksum = int(row.astype(np.int64).sum() & 0xFFFF)
-        checksum -= 0x10000 * (checksum > 0x7FFF)
+        checksum = row.sum(dtype=np.int16)  # the lower 16 bits, with a sign
         lines.append(f"{name}.mat 16+24 {GAIN}/mV 16 0 {row[0]} {checksum} 0 {lead}")
     text = "\n".join([*lines, f"#Dx: {diagnosis}", ""])
     (folder / f"{name}.hea").write_text(text, encoding="ascii")
@@ -78,6 +91,7 @@ class Cpsc2018Synthetic(StandIn, Cpsc2018):
         inside = folder / FOLDER / "cinc2020_wfdb"
         inside.mkdir(parents=True)
         for number in range(self.count):
-            blocked, rng = number % 2 == 1, np.random.default_rng([self.seed, number])
-            leads = draw_recording(blocked, self.seconds, rng)
-            write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if blocked else "Normal")
+            is_blocked = number % 2 == 1
+            rng = np.random.default_rng([self.seed, number])
+            leads = draw_recording(is_blocked, self.seconds, rng)
+            write_wfdb(inside, f"S{number:04d}", leads, "LBBB" if is_blocked else "Normal")

@@ -27,6 +27,7 @@ from zdp_bench.extras.standins.drawing import StandIn, draw_blobs
 from zdp_bench.registry import register
 
 FILM = 48  # pixels along a side of a film
+COLOUR = (0.4, 0.7, 0.8)  # how dark a lesion is in red, green and blue
 MOST = 10**9  # numbers of all generated pictures
 
 
@@ -42,14 +43,14 @@ class ChestXraySynthetic(StandIn, ChestXray):
     def write(self, folder: Path) -> None:
         for number in range(self.count):
             person = 2 * number // 3
-            ill, part = person % 4 > 0, "train" if person % 5 else "test"
-            name = f"person{person}_virus_{number}" if ill else f"IM-{person:04d}-{number:04d}"
-            own = np.random.default_rng([self.seed, person])
-            noise = np.random.default_rng([self.seed, person, number]).normal(0, 0.02, (FILM, FILM))
-            pixels = 255 * (draw_blobs((FILM, FILM), 8 if ill else 2, own) + noise).clip(0, 1)
-            path = folder / FOLDER / part / CLASSES[ill] / f"{name}.jpeg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
+            is_ill = person % 4 > 0
+            part = "train" if person % 5 else "test"
+            name = f"person{person}_virus_{number}" if is_ill else f"IM-{person:04d}-{number:04d}"
+            blobs = _draw_blobs_of([self.seed, person], is_ill)
+            rng = np.random.default_rng([self.seed, person, number])
+            noise = rng.normal(0, 0.02, (FILM, FILM))
+            pixels = 255 * (blobs + noise).clip(0, 1)
+            _save(pixels, folder / FOLDER / part / CLASSES[is_ill] / f"{name}.jpeg")
 
 
 @register("dataset", "ham10000_synthetic")
@@ -68,15 +69,23 @@ class Ham10000Synthetic(StandIn, Ham10000):
             diagnosis = "mel" if lesion % 3 == 0 else DIAGNOSES[lesion % len(DIAGNOSES)]
             image = f"ISIC_{24306 + number:07d}"
             rows.append(f"HAM_{lesion:07d},{image},{diagnosis},histo,50,female,back")
-            own = np.random.default_rng([self.seed, lesion])
-            noise = np.random.default_rng([self.seed, lesion, number])
-            blobs = draw_blobs((FILM, FILM), 8 if diagnosis == "mel" else 2, own)
-            shades = 255 * (1 - blobs[..., None] * (0.4, 0.7, 0.8))
-            pixels = (shades + noise.normal(0, 5, shades.shape)).clip(0, 255)
-            path = folder / LESIONS / LESION_PARTS[number % 2] / f"{image}.jpg"
-            path.parent.mkdir(parents=True, exist_ok=True)
-            Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
+            blobs = _draw_blobs_of([self.seed, lesion], diagnosis == "mel")
+            shades = 255 * (1 - blobs[..., None] * COLOUR)
+            rng = np.random.default_rng([self.seed, lesion, number])
+            noise = rng.normal(0, 5, shades.shape)
+            pixels = (shades + noise).clip(0, 255)
+            _save(pixels, folder / LESIONS / LESION_PARTS[number % 2] / f"{image}.jpg")
         (folder / LESIONS / METADATA).write_text("\n".join(rows) + "\n")
+
+
+def _draw_blobs_of(seed: list[int], is_ill: bool) -> np.ndarray:
+    """Draw what all pictures of a person or lesion share, [FILM, FILM] in [0, 1]."""
+    return draw_blobs((FILM, FILM), 8 if is_ill else 2, np.random.default_rng(seed))
+
+
+def _save(pixels: np.ndarray, path: Path) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
 
 
 VERSION = "synthetic images v1"
@@ -100,36 +109,45 @@ class SyntheticImages(Dataset):
     seed: int = 7
 
     def __post_init__(self) -> None:
-        shape, classes = self.shape, self.classes
-        rule = f"must be at least {classes}, so that each class has an example"
-        for key, count in (("train", self.train), ("test", self.test)):
-            require(count >= classes, f"dataset.{key}", count, rule)
-        modest = math.prod(shape) * (self.train + self.test) <= MOST
-        require(modest, "dataset.shape", shape, f"makes more than {MOST:,} numbers")
+        rule = f"must be at least {self.classes}, so that each class has an example"
+        require(self.train >= self.classes, "dataset.train", self.train, rule)
+        require(self.test >= self.classes, "dataset.test", self.test, rule)
+        numbers = math.prod(self.shape) * (self.train + self.test)
+        require(numbers <= MOST, "dataset.shape", self.shape, f"makes more than {MOST:,} numbers")
 
     def load(self, root: Path) -> Splits:
         rng = np.random.default_rng(self.seed)
-        sizes = (max(1, n // 4) for n in self.shape)
-        patterns = rng.standard_normal((2, self.classes, *sizes))
-        for axis, n in enumerate(self.shape, start=2):  # neighbours look alike, as in a picture
-            patterns = np.take(patterns, np.arange(n) * patterns.shape[axis] // n, axis=axis)
+        coarse = [max(1, side // 4) for side in self.shape]
+        patterns = rng.standard_normal((2, self.classes, *coarse))
+        # neighbours look alike, as in a picture
+        for axis, (side, cells) in enumerate(zip(self.shape, coarse, strict=True), start=2):
+            patterns = np.take(patterns, np.arange(side) * cells // side, axis=axis)
 
         def draw(count: int) -> Examples:
             labels = rng.permutation(np.arange(count) % self.classes)
             noise = rng.standard_normal((2, count, *self.shape))
-            parts = patterns[:, labels] + 0.7 * noise
-            pictures = parts[0] + 1j * parts[1] if self.complex_valued else parts[0]
-            kind = np.complex64 if self.complex_valued else np.float32
-            return Examples(torch.from_numpy(pictures.astype(kind)), torch.from_numpy(labels))
+            real, imag = patterns[:, labels] + 0.7 * noise
+            pictures = real.astype(np.float32)
+            if self.complex_valued:
+                pictures = (real + 1j * imag).astype(np.complex64)
+            return Examples(torch.from_numpy(pictures), torch.from_numpy(labels))
 
-        options = (self.shape, self.complex_valued, self.classes, self.train, self.test, self.seed)
+        settings = (
+            VERSION,
+            self.shape,
+            self.complex_valued,
+            self.classes,
+            self.train,
+            self.test,
+            self.seed,
+        )
         return Splits(
             draw(self.train),
             draw(self.test),
             input_shape=tuple(self.shape),
             outputs=self.classes,
             provenance="synthetic",
-            digest=digest(":".join(map(str, (VERSION, *options)))),
+            digest=digest(":".join(map(str, settings))),
             notes=f"generated patterns of {self.classes} classes in noise, seed {self.seed}",
             unit="image",
         )

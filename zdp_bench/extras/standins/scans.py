@@ -33,22 +33,28 @@ COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue ha
 
 def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
     """Draw the magnitude [slices, rows, columns] of one patient."""
-    axes = np.linspace(-0.5, 0.5, slices), np.linspace(-1, 1, rows), np.linspace(-1, 1, columns)
-    z, y, x = np.meshgrid(*axes, indexing="ij")
+    z, y, x = np.meshgrid(
+        np.linspace(-0.5, 0.5, slices),
+        np.linspace(-1, 1, rows),
+        np.linspace(-1, 1, columns),
+        indexing="ij",
+    )
 
-    def inside(centre: np.ndarray, radii: np.ndarray, turned: float) -> np.ndarray:
-        across = (y - centre[1]) * np.cos(turned) + (x - centre[2]) * np.sin(turned)
-        along = (x - centre[2]) * np.cos(turned) - (y - centre[1]) * np.sin(turned)
-        far = ((z - centre[0]) / radii[0]) ** 2 + (across / radii[1]) ** 2
-        return far + (along / radii[2]) ** 2 < 1
+    def inside(centre: np.ndarray, radii: np.ndarray, angle: float) -> np.ndarray:
+        dz, dy, dx = z - centre[0], y - centre[1], x - centre[2]
+        across = dy * np.cos(angle) + dx * np.sin(angle)
+        along = dx * np.cos(angle) - dy * np.sin(angle)
+        return (dz / radii[0]) ** 2 + (across / radii[1]) ** 2 + (along / radii[2]) ** 2 < 1
 
-    skull, nowhere = np.array([1.0, *random.uniform(0.75, 0.9, 2)]), np.zeros(3)
-    brain = inside(nowhere, skull - np.array([0, 0.1, 0.1]), 0.0)
-    image = 0.9 * inside(nowhere, skull, 0.0) - 0.5 * brain
+    middle = np.zeros(3)
+    skull = np.array([1.0, *random.uniform(0.75, 0.9, 2)])
+    brain = skull - np.array([0, 0.1, 0.1])
+    image = 0.9 * inside(middle, skull, 0.0) - 0.5 * inside(middle, brain, 0.0)
     for _ in range(10):
         centre = random.uniform(-0.5, 0.5, 3) * np.array([0.6, 1, 1])
         radii = np.array([random.uniform(0.3, 0.6), *random.uniform(0.08, 0.3, 2)])
-        image = image + random.uniform(-0.2, 0.3) * inside(centre, radii, random.uniform(0, np.pi))
+        brightness = random.uniform(-0.2, 0.3)
+        image = image + brightness * inside(centre, radii, random.uniform(0, np.pi))
     return image.clip(0, None)
 
 
@@ -58,17 +64,16 @@ def scan(
     """Return k-space [slices, 2·height, width + 4] and magnitude [slices, height, width]."""
     rows, columns = 2 * height, width + 4
     image = np.zeros((slices, rows, columns))
-    image[:, height // 2 : height // 2 + height, 2 : 2 + width] = draw_phantom(
-        slices, height, width, random
-    )
+    top = height // 2
+    image[:, top : top + height, 2 : 2 + width] = draw_phantom(slices, height, width, random)
     y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
-    coil = np.exp(
-        -((y - random.uniform(-0.3, 0.3)) ** 2 + (x - random.uniform(-0.5, 0.5)) ** 2) / 4
-    )
-    kspace = to_kspace(image * coil * np.exp(1j * draw_phase(rows, columns, random)))
-    kspace = kspace + COIL_NOISE * (
-        random.normal(size=kspace.shape) + 1j * random.normal(size=kspace.shape)
-    )
+    dy = y - random.uniform(-0.3, 0.3)
+    dx = x - random.uniform(-0.5, 0.5)
+    sensitivity = np.exp(-(dy**2 + dx**2) / 4)
+    phase = draw_phase(rows, columns, random)
+    kspace = to_kspace(image * sensitivity * np.exp(1j * phase))
+    noise = random.normal(size=kspace.shape) + 1j * random.normal(size=kspace.shape)
+    kspace = kspace + COIL_NOISE * noise
     return kspace, np.abs(centre_crop(to_image(kspace), height, width))
 
 
@@ -78,7 +83,12 @@ class KSpacePhantom(StandIn, FastMri):
     """Drawn volumes in fastMRI's layout, the last of them to test on."""
 
     drawn: ClassVar[tuple[str, ...]] = (
-        *("patients", "slices", "height", "width", "test_share", "seed"),
+        "patients",
+        "slices",
+        "height",
+        "width",
+        "test_share",
+        "seed",
     )
 
     patients: Annotated[int, Interval(ge=2, le=1000)] = 10
@@ -96,11 +106,12 @@ class KSpacePhantom(StandIn, FastMri):
         return count_held_out(self.patients, self.test_share, "patients")
 
     def write(self, folder: Path) -> None:
+        train = self.patients - self.count_test()
         for number in range(self.patients):
             random = np.random.default_rng([self.seed, number])
             kspace, magnitude = scan(self.slices or 2, self.height, self.width, random)
             name = f"phantom{number:04d}"
-            side = FOLDERS[int(number >= self.patients - self.count_test())]
+            side = FOLDERS[0] if number < train else FOLDERS[1]
             path = folder / "fastMRI" / side / f"{name}.h5"
             path.parent.mkdir(parents=True, exist_ok=True)
             write_volume(path, kspace, magnitude, name, "synthetic")
@@ -113,16 +124,19 @@ SPACING = (5.0, 4.0, 10.0)  # mm; pixels that are not square
 def draw_head(random: np.random.Generator) -> np.ndarray:
     """Draw one patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
     tissue = draw_blobs(GRID, 4, random)
-    looks = np.stack([4 * tissue * (1 - tissue), tissue, tissue**3, 1 - tissue], axis=-1)
-    return (1000 * looks + random.normal(0, 20, looks.shape)).astype(np.int16)
+    contrasts = [4 * tissue * (1 - tissue), tissue, tissue**3, 1 - tissue]
+    head = 1000 * np.stack(contrasts, axis=-1)
+    noise = random.normal(0, 20, head.shape)
+    return (head + noise).astype(np.int16)
 
 
 def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     """Draw intensities int16 [X, Y, Z] in Hounsfield units, and labels uint8: 1 organ, 2 tumour."""
     organ = draw_blobs(GRID, 1, random)
     labels = (organ > 0.5).astype(np.uint8) + (organ > 0.9)
-    volume = 160 * (labels > 0) - 60 + random.normal(0, 12, GRID)
-    return volume.astype(np.int16), labels
+    intensity = np.where(labels > 0, 100, -60)
+    noise = random.normal(0, 12, GRID)
+    return (intensity + noise).astype(np.int16), labels
 
 
 def _write(path: Path, data: np.ndarray, number: int) -> None:
@@ -165,8 +179,9 @@ class Abdomens(StandIn):
     def write(self, folder: Path) -> None:
         for number in range(self.volumes):
             image, labels = draw_abdomen(np.random.default_rng([self.seed, number]))
-            for name, data in (("imagesTr", image), ("labelsTr", labels)):
-                _write(folder / TASKS["liver"][0] / name / f"liver_{number}", data, number)
+            home, name = folder / TASKS["liver"][0], f"liver_{number}"
+            _write(home / "imagesTr" / name, image, number)
+            _write(home / "labelsTr" / name, labels, number)
 
 
 @register("dataset", "msd_synthetic")

@@ -21,10 +21,20 @@ from zdp_bench.registry import register
 
 
 def synthesise(
-    word: int, words: int, speaker: np.random.Generator, clip: np.random.Generator
+    word: int,
+    words: int,
+    speaker: np.random.Generator,
+    clip: np.random.Generator,
 ) -> np.ndarray:
-    """Synthesise one clip: float [16000]; `speaker` draws what is the same in a person's clips."""
-    pitch, tempo = speaker.uniform(0.85, 1.2), speaker.uniform(0.85, 1.15)
+    """Synthesise one clip: float [16000].
+
+    Args:
+        word: its number, of so many `words`.
+        speaker: draws what is the same in a person's clips.
+        clip: draws the others.
+    """
+    pitch = speaker.uniform(0.85, 1.2)
+    tempo = speaker.uniform(0.85, 1.15)
     length = int(RATE * 0.45 * tempo)
     t = np.arange(length) / RATE
     low = 350 + 900 * word / words  # Hz: where each formant begins
@@ -33,7 +43,8 @@ def synthesise(
     voiced = voiced + 0.6 * chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
     start = clip.integers(0, CLIP - length)
     sound = clip.normal(0, 0.02, CLIP)
-    sound[start : start + length] += 0.3 * clip.uniform(0.6, 1.2) * np.hanning(length) * voiced
+    loudness = 0.3 * clip.uniform(0.6, 1.2)
+    sound[start : start + length] += loudness * np.hanning(length) * voiced
     return sound.clip(-1, 1 - 2**-15)
 
 
@@ -54,11 +65,11 @@ class SpeechCommandsSynthetic(StandIn, SpeechCommands):
         for label, word in enumerate(words):
             (folder / FOLDER / word).mkdir(parents=True)
             for number in range(clips):
-                take, person = divmod(number, max(2, clips // 5))  # a fifth as many speakers
-                voice = np.random.default_rng([self.seed, person])
+                take, speaker = divmod(number, max(2, clips // 5))  # a fifth as many speakers
+                voice = np.random.default_rng([self.seed, speaker])
                 clip = np.random.default_rng([self.seed, label, number, 1])
                 sound = synthesise(label, len(words), voice, clip).astype(np.float32)
-                path = folder / FOLDER / word / f"{person:08x}_nohash_{take}.wav"
+                path = folder / FOLDER / word / f"{speaker:08x}_nohash_{take}.wav"
                 soundfile.write(str(path), sound, RATE, subtype="PCM_16")
 
     def read_folder(self, folder: Path) -> Splits:

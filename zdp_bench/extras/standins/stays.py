@@ -36,23 +36,30 @@ class Physionet2012Synthetic(StandIn, Physionet2012):
             (home / f"set-{name}").mkdir(parents=True)
             outcomes = [",".join(OUTCOMES)]
             for number in range(FIRST[name], FIRST[name] + self.count):
-                draw = np.random.default_rng([self.seed, number])
+                random = np.random.default_rng([self.seed, number])
                 dies = number % 3 == 0
-                record = "\n".join(draw_record(number, dies, draw))
+                record = "\n".join(draw_record(number, dies, random))
                 (home / f"set-{name}" / f"{number}.txt").write_text(f"{record}\n")
                 outcomes.append(f"{number},10,5,7,-1,{int(dies)}")
             (home / f"Outcomes-{name}.txt").write_text("\n".join(outcomes) + "\n")
 
 
-def draw_record(number: int, dies: bool, draw: np.random.Generator) -> list[str]:
+def draw_record(number: int, dies: bool, random: np.random.Generator) -> list[str]:
     """Return the lines of a patient's record; one sign in five is not measured."""
-    lines = [HEADER, f"00:00,RecordID,{number}", f"00:00,Age,{draw.integers(40, 90)}"]
-    lines += [f"00:00,Gender,{draw.integers(2)}", f"00:00,Height,{draw.choice([-1, 165, 180])}"]
-    lines += [f"00:00,ICUType,{draw.integers(1, 5)}", "00:00,Weight,80"]
-    measured = [name for name in SIGNS if draw.random() < 0.8]
+    lines = [
+        HEADER,
+        f"00:00,RecordID,{number}",
+        f"00:00,Age,{random.integers(40, 90)}",
+        f"00:00,Gender,{random.integers(2)}",
+        f"00:00,Height,{random.choice([-1, 165, 180])}",
+        f"00:00,ICUType,{random.integers(1, 5)}",
+        "00:00,Weight,80",
+    ]
+    measured = [name for name in SIGNS if random.random() < 0.8]
     for hour in range(1, 48, 6):
         for name in measured:
-            mean, deviation = SIGNS[name][dies], SIGNS[name][2]
-            value = max(0, draw.normal(mean, deviation))
+            mean_alive, mean_dying, deviation = SIGNS[name]
+            mean = mean_dying if dies else mean_alive
+            value = max(0, random.normal(mean, deviation))
             lines.append(f"{hour:02d}:30,{name},{value:.1f}")
     return lines
