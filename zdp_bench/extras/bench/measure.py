@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import re
 import statistics
 import subprocess
 import sys
@@ -62,9 +63,10 @@ def by_turns(
 ) -> tuple[str, dict[str, dict[str, float]]]:
     """Time every side by turns for about `seconds` in all, three rounds at least.
 
-    Returns the baseline (the fastest of 'real' and the non-private ones), and of each side the
-    milliseconds of its best round, the ratio to the baseline's, and the quartiles of that ratio
-    round by round.
+    Returns:
+        the baseline (the fastest of 'real' and the non-private ones), and of each side the
+        milliseconds of its best round, the ratio to the baseline's, and the quartiles of that
+        ratio round by round.
     """
     # Imported here: it looks for a CUDA toolkit and prints where it finds none.
     from torch.utils.benchmark import Timer
@@ -75,24 +77,30 @@ def by_turns(
     }
     repeats = {}
     for name, timer in timers.items():
-        first = timer.timeit(1).median  # builds what later calls reuse
-        lasts = timer.timeit(1).median if first < 1 else first
-        repeats[name] = max(1, int(ROUND_SECONDS / lasts))
-    rounds: list[dict[str, float]] = []
+        duration = timer.timeit(1).median  # builds what later calls reuse
+        if duration < 1:
+            duration = timer.timeit(1).median
+        repeats[name] = max(1, int(ROUND_SECONDS / duration))
+    times: dict[str, list[float]] = {name: [] for name in runs}  # ms, a round each
     until = time.perf_counter() + seconds
-    while len(rounds) < 3 or time.perf_counter() < until:
-        rounds.append(
-            {name: 1e3 * timer.timeit(repeats[name]).median for name, timer in timers.items()}
-        )
-    best = {name: min(one[name] for one in rounds) for name in runs}
-    may_be = (name for name in runs if name == "real" or name.startswith("non-private"))
-    base = min(may_be, key=best.__getitem__)
-    found = {}
-    for name in runs:
-        low, _, high = statistics.quantiles([one[name] / one[base] for one in rounds], n=4)
-        ratios = {"ratio": best[name] / best[base], "ratio_low": low, "ratio_high": high}
-        found[name] = {"milliseconds": best[name], **ratios}
-    return base, found
+    rounds = 0
+    while rounds < 3 or time.perf_counter() < until:
+        rounds += 1
+        for name, timer in timers.items():
+            times[name].append(1e3 * timer.timeit(repeats[name]).median)
+    baselines = [name for name in runs if name == "real" or name.startswith("non-private")]
+    base = min(baselines, key=lambda name: min(times[name]))
+    timings = {}
+    for name, own in times.items():
+        ratios = [time / base_time for time, base_time in zip(own, times[base], strict=True)]
+        low, _, high = statistics.quantiles(ratios, n=4)
+        timings[name] = {
+            "milliseconds": min(own),
+            "ratio": min(own) / min(times[base]),
+            "ratio_low": low,
+            "ratio_high": high,
+        }
+    return base, timings
 
 
 # ------------------------------------------------------------------------------------------ memory
@@ -105,41 +113,48 @@ def peak_memory(workload: Workload, side: str) -> float | None:
     if not Path("/proc/self/clear_refs").exists():
         return None
     _call_glibc("malloc_trim", 0)  # both processes must fit
-    question = json.dumps([asdict(workload), side, torch.get_num_threads()])
+    arguments = json.dumps([asdict(workload), side, torch.get_num_threads()])
     child = subprocess.run(
-        [sys.executable, "-m", "zdp_bench.extras.bench.measure", question],
+        [sys.executable, "-m", "zdp_bench.extras.bench.measure", arguments],
         capture_output=True,
         text=True,
         check=False,
     )
     if child.returncode:
-        said = child.stderr.strip().splitlines() or [
-            f"it was ended with {child.returncode}, as where memory runs out"
-        ]
-        raise UserError(f"bench: '{side}' failed while its memory was measured: {said[-1]}")
+        lines = child.stderr.strip().splitlines()
+        reason = f"it was ended with {child.returncode}, as where memory runs out"
+        if lines:
+            reason = lines[-1]
+        raise UserError(f"bench: '{side}' failed while its memory was measured: {reason}")
     return float(child.stdout.strip().splitlines()[-1])
 
 
 def _measure(workload: dict[str, Any], side: str) -> float:
     """Run two steps in this process."""
-    cuda = torch.cuda.is_available()
-    _read_status("VmRSS")
     SIDES["warm"](Workload(**workload))  # loads what libraries load when they are first used
-    before = 0.0 if cuda else _read_status("VmRSS")
-    if cuda:
+    if torch.cuda.is_available():
         torch.cuda.reset_peak_memory_stats()
-    else:
-        Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+        _run_twice(workload, side)
+        return torch.cuda.max_memory_allocated() / 2**20
+    _read_status("VmRSS")  # what reading takes is there before
+    before = _read_status("VmRSS")
+    Path("/proc/self/clear_refs").write_text("5")  # start the high-water mark anew
+    _run_twice(workload, side)
+    return _read_status("VmHWM") - before
+
+
+def _run_twice(workload: dict[str, Any], side: str) -> None:
     step = SIDES[side](Workload(**workload))
-    for _ in range(2):
-        step.run()
-    return torch.cuda.max_memory_allocated() / 2**20 if cuda else _read_status("VmHWM") - before
+    step.run()
+    step.run()
 
 
 def _read_status(field: str) -> float:
-    """A memory field of this process, MiB."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith(field)) / 1024
+    """Return a memory field of this process in MiB."""
+    text = Path("/proc/self/status").read_text()
+    match = re.search(rf"^{field}:\s*(\d+) kB", text, re.MULTILINE)
+    assert match is not None
+    return int(match[1]) / 1024
 
 
 def hold_memory() -> bool:

@@ -59,8 +59,8 @@ def non_private(workload: Workload, last: bool = True, whole: bool = False) -> S
         workload.loss_of(model(inputs), targets).mean().backward()
 
     def summed() -> Tensor:
-        found = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
-        return flat(found) * workload.batch
+        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        return flat(gradients) * workload.batch
 
     return _step(optimizer, backward, summed)
 
@@ -75,9 +75,9 @@ def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Ten
 
     def answer() -> Tensor:
         backward()
-        found = summed()
+        total = summed()
         optimizer.zero_grad(set_to_none=True)
-        return found
+        return total
 
     return Step(run, answer)
 
@@ -127,7 +127,8 @@ def loop(workload: Workload) -> Step:
     total: dict[str, Tensor] = {}
 
     def backward() -> None:
-        total.update((n, torch.zeros_like(p, requires_grad=False)) for n, p in parameters.items())
+        for name, parameter in parameters.items():
+            total[name] = torch.zeros_like(parameter, requires_grad=False)
         for x, y in zip(inputs.split(1), targets.split(1), strict=True):
             loss = workload.loss_of(model(x), y).sum()
             gradients = torch.autograd.grad(loss, list(parameters.values()))
@@ -135,11 +136,10 @@ def loop(workload: Workload) -> Step:
             for value, gradient in zip(total.values(), gradients, strict=True):
                 value += gradient * (BOUND / norm).clamp(max=1)
         for name, value in total.items():
-            noise = BOUND * torch.randn_like(
-                torch.view_as_real(value) if value.is_complex() else value
-            )
-            noise = torch.view_as_complex(noise) if value.is_complex() else noise
-            parameters[name].grad = (value + noise) / workload.batch
+            noisy = value.clone()
+            real = torch.view_as_real(noisy) if noisy.is_complex() else noisy
+            real += BOUND * torch.randn_like(real)
+            parameters[name].grad = noisy / workload.batch
 
     return _step(optimizer, backward, lambda: flat(total))
 
@@ -160,7 +160,7 @@ def opacus(
 
     model = ModuleValidator.fix(workload.build())
     dataset = TensorDataset(*workload.examples(last=False))
-    made: Any = PrivacyEngine().make_private(
+    private: Any = PrivacyEngine().make_private(
         module=model,
         optimizer=workload.optimizer_of(model.parameters()),
         criterion=Criterion(workload),
@@ -169,22 +169,24 @@ def opacus(
         max_grad_norm=BOUND,
         grad_sample_mode=mode,
     )
-    module, optimizer, loader = made[0], made[1], made[-1]
+    module, optimizer, loader = private[0], private[1], private[-1]
     loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
     batches = iter(loader) if whole else batches_of(workload, last=False, whole=False)
 
     def backward() -> None:
         inputs, targets = next(batches)
         if mode == "ghost":
-            made[2](module(inputs), targets).backward()
+            criterion = private[2]
+            criterion(module(inputs), targets).backward()
         else:
             workload.loss_of(module(inputs), targets).mean().backward()
 
     def summed() -> Tensor:
+        attribute = "grad"
         if mode != "ghost":
             optimizer.clip_and_accumulate()
-        kept = "grad" if mode == "ghost" else "summed_grad"
-        return flat({n: getattr(p, kept) for n, p in module._module.named_parameters()})
+            attribute = "summed_grad"
+        return flat({n: getattr(p, attribute) for n, p in module._module.named_parameters()})
 
     return _step(optimizer, backward, summed)
 
@@ -213,7 +215,10 @@ def library_loop(workload: Workload) -> Step:
     def run() -> None:
         private.step(next(batches))
 
-    return Step(run, lambda: flat(clipped_sum(model, workload.loss_of, examples, BOUND).sums))
+    def answer() -> Tensor:
+        return flat(clipped_sum(model, workload.loss_of, examples, BOUND).sums)
+
+    return Step(run, answer)
 
 
 # ------------------------------------------------------------------------------------- all of them
@@ -221,9 +226,8 @@ def library_loop(workload: Workload) -> Step:
 
 def _warm(workload: Workload) -> Step:
     """Run every kernel once on a tiny batch: a library's own memory is not the step's."""
-    tiny = Workload(
-        "complex_mlp" if workload.is_complex else "real_mlp", (4,), 2, 2, "classes", {"hidden": [3]}
-    )
+    model = "complex_mlp" if workload.is_complex else "real_mlp"
+    tiny = Workload(model, (4,), 2, 2, "classes", {"hidden": [3]})
     step = private(tiny, "fast")
     step.run()
     return step

@@ -28,7 +28,7 @@ from torch import Tensor, nn
 from zdp_bench import records
 from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, require_agreement
 from zdp_bench.extras.bench.steps import SIDES
-from zdp_bench.extras.bench.workload import Step, Workload, device
+from zdp_bench.extras.bench.workload import Step, Workload, as_real, device
 from zdp_bench.nn.convolution import ComplexConv2d
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.report import papers
@@ -61,21 +61,30 @@ def compare(
     paper: float | None = None,
     peak: Callable[[str], float | None] = lambda side: None,
 ) -> list[Row]:
-    """Compare sides, dropped from `steps` once timed; `paper` is the ratio that the paper has."""
+    """Compare sides on one workload.
+
+    Args:
+        steps: of each side; emptied once they are timed.
+        paper: the ratio that the paper has.
+        peak: side -> its peak memory in MiB.
+
+    Returns:
+        a row for each side.
+    """
     deviations = require_agreement(steps)
     base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
     steps.clear()  # their memory, before that of each side is measured
     peaks = {side: peak(side) for side in timings}
     rows: list[Row] = []
     for side, timing in timings.items():
-        own, least = peaks[side], peaks[base]
+        memory, base_memory = peaks[side], peaks[base]
         row = {
             "case": case,
             "side": side,
             **timing,
             "deviation": deviations[side],
-            "memory": own,
-            "memory_ratio": own / least if own and least else None,
+            "memory": memory,
+            "memory_ratio": memory / base_memory if memory and base_memory else None,
             "paper_ratio": paper if side.startswith(("private", "complex")) else None,
         }
         rows.append(row)
@@ -97,11 +106,7 @@ def compare_training(
 
 
 def _step(run: Callable[[], Tensor]) -> Step:
-    def answer() -> Tensor:
-        out = run()
-        return (torch.view_as_real(out.resolve_conj()) if out.is_complex() else out).flatten()
-
-    return Step(run, answer)
+    return Step(run, lambda: as_real(run()))
 
 
 # ------------------------------------------------------------------------------------------ tables
@@ -111,26 +116,28 @@ def operations(quick: bool) -> Iterator[list[Row]]:
     """Table 6 of the 2021 paper: single operations, complex against real."""
     torch.manual_seed(0)
     seconds, batch = (1.5, 8) if quick else (10.0, 64)
-    on = device()
 
-    def pair(*shape: int) -> tuple[Tensor, Tensor]:
-        return torch.randn(*shape, device=on), torch.randn(*shape, device=on, dtype=torch.complex64)
+    def draw(*shape: int) -> tuple[Tensor, Tensor]:
+        real = torch.randn(*shape, device=device())
+        return real, torch.randn(*shape, device=device(), dtype=torch.complex64)
 
-    left, right = pair(64, 512), pair(512, 512)
+    real_left, complex_left = draw(64, 512)
+    real_right, complex_right = draw(512, 512)
     products = {
-        "real": _step(lambda: left[0] @ right[0]),
-        "complex, torch's (ours is the same)": _step(lambda: left[1] @ right[1]),
+        "real": _step(lambda: real_left @ real_right),
+        "complex, torch's (ours is the same)": _step(lambda: complex_left @ complex_right),
     }
     paper = _paper_ratio("zeta_dp_2021/6", "linear_complex", "linear_real")
     yield compare("linear: 64×512 · 512×512", products, seconds, paper)
-    x, y = pair(batch, 3, 224, 224)
-    real, ours = nn.Conv2d(3, 16, 3).to(on), ComplexConv2d(3, 16, 3).to(on)
-    native = nn.Conv2d(3, 16, 3, dtype=torch.complex64).to(on)
-    native.load_state_dict(ours.state_dict())
 
     def convolve(layer: nn.Module, maps: Tensor) -> Step:
         return _step(torch.no_grad()(lambda: layer(maps)))
 
+    x, y = draw(batch, 3, 224, 224)
+    real = nn.Conv2d(3, 16, 3).to(device())
+    ours = ComplexConv2d(3, 16, 3).to(device())
+    native = nn.Conv2d(3, 16, 3, dtype=torch.complex64).to(device())
+    native.load_state_dict(ours.state_dict())
     convolutions = {
         "real": convolve(real, x),
         "real, channels-last": convolve(real, channels_last(x)),
@@ -138,8 +145,7 @@ def operations(quick: bool) -> Iterator[list[Row]]:
         "complex, ours": convolve(ours, channels_last(y)),
     }
     paper = _paper_ratio("zeta_dp_2021/6", "conv_complex", "conv_real")
-    case = f"convolution {batch}×3×224² → 16, forward"
-    yield compare(case, convolutions, seconds, paper)
+    yield compare(f"convolution {batch}×3×224² → 16, forward", convolutions, seconds, paper)
 
 
 def networks(quick: bool) -> Iterator[list[Row]]:
@@ -170,12 +176,14 @@ def imaging(quick: bool) -> Iterator[list[Row]]:
     vgg_unet = Workload("vgg11_unet", (1, small, small), 1, batch, "map", {"width": width})
     unet = Workload("transposed_unet", (1, small, small), 1, batch, "map", {"width": width})
     sides = ["non-private", "private, fast", *_opacus(), "private, loop over examples"]
-    for case, workload, own in (
-        (f"VGG-11, {big}², batch {batch}", vgg, [*sides, "non-private, channels first"]),
-        (f"VGG-11-U-Net, {small}², batch {batch}", vgg_unet, sides),
-        (f"U-Net with transposed convolutions, {small}², batch {batch}", unet, sides),
-    ):
-        yield compare_training(case, workload, own, seconds, memory=not quick)
+    cases = {
+        f"VGG-11, {big}², batch {batch}": vgg,
+        f"VGG-11-U-Net, {small}², batch {batch}": vgg_unet,
+        f"U-Net with transposed convolutions, {small}², batch {batch}": unet,
+    }
+    for case, workload in cases.items():
+        own_sides = [*sides, "non-private, channels first"] if workload is vgg else sides
+        yield compare_training(case, workload, own_sides, seconds, memory=not quick)
 
 
 def zoo(quick: bool) -> Iterator[list[Row]]:
@@ -188,19 +196,18 @@ def zoo(quick: bool) -> Iterator[list[Row]]:
         case = f"{name}, batch {batch}"
         yield compare_training(case, workload, [*sides, *_opacus()], seconds)
     channels = {"channels": [16, 32]}
-    for case, workload in {
-        "complex CNN": Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels),
-        "complex U-Net": Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width}),
-    }.items():
-        title = f"{case}, {workload.input_shape[1]}², batch {workload.batch}"
-        yield compare_training(title, workload, sides, seconds)
+    cnn = Workload("complex_cnn", (1, 32, 32), 10, batch, "classes", channels)
+    yield compare_training(f"complex CNN, 32², batch {batch}", cnn, sides, seconds)
+    unet = Workload("complex_unet", (1, size, size), 1, few, "map", {"width": width})
+    yield compare_training(f"complex U-Net, {size}², batch {few}", unet, sides, seconds)
 
 
 def library(quick: bool) -> Iterator[list[Row]]:
     """A step of the whole loop that a user writes, with `make_private` and with Opacus."""
     seconds, batch = (1.0, 16) if quick else (20.0, 128)
     hidden, width = ([32], 16) if quick else ([512, 256], 64)
-    images, words = (3, 16, 16) if quick else (3, 32, 32), (12, 16) if quick else (48, 64)
+    images = (3, 16, 16) if quick else (3, 32, 32)
+    words = (12, 16) if quick else (48, 64)
     sides = ["non-private, whole loop", "private, zdp-bench's whole loop", *_opacus(whole=True)]
     networks: dict[str, tuple[str, tuple[int, ...], dict[str, Any]]] = {
         "MLP": ("real_mlp", (1, 28, 28), {"hidden": hidden}),
@@ -256,14 +263,16 @@ def paths_of(table: str, quick: bool, results: Path) -> list[Path]:
 
 def _write(table: str, paths: list[Path], of_case: list[Row]) -> None:
     """Write the rows of a case in place of those that this machine measured before."""
-    before, fresh = read(paths[1]), pd.DataFrame([rounded(row) for row in of_case])
-    same = ["case", "device", "threads"]
-    old = before[same].eq(fresh[same].iloc[0]).all(axis=1)
-    known = pd.concat([before[~old], fresh], ignore_index=True)
-    order = {case: place for place, case in enumerate(known.case.unique())}
-    known = known.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
-    records.write_text(paths[0], as_markdown(table, known))
-    records.write_text(paths[1], known.to_csv(index=False, lineterminator="\n"))
+    page, csv = paths
+    before = read(csv)
+    fresh = pd.DataFrame([rounded(row) for row in of_case])
+    keys = ["case", "device", "threads"]
+    is_old = before[keys].eq(fresh[keys].iloc[0]).all(axis=1)
+    rows = pd.concat([before[~is_old], fresh], ignore_index=True)
+    order = {case: place for place, case in enumerate(rows.case.unique())}
+    rows = rows.sort_values("case", key=lambda cases: cases.map(order), kind="stable")
+    records.write_text(page, as_markdown(table, rows))
+    records.write_text(csv, rows.to_csv(index=False, lineterminator="\n"))
 
 
 def read(path: Path) -> pd.DataFrame:
@@ -275,44 +284,66 @@ def read(path: Path) -> pd.DataFrame:
 
 def cells(row: Row) -> list[str]:
     """Format a row, in the order of `COLUMNS`."""
-    forms = {"milliseconds": ".3g", "ratio": ".2f", "memory": ".0f", "memory_ratio": ".2f"}
-    forms |= {"paper_ratio": ".1f", "deviation": ".0e"}
-    shown: dict[str, str] = {
-        key: "" if pd.isna(row[key]) else format(row[key], form) for key, form in forms.items()
+    shown = {
+        **row,
+        "milliseconds": _format(row["milliseconds"], ".3g"),
+        "ratio": _format(row["ratio"], ".2f"),
+        "quartiles": f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}",
+        "memory": _format(row["memory"], ".0f"),
+        "memory_ratio": _format(row["memory_ratio"], ".2f"),
+        "paper_ratio": _format(row["paper_ratio"], ".1f"),
+        "deviation": _format(row["deviation"], ".0e"),
     }
     if row["milliseconds"] >= 1000:
         shown["milliseconds"] = f"{row['milliseconds']:,.0f}"
-    quartiles = f"{row['ratio_low']:.2f} to {row['ratio_high']:.2f}"
-    return [str({**row, **shown, "quartiles": quartiles}[key]) for key in COLUMNS]
+    return [str(shown[column]) for column in COLUMNS]
 
 
-def as_markdown(table: str, known: pd.DataFrame) -> str:
+def _format(value: Any, form: str) -> str:
+    return "" if pd.isna(value) else format(value, form)
+
+
+def as_markdown(table: str, rows: pd.DataFrame) -> str:
     """Return a page with a table for each case and machine."""
-    head = [f"# Measured: {table}", "", f"`zdp-bench bench {table}` made this."]
-    lines = [*head, *ABOUT.split("\n")]
-    for case, of_case in known.groupby("case", sort=False):
+    lines = [
+        f"# Measured: {table}",
+        "",
+        f"`zdp-bench bench {table}` made this.",
+        *ABOUT.split("\n"),
+    ]
+    columns = list(COLUMNS.values())
+    for case, of_case in rows.groupby("case", sort=False):
         lines += ["", f"## {case}"]
-        for (on, threads), own in of_case.groupby(["device", "threads"], sort=False):
+        for (machine, threads), own in of_case.groupby(["device", "threads"], sort=False):
             facts = own.iloc[0].drop(["device", "threads"])["python":].dropna()
-            with_what = ", ".join(f"{key} {value}" for key, value in facts.items())
-            lines += ["", f"On {on}, {threads} threads ({with_what}).", ""]
-            lines += markdown_table([*COLUMNS.values()], [cells(r) for r in own.to_dict("records")])
+            versions = ", ".join(f"{key} {value}" for key, value in facts.items())
+            lines += ["", f"On {machine}, {threads} threads ({versions}).", ""]
+            lines += markdown_table(columns, [cells(row) for row in own.to_dict("records")])
     return "\n".join(lines) + "\n"
 
 
 def environment(threads: int) -> Row:
     """Describe what a measurement is made on and with."""
-    on = torch.cuda.get_device_name() if torch.cuda.is_available() else f"cpu ({_processor()})"
-    named = {name: version(name) for name in ("torch", "numpy", "opacus") if find_spec(name)}
-    day = datetime.now(UTC).date().isoformat()
-    python = platform.python_version()
-    return {"device": on, "threads": str(threads), "python": python, **named, "date": day}
+    facts = {
+        "device": f"cpu ({_find_processor()})",
+        "threads": str(threads),
+        "python": platform.python_version(),
+    }
+    if torch.cuda.is_available():
+        facts["device"] = torch.cuda.get_device_name()
+    for name in ("torch", "numpy", "opacus"):
+        if find_spec(name):
+            facts[name] = version(name)
+    facts["date"] = datetime.now(UTC).date().isoformat()
+    return facts
 
 
-def _processor() -> str:
+def _find_processor() -> str:
     try:
         lines = Path("/proc/cpuinfo").read_text().splitlines()
     except OSError:
         return platform.machine()
-    names = (line.split(":")[1].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    for line in lines:
+        if line.startswith("model name"):
+            return line.split(":")[1].strip()
+    return platform.machine()

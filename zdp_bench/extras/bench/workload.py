@@ -16,7 +16,8 @@ from zdp_bench.gradients import Batch
 from zdp_bench.nn.memory_format import channels_last
 from zdp_bench.registry import lookup
 
-BOUND, RATE = 1.0, 1e-3
+BOUND = 1.0  # of an example's gradient
+RATE = 1e-3
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,8 @@ class Workload:
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
         inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
-        inputs = channels_last(inputs) if last and inputs.dim() == 4 else inputs
+        if last and inputs.dim() == 4:
+            inputs = channels_last(inputs)
         if self.loss == "classes":
             return inputs, torch.randint(0, self.outputs, (self.batch,), device=device())
         return inputs, torch.randn(self.batch, self.outputs, device=device())
@@ -82,8 +84,15 @@ def device() -> torch.device:
 
 def flat(tensors: dict[str, Tensor]) -> Tensor:
     """Join tensors in one real vector, in the order of their names: Opacus's LSTM has another."""
-    values = (tensors[name].resolve_conj() for name in sorted(tensors))
-    return torch.cat([(torch.view_as_real(t) if t.is_complex() else t).flatten() for t in values])
+    return torch.cat([as_real(tensors[name]) for name in sorted(tensors)])
+
+
+def as_real(value: Tensor) -> Tensor:
+    """Return a tensor as one real vector; a complex entry is two numbers."""
+    value = value.resolve_conj()
+    if value.is_complex():
+        value = torch.view_as_real(value)
+    return value.flatten()
 
 
 class Criterion(nn.Module):
@@ -123,7 +132,8 @@ class LSTM(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.lstm(x)[0][:, -1])
+        states, _ = self.lstm(x)
+        return self.head(states[:, -1])
 
 
 class TransformerBlock(nn.Module):
@@ -131,9 +141,14 @@ class TransformerBlock(nn.Module):
 
     def __init__(self, width: int) -> None:
         super().__init__()
-        self.first, self.second = nn.LayerNorm(width), nn.LayerNorm(width)
-        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
-        self.wide, self.narrow = nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.first = nn.LayerNorm(width)
+        self.second = nn.LayerNorm(width)
+        self.query = nn.Linear(width, width)
+        self.key = nn.Linear(width, width)
+        self.value = nn.Linear(width, width)
+        self.out = nn.Linear(width, width)
+        self.wide = nn.Linear(width, 4 * width)
+        self.narrow = nn.Linear(4 * width, width)
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.first(x)
@@ -141,8 +156,10 @@ class TransformerBlock(nn.Module):
             layer(normed).unflatten(2, (4, -1)).transpose(1, 2)
             for layer in (self.query, self.key, self.value)
         ]
-        x = x + self.out(F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2))
-        return x + self.narrow(F.gelu(self.wide(self.second(x))))
+        attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
+        x = x + self.out(attended)
+        hidden = F.gelu(self.wide(self.second(x)))
+        return x + self.narrow(hidden)
 
 
 class Transformer(nn.Module):
@@ -155,7 +172,8 @@ class Transformer(nn.Module):
         self.head = nn.Linear(width, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.head(self.blocks(self.embedding(x)).mean(dim=1))
+        states = self.blocks(self.embedding(x))
+        return self.head(states.mean(dim=1))
 
 
 NETWORKS: dict[str, Callable[..., nn.Module]] = {
