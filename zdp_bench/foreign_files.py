@@ -15,6 +15,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from io import BufferedReader
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -60,8 +61,9 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
     """
     try:
         expect(path.is_file(), "is missing or not a file")
-        size = path.stat().st_size
-        expect(most is None or size <= most, f"has {size:,} bytes; at most {most or 0:,} are read")
+        if most is not None:
+            size = path.stat().st_size
+            expect(size <= most, f"has {size:,} bytes; at most {most:,} are read")
         yield
     except Unfit as error:
         raise UserError(f"{path}: {error}.") from None
@@ -89,11 +91,12 @@ def require_text(text: str, what: str = "text") -> str:
     Args:
         what: the part of the file that is read, for the error.
     """
-    if match := _CONTROL.search(text):
-        line = text.count("\n", 0, match.start()) + 1
-        where = f" in line {line}" if "\n" in text else ""
-        raise Unfit(f"has a control character ({match[0]!r}) in its {what}{where}; it is damaged")
-    return text
+    match = _CONTROL.search(text)
+    if match is None:
+        return text
+    line = text.count("\n", 0, match.start()) + 1
+    where = f" in line {line}" if "\n" in text else ""
+    raise Unfit(f"has a control character ({match[0]!r}) in its {what}{where}; it is damaged")
 
 
 def require_size(*sides: int) -> None:
@@ -101,8 +104,8 @@ def require_size(*sides: int) -> None:
 
     A few kilobytes announce, and unpack to, gigabytes: every reader asks before it reads a pixel.
     """
-    rule = f"announces {'×'.join(f'{side:,}' for side in sides)} pixels; "
-    rule += f"1 to {MOST_PIXELS:,} are read"
+    announced = "×".join(f"{side:,}" for side in sides)
+    rule = f"announces {announced} pixels; 1 to {MOST_PIXELS:,} are read"
     expect(min(sides) > 0 and math.prod(sides) <= MOST_PIXELS, rule)
 
 
@@ -119,7 +122,11 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     return file
 
 
-def read_text(path: Path, limit: int = MOST_TEXT, encoding: str = "utf-8") -> str:
+def read_text(
+    path: Path,
+    limit: int = MOST_TEXT,
+    encoding: str = "utf-8",
+) -> str:
     """Return the text of a regular file of at most `limit` bytes, as `require_text` wants it.
 
     Raises:
@@ -148,82 +155,98 @@ def read_yaml(path: Path) -> Any:
     return parse_yaml(read_text(path), str(path))
 
 
-def parse_yaml(text: str, source: str, most: int = MOST_NODES) -> Any:
+def parse_yaml(
+    text: str,
+    source: str,
+    most: int = MOST_NODES,
+) -> Any:
     """Return a YAML text's values; a UserError if it is none, repeats a key or exceeds a limit."""
     try:
         _check_events(yaml.parse(text, yaml.SafeLoader), source, most)
         loader = yaml.SafeLoader(text)
         root = loader.get_single_node()  # aliases are not written out yet
         _check_nodes(root, source, most)
-        found = loader.construct_document(root) if root else None
+        content = loader.construct_document(root) if root else None
     except (yaml.YAMLError, ValueError, TypeError) as error:
         raise UserError(f"{source}: is no YAML: {first_line(error)}") from None
-    _check_plain(found, source)
-    return found
+    _check_plain(content, source)
+    return content
 
 
 def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
     """Return what a JSON file holds, read by `parse`, or raise a UserError; see `read_text`."""
     text = read_text(path, MOST_JSON)
     try:
-        found = parse(text)
+        content = parse(text)
         if _HALF.search(text):
-            json.dumps(found, ensure_ascii=False).encode()
+            json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise UserError(f"{path}: is damaged or not JSON.") from None
-    _check_plain(found, str(path))
-    return found
+    _check_plain(content, str(path))
+    return content
 
 
-def _check_events(events: Iterable[yaml.Event], source: str, most: int) -> None:
+def _check_events(
+    events: Iterable[yaml.Event],
+    source: str,
+    most: int,
+) -> None:
     """Reject excessive length, nesting, and recursive aliases before a parser follows them."""
-    open_ones: list[str | None] = []
+    enclosing: list[str | None] = []  # anchors of the collections that are open
     for number, event in enumerate(events):
         if isinstance(event, yaml.CollectionStartEvent):
-            open_ones.append(event.anchor)
+            enclosing.append(event.anchor)
         elif isinstance(event, yaml.CollectionEndEvent):
-            open_ones.pop()
-        elif isinstance(event, yaml.AliasEvent) and event.anchor in open_ones:
+            enclosing.pop()
+        elif isinstance(event, yaml.AliasEvent) and event.anchor in enclosing:
             raise UserError(f"{source}: '{event.anchor}' holds itself.")
-        if len(open_ones) > MOST_DEPTH:
+        if len(enclosing) > MOST_DEPTH:
             raise _too_deep(source)
         if number > 2 * most:
             raise _too_many(source, most)
 
 
-def _check_nodes(root: yaml.Node | None, source: str, most: int) -> None:
+def _check_nodes(
+    root: yaml.Node | None,
+    source: str,
+    most: int,
+) -> None:
     """Reject a key that occurs twice, and more nodes than `most`, aliases written out."""
-    pending, count = [root], 0
+    pending = [root]
+    count = 0
     while pending:
-        node, count = pending.pop(), count + 1
+        node = pending.pop()
+        count += 1
         if count + len(pending) > most:
             raise _too_many(source, most)
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
-            if twice := [key for key, times in keys.items() if times > 1]:
-                raise UserError(f"{source}: says '{twice[0]}' twice.")
-            pending += [part for pair in node.value for part in pair]
+            for key, times in keys.items():
+                if times > 1:
+                    raise UserError(f"{source}: says '{key}' twice.")
+            pending += chain.from_iterable(node.value)
         elif isinstance(node, yaml.SequenceNode):
             pending += node.value
 
 
-def _check_plain(found: Any, source: str) -> None:
+def _check_plain(content: Any, source: str) -> None:
     """Reject excessive depth, non-JSON values such as dates, and numbers beyond a float."""
-    level = [found]
+    level = [content]
     for _ in range(MOST_DEPTH):
-        if strange := set(map(type, level)) - _PLAIN:
-            value = next(value for value in level if type(value) in strange)
-            raise UserError(f"{source}: {value} is a {type(value).__name__}: put it in quotes.")
-        if any(type(value) is int and abs(value) > MOST_INT for value in level):
-            raise UserError(f"{source}: contains a number of more than {MOST_INT:,}.")
-        level = [
-            inner
-            for value in level
-            if type(value) in (dict, list)
-            for inner in ([*value, *value.values()] if type(value) is dict else value)
-        ]
-        if not level:
+        inner: list[Any] = []
+        for value in level:
+            kind = type(value)
+            if kind not in _PLAIN:
+                raise UserError(f"{source}: {value} is a {kind.__name__}: put it in quotes.")
+            if kind is int and abs(value) > MOST_INT:
+                raise UserError(f"{source}: contains a number of more than {MOST_INT:,}.")
+            if kind is dict:
+                inner += [*value, *value.values()]
+            elif kind is list:
+                inner += value
+        if not inner:
             return
+        level = inner
     raise _too_deep(source)
 
 
@@ -253,18 +276,23 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
         raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
 
 
-def misfits(value: Any, shape: Shape, where: str = "") -> Iterator[str]:
+def misfits(
+    value: Any,
+    shape: Shape,
+    where: str = "",
+) -> Iterator[str]:
     """Yield the dotted paths at which a value is not of a shape (see `Shape`)."""
     if isinstance(shape, dict) and isinstance(value, dict):
-        for key, of in shape.items():
-            inside = value if key is str else {key: value.get(key)}
-            for name, one in inside.items():
-                yield from misfits(one, of, f"{where}.{name}".lstrip("."))
+        for key, inner_shape in shape.items():
+            items = value if key is str else {key: value.get(key)}
+            for name, item in items.items():
+                yield from misfits(item, inner_shape, f"{where}.{name}".lstrip("."))
     elif isinstance(shape, list) and isinstance(value, list):
-        for place, one in enumerate(value):
-            yield from misfits(one, shape[0], f"{where}[{place}]")
+        for place, item in enumerate(value):
+            yield from misfits(item, shape[0], f"{where}[{place}]")
     elif isinstance(shape, tuple):
-        if all(found := [[*misfits(value, one, where)] for one in shape]):
-            yield from found[-1]
+        of_each = [list(misfits(value, alternative, where)) for alternative in shape]
+        if all(of_each):  # no alternative fits
+            yield from of_each[-1]
     elif isinstance(shape, dict | list) or not isinstance(value, shape):
         yield where or "the whole"

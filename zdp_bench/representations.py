@@ -101,7 +101,11 @@ def _in_words(facts: dict[str, Any]) -> str:
 class Represented(nn.Module):
     """A model behind its representation: raw examples [B, *takes] -> the model's outputs."""
 
-    def __init__(self, representation: Representation, model: nn.Module) -> None:
+    def __init__(
+        self,
+        representation: Representation,
+        model: nn.Module,
+    ) -> None:
         super().__init__()
         self.representation, self.model = representation.module, model
         self._apply_to = representation
@@ -112,7 +116,10 @@ class Represented(nn.Module):
 
 
 def build(
-    name: str, options: dict[str, Any], shape: tuple[int, ...], dtype: torch.dtype
+    name: str,
+    options: dict[str, Any],
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
 ) -> Representation:
     """Return a representation for examples of this shape and dtype.
 
@@ -165,7 +172,12 @@ def _named_facts(facts: dict[str, Any]) -> dict[str, Any]:
     return {key: value for key, value in facts.items() if key != "weights"}
 
 
-def _try(name: str, module: nn.Module, options: dict[str, Any], example: Tensor) -> Tensor:
+def _try(
+    name: str,
+    module: nn.Module,
+    options: dict[str, Any],
+    example: Tensor,
+) -> Tensor:
     """Return what a module makes of one example; reject one that it does not take."""
     try:
         with torch.no_grad():
@@ -190,7 +202,10 @@ def is_finite(x: Tensor) -> bool:
 
 
 def represent_splits(
-    representation: Representation, data: Splits, key: str, device: torch.device | None = None
+    representation: Representation,
+    data: Splits,
+    key: str,
+    device: torch.device | None = None,
 ) -> Splits:
     """Return the data set with each example's representation in its place, from the cache.
 
@@ -335,7 +350,11 @@ def _is_equal(a: Any, b: Any) -> bool:
     return type(a) is type(b) and bool(a == b or is_nan)
 
 
-def represent(dataset: Any, name: str, **options: Any) -> torch.utils.data.TensorDataset:
+def represent(
+    dataset: Any,
+    name: str,
+    **options: Any,
+) -> torch.utils.data.TensorDataset:
     """Return a dataset of your own with each input's representation, for `make_private`.
 
     Made once and mapped from the cache folder, whose key is the examples' content.

@@ -231,7 +231,12 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("ham10000", LESION, bomb, "20,000×20,000 pixels|DecompressionBombError"),
     ("ham10000", LESION, lead_out, "a link that leads out of"),
     ("ham10000", LESION, Path.unlink, "ISIC_0024306.jpg is in neither"),
-    ("ham10000", LESION, copy_to("HAM10000_images_part_2"), "is the same picture as HAM10000_images_part_1"),
+    (
+        "ham10000",
+        LESION,
+        copy_to("HAM10000_images_part_2"),
+        "is the same picture as HAM10000_images_part_1",
+    ),
     ("ham10000", LESION, beside("ISIC_1234567.jpg"), "is not in HAM10000_metadata.csv"),
     ("ham10000", LESION, beside("readme.txt"), "readme.txt: is not named as a picture"),
     ("ham10000", LESIONS, Path.unlink, "HAM10000_metadata.csv: is missing"),

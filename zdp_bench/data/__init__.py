@@ -48,7 +48,11 @@ class Source(Protocol):
 
     def __len__(self) -> int: ...
 
-    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(
+        self,
+        indices: Tensor,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Return the examples at `indices` [B], in that order: inputs [B, ...], targets [B, ...].
 
         Args:
@@ -75,7 +79,11 @@ class Examples:
     def __len__(self) -> int:
         return len(self.inputs)
 
-    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(
+        self,
+        indices: Tensor,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         inputs = self.inputs[indices]
         if self.pixels:
             mean, deviation = self.pixels
@@ -104,7 +112,11 @@ class Part:
     def __len__(self) -> int:
         return len(self.rows)
 
-    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(
+        self,
+        indices: Tensor,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         return self.whole.batch(self.rows[indices], uniforms)
 
 

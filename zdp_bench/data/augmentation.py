@@ -42,7 +42,11 @@ def flip(images: Tensor, uniforms: Tensor) -> Tensor:
     return torch.where(per_image, images.flip(-1), images)
 
 
-def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
+def crop(
+    images: Tensor,
+    uniforms: Tensor,
+    black: float | Tensor,
+) -> Tensor:
     """Move each image [B, *, H, W] by up to 4 pixels, and fill in black.
 
     uniforms[:, 1] say how far down, uniforms[:, 2] how far across.
@@ -56,7 +60,11 @@ def crop(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
     return crops.movedim((-4, -3), (1, 2))[example, down, across] + black
 
 
-def crop_and_flip(images: Tensor, uniforms: Tensor, black: float | Tensor) -> Tensor:
+def crop_and_flip(
+    images: Tensor,
+    uniforms: Tensor,
+    black: float | Tensor,
+) -> Tensor:
     """`crop`, then `flip`."""
     return flip(crop(images, uniforms, black), uniforms)
 
@@ -103,7 +111,12 @@ class Affine:
         """Move masks [B, H, W] as their images are, by the nearest pixel, with 0 outside."""
         return self._move(masks.unsqueeze(1), uniforms, nearest=True).squeeze(1)
 
-    def _move(self, x: Tensor, uniforms: Tensor, nearest: bool) -> Tensor:
+    def _move(
+        self,
+        x: Tensor,
+        uniforms: Tensor,
+        nearest: bool,
+    ) -> Tensor:
         from torchvision.transforms import InterpolationMode
         from torchvision.transforms.v2 import functional as v2
 

@@ -97,7 +97,11 @@ def load_or_make(
     return _open(path)
 
 
-def _reserve(path: Path, shape: tuple[int, ...], dtype: type) -> np.memmap:
+def _reserve(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: type,
+) -> np.memmap:
     """Map a new array whose every byte has its place on the disk.
 
     In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.
@@ -137,7 +141,11 @@ def _fill(whole: np.ndarray, blocks: Iterable[np.ndarray]) -> np.ndarray:
     return whole
 
 
-def _map(path: Path, shape: tuple[int, ...], dtype: type) -> np.ndarray | None:
+def _map(
+    path: Path,
+    shape: tuple[int, ...],
+    dtype: type,
+) -> np.ndarray | None:
     try:
         with path.open("rb") as file:
             if _hash(file) != file.read():

@@ -81,7 +81,11 @@ class ChestXray(Dataset):
     augment: bool = True
     split_seed: int = 0
 
-    def split(self, films: list[Film], digests: list[str]) -> Split:
+    def split(
+        self,
+        films: list[Film],
+        digests: list[str],
+    ) -> Split:
         """Take the release's test part as it is; cut the rest by patient.
 
         Args:
@@ -196,7 +200,11 @@ class ChestXray(Dataset):
         )
 
 
-def _notes(split: Split, first: Film, size: int) -> list[str]:
+def _notes(
+    split: Split,
+    first: Film,
+    size: int,
+) -> list[str]:
     patients = {film.patient for film in split.train}
     crossing = {film.patient for film in split.crossing}
     notes = [

@@ -156,7 +156,11 @@ def read_binary(path: Path) -> Images:
     return Images(rows[:, 1:].reshape(-1, *SHAPE), labels)
 
 
-def read(paths: list[Path], of: Card, check: bool) -> tuple[list[Images], str, Provenance, str]:
+def read(
+    paths: list[Path],
+    of: Card,
+    check: bool,
+) -> tuple[list[Images], str, Provenance, str]:
     """Read the six files; return them with their digest, provenance, and notes on differences."""
     release = release_of(paths, of) if check else None
     files = [read_binary(path) for path in paths]

@@ -225,7 +225,11 @@ class Cpsc2018(Dataset):
         padded[: min(self.length, len(signal))] = signal[: self.length]
         return np.fft.fft(padded, n=self.fft_length, norm=self.fft_norm).astype(np.complex64)
 
-    def split(self, folder: Path, targets: list[int]) -> tuple[np.ndarray, np.ndarray]:
+    def split(
+        self,
+        folder: Path,
+        targets: list[int],
+    ) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the recordings to train and to test on, stratified and seeded."""
         from sklearn.model_selection import train_test_split  # which takes half a second
 

@@ -34,7 +34,11 @@ from zdp_bench.registry import register
 POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0))  # of y and x, of second order
 
 
-def draw_phase(rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+def draw_phase(
+    rows: int,
+    columns: int,
+    random: np.random.Generator,
+) -> np.ndarray:
     """Draw a phase [rows, columns] in radians.
 
     It is Σ a_ij·y^i·x^j, i + j ≤ 2, with y and x from -1 to 1 and the a_ij uniform in ±π/2.
@@ -47,7 +51,12 @@ def draw_phase(rows: int, columns: int, random: np.random.Generator) -> np.ndarr
     return np.tensordot(coefficients, terms, axes=1)
 
 
-def write_volumes(folder: Path, paths: list[Path], axis: int, testing: np.ndarray) -> None:
+def write_volumes(
+    folder: Path,
+    paths: list[Path],
+    axis: int,
+    testing: np.ndarray,
+) -> None:
     """Write every volume in fastMRI's layout, on its side of the split, all or none."""
     with write_whole(folder) as partial:
         for side in FOLDERS:
@@ -101,7 +110,9 @@ LARGEST = 2 * SHAPE[1] - 1  # rows or columns that one mirroring of a square pic
 
 
 def draw_scan(
-    picture: np.ndarray, shape: tuple[int, int], random: np.random.Generator
+    picture: np.ndarray,
+    shape: tuple[int, int],
+    random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return the k-space, complex [rows, columns], and the magnitude of a picture [3, 32, 32]."""
     grey = np.tensordot(LUMA, picture, axes=1)
@@ -161,7 +172,11 @@ class PublicKSpace(KSpaceSlices):
         self._require_side("columns", self.columns, self.width)
 
     @staticmethod
-    def _require_side(key: str, side: int, crop: int) -> None:
+    def _require_side(
+        key: str,
+        side: int,
+        crop: int,
+    ) -> None:
         least = max(crop, SHAPE[1])
         rule = f"must lie between {least} and {LARGEST}"
         require(least <= side <= LARGEST, f"dataset.{key}", side, rule)

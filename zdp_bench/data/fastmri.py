@@ -228,7 +228,11 @@ class KSpaceExamples:
     def __len__(self) -> int:
         return len(self.starts)
 
-    def batch(self, indices: Tensor, uniforms: Tensor | None = None) -> tuple[Tensor, Tensor]:
+    def batch(
+        self,
+        indices: Tensor,
+        uniforms: Tensor | None = None,
+    ) -> tuple[Tensor, Tensor]:
         """Read the examples at `indices` [B].
 
         Args:
@@ -242,7 +246,11 @@ class KSpaceExamples:
         with np.errstate(all="ignore"):  # numpy's warnings would tell of values too
             return self._read(indices, uniforms)
 
-    def _read(self, indices: Tensor, uniforms: Tensor | None) -> tuple[Tensor, Tensor]:
+    def _read(
+        self,
+        indices: Tensor,
+        uniforms: Tensor | None,
+    ) -> tuple[Tensor, Tensor]:
         size = self.how.height, self.how.width
         inputs = torch.zeros(len(indices), 1, *size, dtype=torch.complex64)
         targets = torch.zeros(len(indices), 2, *size)
@@ -284,7 +292,12 @@ class KSpaceSlices(Dataset):
     def how(self) -> Undersampling:
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
-    def read_splits(self, sides: Sides, provenance: Provenance, notes: str) -> Splits:
+    def read_splits(
+        self,
+        sides: Sides,
+        provenance: Provenance,
+        notes: str,
+    ) -> Splits:
         """Take the volumes that are large enough; the notes count those that are not.
 
         Raises:
@@ -331,7 +344,11 @@ class KSpaceSlices(Dataset):
             )
         return crossing
 
-    def _note_volumes(self, train: list[KSpaceVolume], test: list[KSpaceVolume]) -> str:
+    def _note_volumes(
+        self,
+        train: list[KSpaceVolume],
+        test: list[KSpaceVolume],
+    ) -> str:
         slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
         return (
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {slices} of each at "

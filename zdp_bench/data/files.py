@@ -120,7 +120,11 @@ def digest(text: str) -> str:
     return hashlib.sha256(text.encode()).hexdigest()
 
 
-def verify(path: Path, expected: RemoteFile, dataset: str) -> None:
+def verify(
+    path: Path,
+    expected: RemoteFile,
+    dataset: str,
+) -> None:
     """Reject a file that is not the released one."""
     advice = (
         f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
@@ -153,7 +157,11 @@ def resolve_folder(root: Path, folder: str) -> Path:
     return root / folder
 
 
-def count_held_out(count: int, test_share: float, what: str) -> int:
+def count_held_out(
+    count: int,
+    test_share: float,
+    what: str,
+) -> int:
     """Return how many of `count` are to test on."""
     held = round(test_share * count)
     rule = f"leaves {count - held} {what} to train on, {held} to test on"
@@ -235,7 +243,11 @@ def list_files(
     return paths
 
 
-def require_distinct(paths: Iterable[Path], key: Callable[[Path], str], what: str) -> None:
+def require_distinct(
+    paths: Iterable[Path],
+    key: Callable[[Path], str],
+    what: str,
+) -> None:
     """Reject two files with one key: they are the same of a kind, such as a volume or clip."""
     first: dict[str, Path] = {}
     for path in paths:
@@ -348,7 +360,9 @@ def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[
 
 
 def read_each(
-    items: Iterable[T], read: Callable[[T], R], bad_examples: BadExamples
+    items: Iterable[T],
+    read: Callable[[T], R],
+    bad_examples: BadExamples,
 ) -> Iterator[tuple[T, R]]:
     """Yield each item with what `read` makes of it; without those that it refuses, if skipped."""
     for item in items:

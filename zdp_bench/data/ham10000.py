@@ -136,7 +136,11 @@ class Ham10000(Dataset):
             return int(diagnosis == "mel")
         return DIAGNOSES.index(diagnosis)
 
-    def describe(self, pictures: Sequence[Picture], parts: dict[str, Part]) -> list[str]:
+    def describe(
+        self,
+        pictures: Sequence[Picture],
+        parts: dict[str, Part],
+    ) -> list[str]:
         """Return the notes on what was read."""
         lesions = len({picture.lesion for picture in pictures})
         melanomas = sum(picture.diagnosis == "mel" for picture in pictures)

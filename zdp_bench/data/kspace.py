@@ -45,7 +45,11 @@ class Undersampling:
         require(0 <= share <= 1 / factor, "dataset.center_fraction", share, rule)
 
 
-def draw_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.bool_]:
+def draw_mask(
+    columns: int,
+    how: Undersampling,
+    random: Uniform,
+) -> NDArray[np.bool_]:
     """Keep the centre, and each other column so that columns/acceleration remain on average.
 
     fastMRI's RandomMaskFunc, draw for draw.
@@ -62,7 +66,11 @@ def draw_mask(columns: int, how: Undersampling, random: Uniform) -> NDArray[np.b
     return mask
 
 
-def fixed_mask(columns: int, how: Undersampling, file_name: str) -> NDArray[np.bool_]:
+def fixed_mask(
+    columns: int,
+    how: Undersampling,
+    file_name: str,
+) -> NDArray[np.bool_]:
     """The mask of a file in validation: fastMRI seeds it by the file's name, suffix included."""
     seed = [ord(letter) for letter in file_name]
     return draw_mask(columns, how, np.random.RandomState(seed))
@@ -82,7 +90,11 @@ def to_kspace(image: np.ndarray) -> np.ndarray:
     return np.fft.fftshift(kspace, axes=(-2, -1))
 
 
-def centre_crop(image: np.ndarray, height: int, width: int) -> np.ndarray:
+def centre_crop(
+    image: np.ndarray,
+    height: int,
+    width: int,
+) -> np.ndarray:
     """The middle `height` by `width` of the last two axes; fastMRI's rounding."""
     top = (image.shape[-2] - height) // 2
     left = (image.shape[-1] - width) // 2

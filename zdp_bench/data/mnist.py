@@ -133,7 +133,11 @@ class FashionMnist(Mnist):
         return replace(super().load(root), augment=augment)
 
 
-def _check_pair(images: np.ndarray, labels: np.ndarray, label_path: Path) -> None:
+def _check_pair(
+    images: np.ndarray,
+    labels: np.ndarray,
+    label_path: Path,
+) -> None:
     with reading(label_path):
         rule = f"holds {len(labels):,} labels, and the file of its images {len(images):,} images"
         expect(len(images) == len(labels), rule)

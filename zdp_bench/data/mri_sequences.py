@@ -82,7 +82,12 @@ class SequenceSlices(Dataset):
             chosen.append((path, slice(first, first + count)))
         return chosen
 
-    def describe(self, train: int, test: int, validation: int = 0) -> DatasetInfo:
+    def describe(
+        self,
+        train: int,
+        test: int,
+        validation: int = 0,
+    ) -> DatasetInfo:
         """Return counts and shapes of so many patients."""
         each = len(SEQUENCES) * self.slices
         return DatasetInfo(

@@ -146,7 +146,11 @@ class Decathlon(Dataset):
         """Return how many examples a volume of so many slices makes in a part."""
         raise NotImplementedError
 
-    def read(self, case: LabelledVolume, part: str) -> np.ndarray:
+    def read(
+        self,
+        case: LabelledVolume,
+        part: str,
+    ) -> np.ndarray:
         """Return a volume's examples as bytes [examples, 2, *sides]: image, mask of 0 and 1."""
         raise NotImplementedError
 
@@ -286,7 +290,11 @@ class Msd(Decathlon):
     def count(self, thickness: int, part: str) -> int:
         return min(self.most[part] or thickness, thickness)
 
-    def read(self, case: LabelledVolume, part: str) -> np.ndarray:
+    def read(
+        self,
+        case: LabelledVolume,
+        part: str,
+    ) -> np.ndarray:
         """The slices are spread evenly from the first to the last."""
         thickness = case.header.shape[2]
         places = np.linspace(0, thickness - 1, self.count(thickness, part))
@@ -312,7 +320,11 @@ class Msd(Decathlon):
             augment_targets=AUGMENT.masks if self.augment else None,
         )
 
-    def read_slices(self, case: LabelledVolume, indices: np.ndarray) -> np.ndarray:
+    def read_slices(
+        self,
+        case: LabelledVolume,
+        indices: np.ndarray,
+    ) -> np.ndarray:
         """Read slices as bytes [n, 2, size, size]; rows run from anterior to posterior."""
         volume, organ = read_case(case, self.channel)
         planes = nifti.turn_planes(volume[:, :, indices])  # [n, Y, X]
@@ -349,7 +361,11 @@ def read_case(case: LabelledVolume, channel: int) -> tuple[np.ndarray, np.ndarra
     return image, labels > 0
 
 
-def _pad(image: Tensor, size: int, path: Path) -> Tensor:
+def _pad(
+    image: Tensor,
+    size: int,
+    path: Path,
+) -> Tensor:
     rows, columns = image.shape[-2:]
     if max(rows, columns) > size:
         raise UserError(

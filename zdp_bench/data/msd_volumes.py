@@ -43,7 +43,11 @@ class MsdVolumes(Decathlon):
     def count(self, thickness: int, part: str) -> int:
         return 1
 
-    def read(self, case: LabelledVolume, part: str) -> np.ndarray:
+    def read(
+        self,
+        case: LabelledVolume,
+        part: str,
+    ) -> np.ndarray:
         volume, organ = read_case(case, self.channel)
         image = resize(torch.from_numpy(volume).float(), self.shape)
         mask = resize(torch.from_numpy(organ).float(), self.shape) >= 0.5

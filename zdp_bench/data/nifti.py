@@ -66,7 +66,11 @@ def paths_of(folder: Path) -> list[Path]:
     return [path for path in visible_files(folder) if path.name.endswith(SUFFIXES)]
 
 
-def find_volumes(folder: Path, dataset: str, channels: int | None = None) -> dict[Path, Header]:
+def find_volumes(
+    folder: Path,
+    dataset: str,
+    channels: int | None = None,
+) -> dict[Path, Header]:
     """Find every volume of a folder, by name, and read its header.
 
     Args:
@@ -152,7 +156,11 @@ def read_header(path: Path) -> Header:
         )
 
 
-def require_same_place(path: Path, header: Header, image: Header) -> None:
+def require_same_place(
+    path: Path,
+    header: Header,
+    image: Header,
+) -> None:
     """Reject a mask or reference whose voxels do not lie where its image's do.
 
     Both are compared as they are read, on RAS+ axes: a file that is only stored along other axes
@@ -247,7 +255,11 @@ def _orientation(image: Any) -> np.ndarray:
     return io_orientation(image.affine)
 
 
-def _read_voxels(path: Path, kinds: str, dtype: type) -> np.ndarray:
+def _read_voxels(
+    path: Path,
+    kinds: str,
+    dtype: type,
+) -> np.ndarray:
     """Read all voxels on RAS+ axes, of one of numpy's `kinds` of numbers and finite."""
     from nibabel.orientations import apply_orientation
 
@@ -317,7 +329,12 @@ def _find_percentiles(image: Tensor) -> Tensor:
     return torch.lerp(below, above, place - place.floor()).T[:, :, None, None]
 
 
-def fit_planes(planes: Tensor, size: int, fit: str, window: Window) -> Tensor:
+def fit_planes(
+    planes: Tensor,
+    size: int,
+    fit: str,
+    window: Window,
+) -> Tensor:
     """Turn planes into bytes between the window's ends, in a square of `size`."""
     grey = to_bytes(planes, window)
     if fit == "crop":
@@ -325,7 +342,11 @@ def fit_planes(planes: Tensor, size: int, fit: str, window: Window) -> Tensor:
     return resample(grey, (size, size)).round().clamp(0, 255).to(torch.uint8)
 
 
-def fit_complex(planes: Tensor, size: int, fit: str) -> Tensor:
+def fit_complex(
+    planes: Tensor,
+    size: int,
+    fit: str,
+) -> Tensor:
     """Bring complex planes into a square, in units of their own modulus' standard deviation."""
     if fit == "crop":
         planes = crop_square(planes)

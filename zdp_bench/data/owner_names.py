@@ -41,7 +41,11 @@ def require_owner_names(what: str, names: tuple[str, ...]) -> None:
         require_named("dataset", what, identifiers)
 
 
-def require_one_spelling(where: str, what: str, names: Iterable[str]) -> None:
+def require_one_spelling(
+    where: str,
+    what: str,
+    names: Iterable[str],
+) -> None:
     """Reject names that differ only in spelling: each would count as another owner.
 
     That is letter case, spaces, invisible characters, the form of Unicode, zeros before a number at
@@ -83,7 +87,11 @@ MISSING = {"", *map(_word, WORDS.split())}
 FAR_MORE = 5  # times what others have on average
 
 
-def require_named(where: str, what: str, owners: Iterable[str | int | float]) -> None:
+def require_named(
+    where: str,
+    what: str,
+    owners: Iterable[str | int | float],
+) -> None:
     """Reject an owner who means a missing one, under whom strangers would count as one.
 
     That is an empty name or one without a letter or digit, a word such as 'nan' or 'unbekannt',
@@ -123,7 +131,11 @@ def require_named(where: str, what: str, owners: Iterable[str | int | float]) ->
         )
 
 
-def _means_missing(text: str, is_counted: bool, are_letters: bool) -> bool:
+def _means_missing(
+    text: str,
+    is_counted: bool,
+    are_letters: bool,
+) -> bool:
     """True if a plain name means that the owner is not known.
 
     Args:

@@ -112,7 +112,10 @@ def place_owners(parts: dict[str, list[int]]) -> tuple[dict[str, slice], Tensor]
 
 
 def pick_test_owners(
-    owners: Sequence[str], classes: Sequence[str], test_share: float, seed: int
+    owners: Sequence[str],
+    classes: Sequence[str],
+    test_share: float,
+    seed: int,
 ) -> set[str]:
     """Return the owners to test on: those whose keyed hash is below `test_share`.
 
@@ -135,7 +138,11 @@ def pick_test_owners(
     return below | set(least.values())
 
 
-def hold_out_owners(owners: list[str], test_share: float, seed: int) -> np.ndarray:
+def hold_out_owners(
+    owners: list[str],
+    test_share: float,
+    seed: int,
+) -> np.ndarray:
     """Return True for the test examples: whole owners, drawn until `test_share` of the examples.
 
     Who is drawn depends on who is there: for a release, whose list of owners is public.

@@ -108,7 +108,11 @@ def draw_partners(labels: np.ndarray, seed: int) -> np.ndarray:
     return chosen
 
 
-def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pairing]:
+def pair(
+    train: Images,
+    test: Images,
+    seed: int,
+) -> tuple[Examples, Examples, Pairing]:
     """Make examples real + i·partner, labelled by the real part: complex64 [n, h, w].
 
     No test image is in a training example.
@@ -129,7 +133,13 @@ def pair(train: Images, test: Images, seed: int) -> tuple[Examples, Examples, Pa
     return training, testing, pairing
 
 
-def make_splits(train: Images, test: Images, seed: int, source: str, files: str) -> Splits:
+def make_splits(
+    train: Images,
+    test: Images,
+    seed: int,
+    source: str,
+    files: str,
+) -> Splits:
     """Pair the images of both parts: see `couple_images` and `draw_partners`."""
     training, testing, pairing = pair(train, test, seed)
     total = len(pairing.real) + pairing.left_out

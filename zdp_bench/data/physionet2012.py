@@ -177,7 +177,11 @@ class Physionet2012(Dataset):
             owner_names=names.tolist(),
         )
 
-    def _load_features(self, paths: list[Path], name: str) -> torch.Tensor:
+    def _load_features(
+        self,
+        paths: list[Path],
+        name: str,
+    ) -> torch.Tensor:
         """Read the features of records, float32 [n, FEATURES], through the cache.
 
         Args:

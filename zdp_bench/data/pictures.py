@@ -119,7 +119,11 @@ def inspect_mask(path: Path) -> tuple[int, ...]:
         return image.size[::-1]
 
 
-def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
+def read_mask(
+    path: Path,
+    size: int,
+    fit: Fit,
+) -> np.ndarray:
     """Return a PNG's mask as bytes [size, size]: 1 where it is not black.
 
     JPEG loses the edges of a mask, so it is refused.
@@ -131,7 +135,11 @@ def read_mask(path: Path, size: int, fit: Fit) -> np.ndarray:
         return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
 
 
-def _require_depth(path: Path, image: Image.Image, window: Window) -> None:
+def _require_depth(
+    path: Path,
+    image: Image.Image,
+    window: Window,
+) -> None:
     is_known = window or not _has_16_bits(image) or _significant_bits(path)
     expect(
         bool(is_known),
@@ -156,7 +164,11 @@ def _significant_bits(path: Path) -> int:
             file.seek(length + 4, 1)  # behind its content and checksum
 
 
-def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
+def _in_8_bits(
+    path: Path,
+    image: Image.Image,
+    window: Window,
+) -> Image.Image:
     """Return a picture's pixels between the window's ends, or as sBIT has them, in 8 bits."""
     pixels = np.asarray(image)
     if window is None:
@@ -175,7 +187,12 @@ def _in_8_bits(path: Path, image: Image.Image, window: Window) -> Image.Image:
     return Image.fromarray(grey)
 
 
-def _fit(image: Image.Image, size: int, fit: Fit, how: Image.Resampling) -> Image.Image:
+def _fit(
+    image: Image.Image,
+    size: int,
+    fit: Fit,
+    how: Image.Resampling,
+) -> Image.Image:
     square = (size, size)
     if fit == "crop":
         return ImageOps.fit(image, square, how)
@@ -185,7 +202,12 @@ def _fit(image: Image.Image, size: int, fit: Fit, how: Image.Resampling) -> Imag
 # --------------------------------------------------------------------------------------- DICOM
 
 
-def read_dicom(path: Path, size: int, fit: Fit, window: Window) -> np.ndarray:
+def read_dicom(
+    path: Path,
+    size: int,
+    fit: Fit,
+    window: Window,
+) -> np.ndarray:
     """Return bytes [1, size, size]: pixels in the file's units, between the window's ends."""
     from pydicom.pixels import apply_modality_lut
 

@@ -33,7 +33,12 @@ BITS = {
 
 
 @contextmanager
-def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[Any]:
+def open_sound(
+    path: Path,
+    rate: int,
+    channels: int,
+    longest: int,
+) -> Iterator[Any]:
     """Open a WAV, FLAC or OGG file and check its header.
 
     Args:
@@ -58,7 +63,12 @@ def open_sound(path: Path, rate: int, channels: int, longest: int) -> Iterator[A
         yield file
 
 
-def read_sound(path: Path, rate: int, channels: int, longest: int) -> np.ndarray:
+def read_sound(
+    path: Path,
+    rate: int,
+    channels: int,
+    longest: int,
+) -> np.ndarray:
     """Return all samples of a sound file, float32 [samples, channels]; whole numbers in ±1."""
     with open_sound(path, rate, channels, longest) as file:
         samples: np.ndarray = file.read(dtype="float32", always_2d=True)
@@ -91,7 +101,11 @@ class Record:
     files: list[Path]
 
 
-def open_record(path: Path, rate: float, longest: int) -> Record:
+def open_record(
+    path: Path,
+    rate: float,
+    longest: int,
+) -> Record:
     """Read a header and check its signal files; no file outside its folder is touched.
 
     Args:
@@ -134,7 +148,12 @@ def _require_ascii(lines: Iterable[str]) -> None:
             )
 
 
-def _open_signals(path: Path, header: Any, comments: list[str], longest: int) -> Record:
+def _open_signals(
+    path: Path,
+    header: Any,
+    comments: list[str],
+    longest: int,
+) -> Record:
     """Compare the signal files of one WFDB record with its header."""
     bits: dict[str, int] = {}  # of one moment's samples in each file
     starts: dict[str, int] = {}
@@ -166,7 +185,11 @@ def _open_signals(path: Path, header: Any, comments: list[str], longest: int) ->
     return Record(path, header, comments, list(header.sig_name), length, files)
 
 
-def read_leads(record: Record, channels: list[int], end: int | None = None) -> np.ndarray:
+def read_leads(
+    record: Record,
+    channels: list[int],
+    end: int | None = None,
+) -> np.ndarray:
     """Return the first `end` samples of some leads: float64 [samples, leads], in their units.
 
     The leads are read to their ends, where their sums are compared with the header's, if it has

@@ -172,7 +172,11 @@ class SpeechCommands(Dataset):
             z = standardise(z)
         return z
 
-    def transform(self, paths: list[Path], files: str) -> Tensor:
+    def transform(
+        self,
+        paths: list[Path],
+        files: str,
+    ) -> Tensor:
         """Return complex64 [n, frames, bins] of all clips, cached by the files' digest."""
         step, bins = self.frame_step, self.bins
 

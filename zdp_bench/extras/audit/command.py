@@ -75,7 +75,11 @@ def run(options: argparse.Namespace) -> int:
     return _show(findings, f"Audit of recipe {config.recipe}, seed {config.seed}", options)
 
 
-def _show(findings: list[Finding], title: str, options: argparse.Namespace) -> int:
+def _show(
+    findings: list[Finding],
+    title: str,
+    options: argparse.Namespace,
+) -> int:
     """Print the findings; return the exit code."""
     from zdp_bench.report.number_format import epsilon
     from zdp_bench.report.sheet import Sheet

@@ -204,7 +204,11 @@ def _list_candidates(examples: list[Example], rng: np.random.Generator) -> Itera
 # ------------------------------------------------------------------------------ what is released
 
 
-def released(make_step: MakeStep, examples: list[Example], seed: int) -> Release:
+def released(
+    make_step: MakeStep,
+    examples: list[Example],
+    seed: int,
+) -> Release:
     """Run the function once.
 
     Returns:
@@ -296,7 +300,11 @@ class Features:
     feature_of: dict[str, int]
 
     @staticmethod
-    def towards(move: Release, centre: Release, repeated: Sequence[Release]) -> Features:
+    def towards(
+        move: Release,
+        centre: Release,
+        repeated: Sequence[Release],
+    ) -> Features:
         """Look along the mean move in each tensor; those that move least share a feature."""
         lengths = {name: float(np.linalg.norm(value)) for name, value in move.items()}
         order = sorted(move, key=lambda name: -lengths[name])

@@ -121,7 +121,11 @@ class Coordinates:
             parts.append(value.flatten())
         return torch.cat(parts)
 
-    def add(self, vector: Tensor, to: dict[str, Tensor]) -> None:
+    def add(
+        self,
+        vector: Tensor,
+        to: dict[str, Tensor],
+    ) -> None:
         """Add a vector, [size], to the blocks' tensors."""
         for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
             total = to[block.name]
@@ -216,7 +220,11 @@ def attack_recipe_release(
     indices = torch.from_numpy(np.concatenate(watched))
     noise_watched, noise_along = _draw_noise(subject, coordinates, pure + 2 * trials, indices, move)
 
-    def attack(noise: Tensor, without: Tensor, with_it: Tensor) -> tuple[float, str]:
+    def attack(
+        noise: Tensor,
+        without: Tensor,
+        with_it: Tensor,
+    ) -> tuple[float, str]:
         def release(present: bool, count: int) -> Tensor:
             start = pure + trials * present
             contribution = with_it if present else without
@@ -438,7 +446,12 @@ class Canaries:
     number_of: np.ndarray
 
     @staticmethod
-    def draw(subject: Subject, coordinates: Coordinates, count: int, steps: int) -> Canaries:
+    def draw(
+        subject: Subject,
+        coordinates: Coordinates,
+        count: int,
+        steps: int,
+    ) -> Canaries:
         """Draw at most `count` canaries for a run of so many steps."""
         rng = subject.rng("gradients")
         joint = subject.mechanism.joint
@@ -460,7 +473,12 @@ class WithCanaries(Algorithm):
     arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
     """
 
-    def __init__(self, inner: Algorithm, coordinates: Coordinates, canaries: Canaries) -> None:
+    def __init__(
+        self,
+        inner: Algorithm,
+        coordinates: Coordinates,
+        canaries: Canaries,
+    ) -> None:
         super().__init__(inner.problem, noise_multiplier=inner.noise_multiplier)
         self.inner, self.coordinates = inner, coordinates
         self.indices = torch.from_numpy(canaries.indices)
@@ -476,7 +494,11 @@ class WithCanaries(Algorithm):
     def mechanism(self) -> Mechanism:
         return self.inner.mechanism()
 
-    def accumulate(self, total: dict[str, Tensor], batch: Any) -> None:
+    def accumulate(
+        self,
+        total: dict[str, Tensor],
+        batch: Any,
+    ) -> None:
         if batch is not self.drawn:
             self.inner.accumulate(total, *batch)
             return
@@ -544,7 +566,12 @@ def attack_with_gradients(
     )
 
 
-def _train(subject: Subject, audited: WithCanaries, canaries: Canaries, steps: int) -> int:
+def _train(
+    subject: Subject,
+    audited: WithCanaries,
+    canaries: Canaries,
+    steps: int,
+) -> int:
     """Take `steps` private steps with a temporary ledger; return how many releases it counted."""
     noise = subject.noise(subject.key)
     with tempfile.TemporaryDirectory() as folder:
@@ -649,7 +676,11 @@ def _measure_variance(seen: Tensor, audited: WithCanaries) -> Tensor:
     return variance
 
 
-def audit(config: Run, confidence: float = 0.99, steps: int = 1000) -> Iterator[Finding]:
+def audit(
+    config: Run,
+    confidence: float = 0.99,
+    steps: int = 1000,
+) -> Iterator[Finding]:
     """Yield what attacks find on a recipe cut to `steps`; the same for the same seed.
 
     Raises:

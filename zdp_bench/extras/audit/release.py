@@ -48,7 +48,11 @@ class Finding:
 # ----------------------------------------------------------------------------- bounds from counts
 
 
-def clopper_pearson(hits: np.ndarray, trials: int, alpha: float) -> tuple[np.ndarray, np.ndarray]:
+def clopper_pearson(
+    hits: np.ndarray,
+    trials: int,
+    alpha: float,
+) -> tuple[np.ndarray, np.ndarray]:
     """Return bounds on a probability; each fails with probability at most `alpha`."""
     hits = np.asarray(hits, dtype=float)
     misses = trials - hits
@@ -73,7 +77,13 @@ def release_bound(
     return np.log(np.maximum(ratio, 1.0))
 
 
-def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta: float) -> float:
+def guess_p_value(
+    canaries: int,
+    guesses: int,
+    right: int,
+    epsilon: float,
+    delta: float,
+) -> float:
     """Bound the probability of `right` or more right guesses if training is (ε, δ)-DP.
 
     Steinke et al. 2023, Theorem 5.2: P[V ≥ v] ≤ P[W ≥ v] + 2mδ·max_i P[v > W ≥ v − i]/i, with W ~
@@ -88,7 +98,13 @@ def guess_p_value(canaries: int, guesses: int, right: int, epsilon: float, delta
     return min(1.0, tail + 2 * canaries * delta * float(np.max(between / i)))
 
 
-def run_bound(canaries: int, guesses: int, right: int, delta: float, confidence: float) -> float:
+def run_bound(
+    canaries: int,
+    guesses: int,
+    right: int,
+    delta: float,
+    confidence: float,
+) -> float:
     """Return the largest ε at which so many right guesses are less likely than 1 − confidence."""
 
     def is_refuted(epsilon: float) -> bool:
@@ -326,7 +342,11 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
     """
     trials = len(scores.without)
 
-    def contradiction(hits: np.ndarray, alarms: np.ndarray, delta: float) -> np.ndarray:
+    def contradiction(
+        hits: np.ndarray,
+        alarms: np.ndarray,
+        delta: float,
+    ) -> np.ndarray:
         weight = np.exp(min(claimed[delta], 50.0))
         hit = (hits + 1) / (trials + 2)
         alarm = (alarms + 1) / (trials + 2)

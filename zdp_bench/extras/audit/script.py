@@ -21,7 +21,11 @@ from zdp_bench.extras.audit.foreign import step
 from zdp_bench.extras.audit.release import Finding
 
 
-def audit_script(word: str, runs: int, confidence: float) -> Finding:
+def audit_script(
+    word: str,
+    runs: int,
+    confidence: float,
+) -> Finding:
     """Return the finding for the function that `module:function` names.
 
     Raises:

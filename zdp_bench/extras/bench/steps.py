@@ -39,7 +39,11 @@ from zdp_bench.training.total import Total
 # -------------------------------------------------------------------------------------- non-private
 
 
-def batches_of(workload: Workload, last: bool, whole: bool) -> Iterator[Batch]:
+def batches_of(
+    workload: Workload,
+    last: bool,
+    whole: bool,
+) -> Iterator[Batch]:
     """Yield the batch again and again; `whole`: out of a dataset, example by example."""
     examples = workload.examples(last)
     if not whole:
@@ -48,7 +52,11 @@ def batches_of(workload: Workload, last: bool, whole: bool) -> Iterator[Batch]:
     return iter(DataLoader(TensorDataset(*examples), batch_sampler=everything))
 
 
-def non_private(workload: Workload, last: bool = True, whole: bool = False) -> Step:
+def non_private(
+    workload: Workload,
+    last: bool = True,
+    whole: bool = False,
+) -> Step:
     """Forward, backward, update."""
     model = workload.build()
     optimizer = workload.optimizer_of(model.parameters())
@@ -65,7 +73,11 @@ def non_private(workload: Workload, last: bool = True, whole: bool = False) -> S
     return _step(optimizer, backward, summed)
 
 
-def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Tensor]) -> Step:
+def _step(
+    optimizer: Any,
+    backward: Callable[[], None],
+    summed: Callable[[], Tensor],
+) -> Step:
     """Return a side whose gradients `backward` leaves where `summed` finds their sum."""
 
     def run() -> None:
@@ -88,7 +100,11 @@ def _step(optimizer: Any, backward: Callable[[], None], summed: Callable[[], Ten
 MANY = 10**6  # steps: more than are ever timed
 
 
-def private(workload: Workload, engine: Engine, last: bool = True) -> Step:
+def private(
+    workload: Workload,
+    engine: Engine,
+    last: bool = True,
+) -> Step:
     """Our private step with DP-SGD, noise included."""
     model = workload.build()
     inputs, targets = workload.examples(last)
@@ -145,7 +161,9 @@ def loop(workload: Workload) -> Step:
 
 
 def opacus(
-    workload: Workload, mode: Literal["hooks", "functorch", "ghost"], whole: bool = False
+    workload: Workload,
+    mode: Literal["hooks", "functorch", "ghost"],
+    whole: bool = False,
 ) -> Step:
     """Opacus's `PrivacyEngine`, with its own LSTM in place of torch's.
 

@@ -227,7 +227,11 @@ def _opacus(whole: bool = False) -> list[str]:
     return sides if find_spec("opacus") else []
 
 
-def _paper_ratio(table: str, above: str, below: str) -> float:
+def _paper_ratio(
+    table: str,
+    above: str,
+    below: str,
+) -> float:
     """Return the paper's own ratio of two rows, on its CPU (or GPU, where ours was one)."""
     column = "gpu" if torch.cuda.is_available() else "cpu"
     numbers = [number for number in papers.reference(table) if number.column == column]
@@ -245,7 +249,12 @@ TABLES: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
 }
 
 
-def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[Row]]:
+def run(
+    table: str,
+    quick: bool,
+    threads: int,
+    results: Path,
+) -> Iterator[list[Row]]:
     """Measure one of `TABLES`; yield the rows of each case once they are written."""
     torch.set_num_threads(threads)
     facts = environment(threads) | {"allocator": "held" if hold_memory() else "as malloc likes"}
@@ -255,13 +264,21 @@ def run(table: str, quick: bool, threads: int, results: Path) -> Iterator[list[R
         yield of_case
 
 
-def paths_of(table: str, quick: bool, results: Path) -> list[Path]:
+def paths_of(
+    table: str,
+    quick: bool,
+    results: Path,
+) -> list[Path]:
     """Return the page and the CSV of a table."""
     stem = results / "tables" / f"bench_{table.replace('/', '_table')}{'_quick' if quick else ''}"
     return [stem.with_suffix(".md"), stem.with_suffix(".csv")]
 
 
-def _write(table: str, paths: list[Path], of_case: list[Row]) -> None:
+def _write(
+    table: str,
+    paths: list[Path],
+    of_case: list[Row],
+) -> None:
     """Write the rows of a case in place of those that this machine measured before."""
     page, csv = paths
     before = read(csv)

@@ -111,7 +111,11 @@ class Criterion(nn.Module):
 # Networks: made from the shape of an example, the number of outputs and a width.
 
 
-def norm_cnn(input_shape: tuple[int, ...], outputs: int, width: int) -> nn.Module:
+def norm_cnn(
+    input_shape: tuple[int, ...],
+    outputs: int,
+    width: int,
+) -> nn.Module:
     """Three convolutions with GroupNorm, halved maps and a linear head: [B, C, H, W]."""
     layers: list[nn.Module] = []
     channels, height, breadth = input_shape
@@ -126,7 +130,12 @@ def norm_cnn(input_shape: tuple[int, ...], outputs: int, width: int) -> nn.Modul
 class LSTM(nn.Module):
     """An LSTM over vectors [B, T, D]; its last output decides."""
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.lstm = nn.LSTM(input_shape[1], width, batch_first=True)
         self.head = nn.Linear(width, outputs)
@@ -165,7 +174,12 @@ class TransformerBlock(nn.Module):
 class Transformer(nn.Module):
     """Two blocks over vectors [B, T, D]; the mean over time decides."""
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, width: int) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        width: int,
+    ) -> None:
         super().__init__()
         self.embedding = nn.Linear(input_shape[1], width)
         self.blocks = nn.Sequential(TransformerBlock(width), TransformerBlock(width))

@@ -92,7 +92,11 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
     return dict(_cut(whole, like))
 
 
-def _numbers(array: Array, dtype: str, count: int) -> np.ndarray:
+def _numbers(
+    array: Array,
+    dtype: str,
+    count: int,
+) -> np.ndarray:
     """Read exactly `count` numbers: the size that a node states is not trusted."""
     size = count * np.dtype(dtype).itemsize
     if size <= len(array.data) <= size + HEADER:

@@ -53,7 +53,11 @@ _sites: dict[str, Site] = {}
 # ----------------------------------------------------------------------------------------- patients
 
 
-def split_by_patient(data: Splits, nodes: int, seed: int) -> list[Part]:
+def split_by_patient(
+    data: Splits,
+    nodes: int,
+    seed: int,
+) -> list[Part]:
     """Split the training set by patient: the seed and a patient's name decide the node.
 
     Formal guarantees: every record is at one node; all records of a patient are at the same one;
@@ -87,7 +91,11 @@ class AccumulatingSGD(torch.optim.SGD):
     That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
     """
 
-    def __init__(self, parameters: Mapping[str, Tensor], lr: float) -> None:
+    def __init__(
+        self,
+        parameters: Mapping[str, Tensor],
+        lr: float,
+    ) -> None:
         super().__init__(parameters.values(), lr=lr)
         self._named = parameters
         self.sums: dict[str, Tensor] = {}
@@ -104,7 +112,10 @@ class Site:
     """What a process needs to be one or more nodes: data and model, each made when first used."""
 
     def __init__(
-        self, config: Run, data: Splits | None = None, device: torch.device | None = None
+        self,
+        config: Run,
+        data: Splits | None = None,
+        device: torch.device | None = None,
     ) -> None:
         self.config, self._data = config, data
         self.device = device or pick_device(config.device)
@@ -186,7 +197,12 @@ class Node:
             values["data"] = self.site.data.digest
         return values
 
-    def prepare(self, run: str, rounds: int, at_least: Position | None) -> dict[str, Any]:
+    def prepare(
+        self,
+        run: str,
+        rounds: int,
+        at_least: Position | None,
+    ) -> dict[str, Any]:
         """Make the mechanism and open the ledger, which had come `at_least` so far.
 
         Returns:
@@ -388,7 +404,11 @@ def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
     return answer
 
 
-def reply_to(app: Answer, message: Message, context: Context) -> Message:
+def reply_to(
+    app: Answer,
+    message: Message,
+    context: Context,
+) -> Message:
     """Return the app's answer, or an Error if it raises, as Flower's own runtimes do."""
     try:
         return app(message, context)

@@ -48,7 +48,12 @@ class Standing:
     excess: int = 0
     answers: int = 0
 
-    def note_ledger(self, entries: int, digest: str, asked: int) -> Standing:
+    def note_ledger(
+        self,
+        entries: int,
+        digest: str,
+        asked: int,
+    ) -> Standing:
         """Return it updated: the node reports a ledger of `entries`, after `asked` steps."""
         excess = max(self.excess, entries - asked)
         if entries < self.entries:
@@ -145,7 +150,12 @@ class Roster:
             if address not in connected:
                 del self._pending[message]
 
-    def wait_for(self, count: int, patience: float, asked_to_stop: Callable[[], int]) -> bool:
+    def wait_for(
+        self,
+        count: int,
+        patience: float,
+        asked_to_stop: Callable[[], int],
+    ) -> bool:
         """Wait for `count` nodes; False after `patience` seconds, or if all others are refused."""
         until = time.monotonic() + patience
         while True:
@@ -159,7 +169,12 @@ class Roster:
                 return False
             time.sleep(PAUSE)
 
-    def prepare(self, run: str, rounds: int, mechanisms: Mapping[int, str]) -> None:
+    def prepare(
+        self,
+        run: str,
+        rounds: int,
+        mechanisms: Mapping[int, str],
+    ) -> None:
         """Ask every node, also later ones, to prepare; none is present until it has answered."""
         self._preparation = {"run": run, "rounds": rounds}
         self._mechanisms = mechanisms
@@ -168,7 +183,11 @@ class Roster:
             self._ask_to_prepare(number, address)
         self.present = {}
 
-    def note_ledger(self, number: int, values: Mapping[str, Any]) -> None:
+    def note_ledger(
+        self,
+        number: int,
+        values: Mapping[str, Any],
+    ) -> None:
         """Note what a node reports of its ledger."""
         entries = values["entries"]
         if entries > self._most_entries:
@@ -177,7 +196,12 @@ class Roster:
         standing = self.standings[number]
         self.standings[number] = standing.note_ledger(entries, values["digest"], asked)
 
-    def round(self, contents: RecordDict, round_: int, patience: float) -> dict[int, Message]:
+    def round(
+        self,
+        contents: RecordDict,
+        round_: int,
+        patience: float,
+    ) -> dict[int, Message]:
         """Ask every present node for a round; return the first timely answer of each, by number."""
         number_of = {address: number for number, address in self.present.items()}
         messages = [
@@ -203,7 +227,11 @@ class Roster:
         standing = self.standings[number]
         self.standings[number] = replace(standing, answers=standing.answers + 1)
 
-    def spent(self, number: int, rounds: int | None = None) -> int:
+    def spent(
+        self,
+        number: int,
+        rounds: int | None = None,
+    ) -> int:
         """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
         rounds = self.asked if rounds is None else rounds
         return self.standings[number].spent(rounds * self.steps_a_round)
@@ -234,7 +262,12 @@ class Roster:
             if refusal.number is not None
         }
 
-    def _ask(self, kind: str, address: int, values: Mapping[str, Any]) -> None:
+    def _ask(
+        self,
+        kind: str,
+        address: int,
+        values: Mapping[str, Any],
+    ) -> None:
         message = Message(content(values), address, f"query.{kind}")
         for name in self.grid.push_messages([message]):
             self._pending[name] = (kind, address)
@@ -245,7 +278,12 @@ class Roster:
         at_least = {"entries": standing.entries, "digest": standing.digest}
         self._ask("prepare", address, self._preparation | at_least)
 
-    def _admit(self, kind: str, address: int, answer: Message) -> None:
+    def _admit(
+        self,
+        kind: str,
+        address: int,
+        answer: Message,
+    ) -> None:
         """Advance a node by its answer: from joining to preparing, then to being present."""
         number = self._met.get(address)
         try:
@@ -275,7 +313,12 @@ class Roster:
             who = "a node that joins" if number is None else f"node {number}"
             log.warning("%s: %s; it is refused", who, error)
 
-    def _join(self, number: int, address: int, values: Mapping[str, Any]) -> None:
+    def _join(
+        self,
+        number: int,
+        address: int,
+        values: Mapping[str, Any],
+    ) -> None:
         """Note which node this is, and what it has."""
         if number >= self.nodes:
             raise Malformed(f"federated.nodes={self.nodes} has no such node")

@@ -451,7 +451,11 @@ def _report_nodes(
     """Return each node's section on privacy, by its mechanism and the server's count."""
 
     @cache
-    def report(number: int, releases: int, examples: int) -> dict[str, Any]:
+    def report(
+        number: int,
+        releases: int,
+        examples: int,
+    ) -> dict[str, Any]:
         return privacy_report(setups[number], Tally(repeatable, releases), examples, unit)
 
     # Nodes with one mechanism have one ε.

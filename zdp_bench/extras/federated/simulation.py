@@ -24,7 +24,12 @@ SERVER = 1  # Flower's number of the server, and of its one run and task
 FIRST = 2  # that of node 0
 
 
-def run_simulated(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+def run_simulated(
+    config: Run,
+    watcher: Watcher,
+    device: torch.device,
+    wait: bool,
+) -> Outcome:
     """Run a federation on this machine; `training.run` calls it for a recipe with nodes."""
     if distributed.is_distributed():
         raise UserError("federated.nodes: torchrun carries out central runs only.")
@@ -81,6 +86,9 @@ class SerialGrid:
         return [self._answers.pop(name) for name in message_ids if name in self._answers]
 
     def send_and_receive(
-        self, messages: Iterable[Message], *, timeout: float | None = None
+        self,
+        messages: Iterable[Message],
+        *,
+        timeout: float | None = None,
     ) -> Iterable[Message]:
         return self.pull_messages(self.push_messages(messages))

@@ -192,7 +192,11 @@ def _add_legend(figure: Figure, title: str) -> None:
     )
 
 
-def write(figure: Figure, name: str, results: Path) -> list[Path]:
+def write(
+    figure: Figure,
+    name: str,
+    results: Path,
+) -> list[Path]:
     """Write `results/figures/PAPER_figN.png`, `.svg` and `.pdf`; return their paths."""
     stem = name.replace("/", "_")
     paths = [results / "figures" / f"{stem}{suffix}" for suffix in METADATA]

@@ -38,7 +38,11 @@ def draw(name: str, folder: Path) -> Figure:
         return drawings[name](name, folder)
 
 
-def read_table(name: str, folder: Path, command: str) -> pd.DataFrame:
+def read_table(
+    name: str,
+    folder: Path,
+    command: str,
+) -> pd.DataFrame:
     """Return the words of a CSV of `results/tables`; the lists of `values` as numbers.
 
     Raises:
@@ -185,7 +189,13 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     return figure
 
 
-def draw_runs(folder: Path, filters: list[str], x: str, metric: str, by: Sequence[str]) -> Figure:
+def draw_runs(
+    folder: Path,
+    filters: list[str],
+    x: str,
+    metric: str,
+    by: Sequence[str],
+) -> Figure:
     """Draw the metric of the records that pass every filter, a curve for each value of `by`.
 
     `x` and `by` are columns of records.csv or keys of the configuration.

@@ -42,7 +42,11 @@ class StandIn(Dataset):
         return None
 
 
-def draw_blobs(shape: tuple[int, ...], count: int, random: np.random.Generator) -> np.ndarray:
+def draw_blobs(
+    shape: tuple[int, ...],
+    count: int,
+    random: np.random.Generator,
+) -> np.ndarray:
     """Draw Gaussian blobs at random places of a grid: float [*shape] in [0, 1]."""
     axes = [np.linspace(-1, 1, side) for side in shape]
     grid = np.meshgrid(*axes, indexing="ij", sparse=True)

@@ -48,7 +48,11 @@ def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
     return np.asarray(np.sum(waves, axis=0))
 
 
-def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> np.ndarray:
+def draw_recording(
+    blocked: bool,
+    seconds: float,
+    rng: np.random.Generator,
+) -> np.ndarray:
     """Draw twelve leads of one recording: [12, samples] in mV."""
     t = np.arange(round(seconds * RATE)) / RATE
     signal = np.zeros_like(t)
@@ -64,7 +68,12 @@ def draw_recording(blocked: bool, seconds: float, rng: np.random.Generator) -> n
     return gains * signal + wander + hum + muscle_noise
 
 
-def write_wfdb(folder: Path, name: str, leads: np.ndarray, diagnosis: str) -> None:
+def write_wfdb(
+    folder: Path,
+    name: str,
+    leads: np.ndarray,
+    diagnosis: str,
+) -> None:
     """Write `name.hea`, and `name.mat`: 16-bit samples behind MATLAB 4's 24 bytes."""
     units = np.round(leads * GAIN).clip(-32767, 32767).astype(np.int16)  # [12, samples]
     savemat(folder / f"{name}.mat", {"val": units}, format="4")

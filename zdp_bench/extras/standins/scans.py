@@ -31,7 +31,12 @@ from zdp_bench.registry import register
 COIL_NOISE = 0.01  # standard deviation of each part of k-space, where tissue has magnitude 1
 
 
-def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generator) -> np.ndarray:
+def draw_phantom(
+    slices: int,
+    rows: int,
+    columns: int,
+    random: np.random.Generator,
+) -> np.ndarray:
     """Draw the magnitude [slices, rows, columns] of one patient."""
     z, y, x = np.meshgrid(
         np.linspace(-0.5, 0.5, slices),
@@ -40,7 +45,11 @@ def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generat
         indexing="ij",
     )
 
-    def inside(centre: np.ndarray, radii: np.ndarray, angle: float) -> np.ndarray:
+    def inside(
+        centre: np.ndarray,
+        radii: np.ndarray,
+        angle: float,
+    ) -> np.ndarray:
         dz, dy, dx = z - centre[0], y - centre[1], x - centre[2]
         across = dy * np.cos(angle) + dx * np.sin(angle)
         along = dx * np.cos(angle) - dy * np.sin(angle)
@@ -59,7 +68,10 @@ def draw_phantom(slices: int, rows: int, columns: int, random: np.random.Generat
 
 
 def scan(
-    slices: int, height: int, width: int, random: np.random.Generator
+    slices: int,
+    height: int,
+    width: int,
+    random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
     """Return k-space [slices, 2·height, width + 4] and magnitude [slices, height, width]."""
     rows, columns = 2 * height, width + 4
@@ -139,7 +151,11 @@ def draw_abdomen(random: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
     return (intensity + noise).astype(np.int16), labels
 
 
-def _write(path: Path, data: np.ndarray, number: int) -> None:
+def _write(
+    path: Path,
+    data: np.ndarray,
+    number: int,
+) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     axes = "LPS" if number % 2 else "RAS"
     nifti.write(path.with_name(f"{path.name}.nii.gz"), data, SPACING, axes)

@@ -44,7 +44,11 @@ class Physionet2012Synthetic(StandIn, Physionet2012):
             (home / f"Outcomes-{name}.txt").write_text("\n".join(outcomes) + "\n")
 
 
-def draw_record(number: int, dies: bool, random: np.random.Generator) -> list[str]:
+def draw_record(
+    number: int,
+    dies: bool,
+    random: np.random.Generator,
+) -> list[str]:
     """Return the lines of a patient's record; one sign in five is not measured."""
     lines = [
         HEADER,

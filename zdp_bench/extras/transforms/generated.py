@@ -30,7 +30,12 @@ BLOCK = 256  # pictures of the cache that are made at once
 LUMA = (0.299, 0.587, 0.114)  # of red, green and blue in grey
 
 
-def between(low: float, high: float, *shape: int, device: torch.device) -> Tensor:
+def between(
+    low: float,
+    high: float,
+    *shape: int,
+    device: torch.device,
+) -> Tensor:
     """Return uniform numbers."""
     return low + (high - low) * torch.rand(*shape, device=device)
 
@@ -38,7 +43,11 @@ def between(low: float, high: float, *shape: int, device: torch.device) -> Tenso
 class Draws:
     """Random numbers for n pictures, one for each."""
 
-    def __init__(self, n: int, device: torch.device) -> None:
+    def __init__(
+        self,
+        n: int,
+        device: torch.device,
+    ) -> None:
         self.n, self.device = n, device
 
     def uniform(self, low: float, high: float) -> Tensor:
@@ -164,7 +173,11 @@ def spectral(n: int, device: torch.device) -> Tensor:
     return coloured(torch.where(has_edges, torch.tanh(4 * x), x))
 
 
-def _rotate(x: Tensor, y: Tensor, angle: Tensor) -> tuple[Tensor, Tensor]:
+def _rotate(
+    x: Tensor,
+    y: Tensor,
+    angle: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return coordinates in axes that are turned by an angle in radians."""
     cos, sin = angle.cos(), angle.sin()
     return x * cos + y * sin, y * cos - x * sin

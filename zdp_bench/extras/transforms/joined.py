@@ -77,7 +77,11 @@ def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
 Parts = Annotated[list[str | dict[str, Any]] | None, AfterValidator(check_parts)]
 
 
-def standardised(features: Tensor, mean: Tensor, deviation: Tensor) -> Tensor:
+def standardised(
+    features: Tensor,
+    mean: Tensor,
+    deviation: Tensor,
+) -> Tensor:
     """Return features [n, C, ...] of mean 0 and deviation 1 as rows, clamped: [n, features]."""
     x = (features - mean) / (deviation + EPS)
     return x.clamp(-FARTHEST, FARTHEST).flatten(1)
@@ -155,7 +159,12 @@ class Part(nn.Module):
         return F.normalize((rows - self.centre) @ self.axes.T, dim=1)
 
 
-def _fit(representation: Representation, count: int, pictures: int, seed: int) -> Tensor:
+def _fit(
+    representation: Representation,
+    count: int,
+    pictures: int,
+    seed: int,
+) -> Tensor:
     """Return as rows the mean and deviation of each channel, the centre and the axes."""
     features = torch.cat(
         [

@@ -170,7 +170,11 @@ def _cut(network: Any, stage: int) -> None:
         ) from None
 
 
-def _load(network: nn.Module, name: str, weights: str) -> dict[str, Any]:
+def _load(
+    network: nn.Module,
+    name: str,
+    weights: str,
+) -> dict[str, Any]:
     """Give a network weights from a package or a file; return where they are from."""
     if weights == "package":
         path, facts = _find_package(name)

@@ -15,7 +15,11 @@ Normalise = Literal["none", "layer", "group"]
 EPS = 1e-5
 
 
-def normalise_each(x: Tensor, normalise: Normalise, groups: int) -> Tensor:
+def normalise_each(
+    x: Tensor,
+    normalise: Normalise,
+    groups: int,
+) -> Tensor:
     """Give each example of x [B, C, ...], or each group of its channels, mean 0 and E|z|² = 1."""
     if normalise == "none":
         return x
@@ -43,7 +47,11 @@ def require_real(x: Tensor, name: str) -> None:
         )
 
 
-def require_pictures(name: str, input_shape: tuple[int, ...], least: int = 1) -> int:
+def require_pictures(
+    name: str,
+    input_shape: tuple[int, ...],
+    least: int = 1,
+) -> int:
     """Return how many channels pictures [(C,) H, W] have.
 
     Args:

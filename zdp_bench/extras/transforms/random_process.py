@@ -27,7 +27,12 @@ GRIDS = (4, 2)  # places along a side, of the last two stages
 class Block(nn.Module):
     """A residual block of two convolutions (He et al. 2016)."""
 
-    def __init__(self, inputs: int, outputs: int, stride: int) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        stride: int,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(inputs, outputs, 3, stride, 1, bias=False)
         self.norm1 = nn.BatchNorm2d(outputs)

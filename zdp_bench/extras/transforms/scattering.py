@@ -28,7 +28,11 @@ from zdp_bench.registry import register
 Output = Literal["modulus", "complex"]
 
 
-def gaussian_1d(size: int, sigma: float, centre: float = 0.0) -> Tensor:
+def gaussian_1d(
+    size: int,
+    sigma: float,
+    centre: float = 0.0,
+) -> Tensor:
     """Return a periodic Gaussian of sum 1 around `centre`, [size] float64."""
     x = torch.arange(size, dtype=torch.float64) - centre
     periods = torch.arange(-2, 3, dtype=torch.float64).unsqueeze(1) * size
@@ -66,7 +70,12 @@ def morlet_2d(
     return wave * slant / (2 * math.pi * sigma**2)
 
 
-def bank_2d(height: int, width: int, J: int, L: int) -> tuple[Tensor, list[int]]:
+def bank_2d(
+    height: int,
+    width: int,
+    J: int,
+    L: int,
+) -> tuple[Tensor, list[int]]:
     """Return the wavelets' Fourier transforms, float64 [J·L, height, width], and each one's j."""
     filters, scales = [], []
     for j in range(J):
@@ -86,7 +95,11 @@ def _unturned(L: int) -> int:
     return int(L - L / 2 - 1)
 
 
-def bank_1d(size: int, J: int, Q: int) -> tuple[Tensor, list[int]]:
+def bank_1d(
+    size: int,
+    J: int,
+    Q: int,
+) -> tuple[Tensor, list[int]]:
     """Return Q wavelets an octave over J octaves, made in Fourier: [J·Q, size], and each one's j.
 
     Neighbours meet where each is at √½ of its height (Andén & Mallat 2014).
@@ -105,7 +118,11 @@ def bank_1d(size: int, J: int, Q: int) -> tuple[Tensor, list[int]]:
     return torch.stack(filters), scales
 
 
-def _periodic_bump(size: int, centre: float, sigma: float) -> Tensor:
+def _periodic_bump(
+    size: int,
+    centre: float,
+    sigma: float,
+) -> Tensor:
     """Return a Gaussian over the frequencies of a signal, of height 1: float64 [size]."""
     frequencies = torch.fft.fftfreq(size, dtype=torch.float64)
     bumps = []
@@ -209,7 +226,13 @@ class Scattering(nn.Module):
             reflected = side - 1 - (side - 1 - reflected).abs()
             self.register_buffer(f"reflected_{axis}", reflected)
 
-    def _make_wavelets(self, padded: list[int], deviation: float, J: int, L: int) -> Tensor:
+    def _make_wavelets(
+        self,
+        padded: list[int],
+        deviation: float,
+        J: int,
+        L: int,
+    ) -> Tensor:
         """Make the wavelets of both orders; return φ̂, [*padded]."""
         phi = torch.fft.fft(gaussian_1d(padded[0], deviation)).real
         if self.dims == 2:

@@ -64,11 +64,19 @@ def _stack(examples: list[Example]) -> tuple[Tensor, Tensor]:
     return inputs, targets
 
 
-def _gradients(model: nn.Module, x: Tensor, y: Tensor) -> Gradients:
+def _gradients(
+    model: nn.Module,
+    x: Tensor,
+    y: Tensor,
+) -> Gradients:
     """Return every example's gradient: [n, ...] each."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
-    def loss(weights: Gradients, x: Tensor, y: Tensor) -> Tensor:
+    def loss(
+        weights: Gradients,
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
         outputs = functional_call(model, weights, (x.unsqueeze(0),))
         return F.cross_entropy(outputs[0], y)
 
@@ -85,7 +93,11 @@ def _sum(gradients: Gradients) -> Gradients:
     return {name: g.sum(dim=0) for name, g in gradients.items()}
 
 
-def _add_noise(gradients: Gradients, std: float, seed: int) -> Gradients:
+def _add_noise(
+    gradients: Gradients,
+    std: float,
+    seed: int,
+) -> Gradients:
     generator = torch.Generator().manual_seed(seed)
     noisy = {}
     for name, g in gradients.items():
@@ -94,6 +106,10 @@ def _add_noise(gradients: Gradients, std: float, seed: int) -> Gradients:
     return noisy
 
 
-def _update(model: nn.Module, gradients: Gradients, divisor: int) -> Gradients:
+def _update(
+    model: nn.Module,
+    gradients: Gradients,
+    divisor: int,
+) -> Gradients:
     weights = model.named_parameters()
     return {name: p.detach() - gradients[name] / divisor for name, p in weights}

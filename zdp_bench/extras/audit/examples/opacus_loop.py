@@ -34,7 +34,9 @@ def shuffled(examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]
 
 
 def _train(
-    examples: list[tuple[Tensor, int]], seed: int, poisson_sampling: bool
+    examples: list[tuple[Tensor, int]],
+    seed: int,
+    poisson_sampling: bool,
 ) -> dict[str, Tensor]:
     torch.manual_seed(0)  # the same first weights in every run
     model = nn.Sequential(
