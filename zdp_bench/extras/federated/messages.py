@@ -71,17 +71,17 @@ def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str
     return checked
 
 
-def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a message's tensors, each with shape, dtype and device of its namesake in `like`."""
+def tensors_of(message: Message, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """Return a message's tensors, each with shape, dtype and device of the parameter it is of."""
     sent = str(values_of(message).get(LAYOUT, "")).split("; ")
-    expected = layout(like).split("; ")
+    expected = layout(parameters).split("; ")
     for item, other in zip_longest(sent, expected, fillvalue="nothing"):
         if item != other:
             raise Malformed(
                 f"does not fit the model: {item[:LONGEST]!r} where {other!r} was expected"
             )
     counts = Counter[str]()
-    for value in like.values():
+    for value in parameters.values():
         counts[_precision(value)] += math.prod(_real_shape(value))
     arrays: dict[str, Array] = dict(message.content.array_records.get(ARRAYS) or {})
     if set(arrays) != set(counts):
@@ -89,7 +89,7 @@ def tensors_of(message: Message, like: Mapping[str, Tensor]) -> dict[str, Tensor
             "does not fit the model: its numbers are of other precisions than its layout says"
         )
     whole = {dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}
-    return dict(_cut(whole, like))
+    return dict(_cut(whole, parameters))
 
 
 def _numbers(
@@ -146,11 +146,11 @@ def _real(value: Tensor) -> np.ndarray:
 
 def _cut(
     arrays: Mapping[str, np.ndarray],
-    like: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
     """Yield (name, tensor), cut from the arrays they were concatenated into."""
     starts = dict.fromkeys(arrays, 0)
-    for name, parameter in like.items():
+    for name, parameter in parameters.items():
         dtype, shape = _precision(parameter), _real_shape(parameter)
         start = starts[dtype]
         starts[dtype] += math.prod(shape)

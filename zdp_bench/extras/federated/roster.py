@@ -52,20 +52,20 @@ class Standing:
         self,
         entries: int,
         digest: str,
-        asked: int,
+        steps_asked: int,
     ) -> Standing:
-        """Return it updated: the node reports a ledger of `entries`, after `asked` steps."""
-        excess = max(self.excess, entries - asked)
+        """Return it updated: the node reports a ledger of `entries`, after `steps_asked` steps."""
+        excess = max(self.excess, entries - steps_asked)
         if entries < self.entries:
             return replace(self, excess=excess)
         return replace(self, entries=entries, digest=digest, excess=excess)
 
-    def spent(self, asked: int) -> int:
-        """Return the most steps there can be once `asked` were asked for.
+    def spent(self, steps_asked: int) -> int:
+        """Return the most steps there can be once `steps_asked` were asked for.
 
-        Formal guarantees: at least `asked`; what the node says only raises it; it never falls.
+        Formal guarantees: at least `steps_asked`; a node's word only raises it; it never falls.
         """
-        return asked + self.excess
+        return steps_asked + self.excess
 
 
 @dataclass(frozen=True)
@@ -123,8 +123,8 @@ class Roster:
         """Let new nodes join, and drop those that have left."""
         connected = set(self.grid.get_node_ids())
         self._forget_all_but(connected)
-        asked = {address for _, address in self._pending.values()}
-        busy = asked | self._refused.keys() | set(self.present.values())
+        waiting = {address for _, address in self._pending.values()}
+        busy = waiting | self._refused.keys() | set(self.present.values())
         for address in sorted(connected - busy):
             self._ask("join", address, {})
         while self._pending:
@@ -192,9 +192,9 @@ class Roster:
         entries = values["entries"]
         if entries > self._most_entries:
             raise Malformed(f"has entries={entries}, more than {MOST_RUNS} runs like this one")
-        asked = self.asked * self.steps_a_round
+        steps_asked = self.asked * self.steps_a_round
         standing = self.standings[number]
-        self.standings[number] = standing.note_ledger(entries, values["digest"], asked)
+        self.standings[number] = standing.note_ledger(entries, values["digest"], steps_asked)
 
     def round(
         self,

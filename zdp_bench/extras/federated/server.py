@@ -81,8 +81,8 @@ def run_federation(
     digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
     def train(home: Path) -> Document:
-        with stop_signals() as asked:
-            return over(ServerContext(config, data, digest, home, device, watcher, asked))
+        with stop_signals() as asked_to_stop:
+            return over(ServerContext(config, data, digest, home, device, watcher, asked_to_stop))
 
     return find_or_run(config, digest, ALONE, wait, train)
 
@@ -246,9 +246,9 @@ class Rounds:
 
     def epsilon(self, rounds: int) -> float:
         """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
-        asked = self.ledger.releases_before(rounds)
+        rounds_asked = self.ledger.releases_before(rounds)
         return max(
-            self._epsilon_of(self.sizes[number], self.roster.spent(number, asked))
+            self._epsilon_of(self.sizes[number], self.roster.spent(number, rounds_asked))
             for number in self.roster.standings
         )
 
@@ -305,13 +305,13 @@ def valid_releases(
     roster: Roster,
     answers: Mapping[int, Message],
     round_: int,
-    like: Mapping[str, Tensor],
+    parameters: Mapping[str, Tensor],
     limits: Mapping[int, float],
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
     """Check the nodes' answers to a round.
 
     Args:
-        like: tensors of the model's names, shapes and dtypes.
+        parameters: tensors of the model's names, shapes and dtypes.
         limits: the largest norm of each node's release.
 
     Returns:
@@ -325,7 +325,7 @@ def valid_releases(
             values = messages.checked_values(answer, SPENT | {"round": int})
             if values["round"] != round_:
                 raise Malformed(f"is to round {values['round']}, not to {round_}")
-            release = messages.tensors_of(answer, like)
+            release = messages.tensors_of(answer, parameters)
             norm = norm_of(release)
             if not math.isfinite(norm):
                 raise Malformed("is not finite")

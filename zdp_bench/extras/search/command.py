@@ -45,9 +45,9 @@ def run(options: argparse.Namespace) -> int:
     given = (options.sampler, options.trials, options.epsilon, options.metric)
     asked = read_search(options.overrides, *given)
     plain = options.format == "rich"
-    found, folder = search(asked, "progress" if plain else "nothing")
-    print_sheet(sheet(found), options.format)
-    for path in sheet(found).write(folder / "trials"):
+    record, folder = search(asked, "progress" if plain else "nothing")
+    print_sheet(sheet(record), options.format)
+    for path in sheet(record).write(folder / "trials"):
         if plain:
             print(f"written: {path}")
     return 0

@@ -50,88 +50,111 @@ SHOWN = 10  # trials in a table; CSV and JSON have all
 SLACK = 1 + 1e-9  # a cluster's FFT may round an ε to the other side
 
 
-def search(asked: Search, show: Shown = "progress") -> tuple[Document, Path]:
+def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     """Carry a search out, or continue it; return its record and its folder.
 
     Formal guarantees: every trial is a run with a ledger and counts in full, also one that failed
     or was stopped. `epsilon_all` is the tight ε of all runs of the recipe on these data, in any
     adaptive order, and `epsilon_all_unit` that of the owner of several examples. With
-    `asked.epsilon`, no trial begins with which it would be larger.
+    `options.epsilon`, no trial begins with which it would be larger.
     """
     say = print if show != "nothing" else (lambda line: None)
-    config = configured(asked.example())
+    config = configured(options.example())
     require_central(config, "search")
     data = load_data(config)
     if data.validation is None:
         word = f"{KEY}={DEFAULT:g}"
-        asked = hold_out(asked, word)
-        config = configured(asked.example())
+        options = hold_out(options, word)
+        config = configured(options.example())
         data = load_data(config)
         say(f"{word}: these owners are held out of training to choose by, and are not protected")
-    metric = choose_by(asked, config, data)
-    folder = config.results / FOLDER / f"{config.recipe}-{asked.name}"
-    path = folder / "search.json"
-    optuna.logging.set_verbosity(optuna.logging.ERROR)
-    study = optuna.create_study(
-        direction=direction(metric),
-        sampler=(TPESampler if asked.sampler == "tpe" else RandomSampler)(seed=config.seed),
-    )
-    for values in grid_of(asked.searched) if asked.sampler == "grid" else ():
-        study.enqueue_trial(values)
+    metric = choose_by(options, config, data)
+    folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
+    study = create_study(options, config, metric)
     lines = list[Document]()
     ended_by = ""
 
-    def describe_now() -> Document:
-        found = describe(asked, config, data, metric, lines) | {"ended_by": ended_by}
-        records.write(path, found)
-        return found
+    def write_record() -> Document:
+        record = describe(options, config, data, metric, lines) | {"ended_by": ended_by}
+        records.write(folder / "search.json", record)
+        return record
 
     try:
-        for number in range(asked.trials):
-            trial = study.ask(asked.searched)
-            words = asked.words(trial.params)
-            noise = noise_words(asked, words, data)
+        for number in range(1, options.trials + 1):
+            trial = study.ask(options.searched)
+            words = options.words(trial.params)
+            noise = noise_words(options, words, data)
             words += noise
             run = digest_of(configured(words), data.digest)
-            ended_by = find_limit(asked, configured(words), data, run, number + 1)
+            ended_by = find_limit(options, configured(words), data, run, number)
             if ended_by and not lines:
                 raise UserError(ended_by)
             if ended_by:
                 say(ended_by)
                 break
-            line = {"trial": number + 1, "values": trial.params, "noise": noise, "run": run}
+            line = {"trial": number, "values": trial.params, "noise": noise, "run": run}
             lines.append(line | {"state": "open", "score": None})
-            describe_now()
+            write_record()
             lines[-1] |= _carry_out(words, number, metric.name, show)
             score = lines[-1]["score"]
-            tried = " ".join(f"{key}={_short(value)}" for key, value in trial.params.items())
-            reached = "diverged" if score is None else f"validation {metric.name} {score:.4f}"
-            say(f"trial {number + 1} of {asked.trials}: {tried}: {reached}")
+            say(_describe_trial(lines[-1], options.trials, metric.name))
             study.tell(trial, score, TrialState.FAIL if score is None else TrialState.COMPLETE)
     finally:  # what was spent is stated, however the search ended
-        found = describe_now()
-    return found, folder
+        record = write_record()
+    return record, folder
 
 
-def hold_out(asked: Search, word: str) -> Search:
+def create_study(
+    options: Search,
+    config: Run,
+    metric: Metric,
+) -> optuna.Study:
+    """Return Optuna's study, whose proposals follow from the recipe's seed."""
+    optuna.logging.set_verbosity(optuna.logging.ERROR)
+    sampler = TPESampler if options.sampler == "tpe" else RandomSampler
+    study = optuna.create_study(direction=direction(metric), sampler=sampler(seed=config.seed))
+    if options.sampler == "grid":
+        for values in grid_of(options.searched):
+            study.enqueue_trial(values)
+    return study
+
+
+def _describe_trial(
+    line: Document,
+    trials: int,
+    metric: str,
+) -> str:
+    """Return a finished trial in one line for the terminal."""
+    values = " ".join(f"{key}={_short(value)}" for key, value in line["values"].items())
+    result = "diverged"
+    if line["score"] is not None:
+        result = f"validation {metric} {line['score']:.4f}"
+    return f"trial {line['trial']} of {trials}: {values}: {result}"
+
+
+def hold_out(options: Search, word: str) -> Search:
     """Return the search with the override that holds out examples to choose by."""
-    for fixed in asked.fixed:
+    for fixed in options.fixed:
         if fixed.lstrip("+").startswith(f"{KEY}="):
             raise UserError(
                 f"{fixed}: a search chooses by validation examples, and leaves none; give a share "
                 "above 0, or remove the key."
             )
-    return replace(asked, fixed=(*asked.fixed, word))
+    return replace(options, fixed=(*options.fixed, word))
 
 
-def choose_by(asked: Search, config: Run, data: Splits) -> Metric:
+def choose_by(
+    options: Search,
+    config: Run,
+    data: Splits,
+) -> Metric:
     """Return the metric of the validation examples that trials are chosen by."""
     assert data.validation is not None
     setup = ModelSetup.of(config, data, torch.device("cpu"))
-    known = evaluate(setup.model, setup.task, data.validation, setup.device)
-    name = asked.metric or setup.task.headline
-    if name not in known:
-        raise unknown("metric", name, known)
+    metrics = evaluate(setup.model, setup.task, data.validation, setup.device)
+    name = options.metric or setup.task.headline
+    if name not in metrics:
+        raise unknown("metric", name, metrics)
     return metric_of(setup.task, name)
 
 
@@ -140,14 +163,19 @@ def direction(metric: Metric) -> Literal["minimize", "maximize"]:
     return "minimize" if metric.less_is_better else "maximize"
 
 
-def _carry_out(words: list[str], number: int, metric: str, show: Shown) -> Document:
+def _carry_out(
+    words: list[str],
+    number: int,
+    metric: str,
+    show: Shown,
+) -> Document:
     """Run a trial; return its state and its score."""
     try:
         record = carry_out(compose(words), words, show=show).record
     except UserError as error:
         if str(error).startswith(DIVERGED):
             return {"state": "failed"}
-        raise UserError(f"trial {number + 1}: {error}") from None
+        raise UserError(f"trial {number}: {error}") from None
     score = record.validation.get(metric, math.nan)
     return {
         "state": "done",
@@ -165,7 +193,11 @@ def spend(config: Run, data: Splits) -> Spent:
     return Spent(setup.mechanism.z, sampling.of_one, own_steps)
 
 
-def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]:
+def noise_words(
+    search: Search,
+    words: Sequence[str],
+    data: Splits,
+) -> list[str]:
     """Return the overrides that give a trial its share of the search's ε; [] without one.
 
     Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
@@ -173,70 +205,88 @@ def noise_words(search: Search, words: Sequence[str], data: Splits) -> list[str]
     """
     if search.epsilon is None:
         return []
-    off = [f"privacy.{key}=null" for key in ("target_epsilon", "claimed_epsilon", "max_epsilon")]
-    first = configured([*words, *off])
-    if "noise_multiplier" not in first.algorithm.options:
+    no_target = ["privacy.target_epsilon=null", "privacy.claimed_epsilon=null"]
+    words = [*words, *no_target, "privacy.max_epsilon=null"]
+    config = configured(words)
+    if "noise_multiplier" not in config.algorithm.options:
         raise UserError(
-            f"--epsilon with algorithm={first.algorithm.name}: it has no noise to keep the search "
+            f"--epsilon with algorithm={config.algorithm.name}: it has no noise to keep the search "
             "within an ε; choose a private algorithm, or remove --epsilon."
         )
-    delta = first.privacy.delta
-    unit = spend(configured([*words, *off, "algorithm.noise_multiplier=1.0"]), data)
+    delta = config.privacy.delta
+    at_1 = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
-        mechanism, steps = Mechanism.of_z(unit.z, unit.sampling), unit.steps * search.trials
-        found = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
+        mechanism = Mechanism.of_z(at_1.z, at_1.sampling)
+        steps = at_1.steps * search.trials
+        multiplier = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
-    noise = f"algorithm.noise_multiplier={found!r}"
-    own = spend(configured([*words, *off, noise]), data)
-    most = tight_epsilon(Mechanism.of_z(own.z, own.sampling), own.steps, delta) * SLACK
-    return [*off[:2], noise, f"privacy.max_epsilon={most!r}"]
+    noise = f"algorithm.noise_multiplier={multiplier!r}"
+    spent = spend(configured([*words, noise]), data)
+    epsilon_of_trial = tight_epsilon(Mechanism.of_z(spent.z, spent.sampling), spent.steps, delta)
+    return [*no_target, noise, f"privacy.max_epsilon={epsilon_of_trial * SLACK!r}"]
 
 
-def find_limit(asked: Search, config: Run, data: Splits, run: str, number: int) -> str:
+def find_limit(
+    options: Search,
+    config: Run,
+    data: Splits,
+    run: str,
+    number: int,
+) -> str:
     """Return why a trial would take the search beyond its ε; "" if it does not."""
     home = records.folder(config.results, config.recipe, run)
-    if asked.epsilon is None or (home / "record.json").exists():
+    if options.epsilon is None or (home / "record.json").exists():
         return ""
     setup = Setup.of(config, data, torch.device("cpu"))
     own = plan_spending(config, data, setup.mechanism, setup.plan.steps, home)
-    others = [one for one in read_recipes_spendings(config, data) if one.home != home]
+    spendings = read_recipes_spendings(config, data)
+    others = [spending for spending in spendings if spending.home != home]
     delta = config.privacy.delta
     earlier = f"the {len(others)} runs of {config.recipe} on these data in {config.results}"
     try:
         spent = spent_of_one([*others, own], own.by_unit)
-        before, after = together(spent[:-1], delta), together(spent, delta)
+        before = together(spent[:-1], delta)
+        after = together(spent, delta)
     except ValueError as error:
         return (
-            f"--epsilon {asked.epsilon:g}: no ε is known of trial {number} and {earlier}: {error}."
+            f"--epsilon {options.epsilon:g}: no ε is known of trial {number} and {earlier}: "
+            f"{error}."
         )
-    if after <= asked.epsilon:
+    if after <= options.epsilon:
         return ""
     return (
-        f"--epsilon {asked.epsilon:g}: {earlier} have a tight ε of {show_epsilon(before)}, and "
+        f"--epsilon {options.epsilon:g}: {earlier} have a tight ε of {show_epsilon(before)}, and "
         f"with trial {number} it would be {show_epsilon(after)}, so the search ends before it. "
         "Raise --epsilon to make more trials."
     )
 
 
 def describe(
-    asked: Search, config: Run, data: Splits, metric: Metric, lines: list[Document]
+    options: Search,
+    config: Run,
+    data: Splits,
+    metric: Metric,
+    lines: list[Document],
 ) -> Document:
     """Return a search's record: every trial, the best, and what ε covers what."""
     spendings = read_recipes_spendings(config, data)
-    has_owners = any(one.examples > 1 for one in spendings)
+    has_owners = any(spending.examples > 1 for spending in spendings)
     delta = config.privacy.delta
-    scored = [line for line in lines if line["score"] is not None]
-    best = max(
-        scored, key=lambda line: (metric.gain(line["score"], 0.0), -line["trial"]), default=None
-    )
+    best = None  # the first of equal ones
+    for line in lines:
+        if line["score"] is None:
+            continue
+        if best is None or metric.gain(line["score"], best["score"]) > 0:
+            best = line
+    finished = [line for line in lines if line["state"] != "open"]
     return {
         "recipe": config.recipe,
-        "fixed": list(asked.fixed),
-        "searched": {key: str(values) for key, values in asked.searched.items()},
-        "sampler": asked.sampler,
-        "asked": asked.trials,
-        "finished": len([line for line in lines if line["state"] != "open"]) >= asked.trials,
+        "fixed": list(options.fixed),
+        "searched": {key: str(values) for key, values in options.searched.items()},
+        "sampler": options.sampler,
+        "asked": options.trials,
+        "finished": len(finished) >= options.trials,
         "metric": metric.name,
         "direction": direction(metric),
         "data": {
@@ -248,7 +298,7 @@ def describe(
         "best": best and best["trial"],
         "privacy": {
             "delta": delta,
-            "epsilon_asked": asked.epsilon,
+            "epsilon_asked": options.epsilon,
             "runs": len(spendings),
             "epsilon_all": _find_epsilon(spendings, False, delta),
             "epsilon_all_unit": _find_epsilon(spendings, True, delta) if has_owners else None,
@@ -257,7 +307,11 @@ def describe(
     }
 
 
-def _find_epsilon(spendings: list[Spending], of_unit: bool, delta: float) -> float | None:
+def _find_epsilon(
+    spendings: list[Spending],
+    of_unit: bool,
+    delta: float,
+) -> float | None:
     """Return the tight ε of all for one example, or one unit; None where none is known."""
     try:
         return together(spent_of_one(spendings, of_unit), delta)
@@ -265,67 +319,77 @@ def _find_epsilon(spendings: list[Spending], of_unit: bool, delta: float) -> flo
         return None
 
 
-def sheet(found: Document) -> Sheet:
+def sheet(record: Document) -> Sheet:
     """Return the trials of a search's record, the best first, and what ε covers what."""
-    metric = found["metric"]
-    sign = -1 if found["direction"] == "minimize" else 1
-    ordered = sorted(
-        found["trials"],
-        key=lambda line: (line["score"] is None, -sign * (line["score"] or 0.0), line["trial"]),
-    )
-    numbers = [
-        {
-            "trial": line["trial"],
-            **line["values"],
-            "state": line["state"],
-            f"validation_{metric}": line["score"],
-            f"test_{metric}": line.get("test"),
-            **{key: line.get(key) for key in ("epsilon_tight", "run")},
-        }
-        for line in ordered
-    ]
-    cells = [
-        [epsilon(v) if k == "epsilon_tight" else _short(v)[:16] for k, v in line.items()]
-        for line in numbers[:SHOWN]
-    ]
-    left = [f"{len(numbers) - SHOWN} more trials: --format csv."] if len(numbers) > SHOWN else []
-    title = f"Search of {found['recipe']}: {len(numbers)} trials by {found['sampler']}"
+    metric = record["metric"]
+    sign = -1 if record["direction"] == "minimize" else 1
+
+    def rank(line: Document) -> tuple[bool, float, int]:
+        has_none = line["score"] is None
+        return has_none, 0.0 if has_none else -sign * line["score"], line["trial"]
+
+    numbers = []
+    for line in sorted(record["trials"], key=rank):
+        numbers.append(
+            {
+                "trial": line["trial"],
+                **line["values"],
+                "state": line["state"],
+                f"validation_{metric}": line["score"],
+                f"test_{metric}": line.get("test"),
+                "epsilon_tight": line.get("epsilon_tight"),
+                "run": line.get("run"),
+            }
+        )
+    cells = []
+    for row in numbers[:SHOWN]:
+        shown = {key: _short(value)[:16] for key, value in row.items()}
+        shown["epsilon_tight"] = epsilon(row["epsilon_tight"])
+        cells.append(list(shown.values()))
+    notes = _notes(record)
+    if len(numbers) > SHOWN:
+        notes.insert(0, f"{len(numbers) - SHOWN} more trials: --format csv.")
+    title = f"Search of {record['recipe']}: {len(numbers)} trials by {record['sampler']}"
     columns = [key.replace("_", " ") for key in numbers[0]] if numbers else []
-    important = ("trial", f"validation {metric}", "run", "epsilon tight", *found["searched"])
-    notes = [*left, *_notes(found)]
+    important = ("trial", f"validation {metric}", "run", "epsilon tight", *record["searched"])
     return Sheet(title, columns, cells, notes, numbers=numbers, important=important)
 
 
-def _notes(found: Document) -> list[str]:
+def _notes(record: Document) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
-    privacy = found["privacy"]
+    privacy = record["privacy"]
     every = epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
-    unit = privacy["epsilon_all_unit"]
-    owner = f", of {name_one(privacy['unit'])} {epsilon(unit)}" if unit is not None else ""
+    of_owner = privacy["epsilon_all_unit"]
+    owner = ""
+    if of_owner is not None:
+        owner = f", of {name_one(privacy['unit'])} {epsilon(of_owner)}"
+    notes = [record["ended_by"]] if record["ended_by"] else []
     return [
-        *([found["ended_by"]] if found["ended_by"] else []),
+        *notes,
         f"ε of the whole search: {every}{owner} (δ {privacy['delta']:g}; tight, of the "
-        f"{privacy['runs']} runs of {found['recipe']} on these data in the results folder, "
+        f"{privacy['runs']} runs of {record['recipe']} on these data in the results folder, "
         "composed). It covers every choice made by looking at the training examples. The ε of one "
         "trial covers less.",
-        f"Chosen by {found['data']['validation']:,} validation examples, which are not protected: "
+        f"Chosen by {record['data']['validation']:,} validation examples, which are not protected: "
         "no ε covers them.",
-        *_commands(found),
+        *_commands(record),
     ]
 
 
-def _commands(found: Document) -> list[str]:
+def _commands(record: Document) -> list[str]:
     """Return the best run, and the commands that export it and run it with other seeds."""
-    if found["best"] is None:
+    if record["best"] is None:
         return []
-    (best,) = (line for line in found["trials"] if line["trial"] == found["best"])
-    name, metric = f"{found['recipe']}/{best['run'][:8]}", found["metric"].replace("_", " ")
-    results = [word for word in found["fixed"] if word.startswith("paths.results=")]
-    place = ["--results", results[-1].partition("=")[2]] if results else []
+    best = next(line for line in record["trials"] if line["trial"] == record["best"])
+    name = f"{record['recipe']}/{best['run'][:8]}"
+    metric = record["metric"].replace("_", " ")
+    export = ["zdp-bench", "export", name, "--to", f"{record['recipe']}_best"]
+    for word in record["fixed"]:
+        if word.startswith("paths.results="):
+            export += ["--results", word.partition("=")[2]]
+    fixed = [word for word in record["fixed"] if not word.startswith("seed=")]
     values = [f"{key}={value}" for key, value in best["values"].items()]
-    fixed = [word for word in found["fixed"] if not word.startswith("seed=")]
     again = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
-    export = ["zdp-bench", "export", name, "--to", f"{found['recipe']}_best", *place]
     return [
         f"Best: trial {best['trial']}, run {name}, validation {metric} {best['score']:.4f}.",
         f"Export it: {shlex.join(export)}",
@@ -334,4 +398,6 @@ def _commands(found: Document) -> list[str]:
 
 
 def _short(value: Any) -> str:
-    return "" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
+    if value is None:
+        return ""
+    return f"{value:.4g}" if isinstance(value, float) else str(value)

@@ -59,13 +59,17 @@ class Search:
         """
         promised = self.trials if self.epsilon else None
         searched = {key: distribution_to_json(values) for key, values in self.searched.items()}
-        asked = [self.fixed, searched, [self.sampler, self.epsilon, promised, self.metric]]
-        return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:12]
+        identity = [self.fixed, searched, [self.sampler, self.epsilon, promised, self.metric]]
+        text = json.dumps(identity, sort_keys=True)
+        return hashlib.sha256(text.encode()).hexdigest()[:12]
 
     def words(self, values: dict[str, Any]) -> list[str]:
         """Return the overrides of a trial."""
-        given = ((key, v if isinstance(v, str) else repr(v)) for key, v in values.items())
-        return [*self.fixed, *(f"{key}={value}" for key, value in given)]
+        words = list(self.fixed)
+        for key, value in values.items():
+            text = value if isinstance(value, str) else repr(value)
+            words.append(f"{key}={text}")
+        return words
 
     def example(self) -> list[str]:
         """Return the overrides of one trial, to check the keys with."""
@@ -79,21 +83,28 @@ def read_search(
     epsilon: float | None = None,
     metric: str | None = None,
 ) -> Search:
-    """Return the search that command-line words and options describe."""
+    """Return the search that command-line words and options describe.
+
+    Raises:
+        UserError: no key has several values, one cannot be searched, the number of trials is
+            missing, or the noise is set twice.
+    """
     for override in parse_words(overrides):  # before any file is looked for
         if override.is_sweep_override():
             _require_own(override, _key_of(override).lstrip("+"))
     parsed = read_words(overrides, sweep=True)
-    searched = {_key_of(o): _values(o) for o in parsed if o.is_sweep_override()}
+    sweeps = [override for override in parsed if override.is_sweep_override()]
+    searched = {_key_of(override): _values(override) for override in sweeps}
     if not searched:
         raise UserError(
             "no key has several values. Give one several, such as "
             "'optimizer.lr=tag(log,interval(0.01,1))' or algorithm.max_grad_norm=0.5,1,2."
         )
     fixed = tuple(str(word.input_line) for word in parsed if not word.is_sweep_override())
-    setting = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
+    settings = (*EPSILONS, "algorithm.noise_multiplier", "privacy.max_epsilon")
     for word in (*fixed, *searched):
-        if epsilon is not None and (key := word.partition("=")[0].lstrip("+")) in setting:
+        key = word.partition("=")[0].lstrip("+")
+        if epsilon is not None and key in settings:
             raise UserError(
                 f"{key} with --epsilon: the search chooses each trial's noise so that all "
                 "together stay within ε; remove one of them."

@@ -38,10 +38,25 @@ VERDICTS = {
 NOT_PRIVATE = "**Not private.** Some direction of a release has no noise: ε is ∞."
 # What the head states of the section on privacy, in this order.
 STATED = (
-    *("unit", "epsilon_of", "examples_per_patient", "adjacency", "delta", "epsilon_claimed"),
-    *("claimed_by", "epsilon_tight", "epsilon_tight_at_least", "epsilon_patient"),
-    *("epsilon_patient_at_least", "epsilon_rdp", "noise_multiplier", "z", "steps", "sampling"),
-    *("randomness", "randomness_from", "ledger"),
+    "unit",
+    "epsilon_of",
+    "examples_per_patient",
+    "adjacency",
+    "delta",
+    "epsilon_claimed",
+    "claimed_by",
+    "epsilon_tight",
+    "epsilon_tight_at_least",
+    "epsilon_patient",
+    "epsilon_patient_at_least",
+    "epsilon_rdp",
+    "noise_multiplier",
+    "z",
+    "steps",
+    "sampling",
+    "randomness",
+    "randomness_from",
+    "ledger",
 )
 
 
@@ -55,80 +70,102 @@ _TEMPLATES = Environment(
 
 def card(source: Source) -> str:
     """Return the model card of a record, or of your own loop's report."""
-    own, privacy = files.is_report(source), source["privacy"]
-    about = _of_loop(source) if own else _of_run(source)
-    verdict = NOT_PRIVATE if math.isinf(privacy["epsilon_tight"]) else VERDICTS[about["kind"]]
+    is_own = files.is_report(source)
+    about = _describe_loop(source) if is_own else _describe_run(source)
+    verdict = VERDICTS[about["kind"]]
+    if math.isinf(source["privacy"]["epsilon_tight"]):
+        verdict = NOT_PRIVATE
     head = yaml.safe_dump(to_json(_head(source, about)), sort_keys=False, allow_unicode=True)
-    given = {"source": source, "own": own, "head": head, "verdict": verdict, **about}
-    return _TEMPLATES.get_template("card.md").render(given, epsilon=epsilon, interval=interval)
+    return _TEMPLATES.get_template("card.md").render(
+        about,
+        source=source,
+        own=is_own,
+        head=head,
+        verdict=verdict,
+        epsilon=epsilon,
+        interval=interval,
+    )
 
 
-def _of_loop(report: Source) -> dict[str, Any]:
+def _describe_loop(report: Source) -> dict[str, Any]:
     """Return the card's text on your own loop."""
-    most = report["privacy"]["examples_per_owner"] if report["owners"] else 0
-    owner = f"one owner with {_counted(most)} or fewer in a step"
+    unit = "one example"
+    if report["owners"]:
+        most = _count_examples(report["privacy"]["examples_per_owner"])
+        unit = f"one owner with {most} or fewer in a step"
     return {
         "name": report["name"],
         "title": report["name"],
         "algorithm": report["algorithm"],
         "task": "other",
         "pipeline": None,
-        "whose": owner if report["owners"] else "one example",
+        "protected": unit,
         "kind": kind_of(report["privacy"]["randomness_from"]),
         "takes": report["inputs"],
     }
 
 
-def _of_run(record: Source) -> dict[str, Any]:
+def _describe_run(record: Source) -> dict[str, Any]:
     """Return the card's text on a run."""
     privacy, config = record["privacy"], record["config"]
-    task, (shape, dtype) = config["task"]["name"], files.raw_example(record)
-    one = name_one(privacy["unit"])
-    owner = f"{one} with {_counted(privacy['examples_per_patient'])}"
+    task = config["task"]["name"]
+    shape, dtype = files.raw_example(record)
+    dimensions = len(record["data"]["example"]["input_shape"])
+    one_owner = name_one(privacy["unit"])
+    owner = f"{one_owner} with {_count_examples(privacy['examples_per_patient'])}"
     return {
         "name": f"{record['recipe']}-{record['run'][:12]}",
         "title": config["model"]["name"],
         "algorithm": config["algorithm"]["name"],
         "task": task,
-        "pipeline": HUB_TASKS.get((task, len(record["data"]["example"]["input_shape"]))),
-        "one": one,
+        "pipeline": HUB_TASKS.get((task, dimensions)),
+        "one": one_owner,
         "owner": owner,
-        "whose": owner if privacy["epsilon_of"] != "example" else "one example",
+        "protected": "one example" if privacy["epsilon_of"] == "example" else owner,
         "kind": "cryptographic" if privacy["randomness"] == "cryptographic" else "seeded",
-        "takes": f"{dtype} {['n', *shape]}".replace("'", ""),
+        "takes": f"{dtype} [{', '.join(map(str, ('n', *shape)))}]",
         "licence": _licence(record["data"]["name"]),
     }
 
 
 def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
     """Return the head, without results that have no number: hubs reject those."""
-    privacy, metrics, data = source["privacy"], source["metrics"], source["data"]
-    task, pipeline, made = about["task"], about["pipeline"], source["environment"]
-    result = {
-        "task": {"type": pipeline or task, "name": task.replace("_", " ")},
-        "dataset": {"type": data["name"], "name": data["name"]},
-        "metrics": [{"type": k, "name": f"test {k}", "value": v} for k, v in metrics.items()],
+    privacy, data, environment = source["privacy"], source["data"], source["environment"]
+    head: dict[str, Any] = {"library_name": "zdp-bench"}
+    if about["pipeline"]:
+        head["pipeline_tag"] = about["pipeline"]
+    head["tags"] = ["differential-privacy", about["algorithm"]]
+    head["datasets"] = [data["name"]]
+    head["metrics"] = list(source["metrics"])
+    if source["metrics"]:
+        results = [_results(source, about)]
+        head["model-index"] = [{"name": about["name"], "results": results}]
+    head["data"] = {key: value for key, value in data.items() if not isinstance(value, dict)}
+    head["differential_privacy"] = {key: privacy[key] for key in STATED if key in privacy}
+    head["run"] = {
+        **{key: source[key] for key in ("recipe", "run", "seed") if key in source},
+        "weights_sha256": source["measured"]["weights"]["digest"],
+        "commit": environment["commit"],
+        "versions": environment["versions"],
     }
+    return head
+
+
+def _results(source: Source, about: dict[str, Any]) -> dict[str, Any]:
+    """Return the test results as model hubs read them."""
+    task, name = about["task"], source["data"]["name"]
     return {
-        "library_name": "zdp-bench",
-        **({"pipeline_tag": pipeline} if pipeline else {}),
-        "tags": ["differential-privacy", about["algorithm"]],
-        "datasets": [data["name"]],
-        "metrics": list(metrics),
-        **({"model-index": [{"name": about["name"], "results": [result]}]} if metrics else {}),
-        "data": {key: value for key, value in data.items() if not isinstance(value, dict)},
-        "differential_privacy": {key: privacy[key] for key in STATED if key in privacy},
-        "run": {
-            **{key: source[key] for key in ("recipe", "run", "seed") if key in source},
-            "weights_sha256": source["measured"]["weights"]["digest"],
-            "commit": made["commit"],
-            "versions": made["versions"],
-        },
+        "task": {"type": about["pipeline"] or task, "name": task.replace("_", " ")},
+        "dataset": {"type": name, "name": name},
+        "metrics": [
+            {"type": metric, "name": f"test {metric}", "value": value}
+            for metric, value in source["metrics"].items()
+        ],
     }
 
 
-def _counted(many: int) -> str:
-    return f"{many} example{'' if many == 1 else 's'}"
+def _count_examples(count: int) -> str:
+    return "1 example" if count == 1 else f"{count} examples"
 
 
 def _licence(name: str) -> str:

@@ -30,20 +30,35 @@ from zdp_bench.training.machine import environment
 from zdp_bench.training.run_folder import command_of, find_weights
 
 
-def export(results: Path, asked: str, to: Path) -> Document:
-    """Write the model of a finished run (see `find_weights`) into an empty or new folder.
+def export(
+    results: Path,
+    run: str,
+    to: Path,
+) -> Document:
+    """Write the model of a finished run into an empty or new folder.
 
-    A folder that holds this very export is left as it is. Returns the run's record.
+    A folder that holds this very export is left as it is.
+
+    Args:
+        run: RECIPE, RECIPE/RUN, RUN, or the run's folder.
+
+    Returns:
+        the run's record.
+
+    Raises:
+        UserError: there is no such run, or several; its weights are missing or not the record's;
+            or the folder is not empty.
     """
-    home = find_weights(results, asked, tell=lambda runs: tell_differences(*read_frame(runs)))
+    home = find_weights(results, run, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read_document(home / files.RECORD)
     assert record is not None
     files.require_fit(record, home / files.RECORD)
-    known = record["measured"]["weights"]
-    saved = checkpoint.load(home / known["file"], record["run"])
-    if saved is None or checkpoint.state_digest(saved.model) != known["digest"]:
+    weights = record["measured"]["weights"]
+    path = home / weights["file"]
+    saved = checkpoint.load(path, record["run"])
+    if saved is None or checkpoint.state_digest(saved.model) != weights["digest"]:
         raise UserError(
-            f"{home / known['file']}: does not contain the record's weights. To make them again: "
+            f"{path}: does not contain the record's weights. To make them again: "
             f"{command_of(Record.of(record))}."
         )
     _write(to, record, saved.model, home / files.LEDGER)
@@ -52,13 +67,17 @@ def export(results: Path, asked: str, to: Path) -> Document:
 
 def recipe_of(record: Document) -> str:
     """Return a record's configuration as the YAML of a recipe."""
-    whole = deepcopy(record["config"])
-    config = {key: value for key, value in whole.items() if key not in ("recipe", "claims")}
-    named = [group for group in GROUPS if "name" in config.get(group, {})]
-    chosen = [{f"override /{group}": config[group].pop("name") or "none"} for group in named]
+    config = deepcopy(record["config"])
+    defaults = []
+    for group in GROUPS:
+        if "name" in config.get(group, {}):
+            defaults.append({f"override /{group}": config[group].pop("name") or "none"})
+    recipe = {"defaults": defaults}
+    for key, value in config.items():
+        if key not in ("recipe", "claims") and value != {}:
+            recipe[key] = value
     head = f"# The run that made this model: recipe {record['recipe']}, run {record['run'][:16]}.\n"
-    body = {"defaults": chosen} | {key: value for key, value in config.items() if value != {}}
-    return head + yaml.safe_dump(body, sort_keys=False, allow_unicode=True)
+    return head + yaml.safe_dump(recipe, sort_keys=False, allow_unicode=True)
 
 
 def write_own(
@@ -72,9 +91,14 @@ def write_own(
     """Write weights, ledger, report and card into an empty or new folder.
 
     A folder that holds this very export is left as it is, so that a script can run twice.
-    `about` is name, algorithm, inputs, data and owners, `privacy` what `Private.report` returned.
+
+    Args:
+        about: name, algorithm, inputs, data and owners.
+        privacy: what `Private.report` returned.
+        metrics: the numbers that the card states.
     """
-    weights = {name: t for name, t in model.state_dict().items() if isinstance(t, Tensor)}
+    state = model.state_dict()
+    weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
     report = {
         "format": 1,
         **about,
@@ -87,7 +111,12 @@ def write_own(
     _write(to, report, weights, ledger)
 
 
-def _write(to: Path, source: Source, weights: dict[str, Tensor], ledger: Path) -> None:
+def _write(
+    to: Path,
+    source: Source,
+    weights: dict[str, Tensor],
+    ledger: Path,
+) -> None:
     """Write an export beside its place, and move it there: a kill leaves none half written."""
     name = files.REPORT if files.is_report(source) else files.RECORD
     if _holds(to, name, source):
@@ -101,11 +130,8 @@ def _write(to: Path, source: Source, weights: dict[str, Tensor], ledger: Path) -
         files.write_weights(whole / files.WEIGHTS, weights)
         records.write(whole / name, source)
         files.copy_ledger(ledger, whole)
-        copied, privacy = whole / files.LEDGER, source["privacy"]
-        found = end_of(copied) if copied.is_file() else None
-        # A federation's are at its nodes.
-        if not privacy.get("nodes") and found != privacy["ledger"]["digest"]:
-            raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
+        if not source["privacy"].get("nodes"):  # a federation's are at its nodes
+            _require_end(whole / files.LEDGER, source, ledger)
         written = records.from_json((whole / name).read_text(encoding="utf-8"))  # its order of keys
         for file, text in texts_of(written).items():
             records.write_text(whole / file, text)
@@ -113,26 +139,45 @@ def _write(to: Path, source: Source, weights: dict[str, Tensor], ledger: Path) -
         rename(whole, to)
 
 
+def _require_end(
+    copied: Path,
+    source: Source,
+    ledger: Path,
+) -> None:
+    """Reject a ledger, copied, that does not end where the record, or report, says."""
+    end = end_of(copied) if copied.is_file() else None
+    if end != source["privacy"]["ledger"]["digest"]:
+        raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
+
+
 def texts_of(source: Source) -> dict[str, str]:
     """Return the texts that follow from a record, or report, by file name."""
-    recipe = {} if files.is_report(source) else {files.RECIPE: recipe_of(source)}
-    return {files.CARD: card(source), **recipe}
+    texts = {files.CARD: card(source)}
+    if not files.is_report(source):
+        texts[files.RECIPE] = recipe_of(source)
+    return texts
 
 
-def _holds(folder: Path, name: str, source: Source) -> bool:
+def _holds(
+    folder: Path,
+    name: str,
+    source: Source,
+) -> bool:
     """True if the folder is the whole export of this record, or report, with no file changed."""
     sums = files.read_sums(folder)
     if name not in sums or any(files.misses(folder / file, sums[file]) for file in sums):
         return False
-    there, ours = read_json(folder / name), records.to_json(source)
-    return all(there.get(key) == ours[key] for key in ours if key != "environment")
+    exported = read_json(folder / name)
+    ours = records.to_json(source)
+    return all(exported.get(key) == ours[key] for key in ours if key != "environment")
 
 
 def _number(name: str, value: Any) -> float:
     """Return a metric as a float, for a card."""
     try:
-        if math.isfinite(number := float(value)):
-            return number
+        number = float(value)
     except (TypeError, ValueError):
-        pass
-    raise UserError(f"metrics: '{name}' is {value!r}; give one finite number for each name.")
+        number = math.nan
+    if not math.isfinite(number):
+        raise UserError(f"metrics: '{name}' is {value!r}; give one finite number for each name.")
+    return number

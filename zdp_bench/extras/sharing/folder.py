@@ -112,28 +112,21 @@ def is_report(source: Source) -> bool:
 
 def read(folder: Path) -> Source:
     """Return the record of an exported run, or the report of an exported loop."""
-    path = folder / (REPORT if (folder / REPORT).is_file() else RECORD)
+    path = folder / REPORT
+    if not path.is_file():
+        path = folder / RECORD
     if not path.is_file() or not (folder / WEIGHTS).is_file():
         raise UserError(
             f"{folder}: is not an exported model, because it has no {path.name} or {WEIGHTS}."
         )
-    found: Source = read_json(path, records.from_json)
-    require_fit(found, path)
-    return found
+    source: Source = read_json(path, records.from_json)
+    require_fit(source, path)
+    return source
 
 
 def require_fit(source: Source, path: Path) -> None:
     """Reject a record or report that lacks what an export needs, or has absurd values."""
-    if is_report(source):
-        wrong = [*misfits(source, _BOTH), *misfits(source, _LOOP)]
-        if not wrong and source["owners"]:
-            wrong = [*misfits(source, {"privacy": {"examples_per_owner": int}})]
-        if not wrong and not 0 < source["privacy"]["delta"] < 1:
-            wrong = ["privacy.delta"]
-    else:
-        shapes = (records.SHAPE, _BOTH, _RUN)
-        wrong = [place for shape in shapes for place in misfits(source, shape)]
-        wrong = wrong or _beyond_reason(source)
+    wrong = _misfits_of_report(source) if is_report(source) else _misfits_of_record(source)
     if wrong:
         raise UserError(
             f"{path}: lacks {', '.join(wrong[:5])}, or contains something else there; it is "
@@ -141,19 +134,39 @@ def require_fit(source: Source, path: Path) -> None:
         )
 
 
-def _beyond_reason(record: Document) -> list[str]:
-    """Return the keys of a record whose values no model or data set has."""
-    data, example = record["data"], record["data"]["example"]
+def _misfits_of_report(report: Source) -> list[str]:
+    wrong = [*misfits(report, _BOTH), *misfits(report, _LOOP)]
+    if wrong:
+        return wrong
+    if report["owners"]:
+        wrong = [*misfits(report, {"privacy": {"examples_per_owner": int}})]
+    if not 0 < report["privacy"]["delta"] < 1:
+        wrong.append("privacy.delta")
+    return wrong
+
+
+def _misfits_of_record(record: Document) -> list[str]:
+    wrong = [*misfits(record, records.SHAPE), *misfits(record, _BOTH), *misfits(record, _RUN)]
+    return wrong or list(_beyond_reason(record))
+
+
+def _beyond_reason(record: Document) -> Iterator[str]:
+    """Yield the keys of a record whose values no model or data set has."""
+    if len(repr(record["config"])) > MOST_CONFIG:
+        yield "config"
     shape, dtype = raw_example(record)
-    wrong = {
-        "config": len(repr(record["config"])) > MOST_CONFIG,
-        "representation": not _is_shape(shape) or dtype_of(dtype) is None,
-        **{f"data.{key}": not 0 <= data[key] <= MOST for key in ("train", "validation", "test")},
-    }
-    for of in ("input", "target"):
-        wrong[f"data.example.{of}_dtype"] = dtype_of(example[f"{of}_dtype"]) is None
-        wrong[f"data.example.{of}_shape"] = not _is_shape(example[f"{of}_shape"])
-    return [key for key, is_wrong in wrong.items() if is_wrong]
+    if not _is_shape(shape) or dtype_of(dtype) is None:
+        yield "representation"
+    data = record["data"]
+    for part in ("train", "validation", "test"):
+        if not 0 <= data[part] <= MOST:
+            yield f"data.{part}"
+    example = data["example"]
+    for side in ("input", "target"):
+        if dtype_of(example[f"{side}_dtype"]) is None:
+            yield f"data.example.{side}_dtype"
+        if not _is_shape(example[f"{side}_shape"]):
+            yield f"data.example.{side}_shape"
 
 
 def _is_shape(sides: Sequence[int]) -> bool:
@@ -162,14 +175,14 @@ def _is_shape(sides: Sequence[int]) -> bool:
 
 def raw_example(record: Document) -> tuple[tuple[int, ...], str]:
     """Return shape and dtype of an example before its representation, if it has one."""
-    of = record.get("representation") or record["data"]["example"]
-    return tuple(of["input_shape"]), of["input_dtype"]
+    example = record.get("representation") or record["data"]["example"]
+    return tuple(example["input_shape"]), example["input_dtype"]
 
 
 def dtype_of(name: str) -> torch.dtype | None:
     """Return torch's type of numbers of a name such as 'float32'; None for other words."""
-    found = getattr(torch, name, None)
-    return found if isinstance(found, torch.dtype) else None
+    dtype = getattr(torch, name, None)
+    return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def copy_ledger(ledger: Path, to: Path) -> None:
@@ -183,31 +196,37 @@ def copy_ledger(ledger: Path, to: Path) -> None:
 
 def write_weights(path: Path, weights: dict[str, Any]) -> None:
     """Write a model's state; safetensors has no complex128, so that is written as pairs."""
-    tensors = {name: t.detach().cpu() for name, t in weights.items() if isinstance(t, Tensor)}
-    pairs = [name for name, t in tensors.items() if t.dtype == torch.complex128]
-    plain = {
-        # Cloned: safetensors refuses tensors that share memory.
-        name: (torch.view_as_real(t.resolve_conj()) if name in pairs else t.resolve_conj())
-        .contiguous()
-        .clone()
-        for name, t in tensors.items()
-    }
-    metadata = {"format": "pt", **({_AS_PAIRS: " ".join(pairs)} if pairs else {})}
-    path.write_bytes(save(plain, metadata))  # `save_file` lets nobody else read it
+    tensors, pairs = {}, []
+    for name, value in weights.items():
+        if not isinstance(value, Tensor):
+            continue
+        value = value.detach().cpu().resolve_conj()
+        if value.dtype == torch.complex128:
+            pairs.append(name)
+            value = torch.view_as_real(value)
+        tensors[name] = value.contiguous().clone()  # safetensors refuses tensors that share memory
+    metadata = {"format": "pt"}
+    if pairs:
+        metadata[_AS_PAIRS] = " ".join(pairs)
+    path.write_bytes(save(tensors, metadata))  # `save_file` lets nobody else read it
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
     """Return what `write_weights` wrote, bit for bit."""
     with _open_weights(path) as (file, pairs):
-        tensors = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-        return {n: torch.view_as_complex(t) if n in pairs else t for n, t in tensors.items()}
+        weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
+        for name in pairs:
+            weights[name] = torch.view_as_complex(weights[name])
+        return weights
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
     """Return the shapes of the weights in a file, of which only the head is read."""
     with _open_weights(path) as (file, pairs):
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
-        return {name: shape[:-1] if name in pairs else shape for name, shape in shapes.items()}
+        for name in pairs:
+            shapes[name] = shapes[name][:-1]
+        return shapes
 
 
 @contextmanager
@@ -231,9 +250,15 @@ def write_sums(folder: Path) -> None:
 def read_sums(folder: Path) -> dict[str, str]:
     """Return digest by file name; empty without a file of them."""
     path = folder / SUMS
-    lines = read_text(path).splitlines() if path.exists() else []
-    pairs = [line.split(maxsplit=1) for line in lines if len(line.split(maxsplit=1)) == 2]
-    return {Path(name.strip()).name: digest for digest, name in pairs}
+    if not path.exists():
+        return {}
+    sums = {}
+    for line in read_text(path).splitlines():
+        words = line.split(maxsplit=1)
+        if len(words) == 2:
+            digest, name = words
+            sums[Path(name.strip()).name] = digest
+    return sums
 
 
 def misses(path: Path, digest: str) -> str:

@@ -35,7 +35,10 @@ from zdp_bench.training.setup import ModelSetup, build_dataset
 
 
 def load(
-    folder: str | Path, model: nn.Module | None = None, *, weights: str | Path | None = None
+    folder: str | Path,
+    model: nn.Module | None = None,
+    *,
+    weights: str | Path | None = None,
 ) -> nn.Module:
     """Return an exported model with its weights, in eval mode.
 
@@ -52,7 +55,8 @@ def load(
             loop of your own and `model` is missing, or `weights` are missing or not the run's.
     """
     folder = Path(folder)
-    source, behind = files.read(folder), None
+    source = files.read(folder)
+    representation = None
     if model is None:
         if files.is_report(source):
             raise UserError(
@@ -61,7 +65,7 @@ def load(
             )
         sketch = sketch_of(folder, source)
         model = build_model(sketch.config, info_of(source))
-        behind = find_representation(folder, sketch.config, source, weights)
+        representation = find_representation(folder, sketch.config, source, weights)
     if not isinstance(model, nn.Module):
         raise UserError(f"model={model!r}: pass the network itself, a torch module.")
     try:
@@ -71,11 +75,16 @@ def load(
             f"{folder / files.WEIGHTS}: does not fit the model: {in_one_line(error)}."
         ) from None
     starts.note_export(model, source, folder / files.LEDGER)
-    return (Represented(behind, model) if behind else model).eval()
+    if representation:
+        model = Represented(representation, model)
+    return model.eval()
 
 
 def find_representation(
-    folder: Path, config: Run, record: Document, weights: str | Path | None = None
+    folder: Path,
+    config: Run,
+    record: Document,
+    weights: str | Path | None = None,
 ) -> Representation | None:
     """Return a record's representation, or None; `weights` replace the path that it names."""
     chosen = config.representation
@@ -93,14 +102,14 @@ def find_representation(
         options = chosen.options | {"weights": str(weights)}
         config = replace(config, representation=Plugin(chosen.name, options))
     shape, dtype = files.raw_example(record)
-    found = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
-    if found.digest != known.get("digest"):
+    representation = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
+    if representation.digest != known.get("digest"):
         raise UserError(
             f"{folder / files.RECORD}: its model was trained behind a representation of digest "
-            f"{str(known.get('digest'))[:16]}, and here representation={found.name} is "
-            f"{found.digest[:16]}: from other weights, or another version of zdp-bench."
+            f"{str(known.get('digest'))[:16]}, and here representation={representation.name} is "
+            f"{representation.digest[:16]}: from other weights, or another version of zdp-bench."
         )
-    return found
+    return representation
 
 
 def sketch_of(folder: Path, record: Document) -> ModelSetup:
@@ -109,11 +118,12 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
     So nothing is made that is larger than the weights in the folder, whatever the record says.
     """
     # Neither other weights nor a start from white noise: it has its own.
-    config, info = replace(config_of(record), start=None), info_of(record)
+    config = replace(config_of(record), start=None)
+    info = info_of(record)
     if "weights" in config.model.options:
         options = config.model.options | {"weights": "untrained"}
         config = replace(config, model=Plugin(config.model.name, options))
-    path, cpu = folder / files.WEIGHTS, torch.device("cpu")
+    path = folder / files.WEIGHTS
     shapes = files.read_shapes(path)
     unfit = UserError(f"{path}: does not fit the model of {files.RECORD}; copy the folder again.")
     with torch.device("meta"), _limit_parameters(4 * len(shapes) + 64, unfit):
@@ -122,6 +132,7 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
         optimizer = torch.optim.SGD(model.parameters())
     if {name: list(t.shape) for name, t in model.state_dict().items()} != shapes:
         raise unfit
+    cpu = torch.device("cpu")
     return ModelSetup(config, cast(Splits, info), cpu, task, model, optimizer, None)
 
 
@@ -148,12 +159,14 @@ def config_of(record: Document) -> Run:
     except UserError as error:
         raise UserError(f"{files.RECORD}: config: {error}") from None
     default = to_plain(compose(["recipe=quickstart"]))
-    own = {
-        key: {**default[key], **value} if key in SECTIONS and isinstance(value, dict) else value
-        for key, value in record["config"].items()
-        if key != "execution"  # of the run that was, with keys that later versions lack
-    }
-    return check({**default, **own})
+    config = dict(default)
+    for key, value in record["config"].items():
+        if key == "execution":  # of the run that was, with keys that later versions lack
+            continue
+        if key in SECTIONS and isinstance(value, dict):
+            value = {**default[key], **value}
+        config[key] = value
+    return check(config)
 
 
 def info_of(record: Document) -> DatasetInfo:
@@ -176,9 +189,21 @@ def info_of(record: Document) -> DatasetInfo:
 
 
 def predict_file(
-    folder: Path, inputs: Path, out: Path, weights: Path | None = None
+    folder: Path,
+    inputs: Path,
+    out: Path,
+    weights: Path | None = None,
 ) -> tuple[int, ...]:
-    """Write the model's outputs [n, ...] for the inputs of a file; return their shape."""
+    """Write the model's outputs [n, ...] for the inputs of a file; return their shape.
+
+    Args:
+        inputs: a .npy file; or a file as the training data of `dataset=folder` was.
+        out: the .npy file to write.
+        weights: see `load`.
+
+    Raises:
+        UserError: the model's code is not in the folder, or it does not take such inputs.
+    """
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
     require_regular(out)
@@ -189,16 +214,17 @@ def predict_file(
         )
     shape, numbers = files.raw_example(record)
     dtype = getattr(torch, numbers)
-    given = read_inputs(record, inputs)
-    if given.shape[1:] != shape or not len(given) or not torch.can_cast(given.dtype, dtype):
+    examples = read_inputs(record, inputs)
+    has_shape = len(examples) > 0 and examples.shape[1:] == shape
+    if not has_shape or not torch.can_cast(examples.dtype, dtype):
         raise UserError(
-            f"{inputs}: holds {_describe(given.dtype, given.shape)}, where the model takes "
+            f"{inputs}: holds {_describe(examples.dtype, examples.shape)}, where the model takes "
             f"{_describe(dtype, ('n', *shape))}, prepared as its training data was."
         )
-    outputs = forward(load(folder, weights=weights), given.to(dtype))
-    whole = io.BytesIO()
-    np.save(whole, outputs.numpy())
-    write_bytes(out, whole.getbuffer())
+    outputs = forward(load(folder, weights=weights), examples.to(dtype))
+    buffer = io.BytesIO()
+    np.save(buffer, outputs.numpy())
+    write_bytes(out, buffer.getbuffer())
     return tuple(outputs.shape)
 
 
@@ -213,8 +239,8 @@ def read_inputs(record: Document, path: Path) -> Tensor:
             f"INPUTS {path}: must end with .npy, prepared as the training data was; the model was "
             f"trained on {record['data']['name']}, whose files are not read one by one."
         )
-    made: Tensor = prepare(path)
-    return made
+    example: Tensor = prepare(path)
+    return example
 
 
 def _describe(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:

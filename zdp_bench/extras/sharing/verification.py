@@ -41,17 +41,26 @@ from zdp_bench.training.setup import ModelSetup
 State = Literal["right", "wrong", "not checked"]
 CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
 # Of a loop of one's own: in no file but the report.
-UNSAID = (
-    *("noise_multiplier", "randomness_from", "fixed_state", "examples_per_owner", "steps_taken"),
+ONLY_IN_REPORT = {
+    "noise_multiplier",
+    "randomness_from",
+    "fixed_state",
+    "examples_per_owner",
+    "steps_taken",
     "delta",
-)
+}
 NOT_HERE = "their ledgers are in other folders"
-GIVEN = ("unit", "examples_per_patient")  # a run's; its data alone would show them
+ONLY_IN_DATA = {"unit", "examples_per_patient"}  # of a run
 # A federation's node keeps its ledger and its patients to itself.
-OF_NODES = (
-    *("node", "ledger", "steps", "epsilon_patient", "epsilon_patient_at_least"),
-    *("answers", "unconfirmed"),
-)
+ONLY_AT_NODES = {
+    "node",
+    "ledger",
+    "steps",
+    "epsilon_patient",
+    "epsilon_patient_at_least",
+    "answers",
+    "unconfirmed",
+}
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: someone may "
     "have rewritten the whole run",
@@ -72,29 +81,39 @@ class Check:
 
 def verify(folder: Path) -> list[Check]:
     """Return everything that was checked, with what is wrong, and what could not be checked."""
-    source, unprovable, about = files.read(folder), list(UNPROVABLE), list[Check]()
-    try:
-        if files.is_report(source):
-            unprovable.append(UNPROVABLE_OF_OWN)
-            files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
-            about += _check_loop(folder, source)
-        else:
-            setup = sketch_of(folder, source)
-            about.append(_check_names(source, setup))
-            federated = source["privacy"].get("nodes")
-            about += (
-                _check_federation(source, setup) if federated else _check_run(folder, source, setup)
-            )
-    except LedgerError as error:
-        about.append(Check(files.LEDGER, "wrong", str(error)))
-        about.append(Check("privacy", "not checked", "it follows from the ledger"))
+    source = files.read(folder)
+    unprovable = list(UNPROVABLE)
+    if files.is_report(source):
+        unprovable.append(UNPROVABLE_OF_OWN)
+    # before the weights are read: they may not fit
+    of_privacy = _check_privacy(folder, source)
     return [
         *_check_sums(folder),
         _check_weights(folder, source),
-        *about,
+        *of_privacy,
         *_check_texts(folder, source),
         *(Check(what, "not checked") for what in unprovable),
     ]
+
+
+def _check_privacy(folder: Path, source: Source) -> list[Check]:
+    """Return what was checked of the section on privacy, and of what names the run."""
+    checks = list[Check]()
+    try:
+        if files.is_report(source):
+            files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
+            checks += _check_loop(folder, source)
+        else:
+            setup = sketch_of(folder, source)
+            checks.append(_check_names(source, setup))
+            if source["privacy"].get("nodes"):
+                checks += _check_federation(source, setup)
+            else:
+                checks += _check_run(folder, source, setup)
+    except LedgerError as error:
+        checks.append(Check(files.LEDGER, "wrong", str(error)))
+        checks.append(Check("privacy", "not checked", "it follows from the ledger"))
+    return checks
 
 
 def _check_sums(folder: Path) -> Iterator[Check]:
@@ -109,19 +128,22 @@ def _check_sums(folder: Path) -> Iterator[Check]:
 
 
 def _check_weights(folder: Path, source: Source) -> Check:
-    what, expected = "weights are those that were exported", source["measured"]["weights"]["digest"]
+    what = "weights are those that were exported"
     try:
-        return _compare(what, state_digest(files.read_weights(folder / files.WEIGHTS)), expected)
+        digest = state_digest(files.read_weights(folder / files.WEIGHTS))
     except UserError as error:
         return Check(what, "wrong", str(error))
+    return _compare(what, digest, source["measured"]["weights"]["digest"])
 
 
 def _check_names(record: Document, setup: ModelSetup) -> Check:
     """Check that configuration, seed and data digest are those that the run is named by."""
-    config, start, data = config_of(record), record.get("start"), record["data"]["digest"]
-    plugins = record["environment"].get("plugins")
+    config, start = config_of(record), record.get("start")
+    data = record["data"]["digest"]
+    if start:
+        data = f"{data}:{start['weights']}"
     ours = {
-        "run": run_digest(config, f"{data}:{start['weights']}" if start else data, plugins),
+        "run": run_digest(config, data, record["environment"].get("plugins")),
         "experiment": experiment_digest(config),
         "recipe": config.recipe,
         "seed": config.seed,
@@ -132,7 +154,11 @@ def _check_names(record: Document, setup: ModelSetup) -> Check:
     return _compare("configuration, seed and data name the run", ours, stated)
 
 
-def _check_run(folder: Path, record: Document, setup: ModelSetup) -> Iterator[Check]:
+def _check_run(
+    folder: Path,
+    record: Document,
+    setup: ModelSetup,
+) -> Iterator[Check]:
     """Compute the record's section on privacy again, and compare every value."""
     privacy, config = record["privacy"], setup.config
     with torch.device("meta"):
@@ -140,8 +166,8 @@ def _check_run(folder: Path, record: Document, setup: ModelSetup) -> Iterator[Ch
     facts = {"epsilon_of": epsilon_of(config, privacy["unit"])}
     ledger = _read_ledger(folder, whole.mechanism, not config.privacy.secure, facts)
     again = privacy_report(whole, ledger, privacy["examples_per_patient"], privacy["unit"])
-    unsaid = {*GIVEN} | facts.keys() - ledger.facts.keys()
-    yield from _compare_each(again, privacy, "privacy", unsaid)
+    unknown = ONLY_IN_DATA | (facts.keys() - ledger.facts.keys())
+    yield from _compare_each(again, privacy, "privacy", unknown)
 
 
 def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
@@ -162,9 +188,9 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
         "epsilon_part": part_epsilon(mechanism, steps, delta),
         "start": describe(own, _earlier_of(privacy), delta),
     }
-    unsaid = {*UNSAID} | facts.keys() - ledger.facts.keys()
+    unknown = ONLY_IN_REPORT | (facts.keys() - ledger.facts.keys())
     yield Check("earlier trainings of the starting weights", "not checked", NOT_HERE)
-    yield from _compare_each(again, privacy, "privacy", unsaid)
+    yield from _compare_each(again, privacy, "privacy", unknown)
 
 
 def _earlier_of(privacy: dict[str, Any]) -> Trainings:
@@ -177,7 +203,11 @@ def _earlier_of(privacy: dict[str, Any]) -> Trainings:
 
 
 def _read_ledger(
-    folder: Path, mechanism: Mechanism, repeatable: bool, facts: dict[str, str], whose: str = ""
+    folder: Path,
+    mechanism: Mechanism,
+    repeatable: bool,
+    facts: dict[str, str],
+    whose: str = "",
 ) -> Ledger:
     """Read a copy of the ledger and of those set aside: opening one may repair it."""
     if not (folder / files.LEDGER).is_file():
@@ -204,11 +234,11 @@ def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
             own = own_of(node["sampling"]["records"])
         ledger = Tally(True, node["steps"])
         again = privacy_report(own, ledger, 1, privacy["unit"])
-        yield from _compare_each(again, node, f"node {node['node']}", OF_NODES)
-    keys = [key for key in privacy if key.startswith("epsilon_")]
-    keys = [key for key in keys if all(isinstance(node.get(key), float) for node in nodes)]
-    worst = {key: max(node[key] for node in nodes) for key in keys}
-    yield from _compare_each(worst, {key: privacy[key] for key in worst}, "privacy")
+        yield from _compare_each(again, node, f"node {node['node']}", ONLY_AT_NODES)
+    for key in privacy:
+        values = [node.get(key) for node in nodes]
+        if key.startswith("epsilon_") and all(isinstance(value, float) for value in values):
+            yield _compare(f"privacy.{key}", max(values), privacy[key])
     yield Check("the nodes' ledgers, steps and examples, and each ε of a patient", "not checked")
 
 
@@ -219,8 +249,8 @@ def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
         texts = texts_of(source)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
         # A stranger's report may hold anything where no check needs a form.
-        said = f"cannot be made from the report: {first_line(error)}"
-        yield Check("texts of recipe and card", "wrong", said)
+        reason = f"cannot be made from the report: {first_line(error)}"
+        yield Check("texts of recipe and card", "wrong", reason)
         return
     for name, ours in texts.items():
         what = f"text of {name}"
@@ -236,17 +266,24 @@ def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
 
 
 def _compare_each(
-    again: dict[str, Any], stated: dict[str, Any], where: str, unsaid: Collection[str] = ()
+    again: dict[str, Any],
+    stated: dict[str, Any],
+    where: str,
+    unknown: Collection[str],
 ) -> Iterator[Check]:
-    """Compare stated values with those computed again, where there are any."""
+    """Compare stated values with those computed again, but for keys that cannot be."""
     for key, value in stated.items():
-        if key in unsaid:
+        if key in unknown:
             yield Check(f"{where}.{key}", "not checked", "cannot be recomputed from this folder")
         else:
             yield _compare(f"{where}.{key}", again.get(key), value)
 
 
-def _compare(what: str, computed: Any, stated: Any) -> Check:
+def _compare(
+    what: str,
+    computed: Any,
+    stated: Any,
+) -> Check:
     computed, stated = to_json(computed), to_json(stated)
     same = _same(computed, stated)
     return _check(what, "" if same else f"says {stated}, computed {computed}")
@@ -255,7 +292,7 @@ def _compare(what: str, computed: Any, stated: Any) -> Check:
 def _same(ours: Any, theirs: Any) -> bool:
     """True if two JSON values are equal, floats up to rounding."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_same(ours[k], theirs[k]) for k in ours)
+        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
     if isinstance(ours, list) and isinstance(theirs, list):
         return len(ours) == len(theirs) and all(map(_same, ours, theirs))
     if isinstance(ours, float) and isinstance(theirs, float | int):
