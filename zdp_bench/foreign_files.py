@@ -11,6 +11,7 @@ import math
 import os
 import re
 import stat
+import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
@@ -271,7 +272,8 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
             f"such as [0-9], not groups, and at most {MOST_REPEATS} times"
         )
     try:
-        return re.compile(pattern, re.DOTALL)
+        with warnings.catch_warnings(action="ignore"):  # of sets such as [[a], to come in Python
+            return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
 
