@@ -24,9 +24,9 @@ from torch import Tensor, nn
 from zdp_bench.errors import UserError, in_one_line, require
 from zdp_bench.extras.transforms.normalisation import (
     Normalise,
+    as_real_pictures,
     normalise_each,
     require_pictures,
-    require_real,
 )
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.registry import register
@@ -102,8 +102,8 @@ class Network(nn.Module):
         self.register_buffer("deviation", torch.tensor(deviation).view(3, 1, 1))
 
     def forward(self, x: Tensor) -> Tensor:
-        require_real(x, "network")
-        x = x.reshape(len(x), -1, *x.shape[-2:]) * self.pixels[1] + self.pixels[0]
+        mean, deviation = self.pixels
+        x = as_real_pictures(x, "network") * deviation + mean
         if self.resize:
             side = (self.resize, self.resize)
             x = F.interpolate(x, side, mode="bilinear", align_corners=False, antialias=True)

@@ -47,6 +47,12 @@ def require_real(x: Tensor, name: str) -> None:
         )
 
 
+def as_real_pictures(x: Tensor, name: str) -> Tensor:
+    """Return pictures [B, (C,) H, W] as [B, C, H, W]; reject complex ones."""
+    require_real(x, name)
+    return x.reshape(len(x), -1, *x.shape[-2:])
+
+
 def require_pictures(
     name: str,
     input_shape: tuple[int, ...],

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from zdp_bench.config.types import SEED
 from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, seeded_pictures
-from zdp_bench.extras.transforms.normalisation import require_pictures, require_real
+from zdp_bench.extras.transforms.normalisation import as_real_pictures, require_pictures
 from zdp_bench.registry import register
 
 SIDE = 6  # pixels of a patch
@@ -108,8 +108,7 @@ class Patches(nn.Module):
         self.register_buffer("filters", whiten @ dictionary.T)  # whitening is symmetric
 
     def forward(self, x: Tensor) -> Tensor:
-        require_real(x, "patches")
-        x = x.reshape(len(x), -1, *x.shape[-2:])
+        x = as_real_pictures(x, "patches")
         return (self._respond(x) + self._respond(x.flip(-1))) / 2
 
     def _respond(self, x: Tensor) -> Tensor:

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from safetensors.torch import load
 from torch import Tensor, nn
 
-from zdp_bench.extras.transforms.normalisation import require_pictures, require_real
+from zdp_bench.extras.transforms.normalisation import as_real_pictures, require_pictures
 from zdp_bench.registry import register
 
 WEIGHTS = Path(__file__).with_suffix(".safetensors")
@@ -114,8 +114,7 @@ class RandomProcess(nn.Module):
         }
 
     def forward(self, x: Tensor) -> Tensor:
-        require_real(x, "random_process")
-        x = x.reshape(len(x), -1, *x.shape[-2:]).expand(-1, 3, -1, -1)
+        x = as_real_pictures(x, "random_process").expand(-1, 3, -1, -1)
         x = x.contiguous(memory_format=torch.channels_last)
         features = torch.cat(pooled(self.encoder, x), dim=1)
         features = (features - self.mean) / self.deviation.sqrt()
