@@ -125,6 +125,7 @@ SIGNS = ["", " ", "-", "?", "__", "-9", -1, -99, -1.0]
 WORDS = ["nan", "None", "n/a", "N.A.", "#N/A", "<NA>", "NULL", "unknown", "not known"]
 WORDS += ["TBA", "tbd", "to-do", "x", "XXX", "anon", "No ID", "not recorded", "000-00-0000"]
 WORDS += ["unbekannt", "Keine Angabe", "inconnu", "non renseigné", "Desconocido", "okänd", "未知"]
+WORDS += ["\u3164", "\u2800\ufe0f", "pd.NA", "1.#QNAN"]
 WORDS += ["Ne\u0301zna\u0301my\u0301", "неизвестный"]
 MISSING: list[Any] = [*SIGNS, *WORDS]
 
@@ -139,6 +140,24 @@ def test_a_missing_owner_is_refused_by_name(missing: Any) -> None:
     for owners in (column, [("site a", owner) for owner in column]):
         with pytest.raises(UserError, match=r"unit: owner .* stands for a missing one"):
             find_owners(owners, 5, None)
+
+
+UNSEEN = ["\ufe0f", "\u115f", "\u3164", "\u2800", "\u200b", "\u2060", "\xad", "\ufeff", "\u034f"]
+SPELLINGS = [("p1", f"p1{letter}") for letter in UNSEEN]
+SPELLINGS += [("100000", "1e+05"), ("100000", "100000.0"), ("7", "+7"), ("1.5", "1.50")]
+SPELLINGS += [("7a", "07a"), ("p7-a", "p007-a"), ("p1", "'p1'"), ("p1", '"p1"'), ("p 1", "P01")]
+
+
+@pytest.mark.parametrize("names", SPELLINGS, ids=ascii)
+def test_two_spellings_of_one_owner_are_refused(names: tuple[str, str]) -> None:
+    with pytest.raises(UserError, match="would count as two"):
+        require_named("x", "owner", ["q1", "q2", *names])
+
+
+def test_codes_of_one_length_are_different_owners() -> None:
+    codes = ["12345e10", "123450e9", "a01b1cde", "a1b01cde", "00f0204f", "0f00204f"]
+    codes += ["1" * 40 + "0", "1" * 40 + "1"]
+    require_named("x", "owner", codes)
 
 
 @pytest.mark.parametrize("kind", [int, str, float])

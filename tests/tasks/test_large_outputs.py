@@ -22,7 +22,7 @@ from zdp_bench.registry import lookup, names
 from zdp_bench.tasks import Task
 from zdp_bench.tasks.classification import log_odds
 from zdp_bench.tasks.metric import Metric
-from zdp_bench.tasks.reconstruction import EPS
+from zdp_bench.tasks.reconstruction import EPS, volume_metrics
 
 DIGITS = 1000  # that ROC-AUC needs: e^-2000 is 10^-869
 EXAMPLES = 24
@@ -244,6 +244,37 @@ def test_log_odds_are_those_of_softmax_where_it_is_exact() -> None:
     share = logits.double().softmax(dim=1)
     torch.testing.assert_close(log_odds(logits), (share / (1 - share)).log())
     assert log_odds(torch.zeros(1, 4)).tolist() == [[pytest.approx(-math.log(3))] * 4]
+
+
+@pytest.mark.parametrize("classes", [2, 3, 5, 11])
+def test_probabilities_that_are_equal_tie_whatever_is_added_to_the_logits(classes: int) -> None:
+    """What a class adds to all logits of its examples does not tell it from the others."""
+    torch.manual_seed(0)
+    targets = torch.arange(20 * classes) % classes
+    one_row = 64.0 * torch.randint(-2, 3, (1, classes)).expand(len(targets), -1)
+    in_any_order = one_row.gather(1, torch.stack([torch.randperm(classes) for _ in targets]))
+    for logits in (one_row, in_any_order):
+        shift = 64.0 * 3.0 ** (targets % 7)[:, None]
+        assert torch.equal(log_odds(logits + shift), log_odds(logits))
+    task = lookup("task", "classification")()
+    for value in (0.0, 5.0, 1000.3):
+        tied = (value * targets[:, None]).expand(-1, classes)
+        assert task.metrics(tied, targets)["roc_auc"] == 0.5
+
+
+def test_an_area_with_ties_is_that_of_pair_counts() -> None:
+    logits = torch.tensor([[1000.0, 1000, 0], [1000, 1000, 0], [0, 0, 0], [5, 5, 5]])
+    task, targets = lookup("task", "classification")(), torch.tensor([1, 0, 2, 0])
+    assert task.metrics(logits, targets)["roc_auc"] == pytest.approx((1 / 2 + 5 / 6 + 5 / 6) / 3)
+
+
+@pytest.mark.parametrize("scale", [1e-30, 1e-6, 1e6, 1e20])
+def test_metrics_of_a_volume_do_not_depend_on_its_units(scale: float) -> None:
+    rng = np.random.default_rng(0)
+    reference = rng.random((3, 16, 16)).astype(np.float32)
+    answer = reference + 0.1 * rng.standard_normal(reference.shape).astype(np.float32)
+    scaled = volume_metrics(*((scale * each).astype(np.float32) for each in (reference, answer)))
+    assert scaled == pytest.approx(volume_metrics(reference, answer), rel=1e-5)
 
 
 @pytest.mark.parametrize("name", ["binary_classification", "classification"])

@@ -6,6 +6,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from zdp_bench.config import compose, parse
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
+from zdp_bench.extras.sharing.export import export
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
@@ -353,6 +355,36 @@ def test_a_ledger_that_nothing_explains_refuses_a_total_budget(
     with pytest.raises(UserError, match="contains steps of an unfinished run"):
         begin(tmp_path, budget)
     assert carry_out(tmp_path, budget).path.parent == home  # which explains it
+
+
+@pytest.mark.parametrize("to", ["runs/old", "runs/a/b/c", "archive/2025", "old/runs/quickstart/x"])
+@pytest.mark.parametrize("is_finished", [True, False])
+def test_a_run_counts_wherever_in_the_results_folder_it_was_moved(
+    finished: Outcome, tmp_path: Path, to: str, is_finished: bool
+) -> None:
+    """A folder one level up or down was no run's any more, and its ε was gone without a word."""
+    home = finished.path.parent
+    if not is_finished:
+        finished.path.unlink()
+    ((before,), _) = read_spendings(tmp_path)
+    moved = tmp_path / to
+    moved.parent.mkdir(parents=True, exist_ok=True)
+    home.rename(moved)
+    ((after,), unknown) = read_spendings(tmp_path)
+    assert after == replace(before, home=moved)
+    assert not unknown
+    with pytest.raises(UserError, match=r"privacy.total_budget=0.01: 1 runs"):
+        begin(tmp_path, "privacy.total_budget=0.01")
+
+
+def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
+    finished: Outcome, tmp_path: Path
+) -> None:
+    shutil.copytree(finished.path.parent, tmp_path / "backup" / "run")
+    export(tmp_path, "quickstart", tmp_path / "exports" / "model")
+    ((spending,), unknown) = read_spendings(tmp_path)
+    assert spending.spent.steps == finished.record["privacy"]["steps"]
+    assert not unknown
 
 
 def test_runs_that_cannot_be_added_are_refused(finished: Outcome, tmp_path: Path) -> None:

@@ -7,6 +7,7 @@ import re
 import unicodedata
 from collections import Counter
 from collections.abc import Iterable
+from decimal import Decimal
 from functools import lru_cache
 
 from zdp_bench.errors import UserError
@@ -48,8 +49,8 @@ def require_one_spelling(
 ) -> None:
     """Reject names that differ only in spelling: each would count as another owner.
 
-    That is letter case, spaces, invisible characters, the form of Unicode, zeros before a number at
-    the end, or the `.0` that pandas adds to one.
+    That is letter case, spaces, invisible characters, the form of Unicode, quotes, zeros before the
+    first number, or the form of a number, such as the `7.0` and `1e+05` of pandas.
 
     Raises:
         UserError: names two of them.
@@ -71,11 +72,11 @@ def _word(text: str) -> str:
 
 # What tables write where an owner is not known.
 WORDS = """
-nan nat na none null nil unknown unk missing anonymous notavailable notknown undefined empty
-blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified
+nan 1qnan nat na pdna none null nil unknown unk missing anonymous notavailable notknown undefined
+empty blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified
 unassigned unset withheld redacted removed invalid notapplicable notgiven notprovided
 notrecorded notspecified noid nodata noname noowner nopatient novalue unidentified johndoe
-unbekannt unbek unbekannter nichtbekannt keineangabe ohneangabe keine fehlt fehlend anonym
+unbekannt unbek unbekannter nichtbekannt keineangabe ohneangabe ohne keine fehlt fehlend anonym
 inconnu inconnue anonyme manquant nonrenseigne nonspecifie aucun aucune
 desconocido desconocida anonimo ninguno ninguna faltante sindatos sinnombre nodisponible
 sconosciuto sconosciuta ignoto ignota nessuno mancante desconhecido desconhecida nenhum ausente
@@ -154,9 +155,23 @@ def _means_missing(
     )
 
 
+# Letters and marks by Unicode's categories that nobody sees.
+UNSEEN = re.compile(
+    r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
+)
+NUMBER = re.compile(r"\+?\d+(\.\d*)?(e\+\d{1,2})?")
+
+
 def _plain(name: str) -> str:
-    """Return what names of one owner have in common: 'P 007' -> 'p7', '7.0' -> '7'."""
+    """Return what names of one owner have in common: 'P 007' -> 'p7', '1e+05' -> '100000'.
+
+    Names of one length, as codes have, stay apart if they differ in a letter or digit.
+    """
     text = unicodedata.normalize("NFKC", name).casefold()
     text = unicodedata.normalize("NFKC", text)
     text = "".join(letter for letter in text if letter.isprintable() and letter != " ")
-    return re.sub(r"^([^\d.,]*)0*(\d+)(\.0*)?$", r"\1\2", text)
+    text = UNSEEN.sub("", text).strip("'\"")
+    if NUMBER.fullmatch(text):
+        text = format(Decimal(text), "f")  # exact, however many digits
+        return text.rstrip("0").rstrip(".") if "." in text else text
+    return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)

@@ -60,7 +60,9 @@ class Classification:
 def log_odds(logits: Tensor) -> Tensor:
     """Return log(p / (1 - p)) of the softmax probability p of each class.
 
-    It ranks examples as p does, but p is exactly 1 where a logit is 37 above the others.
+    It ranks examples as p does, but p is exactly 1 where a logit is 37 above the others. Rows that
+    are equal up to a shift and the order of classes have equal odds, to the bit: each class is
+    held against the others in order of size, below a largest logit of 0.
 
     Args:
         logits: real [n, classes].
@@ -69,15 +71,12 @@ def log_odds(logits: Tensor) -> Tensor:
         In double precision [n, classes].
     """
     logits = logits.double()
-    if logits.shape[1] == 2:
-        margin = logits[:, 1] - logits[:, 0]
-        return torch.stack([-margin, margin], dim=1)
-    # p is at most one half but for the likeliest class, so that 1 - p loses no digit.
-    logs = logits.log_softmax(dim=1)
-    odds = logs - torch.log1p(-logs.exp())
-    likeliest = logits.argmax(dim=1, keepdim=True)
-    others = logits.scatter(1, likeliest, -math.inf).logsumexp(dim=1, keepdim=True)
-    return odds.scatter(1, likeliest, logits.gather(1, likeliest) - others)
+    ordered, classes = (logits - logits.amax(dim=1, keepdim=True)).sort(dim=1, descending=True)
+    odds = torch.empty_like(ordered)
+    for place in range(ordered.shape[1]):
+        others = torch.cat([ordered[:, :place], ordered[:, place + 1 :]], dim=1)
+        odds[:, place] = ordered[:, place] - others.logsumexp(dim=1)
+    return torch.empty_like(odds).scatter(1, classes, odds)
 
 
 @register("task", "binary_classification")
@@ -109,7 +108,8 @@ class BinaryClassification:
         return loss * self.weights.to(loss)[targets.long()]
 
     def scores(self, outputs: Tensor) -> np.ndarray:
-        return outputs.squeeze(-1).cpu().numpy()
+        precision = torch.promote_types(outputs.dtype, torch.float32)  # numpy has no bfloat16
+        return outputs.squeeze(-1).to(precision).cpu().numpy()
 
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None

@@ -77,9 +77,10 @@ class Reconstruction:
 
 
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
-    """Return NMSE, PSNR and SSIM of one volume, float [slices, H, W]."""
+    """Return NMSE, PSNR and SSIM of one volume, float [slices, H, W], in double precision."""
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity  # takes a second
 
+    reference, answer = reference.astype(np.float64), answer.astype(np.float64)
     largest = reference.max()
     ssim = [
         structural_similarity(a, b, data_range=largest)

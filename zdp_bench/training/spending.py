@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import replace
@@ -36,7 +37,8 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.config.schema import Run
     from zdp_bench.data import Splits
 
-FILE = "spending.json"
+FILE, RECORD = "spending.json", "record.json"
+EXPORTED = "SHA256SUMS"  # of an export's files
 # Keys of a record's section on privacy that say what was spent, and of whom.
 _SPENT = {"z", "sampling", "steps", "delta", "examples_per_patient", "unit", "epsilon_of"}
 _SPENT |= {"randomness", "nodes"}
@@ -130,18 +132,34 @@ def _require_within(config: Run, own: Spending) -> None:
 
 
 def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spending], list[Path]]:
-    """Return what every run has spent or may still spend, and ledgers that nothing explains."""
-    unknown = []
-    homes = {
-        path.parent for name in ("record.json", FILE) for path in results.glob(f"runs/*/*/{name}")
-    }
-    found = [read_spending(home) for home in sorted(homes - {but})]
-    for path in sorted((results / "runs").rglob("*.jsonl*")):
-        if not is_ledger(path):
+    """Return what every run has spent or may still spend, and ledgers that nothing explains.
+
+    A run counts wherever below `results` its folder was moved to, and once if it was copied. An
+    export is a copy.
+
+    Args:
+        but: the folder of a run to leave out.
+    """
+    homes, copies, ledgers, contents = list[Path](), list[Path](), list[Path](), set[bytes]()
+    for folder, subfolders, files in os.walk(results):
+        subfolders.sort(key=lambda name: (name != "runs", name))  # elsewhere are copies
+        home = Path(folder)
+        if EXPORTED in files:
             continue
-        if homes.isdisjoint(path.parents) and but not in path.parents and has_steps(path):
-            unknown.append(path)
-    return found, unknown
+        ledgers += [home / name for name in sorted(files) if ".jsonl" in name]
+        if RECORD in files:
+            content = (home / RECORD).read_bytes()
+            (copies if content in contents else homes).append(home)
+            contents.add(content)
+        elif FILE in files:
+            homes.append(home)
+    explained = {*homes, *copies, but}
+    unknown = [
+        path
+        for path in ledgers
+        if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path)
+    ]
+    return [read_spending(home) for home in homes if home != but], unknown
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
@@ -154,7 +172,7 @@ def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
 
 def read_spending(home: Path) -> Spending:
     """Return what the run of a folder has spent, or may still spend."""
-    record = records.read(home / "record.json")
+    record = records.read(home / RECORD)
     if record:
         found = _spending_of(record, home)
         is_federation = bool(record.privacy.nodes)
@@ -178,7 +196,7 @@ def keep_spending(home: Path) -> Spending:
 
     A run that did not finish has spent the steps in its ledger, and not those it had planned.
     """
-    record = records.read_document(home / "record.json")
+    record = records.read_document(home / RECORD)
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
     whole = record or planned
     if whole is None:
