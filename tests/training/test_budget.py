@@ -383,7 +383,7 @@ def test_a_copy_or_an_export_of_a_finished_run_counts_no_second_time(
     shutil.copytree(finished.path.parent, tmp_path / "backup" / "run")
     export(tmp_path, "quickstart", tmp_path / "exports" / "model")
     ((spending,), unknown) = read_spendings(tmp_path)
-    assert spending.spent.steps == finished.record["privacy"]["steps"]
+    assert spending.spent.steps == finished.record.privacy.steps
     assert not unknown
 
 
