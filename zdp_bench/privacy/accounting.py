@@ -20,13 +20,9 @@ from contextlib import contextmanager
 from functools import lru_cache, wraps
 from typing import Literal
 
-import dp_accounting
 import numpy as np
-from dp_accounting import NeighboringRelation
-from dp_accounting.rdp import RdpAccountant
-from scipy.special import ndtr
-from scipy.stats import binom, hypergeom, norm
 
+from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.loss_distribution import (
     Law,
     Mixture,
@@ -41,6 +37,10 @@ from zdp_bench.privacy.loss_distribution import (
 )
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
+dp_accounting = LazyModule("dp_accounting")
+special = LazyModule("scipy.special")
+stats = LazyModule("scipy.stats")
+
 
 def gdp_epsilon(mu: float, delta: float) -> float:
     """Return the ε at which a μ-GDP mechanism has this δ; ∞ for μ = ∞ or δ = 0, and 0 for μ = 0.
@@ -53,7 +53,7 @@ def gdp_epsilon(mu: float, delta: float) -> float:
     if math.isinf(mu) or delta <= 0:
         return math.inf
     if mu > 1000:
-        return max(0.0, mu * mu / 2 - mu * float(norm.ppf(delta)))
+        return max(0.0, mu * mu / 2 - mu * float(stats.norm.ppf(delta)))
     with np.errstate(divide="ignore"):  # it takes the logarithm of a δ that is 0 far in the tail
         return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
@@ -211,7 +211,9 @@ def rdp(
     """Return ε by Rényi-DP of the Poisson-subsampled Gaussian, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with quiet():
-        accountant = RdpAccountant().compose(dp_accounting.SelfComposedDpEvent(event, steps))
+        accountant = dp_accounting.rdp.RdpAccountant().compose(
+            dp_accounting.SelfComposedDpEvent(event, steps)
+        )
         return float(accountant.get_epsilon(delta))
 
 
@@ -272,7 +274,9 @@ def _wor_rdp(
         examples, round(sample_rate * examples), dp_accounting.GaussianDpEvent(z)
     )
     with quiet(), np.errstate(all="ignore"):
-        accountant = RdpAccountant(orders, NeighboringRelation.REPLACE_ONE)
+        accountant = dp_accounting.rdp.RdpAccountant(
+            orders, dp_accounting.NeighboringRelation.REPLACE_ONE
+        )
         return tuple(accountant.compose(event).rdp)
 
 
@@ -285,7 +289,7 @@ def poisson_rdp(
     """Return the Rényi divergences of one Poisson-sampled step, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with quiet():
-        return tuple(RdpAccountant(orders).compose(event).rdp)
+        return tuple(dp_accounting.rdp.RdpAccountant(orders).compose(event).rdp)
 
 
 @contextmanager
@@ -320,7 +324,7 @@ def gdp_clt(
     grown = math.exp(z**-2)
     variance = grown - 1
     if batches == "uniform":
-        variance = float(2 * (grown * ndtr(1.5 / z) + 3 * ndtr(-0.5 / z) - 2))
+        variance = float(2 * (grown * special.ndtr(1.5 / z) + 3 * special.ndtr(-0.5 / z) - 2))
     return gdp_epsilon(sample_rate * math.sqrt(steps * variance), delta)
 
 
@@ -492,14 +496,14 @@ def shifts_of_step(
 def patients_draws(rate: float, count: int) -> Mixture:
     """Return the law of how many of a patient's examples a Poisson batch holds."""
     drawn = np.arange(count + 1)
-    return several_examples(binom.logpmf(drawn, count, rate))
+    return several_examples(stats.binom.logpmf(drawn, count, rate))
 
 
 def patients_share(sampling: Sampling, count: int) -> Mixture:
     """Return the law of how many of a patient's examples a batch of fixed size holds."""
     batch = sampling.batch_size
     drawn = np.arange(min(count, batch) + 1)
-    return several_examples(hypergeom.logpmf(drawn, sampling.records, count, batch))
+    return several_examples(stats.hypergeom.logpmf(drawn, sampling.records, count, batch))
 
 
 def affordable_steps(

@@ -7,13 +7,14 @@ import math
 from collections.abc import Callable
 from typing import Any
 
-from scipy.optimize import brentq
-
+from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import remember
 from zdp_bench.registry import lookup, package_of
+
+optimize = LazyModule("scipy.optimize")
 
 TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
 SMALLEST, LARGEST = 2.0**-6, 2.0**14
@@ -114,7 +115,7 @@ def solve(
         finite = min(max(epsilon, 1e-12), 1e12)
         return math.log(finite / target)
 
-    root = math.exp(brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
+    root = math.exp(optimize.brentq(distance, math.log(low), math.log(high), xtol=TOLERANCE / 4))
     while epsilon_of(root, *arguments) > target:
         root *= 1 + TOLERANCE / 2
     return root

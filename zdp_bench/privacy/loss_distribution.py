@@ -32,13 +32,12 @@ from functools import lru_cache
 from typing import NamedTuple
 
 import numpy as np
-from dp_accounting import NeighboringRelation
-from dp_accounting.pld.common import self_convolve
-from dp_accounting.pld.pld_pmf import DensePLDPmf
-from dp_accounting.pld.privacy_loss_distribution import from_gaussian_mechanism
-from dp_accounting.rdp.rdp_privacy_accountant import compute_epsilon
-from scipy.signal import fftconvolve
-from scipy.special import log_ndtr, logsumexp, ndtr
+
+from zdp_bench.lazy import LazyModule
+
+dp_accounting = LazyModule("dp_accounting")
+signal = LazyModule("scipy.signal")
+special = LazyModule("scipy.special")
 
 # Cells per standard deviation of a step's loss: FINE up to FEW steps, COARSE for more.
 FINE, COARSE, FEW = 400, 40, 64
@@ -161,11 +160,11 @@ def replaced_epsilon(
     variances are and the covariance is least.
     """
     grid = _grid(z / 2, one_example(sample_rate), steps, delta)
-    step = from_gaussian_mechanism(
+    step = dp_accounting.pld.privacy_loss_distribution.from_gaussian_mechanism(
         z,
         value_discretization_interval=grid.width,
         sampling_prob=sample_rate,
-        neighboring_relation=NeighboringRelation.REPLACE_ONE,
+        neighboring_relation=dp_accounting.NeighboringRelation.REPLACE_ONE,
     )
     return float(step.self_compose(steps).get_epsilon_for_delta(delta))
 
@@ -249,7 +248,7 @@ def epsilon_at_least(
     composed = _compose(law, steps, delta)
     # losses below 0 do not matter for an ε of at least 0, and can overflow
     negative = max(0, -composed.first)
-    grid = DensePLDPmf(
+    grid = dp_accounting.pld.pld_pmf.DensePLDPmf(
         law.width,
         composed.first + negative,
         composed.mass[negative:],
@@ -287,7 +286,7 @@ def _compose(
         return _Composed(law.mass, law.first, 0.0, 0.0)
     truncated = min(1e-15, 1e-4 * delta)
     with np.errstate(all="ignore"):  # some of its moments may overflow; it takes the best
-        offset, convolved = self_convolve(law.mass, steps, truncated)
+        offset, convolved = dp_accounting.pld.common.self_convolve(law.mass, steps, truncated)
     mass = np.asarray(convolved)
     return _Composed(mass, law.first * steps + offset, truncated, _fft_rounding(mass))
 
@@ -303,14 +302,16 @@ def _epsilon(parts: Sequence[tuple[Law, int]], delta: float) -> float:
     mass, first, truncated, rounding = _compose(first_law, first_steps, delta)
     for law, steps in parts[1:]:
         other = _compose(law, steps, delta)
-        mass = fftconvolve(mass, other.mass)
+        mass = signal.fftconvolve(mass, other.mass)
         first += other.first
         truncated += other.truncated
         rounding += other.rounding + _fft_rounding(mass)
     if rounding > delta / 2:
         return _epsilon_by_moments(parts, delta)
     infinite = truncated - math.expm1(_log_finite(parts))
-    composed = DensePLDPmf(first_law.width, first, mass, infinite, pessimistic_estimate=True)
+    composed = dp_accounting.pld.pld_pmf.DensePLDPmf(
+        first_law.width, first, mass, infinite, pessimistic_estimate=True
+    )
     return float(composed.get_epsilon_for_delta(delta - rounding))
 
 
@@ -329,7 +330,7 @@ def _epsilon_by_moments(parts: Sequence[tuple[Law, int]], delta: float) -> float
     divergences = np.zeros(len(orders))
     for law, steps in parts:
         divergences += [max(0.0, _renyi(law, steps, order)) for order in orders]
-    return float(compute_epsilon(orders, divergences, left)[0])
+    return float(dp_accounting.rdp.compute_epsilon(orders, divergences, left)[0])
 
 
 def _renyi(
@@ -340,7 +341,7 @@ def _renyi(
     """Return the Rényi divergence of so many steps, of their finite losses."""
     with np.errstate(divide="ignore"):
         log_mass = np.log(law.mass)
-    log_moment = float(logsumexp(log_mass + (order - 1) * law.losses))
+    log_moment = float(special.logsumexp(log_mass + (order - 1) * law.losses))
     return steps * log_moment / (order - 1)
 
 
@@ -479,7 +480,7 @@ def _extent(
     with np.errstate(under="ignore"):
         for j, weight in enumerate(weights):
             density += math.exp(weight) * np.exp(-((x - j) ** 2) / (2 * z * z))
-            beyond += math.exp(weight) * ndtr((j - x) / z)
+            beyond += math.exp(weight) * special.ndtr((j - x) / z)
     loss = _loss(x, z, weights)
     mean_square = np.sum(density * loss**2) / np.sum(density)
     beyond_cut = CUT * delta / steps
@@ -493,7 +494,7 @@ def _loss(
     log_weights: np.ndarray,
 ) -> np.ndarray:
     """Return log U(x)/V(x), increasing and convex in x."""
-    return logsumexp(_log_terms(x, z, log_weights), axis=0)
+    return special.logsumexp(_log_terms(x, z, log_weights), axis=0)
 
 
 def _log_terms(
@@ -523,7 +524,7 @@ def _where(
     j = np.arange(len(log_weights))[:, None]
     for _ in range(4):  # Newton's method, kept inside the table's cell
         terms = _log_terms(x, z, log_weights)
-        value = logsumexp(terms, axis=0)
+        value = special.logsumexp(terms, axis=0)
         slope = np.sum(j * np.exp(terms - value), axis=0) / z**2
         with np.errstate(divide="ignore", invalid="ignore"):
             newton = x - (value - loss) / slope
@@ -574,17 +575,17 @@ def _cells(
         mass = np.exp(log_u)
         up = mass * ((1 - ratio) / -math.expm1(-width))
         stay = np.maximum(mass - up, 0.0)
-    upper_tails = [math.exp(w) * ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)]
+    upper_tails = [math.exp(w) * special.ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)]
     split = np.append(stay, 0.0) + np.append(0.0, up)
     law = Law(width, first, split, float(sum(upper_tails)))
-    return law, float(ndtr(x[0] / z))
+    return law, float(special.ndtr(x[0] / z))
 
 
 def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
     """Return log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
     right = a + b > 0  # there the mass of (−b, −a), which is the same, is taken
-    low = log_ndtr(np.where(right, -b, a))
-    high = log_ndtr(np.where(right, -a, b))
+    low = special.log_ndtr(np.where(right, -b, a))
+    high = special.log_ndtr(np.where(right, -a, b))
     with np.errstate(divide="ignore", invalid="ignore"):
         log_difference = high + np.log(-np.expm1(low - high))
     return np.where(high > low, log_difference, -np.inf)

@@ -19,11 +19,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
-from scipy.special import ndtr
 
 from zdp_bench import records
 from zdp_bench.errors import require
+from zdp_bench.lazy import LazyModule
 from zdp_bench.records import Record
+
+special = LazyModule("scipy.special")
+stats = LazyModule("scipy.stats")
 
 LARGEST = 4  # rows; ten activations would make 45 pairs
 
@@ -147,17 +150,16 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     else:
         z = 0.0 if abs(difference) < 1e-12 else math.nan
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
-    return DeLong((areas[0], areas[1]), errors, error, z, float(2 * ndtr(-abs(z))))
+    return DeLong((areas[0], areas[1]), errors, error, z, float(2 * special.ndtr(-abs(z))))
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
-    from scipy.stats import rankdata  # here, for it takes half a second
 
     ill, well = scores[truth], scores[~truth]
-    every = rankdata(scores)  # midranks: ties count one half
-    below = (every[truth] - rankdata(ill)) / len(well)
-    return below, 1 - (every[~truth] - rankdata(well)) / len(ill)
+    every = stats.rankdata(scores)  # midranks: ties count one half
+    below = (every[truth] - stats.rankdata(ill)) / len(well)
+    return below, 1 - (every[~truth] - stats.rankdata(well)) / len(ill)
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
@@ -169,11 +171,10 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else math.nan
-    from scipy.stats import ttest_ind
 
     # scipy warns of nearly equal values
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        return float(ttest_ind(first, second).pvalue)
+        return float(stats.ttest_ind(first, second).pvalue)
 
 
 class Paired(NamedTuple):
@@ -196,10 +197,9 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
     mean = sum(differences) / len(differences)
     if len(set(differences)) == 1:  # no spread: scipy would divide by zero
         return Paired(0.0, 0.0, 0.0, 1.0) if mean == 0 else Paired(mean, *[math.nan] * 3)
-    from scipy.stats import ttest_1samp
 
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        found = ttest_1samp(differences, 0.0)
+        found = stats.ttest_1samp(differences, 0.0)
         interval = found.confidence_interval()
     return Paired(mean, float(interval.low), float(interval.high), float(found.pvalue))
 
