@@ -18,15 +18,17 @@ from functools import lru_cache
 from typing import Any
 
 import numpy as np
-from scipy.optimize import minimize
-from scipy.signal import lfilter
 
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_sgd import DPSGD
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Engine
+from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register
+
+optimize = LazyModule("scipy.optimize")
+signal = LazyModule("scipy.signal")
 
 
 @register("algorithm", "band_mf")
@@ -100,7 +102,7 @@ def best_strategy(steps: int, bands: int) -> tuple[float, ...]:
     k = np.arange(1, bands)
     start = (2 * k - 1) / (2 * k)  # of 1/√(1 − x), the best for as many steps as bands
     bounds = [(1e-6, 1.0)] * (bands - 1)
-    found = minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B").x
+    found = optimize.minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B").x
     return (1.0, *(round(float(c), 4) for c in np.cumprod(found)))
 
 
@@ -109,9 +111,9 @@ def squared_error(strategy: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
 
     In units of σ: ‖c‖² Σₖ (1 − k/T) wₖ², where w = (1, 1, …) C⁻¹ (the paper's equation 2).
     """
-    sums = lfilter([1.0], strategy, np.ones(steps))
+    sums = signal.lfilter([1.0], strategy, np.ones(steps))
     weights = (1 - np.arange(steps) / steps) * sums
     error, length = float(weights @ sums), float(strategy @ strategy)
-    again = lfilter([1.0], strategy, sums)  # dw/dcⱼ is this, j steps later, with a minus
+    again = signal.lfilter([1.0], strategy, sums)  # dw/dcⱼ is this, j steps later, with a minus
     slope = np.array([-2 * weights[j:] @ again[: max(0, steps - j)] for j in range(len(strategy))])
     return error * length, slope * length + 2 * error * strategy

@@ -7,8 +7,10 @@ cell of that row with the records whose experiment digest is its own.
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import os
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -24,7 +26,9 @@ from zdp_bench.config.schema import COMMON_KEYS, GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
-from zdp_bench.registry import lookup
+from zdp_bench.privacy.memory import remember
+from zdp_bench.records import Record
+from zdp_bench.registry import installed, lookup
 from zdp_bench.report import grids, papers, tables
 from zdp_bench.report.cells import Filling
 from zdp_bench.report.papers import recipes_of, rows_of
@@ -42,10 +46,88 @@ class ClaimedJob:
     config: Run
 
 
+@dataclass(frozen=True)
+class Job:
+    """A job of a recipe as plain values, which are remembered.
+
+    Attributes:
+        digest: the experiment digest of its runs.
+        composed: what Hydra composes of it.
+        resolved: the configuration of its runs.
+    """
+
+    recipe: str
+    overrides: tuple[str, ...]
+    row: str
+    variant: str | None
+    digest: str
+    composed: dict[str, Any]
+    resolved: dict[str, Any]
+
+
 def fillings(table: str, results: Path) -> list[Filling]:
     """Return the possible lines of a table: its recipes' jobs, also on other data."""
-    claims = claims_of(table, times=read_times(records.read_all(results)))
-    return [*(claim.filling for claim in claims), *on_other_data(claims, results)]
+    every = records.read_all(results)
+    times = read_times(every)
+    jobs = jobs_of_table(table)
+    found = [
+        Filling(
+            job.recipe,
+            job.overrides,
+            job.row,
+            job.variant,
+            job.digest,
+            seconds=seconds_of(job.resolved, times),
+        )
+        for job in jobs
+    ]
+    return [*found, *on_other_data(found, jobs, every)]
+
+
+def jobs_of_table(table: str) -> list[Job]:
+    """Return the jobs of a table's recipes, as they are now.
+
+    To check them takes seconds and torch. So they are remembered for as long as no recipe and no
+    code changes.
+    """
+    plain = _remember(list_jobs, table)
+    return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in plain]
+
+
+def list_jobs(table: str, _: str = "") -> list[dict[str, Any]]:
+    """Return the jobs of a table's recipes as JSON values; the state of the code is not read."""
+    return [
+        {
+            "recipe": claim.filling.recipe,
+            "overrides": claim.filling.overrides,
+            "row": claim.filling.row,
+            "variant": claim.filling.variant,
+            "digest": claim.filling.digest,
+            "composed": claim.composed,
+            "resolved": claim.config.resolved,
+        }
+        for claim in claims_of(table)
+    ]
+
+
+def _remember(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Return function(*arguments), which follows from recipes and code, or remember it."""
+    if installed():  # by other packages, whose code may change
+        return function(*arguments)
+    return remember(function, *arguments, _state_of_code())
+
+
+def _state_of_code() -> str:
+    """Return a digest that changes with our YAML and code; file times are enough."""
+    state = hashlib.sha256()
+    package = Path(assets.__file__).parent
+    for folder in (package, assets.CONF, assets.RECIPES, assets.DATASETS, assets.PAPERS):
+        for place, _, names in sorted(os.walk(folder)):
+            for name in sorted(names):
+                if name.endswith((".py", ".yaml", ".csv")):
+                    found = os.stat(os.path.join(place, name))
+                    state.update(f"{place}/{name} {found.st_mtime_ns} {found.st_size}".encode())
+    return state.hexdigest()
 
 
 def build_table(name: str, results: Path) -> Sheet:
@@ -143,28 +225,35 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
     return list(product(*choices))
 
 
-def on_other_data(claims: list[ClaimedJob], results: Path) -> list[Filling]:
+def on_other_data(
+    found: Sequence[Filling], jobs: Sequence[Job], every: Iterable[Record]
+) -> list[Filling]:
     """Return the same jobs with another data set in place of the recipe's, where records exist."""
-    found = []
+    recipes = {job.recipe for job in jobs}
     used: dict[str, list[dict[str, Any]]] = {}  # the data sets of a recipe's records, each once
-    for run in records.read_all(results):
-        datasets = used.setdefault(run.recipe, [])
-        if run.config["dataset"] not in datasets:
-            datasets.append(run.config["dataset"])
+    for run in every:
+        if run.recipe in recipes:
+            datasets = used.setdefault(run.recipe, [])
+            if run.config["dataset"] not in datasets:
+                datasets.append(run.config["dataset"])
     own: dict[str, list[dict[str, Any]]] = {}  # a recipe that sweeps its folds has several
-    for claim in claims:
-        mine = drop_empty(claim.config.resolved["dataset"])
-        own.setdefault(claim.filling.recipe, []).append(mine)
-    for claim in claims:
-        recipe = claim.filling.recipe
+    for job in jobs:
+        own.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
+    moved = []
+    for filling, job in zip(found, jobs, strict=True):
         # Without what is not set: a record may be older than an option that is off.
-        others = [data for data in used.get(recipe, []) if drop_empty(data) not in own[recipe]]
-        for digest, label in _digests_on(others, claim.composed).items():
-            found.append(dataclasses.replace(claim.filling, digest=digest, on=label))
-    return found
+        others = [
+            data for data in used.get(job.recipe, []) if drop_empty(data) not in own[job.recipe]
+        ]
+        if others:
+            for digest, label in _remember(digests_on, others, job.composed).items():
+                moved.append(dataclasses.replace(filling, digest=digest, on=label))
+    return moved
 
 
-def _digests_on(datasets: list[dict[str, Any]], composed: dict[str, Any]) -> dict[str, str]:
+def digests_on(
+    datasets: list[dict[str, Any]], composed: dict[str, Any], _: str = ""
+) -> dict[str, str]:
     """Return {experiment digest: label} of a recipe with each of `datasets`."""
     labels = {}
     for dataset in datasets:

@@ -21,7 +21,6 @@ from types import MappingProxyType
 from typing import Any
 
 import torch
-from scipy.fft import next_fast_len
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError
@@ -31,7 +30,10 @@ from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
 from zdp_bench.gradients.rules.convolution import pad_input
+from zdp_bench.lazy import LazyModule
 from zdp_bench.nn.circulant import CirculantLinear
+
+fft = LazyModule("scipy.fft")
 
 
 @dataclass(frozen=True)
@@ -234,7 +236,7 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
                 f"an example's map of {list(x.shape[2:])} is not of the size that "
                 "this run was set up for."
             )
-        fast = tuple(next_fast_len(size, real=True) for size in spectrum.sizes)
+        fast = tuple(fft.next_fast_len(size, real=True) for size in spectrum.sizes)
         weight = _transformed(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
         return {"weight": weight, "bias": LayerGradient.of(g.flatten(2).sum(dim=2))}
 

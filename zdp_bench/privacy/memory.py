@@ -29,7 +29,7 @@ from zdp_bench.foreign_files import read_json
 
 
 def remember(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments): a number, None, or a list of numbers, not rounded.
+    """Return function(*arguments): a number that is not rounded, or other JSON values.
 
     It must be ours, and of its arguments alone: JSON values, dataclasses, functions.
     """

@@ -23,6 +23,7 @@ import numpy as np
 from zdp_bench import records
 from zdp_bench.errors import require
 from zdp_bench.lazy import LazyModule
+from zdp_bench.privacy.memory import remember
 from zdp_bench.records import Record
 
 special = LazyModule("scipy.special")
@@ -157,9 +158,16 @@ def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.n
     """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
 
     ill, well = scores[truth], scores[~truth]
-    every = stats.rankdata(scores)  # midranks: ties count one half
-    below = (every[truth] - stats.rankdata(ill)) / len(well)
-    return below, 1 - (every[~truth] - stats.rankdata(well)) / len(ill)
+    every = _midranks(scores)
+    below = (every[truth] - _midranks(ill)) / len(well)
+    return below, 1 - (every[~truth] - _midranks(well)) / len(ill)
+
+
+def _midranks(scores: np.ndarray) -> np.ndarray:
+    """Return the rank of each score from 1; equal ones share the mean of theirs."""
+    _, place, counts = np.unique(scores, return_inverse=True, return_counts=True)
+    last = np.cumsum(counts)
+    return (last - (counts - 1) / 2)[place]
 
 
 def students_t(first: Sequence[float], second: Sequence[float]) -> float:
@@ -171,9 +179,14 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
         return math.nan
     if len(set(first)) == 1 == len(set(second)):  # no spread: scipy would divide by zero
         return 1.0 if first[0] == second[0] else math.nan
+    p: float = remember(_p_of_independent, list(first), list(second))  # scipy takes a second
+    return p
 
-    # scipy warns of nearly equal values
-    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
+
+def _p_of_independent(first: Sequence[float], second: Sequence[float]) -> float:
+    with warnings.catch_warnings(
+        action="ignore", category=RuntimeWarning
+    ):  # of nearly equal values
         return float(stats.ttest_ind(first, second).pvalue)
 
 
@@ -197,11 +210,15 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
     mean = sum(differences) / len(differences)
     if len(set(differences)) == 1:  # no spread: scipy would divide by zero
         return Paired(0.0, 0.0, 0.0, 1.0) if mean == 0 else Paired(mean, *[math.nan] * 3)
+    return Paired(mean, *remember(_interval_and_p, differences))
 
+
+def _interval_and_p(differences: Sequence[float]) -> tuple[float, float, float]:
+    """Return a 95 % confidence interval of the mean, and the two-sided p of a mean of 0."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         found = stats.ttest_1samp(differences, 0.0)
         interval = found.confidence_interval()
-    return Paired(mean, float(interval.low), float(interval.high), float(found.pvalue))
+    return float(interval.low), float(interval.high), float(found.pvalue)
 
 
 def bonferroni(comparisons: int) -> float:
