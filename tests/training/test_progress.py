@@ -11,9 +11,10 @@ from rich.console import Console
 from tests.training.test_run import Silent, configured
 from zdp_bench import registry
 from zdp_bench.errors import UserError
+from zdp_bench.report.console import console
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import progress
-from zdp_bench.training.progress import Live, Reporter, console
+from zdp_bench.training.progress import Live, Reporter
 from zdp_bench.training.run import run
 
 

@@ -60,7 +60,7 @@ def add_format(parser: argparse.ArgumentParser, *others: str) -> None:
 
 def print_sheet(sheet: Sheet, form: str) -> None:
     """Print a table in the --format: "rich", or one of `sheet.FORMS`."""
-    from zdp_bench.training.progress import console
+    from zdp_bench.report.console import console
 
     if form == "rich":
         console().print(sheet)

@@ -189,10 +189,11 @@ def carry_out(
     name: str = "",
 ) -> Outcome:
     """Check a composed configuration and run it; print what `SweepJob` says, under its name."""
+    from zdp_bench.report.console import console
     from zdp_bench.report.terminal import show_run
     from zdp_bench.training import distributed
     from zdp_bench.training.labels import relabel
-    from zdp_bench.training.progress import Live, Reporter, Watcher, console
+    from zdp_bench.training.progress import Live, Reporter, Watcher
     from zdp_bench.training.run import run
 
     checked = parse(config, overrides)

@@ -1,4 +1,4 @@
-"""The console, a run's progress, and what callbacks receive.
+"""A run's progress, and what callbacks receive.
 
 A callback (`execution.callbacks=[NAME]`) is a plug-in, `@register("callback", "NAME")`: a function
 of the run's configuration that returns `on_step(metrics)`. It gets the record's test metrics and
@@ -9,15 +9,11 @@ cost privacy, as would time and memory of a step: none is told.
 from __future__ import annotations
 
 import logging
-import os
-import re
-import sys
 import time
-from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich.console import Console, ConsoleOptions, RenderableType
+from rich.console import Console
 from rich.progress import (
     BarColumn,
     MofNCompleteColumn,
@@ -26,10 +22,8 @@ from rich.progress import (
     TextColumn,
     TimeRemainingColumn,
 )
-from rich.segment import Segment
 from rich.table import Column
 
-from zdp_bench.errors import printable
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.registry import lookup
@@ -40,33 +34,6 @@ if TYPE_CHECKING:  # what prints a table needs neither Hydra nor torch
 
 log = logging.getLogger(__name__)
 BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal with one
-
-
-class PlainText(Console):
-    """A console that prints plain text, without control characters or markup."""
-
-    def render(
-        self, renderable: RenderableType, options: ConsoleOptions | None = None
-    ) -> Iterator[Segment]:
-        for segment in super().render(renderable, options):
-            text = segment.text if segment.control else printable(segment.text)
-            yield segment._replace(text=text)
-
-    def _render_buffer(self, buffer: Iterable[Segment]) -> str:
-        """Return the text that is written; no line of a pipe or file ends in blanks."""
-        text = super()._render_buffer(buffer)
-        return text if self.is_terminal else re.sub(r" +$", "", text, flags=re.MULTILINE)
-
-    def on_broken_pipe(self) -> None:
-        """Stop printing: a run continues when its reader has gone."""
-        self.quiet = True
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-
-
-def console() -> Console:
-    """Return standard output; as wide as COLUMNS or, if piped, wide enough for any row."""
-    told = sys.stdout.isatty() or os.environ.get("COLUMNS", "").isdecimal()
-    return PlainText(width=None if told else 10_000, markup=False)
 
 
 class Watcher:

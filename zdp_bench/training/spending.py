@@ -159,7 +159,14 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
         for path in ledgers
         if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path)
     ]
-    return [read_spending(home) for home in homes if home != but], unknown
+    finished = {record.path.parent: record for record in records.read_all(results) if record.path}
+    # A damaged record, which `read_all` leaves out, is refused: its ε would be missing.
+    found = [
+        _spending_in(home, finished.get(home) or records.read(home / RECORD))
+        for home in homes
+        if home != but
+    ]
+    return found, unknown
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
@@ -172,7 +179,10 @@ def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
 
 def read_spending(home: Path) -> Spending:
     """Return what the run of a folder has spent, or may still spend."""
-    record = records.read(home / RECORD)
+    return _spending_in(home, records.read(home / RECORD))
+
+
+def _spending_in(home: Path, record: Record | None) -> Spending:
     if record:
         found = _spending_of(record, home)
         is_federation = bool(record.privacy.nodes)

@@ -40,8 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from rich.table import Table
 
+    from zdp_bench.report.console import console
     from zdp_bench.report.sheet import Sheet
-    from zdp_bench.training.progress import console
 
     named = next((kind for kind in KINDS if options.kind in (kind, kind[:-1])), None)
     word = options.word if named else options.kind

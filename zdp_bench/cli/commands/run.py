@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.training.progress import console
+    from zdp_bench.report.console import console
 
     is_first = os.environ.get("RANK", "0") == "0"  # of torchrun's; torch is not loaded yet
     if is_first and not (options.show_config or sys.stderr.isatty()):  # there `main` has said so

@@ -23,9 +23,9 @@ def run(options: argparse.Namespace) -> int:
 
     from zdp_bench.config import configured
     from zdp_bench.experiments.validate import validate
+    from zdp_bench.report.console import console
     from zdp_bench.report.terminal import show_validation
     from zdp_bench.training.interrupts import require_writable
-    from zdp_bench.training.progress import console
 
     config = configured(options.overrides)
     require_writable(config.results)  # as its run would

@@ -56,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(options: argparse.Namespace) -> int:
-    from zdp_bench.training.progress import console
+    from zdp_bench.report.console import console
 
     scripts = [word for word in options.overrides if ":" in word and "=" not in word]
     if scripts and len(options.overrides) > 1:
