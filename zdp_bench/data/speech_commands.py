@@ -30,7 +30,6 @@ import numpy as np
 import torch
 import torch.nn.functional as F
 from annotated_types import Interval, Len
-from scipy.fft import dct
 from torch import Tensor
 
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
@@ -46,7 +45,10 @@ from zdp_bench.data.files import (
 from zdp_bench.data.owners import hold_out_owners
 from zdp_bench.data.signals import read_sound
 from zdp_bench.errors import UserError, require, suggestion
+from zdp_bench.lazy import LazyModule
 from zdp_bench.registry import register
+
+fft = LazyModule("scipy.fft")
 
 RATE = 16_000  # Hz; a clip is one second
 CLIP = 16_000  # samples
@@ -320,7 +322,7 @@ def lifter(z: Tensor) -> Tensor:
     """Return (1 + l)·DCT(z − mean)ₗ over the bins of each frame of z [n, frames, bins]."""
     centred = z - z.mean(dim=(1, 2), keepdim=True)
     parts = torch.view_as_real(centred).numpy()  # [n, frames, bins, 2]
-    coefficients = torch.from_numpy(dct(parts, axis=2, norm="ortho"))
+    coefficients = torch.from_numpy(fft.dct(parts, axis=2, norm="ortho"))
     coefficients *= torch.arange(1, z.shape[2] + 1, dtype=coefficients.dtype).unsqueeze(1)
     return torch.view_as_complex(coefficients.contiguous())
 

@@ -208,7 +208,8 @@ def carry_out(
         reporter.finished(outcome.record)
     if outcome.found:
         outcome = relabel(outcome, checked)
-    records.renew_csv(checked.results)
+    if not (outcome.found and (checked.results / "records.csv").exists()):
+        records.renew_csv(checked.results)
     if show == "all" and not name:
         console().print(show_run(outcome.record, outcome.path, outcome.found))
     elif show == "all":

@@ -305,7 +305,7 @@ def get(document: Mapping[str, Any], path: str) -> Any:
     """Return the value at a dotted path; None if there is none."""
     value: Any = document
     for key in path.split("."):
-        value = value.get(key) if isinstance(value, Mapping) else None
+        value = value.get(key) if isinstance(value, dict) else None
     return value
 
 

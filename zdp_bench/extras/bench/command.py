@@ -16,7 +16,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "tables",
         nargs="*",
         metavar="TABLE",
-        help="zeta_dp_2021/6, zeta_dp_2021/7, deepee_2021/3, zoo, library (default: all)",
+        help="zeta_dp_2021/6, zeta_dp_2021/7, deepee_2021/3, zoo, library, startup (default: all)",
     )
     parser.add_argument(
         "--quick", action="store_true", help="smaller cases, in under two minutes on two cores"

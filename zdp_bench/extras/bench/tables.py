@@ -6,6 +6,7 @@ zeta_dp_2021/7   conv + linear, real and complex, private against non-private
 deepee_2021/3    VGG-11 and two U-Nets: ours, Opacus, a loop over examples, with peak memory
 zoo              ResNet-20, Model-3, AlexNet, complex CNN and U-Net: non-private, ours, Opacus
 library          a step of a user's whole loop: non-private, ours, Opacus's, with peak memory
+startup          commands that train nothing, against `import torch`
 
 Rows that another machine, or another number of threads, measured are kept.
 """
@@ -27,6 +28,7 @@ from torch import Tensor, nn
 
 from zdp_bench import records
 from zdp_bench.extras.bench.measure import by_turns, hold_memory, peak_memory, require_agreement
+from zdp_bench.extras.bench.startup import startup
 from zdp_bench.extras.bench.steps import SIDES
 from zdp_bench.extras.bench.workload import Step, Workload, as_real, device
 from zdp_bench.nn.convolution import ComplexConv2d
@@ -246,6 +248,7 @@ TABLES: dict[str, Callable[[bool], Iterator[list[Row]]]] = {
     "deepee_2021/3": imaging,
     "zoo": zoo,
     "library": library,
+    "startup": startup,
 }
 
 

@@ -1,0 +1,110 @@
+"""How much processor time commands take that train nothing, against `import torch`.
+
+Each command runs in a process of its own, on a results folder of copies of one run. The first time
+fills indexes and remembered numbers, and is not counted.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from zdp_bench import records
+from zdp_bench.errors import UserError
+
+SIZES = (1_000, 10_000)  # records
+ROUNDS = 3  # the least counts
+TORCH = "import torch"
+RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "threads=1"]
+COMMANDS: dict[str, list[str]] = {
+    "--help": ["--help"],
+    "results": ["results"],
+    "table": ["table", "zeta_dp_2021/1"],
+    "budget": ["budget"],
+    "compare": ["compare", "recipe=quickstart seed=1", "recipe=quickstart seed=2"],
+    "report": ["report"],
+    "validate": ["validate", "recipe=quickstart"],
+    "run, done before": RUN,
+}
+
+
+def startup(quick: bool) -> Iterator[list[dict[str, Any]]]:
+    """Yield the processor time of each command, for each number of records."""
+    for size in (20,) if quick else SIZES:
+        with tempfile.TemporaryDirectory() as place:
+            results = Path(place) / "results"
+            _take_time([*_ZDP, *_words(RUN, results)])
+            copy_record(results, size)
+            yield _compare(f"{size:,} records, processor time", results)
+
+
+_ZDP = [sys.executable, "-m", "zdp_bench"]
+
+
+def _compare(case: str, results: Path) -> list[dict[str, Any]]:
+    commands = {TORCH: [sys.executable, "-c", TORCH]}
+    commands |= {name: [*_ZDP, *_words(words, results)] for name, words in COMMANDS.items()}
+    seconds: dict[str, list[float]] = {}
+    for name, command in commands.items():
+        _take_time(command)
+        seconds[name] = sorted(_take_time(command) for _ in range(ROUNDS))
+    base = seconds[TORCH][0]
+    nothing = dict.fromkeys(("deviation", "memory", "memory_ratio", "paper_ratio"))
+    return [
+        {
+            "case": case,
+            "side": name,
+            "milliseconds": 1000 * times[0],
+            "ratio": times[0] / base,
+            "ratio_low": times[0] / base,
+            "ratio_high": times[-1] / base,
+            "n": ROUNDS,
+            **nothing,
+        }
+        for name, times in seconds.items()
+    ]
+
+
+def _words(words: list[str], results: Path) -> list[str]:
+    """Return a command's words with its results folder, if it has one."""
+    if words[0] == "--help":
+        return words
+    if words[0] in ("run", "validate"):
+        return [*words, f"paths.results={results}"]
+    return [*words, "--results", str(results)]
+
+
+def copy_record(results: Path, size: int) -> None:
+    """Copy the one run of a results folder, with other seeds, until there are so many records."""
+    (path,) = results.glob("runs/*/*/record.json")
+    document = records.read_document(path)
+    assert document is not None
+    for seed in range(1, size):
+        run = hashlib.sha256(f"{seed}".encode()).hexdigest()
+        home = records.folder(results, document["recipe"], run)
+        home.mkdir()
+        copy = records.to_json(document | {"run": run, "seed": seed})
+        (home / "record.json").write_text(json.dumps(copy, indent=1, sort_keys=True))
+
+
+def _take_time(command: list[str]) -> float:
+    """Return the processor seconds that a command takes, with those of what it starts.
+
+    Raises:
+        UserError: the command fails.
+    """
+    before = resource.getrusage(resource.RUSAGE_CHILDREN)
+    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    ended = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    if ended.returncode:
+        raise UserError(f"{' '.join(command[2:])}: failed: {ended.stderr[-300:]}")
+    after = resource.getrusage(resource.RUSAGE_CHILDREN)
+    return after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
