@@ -8,6 +8,8 @@ from __future__ import annotations
 import re
 import shlex
 import shutil
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -128,6 +130,8 @@ def test_a_foreign_set_becomes_a_private_record_in_one_command(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("COLUMNS", "300")  # no sentence is folded
     (SETS | AT_NIGHT)[name](tmp_path)
+    script = [sys.executable, str(DOCS / "example" / "list_release.py"), name]
+    subprocess.run(script, check=True, capture_output=True, text=True)
     for recipe in ("ball.yaml", "films_private.yaml"):
         shutil.copy(DOCS / "example" / recipe, tmp_path)
     assert exit_code_of(*shlex.split(typed)) == 0, capsys.readouterr().err

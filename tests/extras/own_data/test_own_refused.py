@@ -158,31 +158,25 @@ def test_options_that_mean_nothing_for_a_kind_are_refused(
         folder(tmp_path / "d", kind, **options).load(tmp_path)
 
 
-TABLE = "patientId;x;Target\np1;3;0\np1;9;0\np2;;1\np3;;0\np4;;1\n"
-MAPPED = {"path": "{patientId}.png", "label": "Target", "patient": "PATIENTID"}
-DESCRIBED: list[tuple[str, dict[str, Any], str]] = [
-    (TABLE, {}, ""),
-    (TABLE.replace("p1;9;0", "p1;9;1"), {}, "names p1.png twice"),  # as two radiologists do
-    (TABLE, {"columns": {**MAPPED, "label": "target1"}}, "has no column 'target1', but patientId"),
-    (TABLE, {"columns": {**MAPPED, "labels": "x"}}, "dataset.columns 'labels' is not known"),
-    (TABLE, {"columns": None}, r"has the columns patientId, x, Target; .* dataset.columns, such"),
-    (TABLE, {"values": {"target": {"a": "0"}}}, "values.target=.*no such column"),
-    (TABLE, {"values": {"label": {"a": "("}}}, r"dataset.values.label: '\(' is not a regular"),
-    (TABLE, {"values": {"label": {"a": r"((\w+)+)+!"}}}, r"dataset.values.label: .* not a simple"),
-    (TABLE, {"values": {"label": {"a": "7"}}}, "contains no line that matches dataset.values"),
+TABLE = (
+    "Path;x;Label;PATIENT\na1.png;3;0;a1\na1.png;9;0;a1\na2.png;;1;a2\na3.png;;0;a3\na4.png;;1;a4\n"
+)
+LISTS: list[tuple[str, str]] = [
+    (TABLE, ""),
+    (TABLE.replace("a1.png;9;0", "a1.png;9;1"), "names a1.png twice"),  # as two radiologists do
+    (TABLE.replace("Label", "target"), r"has the columns Path, x, target, .* Rename your columns"),
+    (TABLE.replace(";x;", ";label;"), "has several columns 'label'; leave one"),
+    (TABLE.replace("PATIENT", "patients"), "has a column 'patients', .* Is it patient"),
 ]
 
 
-@pytest.mark.parametrize(("body", "options", "says"), DESCRIBED)
-def test_a_csv_of_other_columns_is_described(
-    tmp_path: Path, body: str, options: dict[str, Any], says: str
-) -> None:
+@pytest.mark.parametrize(("body", "says"), LISTS)
+def test_a_csv_has_columns_of_the_documented_names(tmp_path: Path, body: str, says: str) -> None:
     """RSNA's list has a line for each box of a film; equal ones count once."""
-    for name in ("p1", "p2", "p3", "p4"):
+    for name in ("a1", "a2", "a3", "a4"):
         write_png(tmp_path / f"{name}.png", 3)
     (tmp_path / "labels.csv").write_text(body)
-    described = {"columns": MAPPED, "test_share": 0.5, "split_seed": 1, **options}
-    data = folder(tmp_path / "labels.csv", **described)
+    data = folder(tmp_path / "labels.csv", test_share=0.5, split_seed=1)
     if says:
         assert_refused(lambda: data.info(tmp_path), "", says)
     else:
@@ -190,9 +184,7 @@ def test_a_csv_of_other_columns_is_described(
         assert (info.train + info.test, info.unit, list(info.classes)) == (4, "patient", ["0", "1"])
 
 
-def test_a_folder_has_no_columns_and_classes_alone(tmp_path: Path) -> None:
-    home = folder(tmp_path, columns=MAPPED)
-    assert_refused(lambda: home.info(tmp_path), "dataset.columns", "applies to a CSV")
+def test_a_folder_has_classes_alone(tmp_path: Path) -> None:
     classes = write_classes(tmp_path / "d", "picture", 2)
     (classes / "note.txt").write_text("x")
     assert_refused(lambda: folder(classes).load(tmp_path), "note.txt", "is not a class folder")

@@ -69,15 +69,12 @@ class Folder(Form, Dataset):
 
     Pixels stay bytes on the disk until they are drawn (`cache.py`).
 
-    columns, values: what a CSV's columns and cells mean (`listing.py`).
     mean, deviation: of a pixel in [0, 1]; the model gets (pixel − mean) / deviation.
     scale: a recording's samples are multiplied by it.
     """
 
     path: str | None = None
     patient: str | None = None
-    columns: dict[str, str] | None = None
-    values: dict[str, dict[str, str]] | None = None
     mean: float = 0.5
     deviation: Annotated[float, Gt(0)] = 0.25
     augment: str | None = None
@@ -158,7 +155,7 @@ class Folder(Form, Dataset):
         if self.path is None:
             return
         picture, told = readers.PICTURE, False  # of files that no option is given for, once
-        for item in listing.find_items(Path(self.path), self.patient, self.columns, self.values):
+        for item in listing.find_items(Path(self.path), self.patient):
             paths = [path for path in (item.path, item.partner) if path]
             for path, problem in files.try_each(paths, readers.check):
                 is_sound = path == item.path and not problem
@@ -177,7 +174,7 @@ class Folder(Form, Dataset):
                 "dataset.path=null: set the path of your data, such as dataset.path=./scans."
             )
         path = Path(self.path).expanduser()
-        items = listing.find_items(path, self.patient, self.columns, self.values)
+        items = listing.find_items(path, self.patient)
         kind = self._find_kind(items)
         self._require_options(kind, items[0].path)
         if items[0].target == "mask" and kind.mask is None:

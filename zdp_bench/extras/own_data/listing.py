@@ -5,8 +5,7 @@ PATH/CLASS/PATIENT/.../FILE     the folder below the class is the patient
 PATH/images/..., PATH/masks/... the same names below both; the folder below images is the patient
 PATH/images/..., PATH/references/...  the same, with what each image should be
 PATH/train|test|validation/...  split by the person, with any of the above below; also Train, val
-PATH.csv                        columns path, one of TARGETS and, where known, patient and split;
-                                or whatever its columns are, with `columns` and `values`
+PATH.csv                        columns path, one of TARGETS and, where known, patient and split
 """
 
 from __future__ import annotations
@@ -29,7 +28,7 @@ from torch import Tensor
 from zdp_bench.data.files import require_inside, visible_files
 from zdp_bench.data.owner_names import require_named, require_one_spelling
 from zdp_bench.data.owners import pick_test_owners
-from zdp_bench.errors import UserError, require, unknown
+from zdp_bench.errors import UserError, require
 from zdp_bench.extras.own_data.readers import HEADER, Facts, Kind
 from zdp_bench.foreign_files import Unfit, compile_pattern, expect, read_text, reading
 
@@ -42,13 +41,8 @@ COLUMNS = ("path", *TARGETS, "patient", "split")
 IMAGES = "images"
 PARTNERS = {"masks": "mask", "references": "reference"}  # folder beside images/ -> what it holds
 LARGEST_CSV = 2**28  # bytes
-FIELD = re.compile(r"\{([^{}]*)\}")  # a column in a template
 
 log = logging.getLogger(__name__)
-Columns = Mapping[str, str]  # of COLUMNS -> the CSV's name of it, or a template of several
-# of COLUMNS -> {what a cell becomes: a regular expression that the whole cell matches}
-Values = Mapping[str, Mapping[str, str]]
-Rules = dict[str, dict[str, re.Pattern[str]]]
 
 
 @dataclass(frozen=True)
@@ -73,40 +67,25 @@ class Item:
     partner: Path | None = None
 
 
-def find_items(
-    path: Path,
-    patient: str | None,
-    columns: Columns | None = None,
-    values: Values | None = None,
-) -> list[Item]:
+def find_items(path: Path, patient: str | None) -> list[Item]:
     """List every file, sorted by name.
 
     Args:
+        path: a folder or a CSV; paths in it begin at its folder.
         patient: a regular expression whose first group is the patient, in the file's name or else
             in its path below the folder.
-        columns, values: what a CSV's columns and cells mean. Paths begin at the CSV's folder, or as
-            far above it as the template of `path` says by '../'.
     """
-    home = path
     try:
         require(path.exists(), "dataset.path", path, "folder or CSV not found")
-        if path.is_file():
-            up = (columns or {}).get("path", "").count("../")
-            home = path.parent.joinpath(*[".."] * up)
-            found = list(_by_csv(path, columns or {}, values or {}))
-        else:
-            given = columns or values
-            require(not given, "dataset.columns", given, "applies to a CSV, which this is not")
-            found = list(_by_folder(path))
+        found = list(_by_csv(path) if path.is_file() else _by_folder(path))
     except OSError as error:  # no permission, or a name that is too long
         where = error.filename or path
         raise UserError(f"{where}: cannot be read ({error.strerror}).") from None
-    what = "line that matches dataset.values" if path.is_file() else "file in a class folder"
-    require(bool(found), "dataset.path", path, f"contains no {what}")
+    require(bool(found), "dataset.path", path, "contains no file in a class folder")
     if patient is not None:
         rule = _compile("dataset.patient", patient)
         found = [_with_patient(item, rule) for item in found]
-    _require_consistent(path, home, found)
+    _require_consistent(path, path.parent if path.is_file() else path, found)
     return sorted(found, key=lambda item: item.name)
 
 
@@ -210,7 +189,7 @@ def _entries(folder: Path) -> list[Path]:
     return entries
 
 
-def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
+def _by_csv(path: Path) -> Iterator[Item]:
     """Read the lines of a CSV with commas, semicolons or tabs; equal ones count once."""
     with reading(path):
         text = read_text(path, LARGEST_CSV, "utf-8-sig")
@@ -219,74 +198,33 @@ def _by_csv(path: Path, columns: Columns, values: Values) -> Iterator[Item]:
             StringIO(text), sep=sep, header=None, dtype=str, keep_default_na=False
         ).apply(lambda column: column.str.strip())
         expect(len(table) > 1, "contains no line below its header; list a file in each")
-        names = table.iloc[0].tolist()
-        table = table[1:].set_axis(names, axis=1).loc[:, [bool(name) for name in names]]
-        twice = [name for name, times in Counter(filter(None, names)).items() if times > 1]
-        expect(not twice, f"has several columns '{' '.join(twice[:1])}'; leave one")
-        cells = _find_cells(names, columns)
-    rules: Rules = {}
-    for key, patterns in values.items():
-        option = f"dataset.values.{key}"
-        require(key in cells, option, patterns, "the CSV has no such column")
-        rules[key] = {name: _compile(option, pattern) for name, pattern in patterns.items()}
+        _require_columns(table.iloc[0].tolist())
+        names = [name.lower() for name in table.iloc[0]]
+        table = table[1:].set_axis(names, axis=1)[[name for name in COLUMNS if name in names]]
     lines = table.to_dict("records")
-    of = [{key: _fill(cell, line) for key, cell in cells.items()} for line in lines]
-    translated = [_translate(one, rules) for one in of]
-    if left_out := translated.count(None):
-        log.warning("%s: skipped %s rows that match none of dataset.values", path, left_out)
-    numbered = [(f"{path}, line {n}", one) for n, one in enumerate(translated, start=2) if one]
-    yield from dict.fromkeys(_item_of(path, where, one) for where, one in numbered)
+    numbered = [(f"{path}, line {number}", line) for number, line in enumerate(lines, start=2)]
+    yield from dict.fromkeys(_item_of(path, where, line) for where, line in numbered)
 
 
-def _find_cells(names: list[str], columns: Columns) -> dict[str, str]:
-    """Return the template of each of COLUMNS that a CSV has, such as {path: '{Path}'}.
-
-    Refuse a CSV that lacks a needed one, or has one that may be a slip of another's name.
-    """
-    exact = {name.lower(): name for name in reversed(names)} | {name: name for name in names}
-    for key in columns:
-        if key not in COLUMNS:
-            raise unknown("dataset.columns", key, COLUMNS)
-    mapped = [target for target in TARGETS if target in columns]
-    cells = {}
-    for key in COLUMNS:
-        if key not in columns and (key not in exact or (mapped and key in TARGETS)):
-            continue
-        cell = columns.get(key, key)
-        cell = cell if FIELD.search(cell) else f"{{{cell}}}"
-        for name in FIELD.findall(cell):
-            rule = f"has no column '{name}', but {', '.join(names)[:200]}"
-            expect(name in exact or name.lower() in exact, rule)
-        cells[key] = FIELD.sub(lambda m: f"{{{exact.get(m[1], exact.get(m[1].lower()))}}}", cell)
+def _require_columns(header: list[str]) -> None:
+    """Reject a header that lacks a needed column, has one twice, or one that may be a slip."""
+    names = [name.lower() for name in header]
+    twice = [name for name, times in Counter(names).items() if times > 1 and name in COLUMNS]
+    expect(not twice, f"has several columns '{' '.join(twice[:1])}'; leave one")
+    targets = [name for name in TARGETS if name in names]
     rule = (
-        f"has the columns {', '.join(names)[:200]}; path and label are required, or path and "
-        "mask, or path and reference; patient and split are optional. Map your columns with "
-        f"dataset.columns, such as {{path: File, label: Finding, patient: ID}}"
+        f"has the columns {', '.join(header)[:200]}; path and label are required, or path and "
+        "mask, or path and reference; patient and split are optional. Rename your columns"
     )
-    expect("path" in cells and len({*TARGETS} & {*cells}) == 1, rule)
-    used = {name for cell in cells.values() for name in FIELD.findall(cell)}
-    for name in {*names} - used:
-        near = get_close_matches(name.lower(), {"patient", "split"} - {*cells}, 1, 0.75)
-        rule = f"has a column '{name}', which is not known. Is it {' '.join(near)}? Rename it, or "
-        expect(not near, f"{rule}set dataset.columns={{{' '.join(near)}: {name}}}")
-    return cells
+    expect("path" in names and len(targets) == 1, rule)
+    for name in filter(None, header):
+        near = get_close_matches(name.lower(), {"patient", "split"} - {*names}, 1, 0.75)
+        if name.lower() not in COLUMNS:
+            rule = f"has a column '{name}', which is not known. Is it {' '.join(near)}? Rename it"
+            expect(not near, rule)
 
 
-def _fill(template: str, line: Mapping[Any, str]) -> str:
-    return FIELD.sub(lambda match: line[match[1]], template)
-
-
-def _translate(of: dict[str, str], rules: Rules) -> dict[str, str] | None:
-    """Return a line's cells as `rules` call them; None if one matches nothing there."""
-    for key, names in rules.items():
-        found = next((name for name, rule in names.items() if rule.fullmatch(of[key])), None)
-        if found is None:
-            return None
-        of = {**of, key: found}
-    return of
-
-
-def _item_of(path: Path, where: str, of: dict[str, str]) -> Item:
+def _item_of(path: Path, where: str, of: Mapping[Any, str]) -> Item:
     (target,) = {*TARGETS} & {*of}
     if not of["path"] or not of[target]:
         raise UserError(f"{where}: columns path and {target} must exist and have no empty cells.")
