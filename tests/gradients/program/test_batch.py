@@ -701,6 +701,23 @@ pair(
         torch.stft(x[:, 0].T, 2, 1, window=torch.ones(2), return_complex=True).abs().sum() + x
     ),
 )
+# rows that are alike, until others are put beside them
+pair(
+    "alike",
+    lambda x: torch.zeros(4 * x.shape[0], 6).add(x.reshape(-1, 6)).view(-1, 4, 6),
+    lambda x: torch.cat([torch.zeros(2 * x.shape[0], 6), torch.ones(2 * x.shape[0], 6)]).view(
+        -1, 4, 6
+    ),
+)
+pair(
+    "alike, in another order",
+    lambda x: (
+        (torch.ones(4 * x.shape[0], 6) + x.transpose(0, 1).reshape(-1, 6))
+        .view(4, -1, 6)
+        .transpose(0, 1)
+    ),
+    lambda x: (W[:3, None] + torch.zeros(3, 4 * x.shape[0])).reshape(-1, 3).view(-1, 4, 3),
+)
 # the same function in other operations, while it is recorded
 pair(
     "take_along_dim",

@@ -203,14 +203,13 @@ def reshaped(call: Call) -> Any:
     place, before, after = call.place(source), source.meta["val"].shape, call.result.shape
     dims = symbolic_dims(call.result)
     call.need(len(dims) == 1, "splits the dimension of the examples")
-    factor = factor_of(after[dims[0]])
-    inner = place.inner
+    factor, inner = factor_of(after[dims[0]]), place.inner
+    row, behind = prod(before[place.dim + 1 :]), prod(after[dims[0] + 1 :])
     if inner == ALIKE:
-        if factor == call.factor(source):
-            return Place(dims[0], ALIKE)
+        if factor == call.factor(source) and row == behind:
+            return place._replace(dim=dims[0])
         inner = call.factor(source)  # rows that are alike are in this order, too
-    between = inner * prod(before[place.dim + 1 :])
-    behind = prod(after[dims[0] + 1 :])
+    between = inner * row
     fits = factor and behind and between % behind == 0 and factor % (between // behind) == 0
     call.need(bool(fits), "moves numbers between examples")
     return Place(dims[0], between // behind)
@@ -247,7 +246,7 @@ def joined(call: Call) -> Any:
     dim = dims.pop()
     if call.kind == "stack" or call.dims(call.get("dim"), call.result.dim()) != {dim}:
         return kept(call)
-    return Place(dim, call.inner)
+    return Place(dim, call.inner or 1)  # rows that are alike are in this order, too
 
 
 def cut(call: Call) -> Any:
