@@ -320,58 +320,86 @@ def make_lines(
 
     A point of a curve is a number 'METRIC at X'.
     """
-    printed: dict[tuple[str, ...], Reference] = {
-        (n.row, *n.column.partition(" at ")[::2]): n for n in numbers
-    }
+    printed: Printed = {}
+    for number in numbers:
+        column, _, x = number.column.partition(" at ")
+        printed[number.row, column, x] = number
     jobs = [(filling, tuple(filling.runs_of(every))) for filling in fillings]
     rows = list(dict.fromkeys(number.row for number in numbers))
     heads = [n for n in numbers if n.column not in EPSILON_COLUMNS and " at " not in n.column]
     lines: list[Line] = []
     for number in sorted(heads, key=lambda head: rows.index(head.row)):
-        groups: dict[tuple[str, str], list[tuple[Filling, tuple[Record, ...]]]] = {("", ""): []}
-        for filling, runs in jobs:
-            if filling.row == number.row:
-                at = filling.variant or "", filling.on or ""
-                groups.setdefault(at, []).append((filling, runs))
-        for (variant, on), of in sorted(groups.items()):
-            line = Line(number, tuple(of), rules, variant or None, on or None, axes)
+        of_row = [(filling, runs) for filling, runs in jobs if filling.row == number.row]
+        for (variant, on), jobs_of_line in sorted(_by_variant(of_row).items()):
+            line = Line(number, tuple(jobs_of_line), rules, variant or None, on or None, axes)
             if line.runs or line.is_papers:
                 lines += _points(line, printed)
     return lines
 
 
-def _points(line: Line, printed: Mapping[tuple[str, ...], Reference]) -> list[Line]:
+Printed = dict[tuple[str, str, str], Reference]  # by row, column and x
+JobRuns = tuple[Filling, tuple[Record, ...]]
+
+
+def _by_variant(jobs: Iterable[JobRuns]) -> dict[tuple[str, str], list[JobRuns]]:
+    """Return the jobs of a row by variant and data set; the paper's own settings always."""
+    groups: dict[tuple[str, str], list[JobRuns]] = {("", ""): []}
+    for filling, runs in jobs:
+        key = filling.variant or "", filling.on or ""
+        groups.setdefault(key, []).append((filling, runs))
+    return groups
+
+
+def _points(line: Line, printed: Printed) -> list[Line]:
     """Return a line with its values; of a curve, a line for each x of a run, or of the text."""
     row, metric = line.number.row, line.number.column
     scale = 100.0 if line.number.unit == "%" else 1.0
-    values: dict[str, list[float]] = {}
-    spent: dict[str, list[Spent]] = {}
-    if not line.axes:
-        folds = [[run.metrics[metric] for run in runs] for _, runs in line.jobs if runs]
-        values[""] = [mean(f) for f in folds] if line.over_folds else folds[0] if folds else []
-        spent[""] = [Spent.of(run.privacy) for run in line.runs]
-    else:
-        for run in line.runs:
-            for at, value, one in _measure(run, metric, line.axes.x):
-                values.setdefault(f"{at:g}", []).append(value)
-                spent.setdefault(f"{at:g}", []).append(one)
-        for of, _, x in printed if line.is_papers else ():
-            if of == row and x:
-                values.setdefault(x, [])
-    made = []
-    for x in sorted(values, key=lambda x: float(x or 0)) or [""]:
-        claim, rdp = (printed.get((row, column, x)) for column in EPSILON_COLUMNS)
-        made.append(
+    measured = _measure_curve(line, printed) if line.axes else {"": _measure_line(line)}
+    points = []
+    for x in sorted(measured, key=lambda x: float(x or 0)) or [""]:
+        values, spent = measured.get(x, ([], []))
+        claims = [printed.get((row, column, x)) for column in EPSILON_COLUMNS]
+        claim, by_rdp = (number.value if number else "" for number in claims)
+        points.append(
             replace(
                 line,
                 number=printed.get((row, metric, x), replace(line.number, value="")),
                 x=x,
-                claims=(claim.value if claim else "", rdp.value if rdp else ""),
-                values=tuple(scale * value for value in values.get(x, ())),
-                spent=max(spent.get(x, ()), key=lambda spent: spent.epsilon_tight, default=None),
+                claims=(claim, by_rdp),
+                values=tuple(scale * value for value in values),
+                spent=max(spent, key=lambda spent: spent.epsilon_tight, default=None),
             )
         )
-    return made
+    return points
+
+
+Measured = tuple[list[float], list[Spent]]  # what runs reached, and what each spent
+
+
+def _measure_line(line: Line) -> Measured:
+    """Return the metric of each seed; where several jobs are the folds of a number, of each job."""
+    metric = line.number.column
+    folds = [[run.metrics[metric] for run in runs] for _, runs in line.jobs if runs]
+    spent = [Spent.of(run.privacy) for run in line.runs]
+    if line.over_folds:
+        return [mean(fold) for fold in folds], spent
+    return (folds[0] if folds else []), spent
+
+
+def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
+    """Return what runs reached by x; also of an x that only the text gives."""
+    assert line.axes is not None
+    measured: dict[str, Measured] = {}
+    for run in line.runs:
+        for place, value, spent in _measure(run, line.number.column, line.axes.x):
+            values, of_each = measured.setdefault(f"{place:g}", ([], []))
+            values.append(value)
+            of_each.append(spent)
+    if line.is_papers:
+        for row, _, x in printed:
+            if row == line.number.row and x:
+                measured.setdefault(x, ([], []))
+    return measured
 
 
 def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Spent]]:

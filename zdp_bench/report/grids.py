@@ -8,7 +8,7 @@ digest is that of a job of the recipes that claim it. ε = ∞ is training witho
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from itertools import product
 from pathlib import Path
@@ -23,7 +23,7 @@ from zdp_bench.privacy.memory import remember
 from zdp_bench.records import Privacy, Record
 from zdp_bench.report import names, papers
 from zdp_bench.report.cells import Filling, list_once
-from zdp_bench.report.comparisons import bonferroni, paired_t, show_p
+from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
 from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
@@ -52,113 +52,162 @@ class Line:
     @property
     def form(self) -> tuple[float, int, str]:
         """How its metric is shown: factor, digits, unit."""
-        metric, digits = self.metric, 4
+        metric = self.metric
         if metric.unit:
             digits = 1
         elif metric.is_share:
             digits = 3
+        else:
+            digits = 4
         return metric.scale, digits, metric.unit
+
+    @property
+    def targets(self) -> list[float]:
+        """The targets of its private runs, the largest first."""
+        return sorted((target for target in self.runs if target < math.inf), reverse=True)
 
     @property
     def spent(self) -> dict[float, Privacy]:
         """What its private runs spent, by target ε, the largest first."""
-        targets = sorted((at for at in self.runs if at < math.inf), reverse=True)
-        return {at: self.runs[at][0].privacy for at in targets}
+        return {target: self.runs[target][0].privacy for target in self.targets}
 
     @property
     def owners(self) -> list[int]:
         """How many owners, or examples that have none, its private runs train on; of each size."""
-        return sorted(
-            {
-                run.privacy.sampling.records
-                for target, runs in self.runs.items()
-                for run in runs
-                if target < math.inf
-            }
-        )
+        counts: set[int] = set()
+        for target in self.targets:
+            counts |= {run.privacy.sampling.records for run in self.runs[target]}
+        return sorted(counts)
 
     @property
     def unit(self) -> str:
-        """Whose participation ε protects."""
-        return next((str(one.epsilon_of) for one in self.spent.values()), "")
+        """Whose participation ε protects; empty without a private run."""
+        if not self.targets:
+            return ""
+        return self.spent[self.targets[0]].epsilon_of
 
     def values(self, target: float) -> dict[int, float]:
         """Return the test metric of each seed, the mean of its folds."""
-        found: dict[int, list[float]] = {}
+        folds: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
-            found.setdefault(run.seed, []).append(float(run.headline.value))
-        return {seed: mean(folds) for seed, folds in found.items()}
+            folds.setdefault(run.seed, []).append(float(run.headline.value))
+        return {seed: mean(values) for seed, values in folds.items()}
 
     def kept(self, target: float) -> float | None:
         """Return the share of the non-private gain over the floor that is kept, or None."""
-        whole, left = (self.values(at).values() for at in (math.inf, target))
-        if self.floor is None or not whole or not left:
+        non_private = self.values(math.inf).values()
+        private = self.values(target).values()
+        if self.floor is None or not non_private or not private:
             return None
-        gain = self.metric.gain(mean(whole), self.floor)
-        return self.metric.gain(mean(left), self.floor) / gain if gain > 0 else None
+        whole_gain = self.metric.gain(mean(non_private), self.floor)
+        if whole_gain <= 0:
+            return None
+        return self.metric.gain(mean(private), self.floor) / whole_gain
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """Lay out a table of our own from `experiments.claims.fillings`."""
-    of, every = papers.ours()[name], records.read_all(results)
-    found: dict[tuple[str, str | None], dict[float, list[Record]]] = {}
-    for filling in fillings:
-        for run in [] if filling.on else filling.runs_of(every):
-            target = float(run.config["privacy"].get("target_epsilon") or math.inf)
-            at = found.setdefault((filling.row, filling.variant), {})
-            at[target] = list_once([*at.get(target, []), run])
-    if not found:
+    layout = papers.ours()[name]
+    lines = _make_lines(layout, _runs_of_rows(fillings, records.read_all(results)))
+    if not lines:
         raise UserError(
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
         )
-    rows, order = of["rows"], list(of.get("variants") or ())
-    floors = {row: (options or {}).get("floor") for row, options in rows.items()}
-    lines = [
-        Line(row, variant, floors[row] if of.get("kept") else None, runs)
-        for (row, variant), runs in found.items()
-    ]
-    places = {variant: place for place, variant in enumerate(order)}  # others come behind
-    lines.sort(key=lambda one: (places.get(str(one.variant), len(order)), str(one.variant)))
-    lines.sort(key=lambda one: list(rows).index(one.row))
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
-    others = papers.published().get(name, {})
-    grouped = any(line.variant for line in lines)
-    shown = [_show(line, targets, grouped, others) for line in lines]
-    cited = sorted({one["work"] for of_row in others.values() for one in of_row})
-    notes = [*(of.get("notes") or ()), *_of_parts(lines)]
-    notes += compare_variants(lines, of.get("compare"))
-    notes += [f"[{number}] {papers.published()['works'][number]}." for number in cited]
+    published = papers.published().get(name, {})
+    has_variants = any(line.variant for line in lines)
+    shown = [_show(line, targets, has_variants, published) for line in lines]
+    notes = [*(layout.get("notes") or ()), *_of_parts(lines)]
+    notes += compare_variants(lines, layout.get("compare"))
+    notes += _works_cited(published)
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
-    cells = [[*row.values()] for row in shown]
-    return Sheet(of["title"], [*shown[0]], cells, notes, origin(name), numbers)
+    columns = list(shown[0])
+    cells = [list(row.values()) for row in shown]
+    return Sheet(layout["title"], columns, cells, notes, origin(name), numbers)
+
+
+Runs = dict[float, list[Record]]  # by target ε
+
+
+def _runs_of_rows(
+    fillings: Sequence[Filling], every: Sequence[Record]
+) -> dict[tuple[str, str | None], Runs]:
+    """Return the runs of each row and variant that has any, on the recipes' own data."""
+    rows: dict[tuple[str, str | None], Runs] = {}
+    for filling in fillings:
+        if filling.on:
+            continue
+        for run in filling.runs_of(every):
+            target = float(run.config["privacy"].get("target_epsilon") or math.inf)
+            by_target = rows.setdefault((filling.row, filling.variant), {})
+            by_target[target] = list_once([*by_target.get(target, []), run])
+    return rows
+
+
+def _make_lines(
+    layout: Mapping[str, Any], runs: Mapping[tuple[str, str | None], Runs]
+) -> list[Line]:
+    """Return the lines in the order of the table's rows, and of its variants within each."""
+    rows = layout["rows"]
+    lines = []
+    for (row, variant), by_target in runs.items():
+        floor = (rows[row] or {}).get("floor") if layout.get("kept") else None
+        lines.append(Line(row, variant, floor, by_target))
+    variants = list(layout.get("variants") or ())
+
+    def place(line: Line) -> tuple[int, int, str]:
+        variant = str(line.variant)
+        place = variants.index(variant) if variant in variants else len(variants)  # others behind
+        return list(rows).index(line.row), place, variant
+
+    return sorted(lines, key=place)
+
+
+def _works_cited(published: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
+    """Return a note for each work that a row names."""
+    numbers = sorted({result["work"] for results in published.values() for result in results})
+    works = papers.published()["works"] if numbers else {}
+    return [f"[{number}] {works[number]}." for number in numbers]
 
 
 def _show(
-    line: Line, targets: Sequence[float], grouped: bool, others: dict[str, list[dict[str, Any]]]
+    line: Line,
+    targets: Sequence[float],
+    has_variants: bool,
+    published: Mapping[str, list[dict[str, Any]]],
 ) -> dict[str, str]:
     """Return the cells of a line by column: '89.3 ± 0.1 % (98 %)', with what is kept."""
-    scale, digits, unit = line.form
     cells = {"task": line.row}
-    if grouped:
+    if has_variants:
         cells["variant"] = names.algorithm(line.variant or "")
-    count = sorted({len(runs) for runs in line.runs.values()})
     cells["ε protects"] = line.unit
     if line.floor is not None:
         cells["n"] = " or ".join(f"{owners:,}" for owners in line.owners)
-    cells |= {
-        "δ": ", ".join(sorted({f"{one.delta:g}" for one in line.spent.values()})),
-        "metric": line.metric.label,
-        "runs": f"{count[0]} to {count[-1]}" if len(count) > 1 else str(count[0]),
-    }
+    deltas = sorted({f"{privacy.delta:g}" for privacy in line.spent.values()})
+    cells["δ"] = ", ".join(deltas)
+    cells["metric"] = line.metric.label
+    counts = sorted({len(runs) for runs in line.runs.values()})
+    cells["runs"] = str(counts[0])
+    if len(counts) > 1:
+        cells["runs"] = f"{counts[0]} to {counts[-1]}"
     for target in targets:
-        values = [*line.values(target).values()]
-        shown = mean_and_deviation(values, unit, digits, scale) if values else ""
-        shown = shown.partition(" (n")[0]
-        kept = line.kept(target) if target < math.inf else None
-        cells[_head(target)] = shown if kept is None else f"{shown} ({100 * kept:.0f} %)"
-    if others:
-        cells["others"] = _cite(others.get(line.row))
+        cells[_head(target)] = _show_values(line, target)
+    if published:
+        cells["others"] = _cite(published.get(line.row))
     return cells
+
+
+def _show_values(line: Line, target: float) -> str:
+    """Return mean and deviation at a target ε, and what is kept; empty without a run."""
+    scale, digits, unit = line.form
+    values = list(line.values(target).values())
+    if not values:
+        return ""
+    shown = mean_and_deviation(values, unit, digits, scale).partition(" (n")[0]
+    kept = line.kept(target)
+    if kept is None or math.isinf(target):
+        return shown
+    return f"{shown} ({100 * kept:.0f} %)"
 
 
 def _cite(results: list[dict[str, Any]] | None) -> str:
@@ -201,58 +250,91 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
     }
 
 
-def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
-    """Compare each variant with the others of its row, at each ε, by a paired t-test.
+@dataclass(frozen=True)
+class Comparison:
+    """A variant held against another of its row at one ε, over the seeds that both have.
 
-    It is over the seeds that both have. Bonferroni's threshold is that of all comparisons.
+    Attributes:
+        gain: by how much the variant is better, in the metric; negative if it is worse.
     """
-    said, gains, tests = [], [], []
+
+    line: Line
+    other: Line
+    target: float
+    test: Paired
+    gain: float
+
+    def __str__(self) -> str:
+        """'ε = 3: +0.5 [+0.1, +0.9] points, p < 0.001'."""
+        scale, digits, unit = self.line.form
+        test = self.test
+        mean, low, high = (
+            f"{scale * number:+.{digits}f}" for number in (test.mean, test.low, test.high)
+        )
+        points = " points" if unit == "%" else ""
+        return f"{_head(self.target)}: {mean} [{low}, {high}]{points}, p {show_p(test.p)}"
+
+
+def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
+    """Compare the chosen variant with the others of its row, at each ε, by a paired t-test.
+
+    Bonferroni's threshold is that of all comparisons.
+    """
+    comparisons: list[Comparison] = []
+    sentences = []
     for line, other in product(lines, lines):
-        if line.row != other.row or not line.variant == chosen != other.variant:
+        if line.row != other.row or line.variant != chosen or other.variant == chosen:
             continue
-        scale, digits, unit = line.form
-        words = []
-        for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
-            ours, theirs = line.values(target), other.values(target)
-            both = sorted(ours.keys() & theirs.keys())
-            test = paired_t([ours[seed] for seed in both], [theirs[seed] for seed in both])
-            if test is not None:
-                tests.append(test)
-                gains.append(line.metric.gain(test.mean, 0.0))
-                at = [f"{scale * x:+.{digits}f}" for x in (test.mean, test.low, test.high)]
-                points = " points" if unit == "%" else ""
-                words.append(
-                    f"{_head(target)}: {at[0]} [{at[1]}, {at[2]}]{points}, p {show_p(test.p)}"
-                )
-        if words:
-            said.append(f"{line.row}, {line.variant} − {other.variant}. {'; '.join(words)}.")
-    if not tests:
+        pair = _compare(line, other)
+        if pair:
+            shown = "; ".join(map(str, pair))
+            sentences.append(f"{line.row}, {line.variant} − {other.variant}. {shown}.")
+        comparisons += pair
+    if not comparisons:
         return []
-    threshold = bonferroni(len(tests))
-    shown = [gain for gain, test in zip(gains, tests, strict=True) if test.p < threshold]
-    better, worse = sum(gain > 0 for gain in shown), sum(gain < 0 for gain in shown)
+    count, threshold = len(comparisons), bonferroni(len(comparisons))
+    different = [comparison for comparison in comparisons if comparison.test.p < threshold]
+    better = [comparison for comparison in different if comparison.gain > 0]
+    worse = [comparison for comparison in different if comparison.gain < 0]
     head = (
-        f"Of {len(tests)} comparisons, {chosen} is better in {better}, worse in {worse} and not "
-        f"shown to be different in {len(tests) - better - worse}: paired t-tests over seeds, "
-        f"threshold of p {threshold:.2g} (Bonferroni). Below: mean difference [95 % interval]."
+        f"Of {count} comparisons, {chosen} is better in {len(better)}, worse in {len(worse)} and "
+        f"not shown to be different in {count - len(better) - len(worse)}: paired t-tests over "
+        f"seeds, threshold of p {threshold:.2g} (Bonferroni). Below: mean difference [95 % "
+        "interval]."
     )
-    return [head, *said]
+    return [head, *sentences]
+
+
+def _compare(line: Line, other: Line) -> list[Comparison]:
+    """Compare two lines at each ε that both have, the largest first."""
+    comparisons = []
+    for target in sorted(line.runs.keys() & other.runs.keys(), reverse=True):
+        ours, theirs = line.values(target), other.values(target)
+        seeds = sorted(ours.keys() & theirs.keys())
+        test = paired_t([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
+        if test is not None:
+            gain = line.metric.gain(test.mean, 0.0)
+            comparisons.append(Comparison(line, other, target, test, gain))
+    return comparisons
 
 
 def _of_parts(lines: Sequence[Line]) -> list[str]:
     """State the ε of one of several examples, where all of an owner's are drawn as one."""
-    told: dict[str, list[str]] = {}
+    rows_of: dict[str, list[str]] = {}  # the ε in words -> the rows that have them
     for line in lines:
-        parts = []
-        for one in line.spent.values():
-            if one.is_of_unit and one.examples_per_patient > 1:
-                mechanism = Mechanism.of_z(one.z, one.sampling)
-                part = remember(part_epsilon, mechanism, one.steps, one.delta)
-                parts.append(epsilon(part))
-        if parts and len(parts) == len(line.spent):
-            told.setdefault(", ".join(parts), []).append(line.row)
-    if not told:
+        parts = [_epsilon_of_part(privacy) for privacy in line.spent.values()]
+        if parts and all(parts):
+            rows_of.setdefault(", ".join(parts), []).append(line.row)
+    if not rows_of:
         return []
-    found = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in told.items())
+    stated = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in rows_of.items())
     why = "as removing it replaces the owner's mean"
-    return [f"A single example of an owner has a larger ε, {why}. {found}."]
+    return [f"A single example of an owner has a larger ε, {why}. {stated}."]
+
+
+def _epsilon_of_part(privacy: Privacy) -> str:
+    """Return the ε of one of an owner's examples; empty where an owner has one, or is no unit."""
+    if not privacy.is_of_unit or privacy.examples_per_patient <= 1:
+        return ""
+    mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
+    return epsilon(remember(part_epsilon, mechanism, privacy.steps, privacy.delta))

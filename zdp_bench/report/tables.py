@@ -21,6 +21,7 @@ from zdp_bench.report.number_format import epsilon, mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import describe
 
+ZERO_FILLED = "zero_filled_"  # begins the names of metrics of the images that a run starts from
 MOST = 12  # points of a curve that a page shows; the CSV holds all
 # Of a record's section on privacy, what the CSV of a table holds.
 SPENT = (
@@ -50,16 +51,29 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     lines = cells.make_lines(numbers, fillings, every, cells.rules_of(table), axes)
     behind = [_numbers(line) for line in lines]
     shown = [_show(line) for line in _thin_out(lines)]
-    for above, below in pairwise(list(shown)) if axes else ():
-        if above["row"] == below["row"] and above["what differs"] == below["what differs"]:
-            below["command"] = ""  # said at the curve's first point
-    kind, number = ("Figure", table.partition("/fig")[2]) if axes else ("Table", numbers[0].table)
-    title = f"{numbers[0].paper}, {kind} {number}"
-    said = coverage.sentence([behind], "curve" if axes else "number")
-    notes = _notes(table, lines, results)
-    rows = [[*row.values()] for row in shown]
-    said = f"{said}\n\n{origin(table)}"
-    return Sheet(title, [*shown[0]], rows, notes, said, behind, important=IMPORTANT)
+    if axes:
+        _say_commands_once(shown)
+        title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
+        head = coverage.sentence([behind], "curve")
+    else:
+        title = f"{numbers[0].paper}, Table {numbers[0].table}"
+        head = coverage.sentence([behind], "number")
+    return Sheet(
+        title,
+        list(shown[0]),
+        [list(row.values()) for row in shown],
+        _notes(table, lines, results),
+        f"{head}\n\n{origin(table)}",
+        behind,
+        important=IMPORTANT,
+    )
+
+
+def _say_commands_once(shown: Sequence[dict[str, str]]) -> None:
+    """Leave a curve's command at its first point alone."""
+    for above, below in pairwise(shown):
+        if all(above[key] == below[key] for key in ("row", "what differs")):
+            below["command"] = ""
 
 
 def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:
@@ -80,21 +94,18 @@ def origin(table: str) -> str:
 
 def _show(line: Line) -> dict[str, str]:
     """Return the cells of a line by column."""
-    number, spent, (claim, rdp) = line.number, line.spent, line.claims
-    said = claim.replace("inf", "∞") + (f" ({rdp} by RDP)" if rdp else "")
-    ours = mean_and_deviation(line.values, number.unit) if line.values else ""
-    ours = ours.replace(" (n", " over folds (n") if line.over_folds else ours
-    away = line.difference
+    number, spent = line.number, line.spent
+    row, column, metric = number.label, "metric", describe(number.column).label
+    if line.axes:
+        row, column, metric = f"{number.where}: {number.label}", line.axes.label, line.x
     return {
-        "row": f"{number.where}: {number.label}" if line.axes else number.label,
-        line.axes.label if line.axes else "metric": (
-            line.x if line.axes else describe(number.column).label
-        ),
+        "row": row,
+        column: metric,
         "paper": number.printed if line.is_papers else "",
-        "ours": ours if line.on_paper_data or not ours else f"[{ours}]",
-        "Δ": "" if away is None else f"{away:+.2f}" if number.unit == "%" else f"{away:+.3g}",
+        "ours": _show_ours(line),
+        "Δ": _show_difference(line),
         "what differs": line.differs,
-        "ε printed": said if line.is_papers else "",
+        "ε printed": _show_claim(line) if line.is_papers else "",
         "ε claimed": epsilon(spent.epsilon_claimed) if spent else "",
         "ε tight": spent.tight if spent else "",
         "δ": f"{spent.delta:g}" if spent else "",
@@ -103,46 +114,86 @@ def _show(line: Line) -> dict[str, str]:
     }
 
 
+def _show_ours(line: Line) -> str:
+    """Return mean and deviation of our runs; in brackets if on other data than the paper's."""
+    if not line.values:
+        return ""
+    ours = mean_and_deviation(line.values, line.number.unit)
+    if line.over_folds:
+        ours = ours.replace(" (n", " over folds (n")
+    return ours if line.on_paper_data else f"[{ours}]"
+
+
+def _show_difference(line: Line) -> str:
+    difference = line.difference
+    if difference is None:
+        return ""
+    return f"{difference:+.2f}" if line.number.unit == "%" else f"{difference:+.3g}"
+
+
+def _show_claim(line: Line) -> str:
+    """Return what the paper prints as ε: '3.4', or '3.4 (3.6 by RDP)'."""
+    claim, by_rdp = line.claims
+    shown = claim.replace("inf", "∞")
+    return f"{shown} ({by_rdp} by RDP)" if by_rdp else shown
+
+
 def _numbers(line: Line) -> dict[str, object]:
     """Return what the CSV holds of a line: the numbers behind it, unrounded."""
-    number, values, spent = line.number, line.values, line.spent
-    found: dict[str, object] = {
+    number = line.number
+    place: dict[str, object] = {}
+    if line.axes:
+        place = {"panel": number.where, "axis": line.axes.label, "x": line.x}
+    # A number that the paper does not print is no cell of its table.
+    is_cell = line.axes is not None or number.number is not None
+    cells: dict[str, object] = {
         "row": number.row,
         "label": number.label,
-        **({"panel": number.where, "axis": line.axes.label, "x": line.x} if line.axes else {}),
+        **place,
         "metric": number.column.partition(" at ")[0],
         "unit": number.unit,
         "paper": number.value if line.axes else number.number,
-        # A number that the paper does not print is no cell of its table.
-        "status": "" if number.number is None and not line.axes else line.status,
+        "status": line.status if is_cell else "",
         "reason": line.lacking,
         "variant": line.variant,
         "on": line.on,
         "differs": line.differs,
         "recipe": line.jobs[0][0].recipe if line.jobs else "",
         "overrides": line.command.partition("recipe=")[2].partition(" ")[2],
-        "n": len(values),
+        "n": len(line.values),
     }
-    if values and spent:
-        found |= {
-            "mean": round(mean(values), 6),
-            "deviation": round(stdev(values), 6) if len(values) > 1 else None,
-            "difference": None if line.difference is None else round(line.difference, 6),
-            "over": "folds" if line.over_folds else "seeds",
-            "values": " ".join(f"{value:.6g}" for value in values),
-            "seeds": " ".join(dict.fromkeys(str(run.seed) for run in line.runs)),
-            **{name: getattr(spent, name) for name in SPENT},
-            "privacy_unit": spent.unit,
-            "data": line.runs[0].data.name,
-            "provenance": line.runs[0].data.provenance,
-            "runs": " ".join(run.run[:16] for run in line.runs),
-        }
-    return found | dict(zip(("epsilon_printed", "epsilon_rdp"), line.claims, strict=True))
+    cells |= _numbers_of_runs(line)
+    cells["epsilon_printed"], cells["epsilon_rdp"] = line.claims
+    return cells
+
+
+def _numbers_of_runs(line: Line) -> dict[str, object]:
+    """Return the part of a CSV's line that follows from runs; empty without any."""
+    values, spent = line.values, line.spent
+    if not values or spent is None:
+        return {}
+    data, difference = line.runs[0].data, line.difference
+    return {
+        "mean": round(mean(values), 6),
+        "deviation": round(stdev(values), 6) if len(values) > 1 else None,
+        "difference": None if difference is None else round(difference, 6),
+        "over": "folds" if line.over_folds else "seeds",
+        "values": " ".join(f"{value:.6g}" for value in values),
+        "seeds": " ".join(dict.fromkeys(str(run.seed) for run in line.runs)),
+        **{name: getattr(spent, name) for name in SPENT},
+        "privacy_unit": spent.unit,
+        "data": data.name,
+        "provenance": data.provenance,
+        "runs": " ".join(run.run[:16] for run in line.runs),
+    }
 
 
 def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
     runs = {run.run: run for line in lines for run in line.runs}.values()
-    notes = [READING, *([] if papers.is_figure(table) else [RULE]), *papers.notes(table)]
+    notes = [READING]
+    if not papers.is_figure(table):
+        notes.append(RULE)
+    notes += papers.notes(table)
     if any(" to " in line.spent.tight for line in lines if line.spent):
         notes.append(INTERVAL)
     notes += data_notes(runs)
@@ -163,11 +214,15 @@ def data_notes(runs: Iterable[Record]) -> list[str]:
     """Return the notes of the runs' data sets, and of the images they start from."""
     notes = set()
     for run in runs:
-        data, start = run.data, "zero_filled_"
-        of = {k.removeprefix(start): v for k, v in run.metrics.items() if k.startswith(start)}
-        more = [data.notes] if data.notes else []
-        if of:
-            more.append(f"zero-filled: {', '.join(f'{k} {v:.4g}' for k, v in of.items())}")
-        if more:
-            notes.add(f"{data.name}: {data.provenance}, {'; '.join(more)}.")
+        data = run.data
+        parts = [data.notes] if data.notes else []
+        zero_filled = [
+            f"{name.removeprefix(ZERO_FILLED)} {value:.4g}"
+            for name, value in run.metrics.items()
+            if name.startswith(ZERO_FILLED)
+        ]
+        if zero_filled:
+            parts.append(f"zero-filled: {', '.join(zero_filled)}")
+        if parts:
+            notes.add(f"{data.name}: {data.provenance}, {'; '.join(parts)}.")
     return sorted(notes)
