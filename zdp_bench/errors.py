@@ -13,6 +13,7 @@ from collections.abc import Iterable
 
 # What only some runs need, and the extra that brings it.
 EXTRAS = {
+    "SimpleITK": "itk",
     "flwr": "federated",
     "h5py": "medical",
     "mlflow": "mlflow",

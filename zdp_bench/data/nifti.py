@@ -1,4 +1,4 @@
-"""NIfTI volumes, turned to RAS+ axes, with their spacing.
+"""NIfTI volumes, and MHA and NRRD (`itk.py`), turned to RAS+ axes, with their spacing.
 
 A file says in its affine which way each axis runs. Here the first axis always runs to the patient's
 Right, the second to the Anterior, the third to the Superior side, so that `data[:, :, k]` is an
@@ -20,7 +20,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo
+from zdp_bench.data import Dataset, DatasetInfo, itk
 from zdp_bench.data.files import (
     absent,
     count_held_out,
@@ -231,7 +231,7 @@ def _open(path: Path) -> Any:
     """Open nibabel's image, with axes as stored; voxels are still on disk."""
     import nibabel
 
-    image: Any = nibabel.load(path)
+    image: Any = itk.open_image(path) if itk.is_itk(path) else nibabel.load(path)
     is_nifti = isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image)
     expect(is_nifti, f"is a {type(image).__name__}, and a NIfTI file was expected")
     shape = [int(side) for side in image.shape]
@@ -267,7 +267,8 @@ def _read_voxels(
         image = _open(path)
         is_packed = path.name.endswith(".gz")
         announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-        most = path.stat().st_size * (BEST_RATIO if is_packed else 1)
+        may_be_packed = is_packed or itk.is_itk(path)
+        most = path.stat().st_size * (BEST_RATIO if may_be_packed else 1)
         rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is truncated"
         expect(announced <= most, rule)
         data = _unpack(image, path) if is_packed else np.asanyarray(image.dataobj)

@@ -56,6 +56,20 @@ def write_wfdb(path: Path, level: int, samples: int = 40) -> Path:
     return path
 
 
+def write_table(path: Path, level: int, samples: int = 40) -> Path:
+    """A CSV of one column, of level / 100."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text("signal\n" + f"{level / 100}\n" * samples)
+    return path
+
+
+def write_array(path: Path, level: int, samples: int = 40) -> Path:
+    """A `.npy` array [samples] of level / 100."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    np.save(path, np.full(samples, level / 100))
+    return path
+
+
 def write_dicom(path: Path, level: int, **changes: object) -> Path:
     """A grey image of 10 × 12 pixels, left half 0, stored with slope 2."""
     from pydicom.dataset import Dataset, FileMetaDataset
@@ -85,6 +99,8 @@ KINDS = {
     "volume": (".nii.gz", write_nifti, {"window": [0, 255]}),
     "clip": (".wav", write_wav, {"length": 32, "rate": RATE}),
     "recording": (".hea", write_wfdb, {"length": 32, "rate": RATE}),
+    "table": (".csv", write_table, {"length": 32}),
+    "array": (".npy", write_array, {"length": 32}),
 }
 
 

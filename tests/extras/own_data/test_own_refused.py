@@ -110,7 +110,7 @@ CSVS: list[tuple[bytes, str]] = [
     (b"path,label,patient\na.png,x,007\nb.png,y,7\n", "patient '007' and patient '7' differ"),
     (b"path,label,patient\na.png,x,7\nb.png,y,7.0\n", "patient '7' and patient '7.0' differ"),
     (b"path,label\na.png,Ill\nb.png,ill\n", "class 'Ill' and class 'ill' differ"),
-    (b"path,label\nlist.csv,x\n", "holds no PNG, JPEG, DICOM"),
+    (b"path,label\nlist.csv,x\n", "give the samples of an example: list.csv is a table"),
     (b"path,label\na.png,x\n", "only one class"),
     (b"path,label\na.png,x\nb.png,y\n", "no (train|test) example"),
     (b"path,label\n", "contains no line below its header"),

@@ -17,12 +17,15 @@ import torch
 from annotated_types import Interval
 
 from zdp_bench.data import Window, nifti, pictures, signals
+from zdp_bench.data.itk import MARKS
 from zdp_bench.data.pictures import Fit
 from zdp_bench.errors import UserError
+from zdp_bench.extras.own_data import arrays
 from zdp_bench.foreign_files import expect, reading
 
 LONGEST = 2**28  # samples; a header that announces more is damaged
-HEADER = ".hea"  # of WFDB, whose text has no mark of its own
+# Endings of kinds whose text has no mark of its own: WFDB's headers and tables.
+HEADER, TABLE_SUFFIX = ".hea", ".csv"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -174,9 +177,31 @@ def _open_record(path: Path, form: Form) -> tuple[signals.Record, list[int]]:
     return record, list(range(form.channels))
 
 
+def inspect_table(path: Path, form: Form) -> Facts:
+    arrays.read_table(path, form.channels, form.leads)  # a text has no header that tells its size
+    return Facts()
+
+
+def read_table(path: Path, form: Form) -> np.ndarray:
+    """Return the columns of a CSV as float32 [1, channels, length], or as `to_spectrum` does."""
+    return _shape(arrays.read_table(path, form.channels, form.leads), form)
+
+
+def inspect_array(path: Path, form: Form, is_complex: bool = False) -> Facts:
+    arrays.read_array(path, form.channels, is_complex)
+    return Facts()
+
+
+def read_array(path: Path, form: Form, is_complex: bool = False) -> np.ndarray:
+    """Return an array as float32 or complex64 [1, channels, length], or as `to_spectrum` does."""
+    samples = arrays.read_array(path, form.channels, is_complex)[:, : form.length]
+    with np.errstate(over="ignore"):  # what is not finite then is refused
+        return _shape(samples.astype(np.complex64 if is_complex else np.float32), form)
+
+
 def _shape(samples: np.ndarray, form: Form) -> np.ndarray:
     """Cut samples [channels, n], or pad them with zeros; perhaps make their spectrogram."""
-    whole = np.zeros((form.channels, form.length or 0), dtype=np.float32)
+    whole = np.zeros((form.channels, form.length or 0), dtype=samples.dtype)
     kept = samples[:, : form.length]
     whole[:, : kept.shape[1]] = kept
     return (whole if form.spectrum is None else to_spectrum(whole, form.spectrum))[None]
@@ -214,6 +239,7 @@ class Kind:
         channels: how many an image may have; None: any number.
         mask: the kind of a mask's file; None: it has no masks.
         is_image: whether its examples are bytes of pixels.
+        is_complex: whether its samples are complex.
         version: counts up when the same file is read as other numbers.
     """
 
@@ -226,6 +252,7 @@ class Kind:
     mask: Kind | None = None
     is_image: bool = True
     is_mask: bool = False
+    is_complex: bool = False
     version: int = 1
 
     @property
@@ -236,7 +263,8 @@ class Kind:
         """numpy's type of one example."""
         if self.is_image:
             return np.uint8
-        return np.float32 if self.is_recording and form.spectrum is None else np.complex64
+        is_real = self.is_recording and form.spectrum is None and not self.is_complex
+        return np.float32 if is_real else np.complex64
 
     def shape(self, form: Form) -> tuple[int, ...]:
         """Shape of one example."""
@@ -244,7 +272,7 @@ class Kind:
 
 
 PNG = ((0, b"\x89PNG\r\n\x1a\n"),)
-NIFTI = ((0, b"\x1f\x8b"), (344, b"n+1\0"), (4, b"n+2\0"))
+VOLUMES = ((0, b"\x1f\x8b"), (344, b"n+1\0"), (4, b"n+2\0"), *((0, mark) for mark in MARKS))
 RECORDING = ("length", "rate", "scale", "spectrum")
 PNG_MASK = Kind(
     "grey PNG",
@@ -253,7 +281,7 @@ PNG_MASK = Kind(
     PNG,
     is_mask=True,
 )
-VOLUME_MASK = Kind("NIfTI volume", inspect_volume_mask, read_volume_mask, NIFTI, is_mask=True)
+VOLUME_MASK = Kind("volume", inspect_volume_mask, read_volume_mask, VOLUMES, is_mask=True)
 PICTURE = Kind(
     "picture",
     lambda path, form: Facts(pictures.inspect_picture(path, form.limits)),
@@ -278,7 +306,7 @@ VOLUME = Kind(
     "volume",
     inspect_volume,
     read_volume,
-    NIFTI,
+    VOLUMES,
     keys=("window", "depth"),
     mask=VOLUME_MASK,
     version=nifti.READING,
@@ -302,14 +330,38 @@ SOUND = Kind(
     is_image=False,
 )
 RECORD = Kind("recording", inspect_record, read_record, keys=(*RECORDING, "leads"), is_image=False)
-KINDS = (PICTURE, DICOM, VOLUME, SOUND, RECORD)
-NAMES = "PNG, JPEG, DICOM, NIfTI, WAV, FLAC, OGG or WFDB header"
+TABLE = Kind(
+    "table",
+    inspect_table,
+    read_table,
+    keys=("length", "scale", "spectrum", "leads"),
+    is_image=False,
+)
+ARRAY = Kind(
+    "array",
+    inspect_array,
+    read_array,
+    ((0, arrays.NPY),),
+    keys=("length", "scale", "spectrum"),
+    is_image=False,
+)
+COMPLEX_ARRAY = replace(
+    ARRAY,
+    name="complex array",
+    inspect=partial(inspect_array, is_complex=True),
+    read=partial(read_array, is_complex=True),
+    keys=("length", "scale"),
+    is_complex=True,
+)
+KINDS = (PICTURE, DICOM, VOLUME, SOUND, RECORD, TABLE, ARRAY)
+BY_SUFFIX = {HEADER: RECORD, TABLE_SUFFIX: TABLE}
+NAMES = "PNG, JPEG, DICOM, NIfTI, MHA, NRRD, WAV, FLAC, OGG, NPY, CSV or WFDB header"
 
 
 def fits(path: Path, kind: Kind) -> bool:
     """True if a file begins as one of this kind does."""
-    if kind is RECORD or path.suffix == HEADER:
-        return kind is RECORD and path.suffix == HEADER
+    if path.suffix in BY_SUFFIX or kind in BY_SUFFIX.values():
+        return BY_SUFFIX.get(path.suffix) is kind
     with reading(path), path.open("rb") as file:
         head = file.read(352)
     return any(head[at:].startswith(mark) for at, mark in kind.marks)
@@ -320,6 +372,8 @@ def kind_of(path: Path) -> Kind:
     kind = next((kind for kind in KINDS if fits(path, kind)), None)
     if kind is None:
         raise UserError(f"{path}: holds no {NAMES}; if it is not damaged, move it out of the data.")
+    if kind is ARRAY and arrays.read_array(path, None).dtype.kind == "c":
+        return COMPLEX_ARRAY
     return COMPLEX_VOLUME if kind is VOLUME and nifti.read_header(path).is_complex else kind
 
 
@@ -331,6 +385,10 @@ def check(path: Path) -> None:
     elif kind is RECORD:
         record = signals.open_record(path, 0, LONGEST)
         signals.read_leads(record, list(range(len(record.leads))))
+    elif kind is TABLE:
+        arrays.read_table(path, None)
+    elif kind in (ARRAY, COMPLEX_ARRAY):
+        arrays.read_array(path, None)
     elif kind in (VOLUME, COMPLEX_VOLUME):
         (nifti.read if kind is VOLUME else nifti.read_complex)(path)
     else:

@@ -1,0 +1,120 @@
+"""Signals as a CSV or a `.npy` array: what they become, and what is refused."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from tests.data.helpers import assert_refused
+from tests.extras.own_data.own_data import folder
+from zdp_bench.extras.own_data.folder import Folder
+
+SIGNAL = np.arange(20, dtype=np.float64).reshape(2, 10) / 4
+
+
+def write_csv(path: Path, signal: np.ndarray, head: str = "", separator: str = ",") -> None:
+    lines = [separator.join(map(str, row)) for row in signal.T]
+    path.write_text("\n".join([head] * bool(head) + lines) + "\n")
+
+
+def write_signals(home: Path, suffix: str, signal: np.ndarray, **options: Any) -> Folder:
+    """Three patients of two classes, each with one file of the same signal."""
+    for label in "ab":
+        for patient in "xyz":
+            file = home / label / f"{label}{patient}" / f"s{suffix}"
+            file.parent.mkdir(parents=True)
+            if suffix == ".npy":
+                np.save(file, signal)
+            else:
+                write_csv(file, signal, "I,V5")
+    kind = "array" if suffix == ".npy" else "table"
+    return folder(home, kind, **{"channels": 2, "length": 8, **options})
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv"])
+def test_a_signal_is_cut_padded_and_scaled(tmp_path: Path, suffix: str) -> None:
+    data = write_signals(tmp_path / "d", suffix, SIGNAL, scale=4.0)
+    inputs, _ = data.load(tmp_path).train.batch(torch.tensor([0]))
+    assert torch.equal(inputs[0], torch.arange(20.0).reshape(2, 10)[:, :8])
+    longer = folder(tmp_path / "d", "array", path=data.path, channels=2, length=12)
+    inputs, _ = longer.load(tmp_path).train.batch(torch.tensor([0]))
+    assert inputs.shape == (1, 2, 12)
+    assert not inputs[..., 10:].any()
+
+
+def test_complex_samples_stay_complex(tmp_path: Path) -> None:
+    data = write_signals(tmp_path / "d", ".npy", SIGNAL * (1 + 2j))
+    inputs, _ = data.load(tmp_path).train.batch(torch.tensor([0]))
+    assert inputs.dtype == torch.complex64
+    assert torch.equal(inputs[0, 1, 0], torch.tensor(2.5 + 5j, dtype=torch.complex64))
+
+
+def test_a_spectrogram_is_made_of_real_samples_alone(tmp_path: Path) -> None:
+    data = write_signals(tmp_path / "d", ".npy", SIGNAL, spectrum=4)
+    assert data.load(tmp_path).input_shape == (2, 3, 3)
+    data = write_signals(tmp_path / "c", ".npy", SIGNAL * 1j, spectrum=4)
+    assert_refused(lambda: data.load(tmp_path), "dataset.spectrum", "is a complex array")
+
+
+@pytest.mark.parametrize("head", ["", "I;V5", "V5;I"])
+def test_columns_have_names_or_none(tmp_path: Path, head: str) -> None:
+    leads = {"leads": ["V5"], "channels": 1} if head else {"channels": 2}
+    data = write_signals(tmp_path / "d", ".csv", SIGNAL, **leads)
+    for file in (tmp_path / "d").rglob("*.csv"):
+        write_csv(file, SIGNAL, head, ";")
+    inputs, _ = data.load(tmp_path).train.batch(torch.tensor([0]))
+    row = {"I;V5": [1], "V5;I": [0]}.get(head, [0, 1])
+    assert torch.equal(inputs[0], torch.from_numpy(SIGNAL[row, :8]).float())
+
+
+NPY = {
+    "transposed": (SIGNAL.T, r"shape \[10, 2\]; \[2, samples\] was expected"),
+    "a volume": (np.zeros((2, 3, 4)), r"shape \[2, 3, 4\]"),
+    "nothing": (np.zeros((2, 0)), r"shape \[2, 0\]"),
+    "text": (np.array([["a"], ["b"]]), "numbers were expected"),
+    "objects": (np.array([[None], [1]]), "cannot be read"),
+    "not finite": (SIGNAL + np.inf, "not finite"),
+    "too large": (SIGNAL * 1e300, "not finite"),
+    "complex among real": (SIGNAL * 1j, "complex samples, but other files have real ones"),
+}
+CSV = {
+    "a word": ("1,2\n3,x\n", "cannot be read"),
+    "a hole": ("1,2\n3,\n", "cannot be read"),
+    "a short line": ("1,2\n3\n", "cannot be read"),
+    "three columns": ("1,2,3\n", "has 3 columns where dataset.channels=2 were expected"),
+    "a header alone": ("I,V5\n", "has no line of numbers"),
+    "nothing": ("", "is empty"),
+    "nan": ("1,nan\n", "not finite"),
+}
+
+
+@pytest.mark.parametrize("case", NPY)
+def test_an_array_of_something_else_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    array, says = NPY[case]
+    data = write_signals(tmp_path / "d", ".npy", SIGNAL)
+    bad = tmp_path / "d/b/by/s.npy"
+    np.save(bad, array, allow_pickle=True)
+    assert_refused(lambda: data.load(tmp_path), str(bad), says)
+
+
+@pytest.mark.parametrize("case", CSV)
+def test_a_table_of_something_else_is_refused_by_name(tmp_path: Path, case: str) -> None:
+    text, says = CSV[case]
+    data = write_signals(tmp_path / "d", ".csv", SIGNAL)
+    bad = tmp_path / "d/b/by/s.csv"
+    bad.write_text(text)
+    assert_refused(lambda: data.load(tmp_path), str(bad), says)
+    missing = folder(tmp_path / "d", "table", channels=1, length=8, leads=["V9"])
+    assert_refused(lambda: missing.load(tmp_path), "s.csv", "columns I, V5, and 'V9' was expected")
+
+
+@pytest.mark.parametrize("suffix", [".npy", ".csv"])
+def test_check_reads_every_file(tmp_path: Path, suffix: str) -> None:
+    data = write_signals(tmp_path / "d", suffix, SIGNAL)
+    (tmp_path / f"d/b/by/s{suffix}").write_bytes(b"x")
+    problems = [problem for _, problem in data.check_files(tmp_path) if problem]
+    assert len(problems) == 1

@@ -1,0 +1,93 @@
+"""MHA and NRRD volumes, read by SimpleITK and handed on as images of nibabel.
+
+ITK counts millimetres to the patient's Left and Posterior, NIfTI to the Right and Anterior: the
+affine here is NIfTI's. What holds for NIfTI files (`nifti.py`) then holds for these.
+"""
+
+from __future__ import annotations
+
+import re
+from functools import cached_property
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from zdp_bench.foreign_files import expect
+
+NRRD, MHA = b"NRRD000", b"ObjectType"
+MARKS = (NRRD, MHA)
+LONGEST_HEADER = 2**16  # bytes
+TO_RAS = np.diag([-1.0, -1.0, 1.0])
+
+
+def is_itk(path: Path) -> bool:
+    """True if a file begins as an MHA or NRRD does."""
+    with path.open("rb") as file:
+        return file.read(len(MHA)).startswith(MARKS)
+
+
+def open_image(path: Path) -> Any:
+    """Return nibabel's image of a file, with axes as stored; voxels are still on disk.
+
+    Called inside `foreign_files.reading`.
+    """
+    import nibabel
+
+    voxels = Voxels(path, _is_whole_nrrd(path))
+    return nibabel.Nifti1Image(voxels, voxels.affine, dtype=voxels.dtype)
+
+
+def _is_whole_nrrd(path: Path) -> bool:
+    """True for NRRD; reject a header whose voxels are in another file, anywhere."""
+    with path.open("rb") as file:
+        head = file.read(LONGEST_HEADER)
+    is_nrrd = head.startswith(NRRD)
+    if is_nrrd:
+        lines = re.split(rb"\r?\n\r?\n", head)[0]
+        is_apart = bool(re.search(rb"^data ?file:", lines, flags=re.MULTILINE | re.IGNORECASE))
+    else:
+        is_apart = not re.search(rb"^ElementDataFile *= *LOCAL\s*$", head, flags=re.MULTILINE)
+    expect(not is_apart, "keeps its voxels in another file; save it as one file, .mha or .nrrd")
+    return is_nrrd
+
+
+class Voxels:
+    """The voxels [X, Y, Z] or [X, Y, Z, channels] of a file, which are read when they are used."""
+
+    is_proxy = True
+
+    def __init__(self, path: Path, is_nrrd: bool) -> None:
+        import SimpleITK
+
+        self._itk = SimpleITK
+        reader = SimpleITK.ImageFileReader()
+        reader.SetImageIO("NrrdImageIO" if is_nrrd else "MetaImageIO")
+        reader.SetFileName(str(path))
+        reader.ReadImageInformation()
+        self._reader = reader
+        sides = [int(side) for side in reader.GetSize()]
+        expect(len(sides) == 3, f"has {len(sides)} dimensions; three were expected")
+        channels = int(reader.GetNumberOfComponents())
+        self.shape = (*sides, channels) if channels > 1 else (*sides,)
+        self.ndim = len(self.shape)
+
+    @cached_property
+    def dtype(self) -> np.dtype[Any]:
+        """The numbers of a file."""
+        empty = self._itk.Image([1, 1, 1], self._reader.GetPixelIDValue())
+        return self._itk.GetArrayViewFromImage(empty).dtype
+
+    @cached_property
+    def affine(self) -> np.ndarray:
+        """[4, 4], from a stored voxel to its place in mm on NIfTI's axes."""
+        directions = np.array(self._reader.GetDirection()).reshape(3, 3)
+        affine = np.eye(4)
+        affine[:3, :3] = TO_RAS @ directions @ np.diag(self._reader.GetSpacing())
+        affine[:3, 3] = TO_RAS @ np.array(self._reader.GetOrigin())
+        return affine
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        stored = self._itk.GetArrayFromImage(self._reader.Execute())  # [Z, Y, X, ...]
+        turned = stored.transpose(2, 1, 0, *range(3, stored.ndim))
+        return turned if dtype is None else turned.astype(dtype)
