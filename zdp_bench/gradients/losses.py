@@ -31,9 +31,6 @@ class DomainError(UserError):
 
 KEPT = 1e-4  # of the largest loss, by which one that is computed twice may differ
 
-# Types of a cross-entropy's options that run no code of their own.
-OPTIONS = {Tensor, nn.Parameter, int, float, str, bool, type(None)}
-
 
 class _NotRows(Exception):  # noqa: N818 - of `==`, Python would take a TypeError for False
     """A loss does more with its arguments than a cross-entropy."""
@@ -56,8 +53,7 @@ class _Rows(Tensor):
 
     @classmethod
     def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
-        # A class of its own among the options would be handed the rows.
-        if func is not cross_entropy or {type(x) for x in kwargs.values()} - OPTIONS:
+        if func is not cross_entropy:
             raise _NotRows
         outputs, targets = (vars(one)["held"] for one in args)
         losses = func(outputs, targets, **kwargs)
