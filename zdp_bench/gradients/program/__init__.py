@@ -36,6 +36,7 @@ from zdp_bench.gradients.program.calls import (
     Alone,
     Place,
     Places,
+    is_tensor,
     module_of,
     name_of,
     named_arguments,
@@ -292,7 +293,7 @@ def _on_tape(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]
         weights = [weight for weight in weights if weight in read]
         if not weights:
             continue
-        held = [leaf for leaf in operands if leaf not in trained and _is_tensor(leaf)]
+        held = [leaf for leaf in operands if leaf not in trained and is_tensor(leaf)]
         uses.append(use_of(old, weights, held, places))
         given = tuple(copied[leaf] for leaf in weights)
         examples = tuple(copied[leaf] for leaf in held)
@@ -319,10 +320,6 @@ def _read_by(node: Node) -> set[Node]:
         if name not in unread
         for leaf in nodes_in(argument)
     }
-
-
-def _is_tensor(node: Node) -> bool:
-    return isinstance(node.meta.get("val"), Tensor)
 
 
 def _of_parameters(recorded: Recorded, places: Places) -> set[Node]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor
 from torch.fx import Graph, Node
 from torch.utils._pytree import tree_leaves
 
@@ -25,6 +24,7 @@ from zdp_bench.gradients.program.calls import (
     nodes_in,
     places_of,
     symbolic_dims,
+    tensors_in,
 )
 from zdp_bench.gradients.program.rules import NONE
 from zdp_bench.gradients.program.table import CONSTANTS, IN_PLACE, OF_INDEX, RULES, SIZED
@@ -117,8 +117,7 @@ def _follow_index(call: Call) -> None:
 
 def _require_consistent(node: Node, found: Any) -> None:
     """Reject a place that the sizes of the results contradict."""
-    values = [value for value in tree_leaves(node.meta["val"]) if isinstance(value, Tensor)]
-    for value, place in zip(values, places_of(found), strict=True):
+    for value, place in zip(tensors_in(node.meta["val"]), places_of(found), strict=True):
         dims = symbolic_dims(value)
         factor = factor_of(value.shape[dims[0]]) if len(dims) == 1 else 0
         whole = factor % max(1, place.inner) == 0

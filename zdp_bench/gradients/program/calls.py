@@ -75,6 +75,16 @@ def named_arguments(node: Node) -> Iterator[tuple[str, Any]]:
             yield argument.name, argument.default_value if argument.has_default_value() else None
 
 
+def is_tensor(node: Node) -> bool:
+    """True if a node stands for a tensor."""
+    return isinstance(node.meta.get("val"), Tensor)
+
+
+def tensors_in(value: Any) -> list[Tensor]:
+    """Return the tensors of a result, nested or not."""
+    return [leaf for leaf in tree_leaves(value) if isinstance(leaf, Tensor)]
+
+
 def nodes_in(*values: Any) -> list[Node]:
     """Return the nodes in arguments, nested or not."""
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Node)]
@@ -84,15 +94,21 @@ def written_by(node: Node) -> list[Node]:
     """Return the arguments that an operation writes."""
     arguments = dict(named_arguments(node))
     target: Any = node.target
-    kinds = [(argument.name, argument.alias_info) for argument in target._schema.arguments]
-    names = [name for name, alias in kinds if alias is not None and alias.is_write]
-    return nodes_in(*(arguments[name] for name in names))
+    written = []
+    for argument in target._schema.arguments:
+        alias = argument.alias_info
+        if alias is not None and alias.is_write:
+            written += nodes_in(arguments[argument.name])
+    return written
 
 
 def module_of(node: Node) -> str:
     """Return the name of the module whose forward function called an operation."""
-    stack = list((node.meta.get("nn_module_stack") or {"": ("", None)}).values())
-    return str(stack[-1][0]).removeprefix("model").removeprefix(".")
+    stack = node.meta.get("nn_module_stack")
+    if not stack:
+        return ""
+    name, _ = list(stack.values())[-1]
+    return str(name).removeprefix("model").removeprefix(".")
 
 
 def line_of(node: Node) -> str:
@@ -138,10 +154,11 @@ def factor_of(size: Any) -> int:
     """Return c of a size of c x B; 0 if it is anything else."""
     expression = size.node.expr
     symbols = list(expression.free_symbols)
-    factor, rest = expression.as_coeff_Mul()
-    if len(symbols) != 1 or rest != symbols[0] or str(symbols[0]).startswith("u"):
+    if len(symbols) != 1:
         return 0
-    return int(factor)
+    factor, rest = expression.as_coeff_Mul()
+    by_values = str(symbols[0]).startswith("u")
+    return int(factor) if rest == symbols[0] and not by_values else 0
 
 
 # ------------------------------------------------------------------------------------- a call
@@ -162,13 +179,14 @@ class Call:
         self.node, self.places, self.own = node, places, own
         self.schema = target._schema
         self.name = name_of(node)
-        self.kind = self.name.removesuffix("_") if self.schema.is_mutable else self.name
+        self.kind = self.name
+        if self.schema.is_mutable:
+            self.kind = self.name.removesuffix("_")
         self.arguments = dict(named_arguments(node))
-        nodes = nodes_in(node.args, node.kwargs)
-        self.tensors = [leaf for leaf in nodes if isinstance(leaf.meta.get("val"), Tensor)]
+        self.tensors = [leaf for leaf in nodes_in(node.args, node.kwargs) if is_tensor(leaf)]
         self.held = [leaf for leaf in self.tensors if leaf in places]
         self.value = node.meta.get("val")
-        self.results = [leaf for leaf in tree_leaves(self.value) if isinstance(leaf, Tensor)]
+        self.results = tensors_in(self.value)
         self.written = written_by(node)
 
     def need(self, holds: bool, why: str) -> None:
@@ -191,13 +209,22 @@ class Call:
         place: Place = self.places[node]
         return place
 
+    def dim(self, node: Node) -> int:
+        """Return the dimension of the examples in an argument."""
+        return self.place(node).dim
+
+    def chosen_dim(self, node: Node) -> int:
+        """Return the dimension of an argument that the call names as `dim`."""
+        return int(self.arguments["dim"]) % max(1, self.rank(node))
+
     def rank(self, node: Node) -> int:
         """Return how many dimensions an argument has."""
         return int(node.meta["val"].dim())
 
     def factor(self, node: Node) -> int:
         """Return how many rows of its dimension of examples an argument has for each of them."""
-        return factor_of(node.meta["val"].shape[self.place(node).dim])
+        shape = node.meta["val"].shape
+        return factor_of(shape[self.dim(node)])
 
     @property
     def result(self) -> Tensor:
@@ -208,9 +235,9 @@ class Call:
     def first(self) -> Node:
         """The first argument, which must hold the examples; no other may."""
         self.need(len(set(self.held)) == 1, "is given another tensor of examples")
-        node = self.held[0]
-        self.need(node is next(iter(self.arguments.values())), "takes its examples elsewhere")
-        return node
+        first = next(iter(self.arguments.values()))
+        self.need(first is self.held[0], "takes its examples elsewhere")
+        return self.held[0]
 
     @property
     def inner(self) -> int:

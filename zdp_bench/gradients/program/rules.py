@@ -72,7 +72,8 @@ def _dims_of(call: Call, rank: int) -> Any:
         return -1
     if not call.kind.startswith("fft_"):
         return None
-    return [*range(-len(sizes), 0)] if sizes is not None else [*range(rank)]
+    last = rank if sizes is None else len(sizes)
+    return [*range(-last, 0)]
 
 
 def in_last(number: int) -> Rule:
@@ -81,7 +82,7 @@ def in_last(number: int) -> Rule:
     def rule(call: Call) -> Any:
         node = call.first
         before = call.rank(node) - number
-        call.need(call.place(node).dim < before, "works along the dimension of the examples")
+        call.need(call.dim(node) < before, "works along the dimension of the examples")
         return kept(call)
 
     return rule
@@ -93,7 +94,7 @@ def in_rows(*ranks: int) -> Rule:
     def rule(call: Call) -> Any:
         node = call.first
         batched = not ranks or call.rank(node) in ranks
-        is_first = call.place(node).dim == 0
+        is_first = call.dim(node) == 0
         call.need(batched and is_first, "does not have the examples in its first dimension")
         return kept(call)
 
@@ -103,7 +104,7 @@ def in_rows(*ranks: int) -> Rule:
 def all_in_rows(call: Call) -> Any:
     """As `in_rows`, of several arguments."""
     for node in call.held:
-        is_first = call.place(node).dim == 0
+        is_first = call.dim(node) == 0
         call.need(is_first, "does not have the examples in its first dimension")
     return kept(call)
 
@@ -125,7 +126,7 @@ def instance_norm(call: Call) -> Any:
     """Each row of each channel is normalised by itself."""
     call.need(call.get("use_input_stats") is True, "uses running statistics")
     call.need(call.get("running_mean") is None, "keeps statistics of the examples")
-    call.need(call.place(call.first).dim < 2, "normalises over the examples")
+    call.need(call.dim(call.first) < 2, "normalises over the examples")
     return kept(call)
 
 
@@ -133,7 +134,7 @@ def squeezed(call: Call) -> Any:
     """Of one example, its dimension would be squeezed out too."""
     node = call.first
     dims = call.dims(call.get("dim"), call.rank(node))
-    call.need(call.place(node).dim not in dims, "squeezes out a single example")
+    call.need(call.dim(node) not in dims, "squeezes out a single example")
     return kept(call)
 
 
@@ -141,22 +142,23 @@ def matrices(call: Call) -> Any:
     """It works on the last two dimensions of each argument."""
     for node in call.held:
         before = call.rank(node) - 2
-        call.need(call.place(node).dim < before, "works along the dimension of the examples")
+        call.need(call.dim(node) < before, "works along the dimension of the examples")
     return kept(call)
 
 
 def recurrent(call: Call) -> Any:
     """Its input has the examples first or second, its states second, and lengths are their own."""
-    inputs, lengths, states = call.get("input"), call.get("lengths"), tree_leaves(call.get("hx"))
+    inputs, lengths = call.get("input"), call.get("lengths")
+    states = tree_leaves(call.get("hx"))
     is_batch = inputs in call.held and call.rank(inputs) == 3
     call.need(is_batch, "has no batch of sequences")
     is_packed = call.kind.startswith("packed_")
     batch = 0 if is_packed or call.get("batch_first") else 1
-    call.need(call.place(inputs).dim == batch, "runs along the examples")
+    call.need(call.dim(inputs) == batch, "runs along the examples")
     call.need(not is_packed or lengths in call.held, "is given lengths of no example")
     call.need(set(call.held) <= {inputs, lengths, *states}, "has a weight of the examples")
     for state in states:
-        fits = state in call.held and call.place(state).dim == 1
+        fits = state in call.held and call.dim(state) == 1
         call.need(fits, "has a first state of other examples")
     return kept(call)
 
@@ -166,7 +168,7 @@ def einsum(call: Call) -> Any:
     nodes = call.get("tensors")
     terms, result = _letters(call, [call.rank(node) for node in nodes])
     pairs = list(zip(terms, nodes, strict=True))
-    letters = {term[call.place(node).dim] for term, node in pairs if node in call.held}
+    letters = {term[call.dim(node)] for term, node in pairs if node in call.held}
     call.need(len(letters) == 1, "combines examples at different places")
     letter = letters.pop()
     for term, node in pairs:
@@ -200,19 +202,21 @@ def reshaped(call: Call) -> Any:
     call.need("dtype" not in call.arguments, "reads the numbers as those of another type")
     source = next(iter(call.arguments.values()))
     call.need(source in call.held, "takes its examples elsewhere")
-    place, before, after = call.place(source), source.meta["val"].shape, call.result.shape
     dims = symbolic_dims(call.result)
     call.need(len(dims) == 1, "splits the dimension of the examples")
-    factor, inner = factor_of(after[dims[0]]), place.inner
-    row, behind = prod(before[place.dim + 1 :]), prod(after[dims[0] + 1 :])
+    dim, inner = call.place(source)
+    row = prod(source.meta["val"].shape[dim + 1 :])  # numbers of an index of the dimension
+    new_row = prod(call.result.shape[dims[0] + 1 :])
+    factor = factor_of(call.result.shape[dims[0]])
+    if inner == ALIKE and row == new_row and factor == call.factor(source):
+        return Place(dims[0], ALIKE)
     if inner == ALIKE:
-        if factor == call.factor(source) and row == behind:
-            return place._replace(dim=dims[0])
         inner = call.factor(source)  # rows that are alike are in this order, too
-    between = inner * row
-    fits = factor and behind and between % behind == 0 and factor % (between // behind) == 0
-    call.need(bool(fits), "moves numbers between examples")
-    return Place(dims[0], between // behind)
+    between = inner * row  # numbers from an example to the next
+    call.need(new_row > 0 and between % new_row == 0, "moves numbers between examples")
+    new_inner = between // new_row
+    call.need(factor > 0 and factor % new_inner == 0, "moves numbers between examples")
+    return Place(dims[0], new_inner)
 
 
 def repeated(call: Call) -> Any:
@@ -221,19 +225,19 @@ def repeated(call: Call) -> Any:
         return constant(call)
     node = call.first
     call.need_no_sizes(NONE)
-    place = call.place(node)
-    return Place(place.dim + call.result.dim() - call.rank(node), place.inner)
+    new_dims = call.result.dim() - call.rank(node)
+    return Place(new_dims + call.dim(node), call.inner)
 
 
 def repeated_in_place(call: Call) -> Any:
     """Copies of each row behind it."""
     node = call.first
-    place, dim, times = call.place(node), call.get("dim"), call.get("repeats")
-    call.need(dim is not None, "flattens the examples")
+    times = call.get("repeats")
+    call.need(call.get("dim") is not None, "flattens the examples")
     call.need(isinstance(times, int), "repeats each row as often as a tensor says")
-    if dim % call.rank(node) != place.dim:
+    if call.chosen_dim(node) != call.dim(node):
         return kept(call)
-    return Place(place.dim, place.inner * times)
+    return Place(call.dim(node), call.inner * times)
 
 
 def joined(call: Call) -> Any:
@@ -241,10 +245,10 @@ def joined(call: Call) -> Any:
     others = [node for node in call.tensors if node not in call.held]
     none = all(node.meta["val"].shape == (0,) for node in others)  # a cache before its first word
     call.need(none, "joins examples with what is none")
-    dims = {call.place(node).dim for node in call.held}
+    dims = {call.dim(node) for node in call.held}
     call.need(len(dims) == 1, "combines examples at different places")
     dim = dims.pop()
-    if call.kind == "stack" or call.dims(call.get("dim"), call.result.dim()) != {dim}:
+    if call.kind == "stack" or call.chosen_dim(call.held[0]) != dim:
         return kept(call)
     return Place(dim, call.inner or 1)  # rows that are alike are in this order, too
 
@@ -252,8 +256,8 @@ def joined(call: Call) -> Any:
 def cut(call: Call) -> Any:
     """Pieces along a dimension; along that of the examples, each has all of them."""
     node = call.first
-    place, dim = call.place(node), call.get("dim") or 0
-    if dim % call.rank(node) != place.dim:
+    place = call.place(node)
+    if call.chosen_dim(node) != place.dim:
         call.need_no_sizes(NONE)
         return kept(call)
     for value in call.results:
@@ -282,9 +286,10 @@ def filled(call: Call) -> Any:
 
 def own_index(call: Call) -> Any:
     """`arange(B)`, which may do nothing but index the examples by themselves."""
-    begins = call.get("start") in (None, 0) and call.get("step") in (None, 1)
-    call.need(begins and is_size(call.get("end")), "numbers the examples")
-    call.need(factor_of(call.result.shape[0]) == 1, "numbers the examples")
+    call.need(call.get("start") in (None, 0), "numbers the examples")
+    call.need(call.get("step") in (None, 1), "numbers the examples")
+    (size,) = call.result.shape
+    call.need(is_size(size) and factor_of(size) == 1, "numbers the examples")
     return Place(0, 1)
 
 
@@ -307,15 +312,14 @@ def gathered(call: Call) -> Any:
     """An index along one dimension, which has the shape of what it indexes."""
     if call.kind == "gather" and call.get("self") not in call.held:
         index = call.get("index")
-        by_place = call.get("dim") % call.rank(index) != call.place(index).dim
-        call.need(not by_place, "indexes by the place of an example")
+        along_examples = call.chosen_dim(index) == call.dim(index)
+        call.need(along_examples, "indexes by the place of an example")
         return kept(call)
-    nodes = nodes_in(*(call.get(name) for name in ("self", "index", "src")))
+    nodes = nodes_in(call.get("self"), call.get("index"), call.get("src"))
     call.need(set(nodes) <= {*call.held}, "indexes examples by what is none")
-    places = {(call.place(node).dim, call.rank(node)) for node in nodes}
-    call.need(len(places) == 1, "indexes examples at another place")
-    dim, rank = places.pop()
-    call.need(call.get("dim") % rank != dim, "indexes the examples")
+    shapes = {(call.dim(node), call.rank(node)) for node in nodes}
+    call.need(len(shapes) == 1, "indexes examples at another place")
+    call.need(call.chosen_dim(nodes[0]) != call.dim(nodes[0]), "indexes the examples")
     return kept(call)
 
 
@@ -326,9 +330,9 @@ def selected(call: Call) -> Any:
         return kept(call)
     call.need(index not in call.held, "indexes by numbers of the examples")
     call.need(source in call.held, "indexes what holds no examples")
-    dims = {call.place(node).dim for node in call.held}
+    dims = {call.dim(node) for node in call.held}
     call.need(len(dims) == 1, "combines examples at different places")
-    call.need(call.get("dim") % call.rank(source) not in dims, "indexes the examples")
+    call.need(call.chosen_dim(source) not in dims, "indexes the examples")
     return kept(call)
 
 
@@ -362,7 +366,8 @@ def _is_mask(index: Node) -> bool:
 
 def put(call: Call) -> Any:
     """`x[mask] = number`, with a mask of the same examples; `x[:, index] = number`."""
-    source, values, used = call.get("self"), call.get("values"), _used(call)
+    source, values = call.get("self"), call.get("values")
+    used = _used(call)
     call.need(source in call.held, "writes examples into what holds none")
     call.need(values not in call.held, "writes examples by an index")
     place = call.place(source)
@@ -371,9 +376,10 @@ def put(call: Call) -> Any:
         none = not any(index in call.held for index in used.values())
         call.need(none and place.dim not in used, "writes at an index of the examples")
         return place
-    (mask, *others), rest = masks, call.rank(source) - call.rank(masks[0])
-    call.need(list(used) == [0] and not others, "is given no mask alone")
+    mask = masks[0]
+    call.need(list(used) == [0], "is given no mask alone")
     call.need(mask in call.held, "writes at a mask of no example")
-    call.need(call.place(mask).dim == place.dim, "combines examples at different places")
+    call.need(call.dim(mask) == place.dim, "combines examples at different places")
+    rest = call.rank(source) - call.rank(mask)
     call.need(call.rank(values) <= rest, "writes several numbers at a mask")
     return kept(call)
