@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import pytest
@@ -222,6 +223,7 @@ def one_by_one(model: nn.Module, x: Tensor, targets: Tensor) -> dict[str, Tensor
     return total
 
 
+@cache
 def program_of(build: Build) -> tuple[nn.Module, Program, tuple[Tensor, Tensor]]:
     torch.manual_seed(0)
     model = build().train()

@@ -78,6 +78,12 @@ class Use:
         """False if its gradients follow from the output's gradient alone."""
         return self.kind not in (*COPIES, "add")
 
+    def whole(self, examples: list[Tensor]) -> list[Tensor]:
+        """Return `rows` of the `Held` tensors of examples, with the rank that they had."""
+        pairs = zip(self.places, self.ranks, strict=True)
+        of_examples = [(place, rank) for place, rank in pairs if place is not None]
+        return [_whole(row, *of) for row, of in zip(examples, of_examples, strict=True)]
+
     def call(self, weights: Any, held: Any) -> Tensor:
         """Return what the operation makes of other tensors."""
 
@@ -135,11 +141,9 @@ def _name_of_argument(arguments: dict[str, Any], node: Node) -> str:
 
 def _is_view(node: Node) -> bool:
     """True if a weight holds each number of one parameter at most once."""
+    kinds = {*VIEWS, *CUTS, *RESHAPES, "alias", "getitem"} - {"unfold"}
     while node.op != "placeholder":
-        if (
-            name_of(node) not in (*VIEWS, *CUTS, *RESHAPES, "alias", "getitem")
-            or name_of(node) == "unfold"
-        ):
+        if name_of(node) not in kinds:
             return False
         node = node.args[0]  # type: ignore[assignment]
     return True
@@ -296,15 +300,15 @@ def bind(
     operands = Operands(use, values, others, [weight.requires_grad for weight in weights])
 
     def pulled(_: nn.Module, x: Any, g: Tensor) -> Gradients:
-        found, gradients = _gradients(operands, x, g), {}
+        of_weights = _gradients(operands, x, g)
+        gradients = {}
         for name, names in sources.items():
-            at = use.weights.index(name)
+            number = use.weights.index(name)
+            weight, gradient = weights[number], of_weights[name]
             for key in names:
-                weight, parameter = weights[at], own[key]
-                back = found[name]
-                if weight is not parameter:
-                    back = _pull_back(found[name], weight, parameter, use.views[at])
-                gradients[key] = back
+                gradients[key] = gradient
+                if weight is not own[key]:
+                    gradients[key] = _pull_back(gradient, weight, own[key], use.views[number])
         return gradients
 
     return own, pulled
@@ -468,10 +472,9 @@ def _by_number(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
         for weight, wanted in zip(wide, operands.wanted, strict=True)
     ]
     examples = []
-    places = [(p, rank) for p, rank in zip(use.places, use.ranks, strict=True) if p is not None]
-    for row, (place, rank) in zip(x.leaves, places, strict=True):
-        one = _whole(row, place, rank)
-        examples.append(one.reshape(len(one), *[1] * (use.rank - rank), *one.shape[1:]))
+    for one in use.whole(x.leaves):
+        missing = use.rank - (one.dim() - 1)
+        examples.append(one.reshape(len(one), *[1] * missing, *one.shape[1:]))
     with torch.enable_grad():
         result = use.call(wide, operands.held(examples))
     trained = [weight for weight in wide if weight.requires_grad]
@@ -482,9 +485,7 @@ def _by_number(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
 def _by_torch(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
     """Differentiate an operation for one example after another, in one pass of torch.func."""
     use = operands.use
-    places = [(p, rank) for p, rank in zip(use.places, use.ranks, strict=True) if p is not None]
-    pairs = zip(x.leaves, places, strict=True)
-    whole = [_whole(row, place, rank) for row, (place, rank) in pairs]
+    whole = use.whole(x.leaves)
 
     def differentiate_one(gradient: Tensor, *examples: Tensor) -> tuple[Tensor, ...]:
         held = operands.held(list(examples))
