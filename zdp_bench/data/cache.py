@@ -106,7 +106,12 @@ def _reserve(
 
     In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.
     """
-    mapped = np.lib.format.open_memmap(path, mode="w+", dtype=dtype, shape=shape)
+    mapped = np.lib.format.open_memmap(
+        path,
+        mode="w+",
+        dtype=dtype,
+        shape=shape,
+    )
     size = path.stat().st_size + CHECKSUM
     if hasattr(os, "posix_fallocate"):  # macOS has none
         with path.open("rb+") as file:

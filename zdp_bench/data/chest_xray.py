@@ -41,7 +41,13 @@ SPLIT = {"train": 4135, "test": 1062, "patients": 2276, "most": 30}
 PATIENT = re.compile(r"(?:(person\d+)_(?:bacteria|virus)_|((?:NORMAL2-)?IM-\d+)-)")
 # Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the films in them.
 PIXELS = (0.5, 0.25)
-AUGMENT = Affine(degrees=10, translate=0.05, scale=0.1, shear=5, fill=(0 - PIXELS[0]) / PIXELS[1])
+AUGMENT = Affine(
+    degrees=10,
+    translate=0.05,
+    scale=0.1,
+    shear=5,
+    fill=(0 - PIXELS[0]) / PIXELS[1],
+)
 
 
 @dataclass(frozen=True)

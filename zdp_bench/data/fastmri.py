@@ -439,4 +439,9 @@ class FastMri(KSpaceSlices):
         known = self.describe(*VOLUMES)
         if self.slices:
             return known
-        return replace(known, train=RELEASED[0], test=RELEASED[1], examples_per_patient=50)
+        return replace(
+            known,
+            train=RELEASED[0],
+            test=RELEASED[1],
+            examples_per_patient=50,
+        )

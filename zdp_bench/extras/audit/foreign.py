@@ -308,7 +308,8 @@ class Features:
         """Look along the mean move in each tensor; those that move least share a feature."""
         lengths = {name: float(np.linalg.norm(value)) for name, value in move.items()}
         order = sorted(move, key=lambda name: -lengths[name])
-        shared_length = float(np.linalg.norm([lengths[name] for name in order[PARTS:]]))
+        shared = [lengths[name] for name in order[PARTS:]]
+        shared_length = float(np.linalg.norm(shared))
         directions, feature_of = {}, {}
         for name, value in move.items():
             feature_of[name] = min(order.index(name), PARTS)
@@ -335,7 +336,10 @@ class Features:
 
 def _count_equal(release: Release, values: Release) -> int:
     """Return how many entries are exactly the given ones."""
-    return sum(int((release[name] == value).sum()) for name, value in values.items())
+    count = 0
+    for name, value in values.items():
+        count += int((release[name] == value).sum())
+    return count
 
 
 def _count_equal_moves(release: Release) -> int:

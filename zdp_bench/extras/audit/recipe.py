@@ -10,6 +10,7 @@ import math
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
@@ -106,8 +107,8 @@ class Coordinates:
     def __init__(self, mechanism: Mechanism) -> None:
         self.blocks = mechanism.blocks
         self.sizes = [math.prod(block.shape) * _count_parts(block) for block in self.blocks]
-        self.starts = [sum(self.sizes[:i]) for i in range(len(self.sizes))]
-        self.size = sum(self.sizes)
+        *starts, self.size = accumulate(self.sizes, initial=0)
+        self.starts = starts
 
     def of(self, sums: dict[str, Tensor]) -> Tensor:
         """Return the vector of the blocks' tensors, [size]."""
@@ -317,8 +318,8 @@ def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[
     share = max(2, 64 // len(coordinates.blocks))
     watched = []
     for start, size in zip(coordinates.starts, coordinates.sizes, strict=True):
-        pairs = rng.permutation(max(1, size // 2))[: share // 2]
-        chosen = (2 * np.sort(pairs)[:, None] + np.arange(2)).flatten()
+        pairs = np.sort(rng.permutation(max(1, size // 2))[: share // 2])
+        chosen = np.stack([2 * pairs, 2 * pairs + 1], axis=1).flatten()
         watched.append(start + chosen[chosen < size])
     return watched
 
@@ -358,7 +359,8 @@ class Hostile:
         self.subject, self.coordinates = subject, coordinates
         rows = subject.rng("hostile").permutation(len(subject.data.train))[:16]
         inputs, targets = subject.data.train.batch(torch.from_numpy(rows))
-        self.inputs, self.targets = inputs.to(subject.device), targets.to(subject.device)
+        self.inputs = inputs.to(subject.device)
+        self.targets = targets.to(subject.device)
         self.wrong_targets = self.targets.roll(1, dims=0)
         self.others = self._sum(self.inputs[:4], self.targets[:4])
 
@@ -368,8 +370,10 @@ class Hostile:
         total = Total(subject.mechanism, subject.device)
         arguments: list[Any] = [(inputs, targets)]
         if subject.patients is not None:
-            hostile = len(inputs) - 4
-            arguments.append((1, 1, 1, 1, hostile) if hostile else (1, 1, 1, 1))
+            shares = [1, 1, 1, 1]
+            if len(inputs) > 4:
+                shares.append(len(inputs) - 4)
+            arguments.append(tuple(shares))
         subject.algorithm.accumulate(total, *arguments)
         return self.coordinates.of(total.whole()).double().cpu()
 
@@ -385,9 +389,8 @@ class Hostile:
         is_numeric = inputs.dtype.is_floating_point or inputs.dtype.is_complex
         for scale in SCALES if is_numeric else (1,):
             for i in range(4, len(inputs)):
-                x = inputs[i : i + 1] * scale
-                y = targets[i : i + 1]
-                yield self._move(x.repeat_interleave(records, 0), y.repeat_interleave(records, 0))
+                same = [i] * records
+                yield self._move(inputs[same] * scale, targets[same])
             if records > 1:
                 different = slice(4, 4 + records)
                 yield self._move(inputs[different] * scale, targets[different])
@@ -502,7 +505,8 @@ class WithCanaries(Algorithm):
         if batch is not self.drawn:
             self.inner.accumulate(total, *batch)
             return
-        self.known = {block.name: total[block.name].clone() for block in self.mechanism().blocks}
+        names = [block.name for block in self.mechanism().blocks]
+        self.known = {name: total[name].clone() for name in names}
         numbers, amounts = batch
         values = self.values[numbers] * amounts.unsqueeze(1)
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
@@ -578,8 +582,9 @@ def _train(
         path = Path(folder) / "ledger.jsonl"
         ledger = Ledger(path, audited.mechanism(), noise.repeatable)
         training = Training(audited, subject.model, subject.optimizer, noise, ledger)
+        secure = subject.config.privacy.secure
         for step in range(steps):
-            units, divisor = subject.plan.draw(subject.key, step, subject.config.privacy.secure)
+            units, divisor = subject.plan.draw(subject.key, step, secure)
             batches = _list_batches(subject, audited, canaries, units)
             private_step(training, step, batches, divisor)
         ledger.close()
@@ -619,8 +624,8 @@ def _decorrelate(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
     C makes their noise white; what a step added then stands in the steps after it too, c times.
     """
     white = lfilter(mechanism.strategy, [1.0], seen, axis=0)
-    matched = lfilter(mechanism.strategy, [1.0], white[::-1], axis=0)[::-1]
-    return np.asarray(matched) / mechanism.reach**2
+    backwards = lfilter(mechanism.strategy, [1.0], white[::-1], axis=0)
+    return np.asarray(backwards[::-1]) / mechanism.reach**2
 
 
 def _score_canaries(
@@ -671,7 +676,8 @@ def _measure_variance(seen: Tensor, audited: WithCanaries) -> Tensor:
     floor = 1e-12 * float(audited.values.square().max())
     for kind in np.unique(kinds):
         chosen = torch.from_numpy(kinds == kind)
-        median = float(seen[:, chosen].square().flatten().median())
+        squares = seen[:, chosen].square()
+        median = float(squares.flatten().median())
         variance[chosen] = max(median / MEDIAN_SQUARE, floor)
     return variance
 

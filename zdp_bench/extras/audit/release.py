@@ -208,7 +208,8 @@ def attack_release(
     without = release(False, trials).double().numpy()
     with_it = release(True, trials).double().numpy()
     learned = max(2, round(LEARNED * trials))
-    mean = np.concatenate([without[:learned], with_it[:learned]]).mean(axis=0)
+    taught = np.concatenate([without[:learned], with_it[:learned]])
+    mean = taught.mean(axis=0)
     repeated_without = find_repeated(without[:learned])
     repeated_with_it = find_repeated(with_it[:learned])
 
@@ -328,7 +329,15 @@ def bound_at(
     hits = rule.count_guesses(scores.with_it)
     if not rule.present:
         hits, alarms = alarms, hits
-    bound = float(release_bound(np.array(hits), np.array(alarms), tested, delta, confidence))
+    bound = float(
+        release_bound(
+            np.array(hits),
+            np.array(alarms),
+            tested,
+            delta,
+            confidence,
+        )
+    )
     if hits == tested and alarms == 0:
         return bound, f"the attack wins {2 * tested:,} of {2 * tested:,}"
     return bound, f"{hits:,} hits and {alarms:,} false alarms in {tested:,} each"
@@ -408,5 +417,6 @@ def _least_noisy_direction(
     variances, axes = np.linalg.eigh(noise.T @ noise / len(noise))
     scale = max(float(variances.max()), float(shift @ shift))
     floor = 1e-12 * (scale or 1.0)
-    direction = axes @ ((axes.T @ shift) / (np.maximum(variances, 0.0) + floor))
+    along_axes = (axes.T @ shift) / (np.maximum(variances, 0.0) + floor)
+    direction = axes @ along_axes
     return direction / (np.linalg.norm(direction) or 1.0)

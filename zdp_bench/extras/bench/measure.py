@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import operator
 import re
 import statistics
 import subprocess
@@ -71,8 +72,9 @@ def by_turns(
     # Imported here: it looks for a CUDA toolkit and prints where it finds none.
     from torch.utils.benchmark import Timer
 
+    threads = torch.get_num_threads()
     timers = {
-        name: Timer("run()", globals={"run": run}, num_threads=torch.get_num_threads())
+        name: Timer("run()", globals={"run": run}, num_threads=threads)
         for name, run in runs.items()
     }
     repeats = {}
@@ -87,12 +89,13 @@ def by_turns(
     while rounds < 3 or time.perf_counter() < until:
         rounds += 1
         for name, timer in timers.items():
-            times[name].append(1e3 * timer.timeit(repeats[name]).median)
+            seconds_each = timer.timeit(repeats[name]).median
+            times[name].append(1e3 * seconds_each)
     baselines = [name for name in runs if name == "real" or name.startswith("non-private")]
     base = min(baselines, key=lambda name: min(times[name]))
     timings = {}
     for name, own in times.items():
-        ratios = [time / base_time for time, base_time in zip(own, times[base], strict=True)]
+        ratios = list(map(operator.truediv, own, times[base]))
         low, _, high = statistics.quantiles(ratios, n=4)
         timings[name] = {
             "milliseconds": min(own),
@@ -164,7 +167,8 @@ def hold_memory() -> bool:
     pay for fresh pages: a real convolution took 19 ms instead of 4.
     """
     # M_MMAP_MAX and M_TRIM_THRESHOLD of malloc.h; -1 means no threshold
-    return _call_glibc("mallopt", -4, 0) and _call_glibc("mallopt", -1, -1)
+    maps_none = _call_glibc("mallopt", -4, 0)
+    return maps_none and _call_glibc("mallopt", -1, -1)
 
 
 def _return_memory() -> bool:

@@ -67,7 +67,10 @@ def non_private(
         workload.loss_of(model(inputs), targets).mean().backward()
 
     def summed() -> Tensor:
-        gradients = {n: p.grad for n, p in model.named_parameters() if p.grad is not None}
+        gradients = {}
+        for name, parameter in model.named_parameters():
+            if parameter.grad is not None:
+                gradients[name] = parameter.grad
         return flat(gradients) * workload.batch
 
     return _step(optimizer, backward, summed)
@@ -189,7 +192,9 @@ def opacus(
     )
     module, optimizer, loader = private[0], private[1], private[-1]
     loader.batch_sampler.steps = MANY  # rather than a new iterator for each step
-    batches = iter(loader) if whole else batches_of(workload, last=False, whole=False)
+    batches = batches_of(workload, last=False, whole=False)
+    if whole:
+        batches = iter(loader)
 
     def backward() -> None:
         inputs, targets = next(batches)
@@ -204,7 +209,8 @@ def opacus(
         if mode != "ghost":
             optimizer.clip_and_accumulate()
             attribute = "summed_grad"
-        return flat({n: getattr(p, attribute) for n, p in module._module.named_parameters()})
+        parameters = module._module.named_parameters()
+        return flat({name: getattr(parameter, attribute) for name, parameter in parameters})
 
     return _step(optimizer, backward, summed)
 

@@ -74,7 +74,9 @@ def compare(
         a row for each side.
     """
     deviations = require_agreement(steps)
-    base, timings = by_turns({side: step.run for side, step in steps.items()}, seconds)
+    runs = {side: step.run for side, step in steps.items()}
+    base, timings = by_turns(runs, seconds)
+    runs.clear()
     steps.clear()  # their memory, before that of each side is measured
     peaks = {side: peak(side) for side in timings}
     rows: list[Row] = []
@@ -172,8 +174,9 @@ def networks(quick: bool) -> Iterator[list[Row]]:
 
 def imaging(quick: bool) -> Iterator[list[Row]]:
     """Table 3 of the deepee paper, smaller: its batch 32 and maps of 256² are a GPU's work."""
-    seconds, hidden, width = (1.0, 256, 16) if quick else (10.0, 4096, 64)
-    big, small, batch = (32, 32, 2) if quick else (224, 64, 8)
+    seconds, batch = (1.0, 2) if quick else (10.0, 8)
+    hidden, width = (256, 16) if quick else (4096, 64)
+    big, small = (32, 32) if quick else (224, 64)
     vgg = Workload("vgg11", (3, big, big), 2, batch, "classes", {"hidden": hidden})
     vgg_unet = Workload("vgg11_unet", (1, small, small), 1, batch, "map", {"width": width})
     unet = Workload("transposed_unet", (1, small, small), 1, batch, "map", {"width": width})
@@ -223,10 +226,14 @@ def library(quick: bool) -> Iterator[list[Row]]:
         yield compare_training(case, workload, sides, seconds, memory=not quick)
 
 
+OPACUS = [side for side in SIDES if "Opacus" in side]
+
+
 def _opacus(whole: bool = False) -> list[str]:
     """Return Opacus's sides, of steps or of whole loops, if it is installed (the extra `peers`)."""
-    sides = [side for side in SIDES if "Opacus" in side and whole == ("whole loop" in side)]
-    return sides if find_spec("opacus") else []
+    if not find_spec("opacus"):
+        return []
+    return [side for side in OPACUS if ("whole loop" in side) == whole]
 
 
 def _paper_ratio(
@@ -236,8 +243,10 @@ def _paper_ratio(
 ) -> float:
     """Return the paper's own ratio of two rows, on its CPU (or GPU, where ours was one)."""
     column = "gpu" if torch.cuda.is_available() else "cpu"
-    numbers = [number for number in papers.reference(table) if number.column == column]
-    values = {number.row: float(number.value) for number in numbers}
+    values = {}
+    for number in papers.reference(table):
+        if number.column == column:
+            values[number.row] = float(number.value)
     return values[above] / values[below]
 
 
@@ -287,7 +296,8 @@ def _write(
     before = read(csv)
     fresh = pd.DataFrame([rounded(row) for row in of_case])
     keys = ["case", "device", "threads"]
-    is_old = before[keys].eq(fresh[keys].iloc[0]).all(axis=1)
+    measured = fresh[keys].iloc[0]
+    is_old = before[keys].eq(measured).all(axis=1)
     rows = pd.concat([before[~is_old], fresh], ignore_index=True)
     order = {case: place for place, case in enumerate(rows.case.unique())}
     rows = rows.sort_values("case", key=lambda cases: cases.map(order), kind="stable")

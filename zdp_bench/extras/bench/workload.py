@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Literal
 
 import torch
@@ -50,13 +51,19 @@ class Workload:
     def build(self) -> nn.Module:
         torch.manual_seed(0)
         make: Callable[..., nn.Module] = NETWORKS.get(self.model) or lookup("model", self.model)
-        return make(tuple(self.input_shape), self.outputs, **self.options).to(device())
+        model = make(tuple(self.input_shape), self.outputs, **self.options)
+        return model.to(device())
 
     def examples(self, last: bool) -> Batch:
         """Return inputs and targets; `last`: maps channels-last, best for convolutions."""
         torch.manual_seed(1)
         dtype = torch.complex64 if self.is_complex else torch.float32
-        inputs = torch.randn(self.batch, *self.input_shape, dtype=dtype, device=device())
+        inputs = torch.randn(
+            self.batch,
+            *self.input_shape,
+            dtype=dtype,
+            device=device(),
+        )
         if last and inputs.dim() == 4:
             inputs = channels_last(inputs)
         if self.loss == "classes":
@@ -67,14 +74,20 @@ class Workload:
     def loss_of(self) -> Callable[[Tensor, Tensor], Tensor]:
         """One loss per example, (outputs, targets) -> [B], as a user writes it."""
         if self.loss == "classes":
-            return lambda outputs, targets: F.cross_entropy(outputs, targets, reduction="none")
-        if self.loss == "map":
-            return lambda outputs, _: outputs.square().flatten(1).mean(dim=1)
-        return lambda outputs, targets: (outputs - targets).square().flatten(1).sum(dim=1)
+            return partial(F.cross_entropy, reduction="none")
+        return mean_square if self.loss == "map" else square_error
 
     def optimizer_of(self, parameters: Iterable[nn.Parameter]) -> torch.optim.Optimizer:
         """torch's own, so that no side has a faster one than another."""
         return torch.optim.SGD(parameters, lr=RATE)
+
+
+def mean_square(outputs: Tensor, _: Tensor) -> Tensor:
+    return outputs.square().flatten(1).mean(dim=1)
+
+
+def square_error(outputs: Tensor, targets: Tensor) -> Tensor:
+    return (outputs - targets).square().flatten(1).sum(dim=1)
 
 
 def device() -> torch.device:
@@ -161,12 +174,12 @@ class TransformerBlock(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         normed = self.first(x)
-        heads = [
-            layer(normed).unflatten(2, (4, -1)).transpose(1, 2)
-            for layer in (self.query, self.key, self.value)
-        ]
-        attended = F.scaled_dot_product_attention(*heads).transpose(1, 2).flatten(2)
-        x = x + self.out(attended)
+        heads = []
+        for layer in (self.query, self.key, self.value):
+            of_heads = layer(normed).unflatten(2, (4, -1))
+            heads.append(of_heads.transpose(1, 2))
+        attended = F.scaled_dot_product_attention(*heads)
+        x = x + self.out(attended.transpose(1, 2).flatten(2))
         hidden = F.gelu(self.wide(self.second(x)))
         return x + self.narrow(hidden)
 

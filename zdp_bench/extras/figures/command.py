@@ -47,7 +47,9 @@ def run(options: argparse.Namespace) -> int:
     from zdp_bench.training.interrupts import require_writable
 
     own = options.runs is not None
-    if own == bool(options.figures) or own != bool(options.x and options.y):
+    has_figures = bool(options.figures)
+    has_axes = bool(options.x and options.y)
+    if own == has_figures or own != has_axes:
         raise UserError(
             "`zdp-bench figure` needs PAPER/figN, or --runs with --x and --y; "
             "see `zdp-bench figure --help`."
@@ -58,14 +60,21 @@ def run(options: argparse.Namespace) -> int:
     paths: list[Path] = []
     if own:
         by = options.by.split(",")
-        drawn = figures.draw_runs(options.results, options.runs, options.x, options.y, by)
+        figure = figures.draw_runs(
+            options.results,
+            options.runs,
+            options.x,
+            options.y,
+            by,
+        )
         if options.out is not None:
-            drawing.save(drawn, options.out)
+            drawing.save(figure, options.out)
             paths = [options.out]
         else:
             name = f"own_{options.x}_{options.y}".replace(".", "_")
-            paths = drawing.write(drawn, name, options.results)
+            paths = drawing.write(figure, name, options.results)
     for name in options.figures:
-        paths += drawing.write(figures.draw(name, options.results), name, options.results)
+        figure = figures.draw(name, options.results)
+        paths += drawing.write(figure, name, options.results)
     print("\n".join(f"written: {path}" for path in paths))
     return 0

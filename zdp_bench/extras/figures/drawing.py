@@ -81,11 +81,8 @@ def draw_panels(
     grid = figure.subplots(rows, columns, squeeze=False)
     for axes in grid.flat[len(titles) :]:
         axes.set_visible(False)
-    points = points.assign(
-        mean=points["values"].map(lambda values: mean(values) if values else math.nan),
-        min=points["values"].map(lambda values: min(values, default=math.nan)),
-        max=points["values"].map(lambda values: max(values, default=math.nan)),
-    )
+    numbers = points["values"].map(lambda values: values or [math.nan])
+    points = points.assign(mean=numbers.map(mean), min=numbers.map(min), max=numbers.map(max))
     for axes, title in zip(grid.flat, titles, strict=False):
         panel = points[points["panel"] == title]
         every_x = sorted({x for x in panel["x"] if x < math.inf})
@@ -114,8 +111,9 @@ def _draw_curve(
     label: str,
     style: dict[str, Any],
 ) -> None:
-    finite = curve[curve["x"] < math.inf].set_index("x").sort_index()
-    for height in curve.loc[curve["x"] == math.inf, "mean"]:
+    is_finite = curve["x"] < math.inf
+    finite = curve[is_finite].set_index("x").sort_index()
+    for height in curve.loc[~is_finite, "mean"]:
         axes.axhline(
             height,
             color=style["color"],
@@ -180,7 +178,8 @@ def _add_legend(figure: Figure, title: str) -> None:
         handles, labels = axes.get_legend_handles_labels()
         handle_of |= dict(zip(labels, handles, strict=True))
     longest = max(map(len, handle_of))
-    columns = max(1, min(4, len(handle_of), 80 // (8 + longest)))
+    fitting = 80 // (8 + longest)
+    columns = max(1, min(4, len(handle_of), fitting))
     rows = math.ceil(len(handle_of) / columns)
     figure.set_figheight(figure.get_figheight() + 0.2 * rows)
     figure.legend(
@@ -215,5 +214,9 @@ def save(figure: Figure, path: Path) -> None:
         raise UserError(f"{path}: a figure ends in {', '.join(METADATA)}.")
     buffer = BytesIO()
     with mpl.rc_context(STYLE):
-        figure.savefig(buffer, format=path.suffix[1:], metadata=METADATA[path.suffix])
+        figure.savefig(
+            buffer,
+            format=path.suffix[1:],
+            metadata=METADATA[path.suffix],
+        )
     write_changed(path, buffer.getvalue())

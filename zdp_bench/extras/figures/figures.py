@@ -53,7 +53,7 @@ def read_table(
         raise UserError(f"{path}: not found. Create it with `{command} --results {folder}`.")
     table = pd.read_csv(path, keep_default_na=False, dtype=str)
     if "values" in table:
-        table["values"] = [[float(word) for word in words.split()] for words in table["values"]]
+        table["values"] = [list(map(float, words.split())) for words in table["values"]]
     return table
 
 
@@ -73,7 +73,8 @@ def draw_paper(name: str, folder: Path) -> Figure:
     is_ours = points["variant"] + points["on"] != ""  # printed numbers stand at the paper's rows
     points.loc[is_ours, "printed"] = math.nan
     has_runs = points["n"] != "0"
-    was_run = has_runs.groupby([points["panel"], points["label"]]).transform("any")
+    curves = [points["panel"], points["label"]]
+    was_run = has_runs.groupby(curves).transform("any")
     has_value = has_runs | points["printed"].notna()  # no ε alone
     points = points[was_run & has_value]
     panels = []
@@ -96,7 +97,8 @@ def _label_curves(points: pd.DataFrame) -> pd.Series:
     is_finite = least["epsilon_claimed"] < math.inf
     is_unbounded = is_finite & (least["epsilon_tight"] == math.inf)
     differs = points["differs"].map(lambda words: f" ({words})" if words else "")
-    return points["label"] + differs + is_unbounded.map({True: ", tight ε = ∞", False: ""})
+    unbounded = is_unbounded.map({True: ", tight ε = ∞", False: ""})
+    return points["label"] + differs + unbounded
 
 
 def panels_of(parts: Sequence[str]) -> list[str]:
@@ -124,7 +126,8 @@ def draw_ours(name: str, folder: Path) -> Figure:
     ]
     points["y"] = [metric.axis for metric in metrics]
     points["curve"] = points["variant"].map(names.algorithm)
-    return drawing.draw_panels(points.assign(panel=points["row"]), "tight ε", log=True)
+    points["panel"] = points["row"]
+    return drawing.draw_panels(points, "tight ε", log=True)
 
 
 def draw_kept(points: pd.DataFrame) -> Figure:
@@ -133,18 +136,24 @@ def draw_kept(points: pd.DataFrame) -> Figure:
     Rows that keep less than half at every ε have a panel of their own, so that the others use
     their whole axis.
     """
-    points = points.assign(kept=100 * points["kept"].astype(float))
+    percent = 100 * points["kept"].astype(float)
+    points = points.assign(kept=percent)
     keeps_half = points.groupby("row")["kept"].transform("max") >= HALF
     panels = [panel for panel in (points[keeps_half], points[~keeps_half]) if len(panel)]
     heights = [panel["row"].nunique() + 1 for panel in panels]
     figure = Figure(figsize=(drawing.WIDTH, 1 + 0.28 * sum(heights)))
-    grid = figure.subplots(len(panels), squeeze=False, gridspec_kw={"height_ratios": heights})
-    for axes, panel in zip(grid[:, 0], panels, strict=True):
+    grid = figure.subplots(
+        len(panels),
+        squeeze=False,
+        gridspec_kw={"height_ratios": heights},
+    )
+    column = grid[:, 0]
+    for axes, panel in zip(column, panels, strict=True):
         _draw_rows(axes, panel)
-    grid[0, 0].set_title("What privacy costs, at a tight ε")
-    handles, labels = grid[0, 0].get_legend_handles_labels()
+    column[0].set_title("What privacy costs, at a tight ε")
+    column[-1].set_xlabel("share of the non-private gain kept, %")
+    handles, labels = column[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
-    grid[-1, 0].set_xlabel("share of the non-private gain kept, %")
     return figure
 
 
@@ -152,7 +161,13 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
     rows = list(dict.fromkeys(points["row"]))
     points = points.assign(height=points["row"].map(rows.index))
     least = points.groupby("height")["kept"].min()
-    axes.axvline(100, color="0.4", linewidth=1, linestyle="-", label="non-private")
+    axes.axvline(
+        100,
+        color="0.4",
+        linewidth=1,
+        linestyle="-",
+        label="non-private",
+    )
     axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
     for place, (epsilon, marks) in enumerate(points.groupby("x")):
         style = drawing.curve_style(place) | {"linestyle": "none"}
@@ -170,13 +185,32 @@ def draw_epsilon(name: str, folder: Path) -> Figure:
     finite = claims[is_finite & (claims["printed"] > 0)]
     figure = Figure(figsize=(drawing.WIDTH, 0.75 * drawing.WIDTH))
     axes = figure.subplots()
-    for marker, (paper, points) in zip(drawing.MARKERS, finite.groupby("paper"), strict=False):
-        label = papers.titles().get(str(paper), str(paper))
-        axes.plot(points["printed"], points["tight"], marker, label=label, linestyle="none")
+    titles = papers.titles()
+    by_paper = finite.groupby("paper")
+    for marker, (paper, points) in zip(drawing.MARKERS, by_paper, strict=False):
+        axes.plot(
+            points["printed"],
+            points["tight"],
+            marker,
+            label=titles.get(str(paper), str(paper)),
+            linestyle="none",
+        )
     epsilons = finite[["printed", "tight"]].to_numpy()
     ends = [epsilons.min() / 1.5, epsilons.max() * 1.5]
-    axes.plot(ends, ends, color="0.4", linewidth=1, linestyle="-", label="as printed")
-    axes.set(xscale="log", yscale="log", xlim=ends, ylim=ends)
+    axes.plot(
+        ends,
+        ends,
+        color="0.4",
+        linewidth=1,
+        linestyle="-",
+        label="as printed",
+    )
+    axes.set(
+        xscale="log",
+        yscale="log",
+        xlim=ends,
+        ylim=ends,
+    )
     axes.set(xlabel="ε as the paper prints it", ylabel="ε tight, of the mechanism as described")
     axes.xaxis.set_major_formatter("{x:g}")
     axes.yaxis.set_major_formatter("{x:g}")
@@ -209,7 +243,8 @@ def draw_runs(
     metric = results.find(metric, frame, "--y")
     by = [results.find(column, frame, "--by") for column in by]
     numbers = pd.to_numeric(frame[x], errors="coerce")
-    y = pd.to_numeric(frame[metric], errors="coerce").replace([math.inf, -math.inf], math.nan)
+    y = pd.to_numeric(frame[metric], errors="coerce")
+    y = y.where(y.abs() < math.inf)
     choose = "Choose other runs: --runs COLUMN=VALUE."
     if y.isna().all():
         raise UserError(f"--y {metric}: is a finite number in none of these runs. {choose}")
@@ -219,7 +254,8 @@ def draw_runs(
         numbers = numbers.map(lambda number: float(f"{number:.3g}"))
     description = describe(metric)
     curve = frame[by].map(str).agg(", ".join, axis=1)
-    runs = pd.DataFrame({"x": numbers, "y": y * description.scale, "curve": curve}).dropna()
+    y = y * description.scale
+    runs = pd.DataFrame({"x": numbers, "y": y, "curve": curve}).dropna()
     curves = runs["curve"].nunique()
     if curves > len(drawing.COLOURS):
         raise UserError(
@@ -227,7 +263,8 @@ def draw_runs(
             f"{len(drawing.COLOURS)}. Choose another column, or draw fewer runs: "
             "--runs COLUMN=VALUE."
         )
-    points = runs.groupby(["curve", "x"])["y"].agg(list).rename("values").reset_index()
+    values = runs.groupby(["curve", "x"])["y"].agg(list)
+    points = values.rename("values").reset_index()
     finite = points.loc[points["x"] < math.inf, "x"]
     least, largest = finite.min(), finite.max()
     log = bool(least > 0 and largest >= SPREAD * least)

@@ -39,18 +39,34 @@ def draw_reconstructions(name: str, results: Path) -> Figure:
     for run, arrays in zip(runs, slices, strict=True):
         images[_label(run)] = arrays["reconstruction"]
     largest = reference.max()
-    height = WIDTH / len(images) * reference.shape[0] / reference.shape[1]
+    rows, columns = reference.shape
+    height = WIDTH / len(images) * rows / columns
     figure = Figure(figsize=(WIDTH, 2 * height + 1.1))
     axes = figure.subplots(2, len(images))
     for (above, below), (title, image) in zip(axes.T, images.items(), strict=True):
-        above.imshow(image, cmap="gray", vmin=0, vmax=largest)
+        above.imshow(
+            image,
+            cmap="gray",
+            vmin=0,
+            vmax=largest,
+        )
         above.set_title(title, fontsize=7.5, loc="center")
         above.set_axis_off()
         error = np.abs(image - reference)
-        error_image = below.imshow(error, cmap="viridis", vmin=0, vmax=0.5 * largest)
+        error_image = below.imshow(
+            error,
+            cmap="viridis",
+            vmin=0,
+            vmax=0.5 * largest,
+        )
         below.set_axis_off()
     axes[1, 0].set_visible(False)  # the reference has no error
-    bar = figure.colorbar(error_image, ax=axes[1], label="|error|", ticks=[0, 0.5 * largest])
+    bar = figure.colorbar(
+        error_image,
+        ax=axes[1],
+        label="|error|",
+        ticks=[0, 0.5 * largest],
+    )
     bar.set_ticklabels(["0", "½ max"])
     data = runs[0].data
     title = f"{names.words(data.name)} ({data.provenance}), a test slice"

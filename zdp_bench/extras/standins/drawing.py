@@ -28,7 +28,8 @@ class StandIn(Dataset):
         raise NotImplementedError
 
     def load(self, root: Path) -> Splits:
-        name = digest(repr([getattr(self, option) for option in self.drawn]))[:16]
+        values = [getattr(self, option) for option in self.drawn]
+        name = digest(repr(values))[:16]
         folder = root / "synthetic" / f"{type(self).__name__}-{name}"
         if not folder.is_dir():
             with write_whole(folder) as partial:

@@ -44,7 +44,8 @@ def draw_beat(t: np.ndarray, blocked: bool) -> np.ndarray:
     """Draw one heart beat in mV: t [samples] in seconds from the R peak."""
     waves = []
     for centre, width, height in BLOCKED if blocked else NORMAL:
-        waves.append(height * np.exp(-0.5 * ((t - centre) / width) ** 2))
+        distance = (t - centre) / width
+        waves.append(height * np.exp(-0.5 * distance**2))
     return np.asarray(np.sum(waves, axis=0))
 
 
@@ -60,7 +61,8 @@ def draw_recording(
     while moment < seconds + 0.5:
         signal += draw_beat(t - moment, blocked)
         moment += rng.normal(0.8, 0.04)
-    frequency, phase = rng.uniform(0.1, 0.4), rng.uniform(0, 6.3)
+    frequency = rng.uniform(0.1, 0.4)
+    phase = rng.uniform(0, 6.3)
     wander = 0.1 * np.sin(2 * np.pi * frequency * t + phase)
     hum = 0.02 * np.sin(2 * np.pi * 50 * t)
     gains = rng.uniform(0.6, 1.2, LEADS)[:, None]
@@ -75,7 +77,8 @@ def write_wfdb(
     diagnosis: str,
 ) -> None:
     """Write `name.hea`, and `name.mat`: 16-bit samples behind MATLAB 4's 24 bytes."""
-    units = np.round(leads * GAIN).clip(-32767, 32767).astype(np.int16)  # [12, samples]
+    units = np.round(leads * GAIN).clip(-32767, 32767)
+    units = units.astype(np.int16)  # [12, samples]
     savemat(folder / f"{name}.mat", {"val": units}, format="4")
     lines = [f"{name} {LEADS} {RATE} {units.shape[1]}"]
     for lead, row in zip(NAMES, units, strict=True):

@@ -80,12 +80,14 @@ class Ham10000Synthetic(StandIn, Ham10000):
 
 def _draw_blobs_of(seed: list[int], is_ill: bool) -> np.ndarray:
     """Draw what all pictures of a person or lesion share, [FILM, FILM] in [0, 1]."""
-    return draw_blobs((FILM, FILM), 8 if is_ill else 2, np.random.default_rng(seed))
+    count = 8 if is_ill else 2
+    return draw_blobs((FILM, FILM), count, np.random.default_rng(seed))
 
 
 def _save(pixels: np.ndarray, path: Path) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    Image.fromarray(pixels.astype(np.uint8)).save(path, quality=92)
+    picture = Image.fromarray(pixels.astype(np.uint8))
+    picture.save(path, quality=92)
 
 
 VERSION = "synthetic images v1"
@@ -120,8 +122,9 @@ class SyntheticImages(Dataset):
         coarse = [max(1, side // 4) for side in self.shape]
         patterns = rng.standard_normal((2, self.classes, *coarse))
         # neighbours look alike, as in a picture
-        for axis, (side, cells) in enumerate(zip(self.shape, coarse, strict=True), start=2):
-            patterns = np.take(patterns, np.arange(side) * cells // side, axis=axis)
+        for axis, side in enumerate(self.shape, start=2):
+            cells = np.arange(side) * patterns.shape[axis] // side
+            patterns = np.take(patterns, cells, axis=axis)
 
         def draw(count: int) -> Examples:
             labels = rng.permutation(np.arange(count) % self.classes)

@@ -50,20 +50,25 @@ def draw_phantom(
         radii: np.ndarray,
         angle: float,
     ) -> np.ndarray:
-        dz, dy, dx = z - centre[0], y - centre[1], x - centre[2]
+        dz = z - centre[0]
+        dy = y - centre[1]
+        dx = x - centre[2]
         across = dy * np.cos(angle) + dx * np.sin(angle)
         along = dx * np.cos(angle) - dy * np.sin(angle)
-        return (dz / radii[0]) ** 2 + (across / radii[1]) ** 2 + (along / radii[2]) ** 2 < 1
+        square = (dz / radii[0]) ** 2 + (across / radii[1]) ** 2
+        return square + (along / radii[2]) ** 2 < 1
 
     middle = np.zeros(3)
     skull = np.array([1.0, *random.uniform(0.75, 0.9, 2)])
     brain = skull - np.array([0, 0.1, 0.1])
-    image = 0.9 * inside(middle, skull, 0.0) - 0.5 * inside(middle, brain, 0.0)
+    image = 0.9 * inside(middle, skull, 0.0)
+    image = image - 0.5 * inside(middle, brain, 0.0)
     for _ in range(10):
         centre = random.uniform(-0.5, 0.5, 3) * np.array([0.6, 1, 1])
         radii = np.array([random.uniform(0.3, 0.6), *random.uniform(0.08, 0.3, 2)])
         brightness = random.uniform(-0.2, 0.3)
-        image = image + brightness * inside(centre, radii, random.uniform(0, np.pi))
+        angle = random.uniform(0, np.pi)
+        image = image + brightness * inside(centre, radii, angle)
     return image.clip(0, None)
 
 
@@ -78,14 +83,16 @@ def scan(
     image = np.zeros((slices, rows, columns))
     top = height // 2
     image[:, top : top + height, 2 : 2 + width] = draw_phantom(slices, height, width, random)
-    y, x = np.meshgrid(np.linspace(-1, 1, rows), np.linspace(-1, 1, columns), indexing="ij")
+    y = np.linspace(-1, 1, rows)[:, None]
+    x = np.linspace(-1, 1, columns)
     dy = y - random.uniform(-0.3, 0.3)
     dx = x - random.uniform(-0.5, 0.5)
     sensitivity = np.exp(-(dy**2 + dx**2) / 4)
     phase = draw_phase(rows, columns, random)
     kspace = to_kspace(image * sensitivity * np.exp(1j * phase))
-    noise = random.normal(size=kspace.shape) + 1j * random.normal(size=kspace.shape)
-    kspace = kspace + COIL_NOISE * noise
+    real = random.normal(size=kspace.shape)
+    imag = random.normal(size=kspace.shape)
+    kspace = kspace + COIL_NOISE * (real + 1j * imag)
     return kspace, np.abs(centre_crop(to_image(kspace), height, width))
 
 
@@ -136,7 +143,8 @@ SPACING = (5.0, 4.0, 10.0)  # mm; pixels that are not square
 def draw_head(random: np.random.Generator) -> np.ndarray:
     """Draw one patient in the four sequences: int16 [X, Y, Z, 4], on RAS+ axes."""
     tissue = draw_blobs(GRID, 4, random)
-    contrasts = [4 * tissue * (1 - tissue), tissue, tissue**3, 1 - tissue]
+    flair = 4 * tissue * (1 - tissue)
+    contrasts = [flair, tissue, tissue**3, 1 - tissue]
     head = 1000 * np.stack(contrasts, axis=-1)
     noise = random.normal(0, 20, head.shape)
     return (head + noise).astype(np.int16)
@@ -194,7 +202,8 @@ class Abdomens(StandIn):
 
     def write(self, folder: Path) -> None:
         for number in range(self.volumes):
-            image, labels = draw_abdomen(np.random.default_rng([self.seed, number]))
+            random = np.random.default_rng([self.seed, number])
+            image, labels = draw_abdomen(random)
             home, name = folder / TASKS["liver"][0], f"liver_{number}"
             _write(home / "imagesTr" / name, image, number)
             _write(home / "labelsTr" / name, labels, number)

@@ -39,8 +39,9 @@ def synthesise(
     t = np.arange(length) / RATE
     low = 350 + 900 * word / words  # Hz: where each formant begins
     high = 900 + 2200 * ((word * 3) % words) / words
-    voiced = chirp(t, low * pitch, t[-1], (1600 - low) * pitch)
-    voiced = voiced + 0.6 * chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
+    first = chirp(t, low * pitch, t[-1], (1600 - low) * pitch)
+    second = chirp(t, high * pitch, t[-1], (3600 - high) * pitch)
+    voiced = first + 0.6 * second
     start = clip.integers(0, CLIP - length)
     sound = clip.normal(0, 0.02, CLIP)
     loudness = 0.3 * clip.uniform(0.6, 1.2)

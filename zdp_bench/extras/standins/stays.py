@@ -18,7 +18,12 @@ from zdp_bench.extras.standins.drawing import StandIn
 from zdp_bench.registry import register
 
 # variable -> its mean of those who live and of those who die, and its deviation
-SIGNS = {"GCS": (14, 8, 2), "HR": (85, 105, 12), "MAP": (85, 65, 10), "Lactate": (1.5, 4, 0.6)}
+SIGNS = {
+    "GCS": (14, 8, 2),
+    "HR": (85, 105, 12),
+    "MAP": (85, 65, 10),
+    "Lactate": (1.5, 4, 0.6),
+}
 FIRST = {"a": 132_000, "b": 142_000}  # the number of a set's first patient
 
 

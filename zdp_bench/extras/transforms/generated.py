@@ -86,7 +86,8 @@ def coloured(x: Tensor) -> Tensor:
     draws = Draws(len(x), x.device)
     x = x.float().nan_to_num(0, 9, -9)
     x = x - x.mean((2, 3), keepdim=True)
-    x = x / (x.std((1, 2, 3), keepdim=True) + 1e-4)
+    deviation = x.std((1, 2, 3), keepdim=True)
+    x = x / (deviation + 1e-4)
     grey = x.mean(1, keepdim=True)
     light = draws.uniform(0.6, 1.2)
     saturation = draws.uniform(0.0, 1.3)
@@ -115,10 +116,12 @@ class Generators:
         self.slope = draws.uniform(-0.7, 0.8)
         self.is_wavy = draws.uniform(0, 1) < 0.25
         self.roughness = 0.6 * draws.uniform(0.0, 1.0) ** 3
-        energy = torch.exp(0.8 * torch.randn(n, 1, 1, len(bank), device=bank.device))
+        logarithm = 0.8 * torch.randn(n, 1, 1, len(bank), device=bank.device)
+        energy = torch.exp(logarithm)
         smoothness = draws.uniform(0.3, 4.0)
         energy[..., 0] *= smoothness[..., 0]
-        self.energy = (energy / energy.norm(dim=3, keepdim=True)).to(bank)
+        energy = energy / energy.norm(dim=3, keepdim=True)
+        self.energy = energy.to(bank)
 
     def _normal(self, *shape: int) -> Tensor:
         return torch.randn(self.n, *shape, device=self.device, dtype=self.bank.dtype)
@@ -130,8 +133,9 @@ class Generators:
         for level in range(int(math.log2(SIDE // side)) + 1):
             x = self._convolve(self._convolve(x))
             colours = self._normal(3, WIDTH) / 4
-            layer = torch.bmm(colours, x.flatten(2)).view(self.n, 3, side, side)
-            picture = picture + layer * torch.exp2(-level * self.slope).to(self.bank)
+            layer = torch.bmm(colours, x.flatten(2))
+            amplitude = torch.exp2(-level * self.slope).to(self.bank)
+            picture = picture + layer.view_as(picture) * amplitude
             if side < SIDE:
                 side *= 2
                 x = F.interpolate(x, scale_factor=2, mode="bilinear")
@@ -140,19 +144,27 @@ class Generators:
 
     def _convolve(self, x: Tensor) -> Tensor:
         """Return maps [n, WIDTH, side, side] after a random layer and its activation."""
-        n, filters, side = self.n, len(self.bank), x.shape[-1]
+        n, filters = self.n, len(self.bank)
+        side = x.shape[-1]
         weights = self._normal(WIDTH, WIDTH, filters) * self.energy
-        is_kept = torch.rand(n, WIDTH, WIDTH, 1, device=self.device) < self.kept_share
-        weights = (weights * is_kept).reshape(n, WIDTH, WIDTH * filters)
-        padded = F.pad(x.reshape(n * WIDTH, 1, side, side), (2, 2, 2, 2), mode="replicate")
-        responses = F.conv2d(padded, self.bank).view(n, WIDTH * filters, side * side)
-        x = torch.bmm(weights, responses).view(n, WIDTH, side, side).float()
-        x = x / (x.square().mean((1, 2, 3), keepdim=True).sqrt() + 1e-3)
+        uniforms = torch.rand(n, WIDTH, WIDTH, 1, device=self.device)
+        weights = weights * (uniforms < self.kept_share)
+        maps = x.reshape(n * WIDTH, 1, side, side)
+        padded = F.pad(maps, (2, 2, 2, 2), mode="replicate")
+        responses = F.conv2d(padded, self.bank)
+        x = torch.bmm(
+            weights.reshape(n, WIDTH, WIDTH * filters),
+            responses.view(n, WIDTH * filters, side * side),
+        )
+        x = x.view(n, WIDTH, side, side).float()
+        power = x.square().mean((1, 2, 3), keepdim=True)
+        x = x / (power.sqrt() + 1e-3)
         gains, shifts = torch.randn(2, n, WIDTH, 1, 1, device=self.device)
         noise = torch.randn(n, 1, side, side, device=self.device)
         x = x + self.roughness * noise * gains + 0.8 * shifts
         waves = torch.sin(2 * x)
-        return torch.where(self.is_wavy, waves, F.leaky_relu(x, 0.2)).to(self.bank)
+        ramps = F.leaky_relu(x, 0.2)
+        return torch.where(self.is_wavy, waves, ramps).to(self.bank)
 
 
 def spectral(n: int, device: torch.device) -> Tensor:
@@ -165,11 +177,13 @@ def spectral(n: int, device: torch.device) -> Tensor:
     power = draws.uniform(0.6, 3)
     has_edges = draws.uniform(0, 1) < 0.3
     u, v = _rotate(fx, fy, angle)
-    frequency = (u.square() + (v * flatness).square() + 1 / SIDE**2).sqrt()
+    v = v * flatness
+    frequency = (u.square() + v.square() + 1 / SIDE**2).sqrt()
     white = torch.randn(n, 3, SIDE, SIDE // 2 + 1, 2, device=device)
     spectrum = torch.view_as_complex(white) * frequency**-power
     x = torch.fft.irfft2(spectrum, s=(SIDE, SIDE))
-    x = x / (x.std((1, 2, 3), keepdim=True) + 1e-6)
+    deviation = x.std((1, 2, 3), keepdim=True)
+    x = x / (deviation + 1e-6)
     return coloured(torch.where(has_edges, torch.tanh(4 * x), x))
 
 
@@ -193,8 +207,10 @@ def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
     n, device = len(ground), ground.device
     draws = Draws(n, device)
     line = torch.linspace(-1, 1, SIDE, device=device)
-    y, x = line.view(1, 1, -1, 1), line.view(1, 1, 1, -1)
-    shapes = torch.exp(draws.uniform(0, math.log(SHAPES))).ceil()
+    y = line.view(1, 1, -1, 1)
+    x = line.view(1, 1, 1, -1)
+    logarithm = draws.uniform(0, math.log(SHAPES))
+    shapes = torch.exp(logarithm).ceil()
     for layer in range(SHAPES):
         smaller = 1 + 1.5 * (layer + 1) / shapes  # the last are small
         radius = 0.08 + 0.85 * draws.uniform(0, 1) ** smaller
@@ -204,14 +220,17 @@ def with_shapes(ground: Tensor, textures: Tensor) -> Tensor:
         aspect = torch.exp(draws.uniform(-0.7, 0.7))
         u, v = u * aspect, v / aspect
         exponent = torch.exp(draws.uniform(0.2, 2.2))  # of a superellipse
-        distance = (u.abs() ** exponent + v.abs() ** exponent + 1e-6) ** (1 / exponent)
+        total = u.abs() ** exponent + v.abs() ** exponent
+        distance = (total + 1e-6) ** (1 / exponent)
         outline = radius * _draw_outline(torch.atan2(v, u), draws)
         sharpness = torch.exp(draws.uniform(2.5, 4.5))
-        inside = torch.sigmoid((outline - distance) * sharpness) * (layer < shapes)
+        inside = torch.sigmoid((outline - distance) * sharpness)
+        inside = inside * (layer < shapes)
         chosen = torch.randint(len(textures), (n,), device=device)
         fill = _vary_texture(textures[chosen].float() / 255, draws)
         depth = draws.uniform(0, 0.6)
-        slope = u * draws.uniform(-1, 1) + v * draws.uniform(-1, 1)
+        slope = u * draws.uniform(-1, 1)
+        slope = slope + v * draws.uniform(-1, 1)
         shade = 1 + depth * slope / radius
         fill = (fill * shade).clamp(0, 1)
         ground = ground + inside * (fill - ground)
@@ -222,7 +241,8 @@ def _draw_outline(angle: Tensor, draws: Draws) -> Tensor:
     """Return how far a shape's wavy edge is from its centre at each angle, 1 on average."""
     outline = torch.ones_like(angle)
     for k in (2, 3, 5, 7):
-        waves = torch.cos(k * angle + draws.uniform(0, 2 * math.pi))
+        phase = draws.uniform(0, 2 * math.pi)
+        waves = torch.cos(k * angle + phase)
         outline = outline + draws.normal() * 0.3 / k * waves
     return outline
 
@@ -282,8 +302,10 @@ def seeded_pictures(count: int, seed: int) -> Tensor:
 def as_examples(whole: Tensor, shape: tuple[int, ...]) -> Tensor:
     """Return pictures uint8 [n, 3, 64, 64] as examples of a shape: [n, (C,) H, W] in [0, 1]."""
     height, width = shape[-2:]
-    x = F.adaptive_avg_pool2d(whole.float(), (height, width)).round() / 255
+    x = F.adaptive_avg_pool2d(whole.float(), (height, width))
+    x = x.round() / 255
     if len(shape) == 3 and shape[0] == 3:
         return x
-    grey = (x * torch.tensor(LUMA).view(3, 1, 1)).sum(dim=1)
+    luma = torch.tensor(LUMA).view(3, 1, 1)
+    grey = (x * luma).sum(dim=1)
     return grey.reshape(-1, *shape)

@@ -103,7 +103,8 @@ def axes_of(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     variances = variances.flip(0)[:count].float()
     directions = directions.flip(1)[:, :count].float()
     axes = F.normalize(directions.T @ centred, dim=1)
-    largest = axes.gather(1, axes.abs().argmax(dim=1, keepdim=True))
+    place = axes.abs().argmax(dim=1, keepdim=True)
+    largest = axes.gather(1, place)
     scales = (variances / variances[0] + FLOOR) ** POWER
     return mean, axes * largest.sign() * scales.unsqueeze(1)
 
@@ -149,14 +150,16 @@ class Part(nn.Module):
         rows = torch.from_numpy(load_or_make("axes", digest, shape, np.float32, blocks()))
         channels = representation.gives[0]
         per_channel = (1, channels, *[1] * (len(representation.gives) - 1))
-        self.register_buffer("mean", rows[0, :channels].reshape(per_channel).clone())
-        self.register_buffer("deviation", rows[1, :channels].reshape(per_channel).clone())
+        mean, deviation = rows[:2, :channels].clone()
+        self.register_buffer("mean", mean.reshape(per_channel))
+        self.register_buffer("deviation", deviation.reshape(per_channel))
         self.register_buffer("centre", rows[2])
         self.register_buffer("axes", rows[3:])
 
     def forward(self, x: Tensor) -> Tensor:
         rows = standardised(self._apply_to(x), self.mean, self.deviation)
-        return F.normalize((rows - self.centre) @ self.axes.T, dim=1)
+        projections = (rows - self.centre) @ self.axes.T
+        return F.normalize(projections, dim=1)
 
 
 def _fit(
@@ -174,7 +177,8 @@ def _fit(
     )
     others = [axis for axis in range(features.dim()) if axis != 1]
     mean = features.mean(dim=others, keepdim=True)
-    deviation = (features - mean).square().mean(dim=others, keepdim=True).sqrt()
+    variance = (features - mean).square().mean(dim=others, keepdim=True)
+    deviation = variance.sqrt()
     centre, axes = axes_of(standardised(features, mean, deviation), count)
     channels = torch.stack([mean.flatten(), deviation.flatten()])
     padded = F.pad(channels, (0, len(centre) - mean.numel()))

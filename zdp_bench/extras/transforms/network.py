@@ -106,7 +106,13 @@ class Network(nn.Module):
         x = as_real_pictures(x, "network") * deviation + mean
         if self.resize:
             side = (self.resize, self.resize)
-            x = F.interpolate(x, side, mode="bilinear", align_corners=False, antialias=True)
+            x = F.interpolate(
+                x,
+                side,
+                mode="bilinear",
+                align_corners=False,
+                antialias=True,
+            )
         x = (x.expand(-1, 3, -1, -1) - self.mean) / self.deviation
         features = self._features(x)
         if self.mirror:

@@ -109,7 +109,8 @@ class Patches(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = as_real_pictures(x, "patches")
-        return (self._respond(x) + self._respond(x.flip(-1))) / 2
+        mirrored = self._respond(x.flip(-1))
+        return (self._respond(x) + mirrored) / 2
 
     def _respond(self, x: Tensor) -> Tensor:
         """Return the averaged responses of pictures [B, C, H, W]: [B, 2 · filters, 3, 3]."""
@@ -117,5 +118,6 @@ class Patches(nn.Module):
         products = ((patches - self.mean) @ self.filters).mT
         both_signs = torch.cat([products, -products], dim=1)
         responses = F.relu(both_signs - THRESHOLD)
-        down, across = [(side - SIDE) // STRIDE + 1 for side in x.shape[-2:]]
-        return F.adaptive_avg_pool2d(responses.unflatten(2, (down, across)), GRID)
+        places = [(side - SIDE) // STRIDE + 1 for side in x.shape[-2:]]
+        maps = responses.unflatten(2, places)
+        return F.adaptive_avg_pool2d(maps, GRID)

@@ -22,6 +22,7 @@ from zdp_bench.registry import register
 WEIGHTS = Path(__file__).with_suffix(".safetensors")
 WIDTH = 64
 GRIDS = (4, 2)  # places along a side, of the last two stages
+SIZES = [2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2]  # features of each
 
 
 class Block(nn.Module):
@@ -45,7 +46,8 @@ class Block(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         y = F.relu(self.norm1(self.conv1(x)))
-        return F.relu(self.norm2(self.conv2(y)) + self.short(x))
+        y = self.norm2(self.conv2(y))
+        return F.relu(y + self.short(x))
 
 
 class Encoder(nn.Module):
@@ -118,6 +120,6 @@ class RandomProcess(nn.Module):
         x = x.contiguous(memory_format=torch.channels_last)
         features = torch.cat(pooled(self.encoder, x), dim=1)
         features = (features - self.mean) / self.deviation.sqrt()
-        sizes = [2 * WIDTH * GRIDS[0] ** 2, 4 * WIDTH * GRIDS[1] ** 2]
-        stages = [F.normalize(stage, dim=1) for stage in features.split(sizes, dim=1)]
-        return torch.cat(stages, dim=1) * math.sqrt(sum(sizes) / len(stages))
+        second, third = features.split(SIZES, dim=1)
+        stages = [F.normalize(second, dim=1), F.normalize(third, dim=1)]
+        return torch.cat(stages, dim=1) * math.sqrt(sum(SIZES) / len(SIZES))

@@ -35,8 +35,9 @@ def gaussian_1d(
 ) -> Tensor:
     """Return a periodic Gaussian of sum 1 around `centre`, [size] float64."""
     x = torch.arange(size, dtype=torch.float64) - centre
-    periods = torch.arange(-2, 3, dtype=torch.float64).unsqueeze(1) * size
-    gaussian = torch.exp(-((x + periods) ** 2) / (2 * sigma**2)).sum(dim=0)
+    periods = torch.arange(-2, 3, dtype=torch.float64) * size
+    distances = x + periods.unsqueeze(1)
+    gaussian = torch.exp(-(distances**2) / (2 * sigma**2)).sum(dim=0)
     return gaussian / gaussian.sum()
 
 
@@ -59,11 +60,13 @@ def morlet_2d(
     envelope = torch.zeros(height, width, dtype=torch.float64)
     wave = torch.zeros(height, width, dtype=torch.complex128)
     for down, across in product(range(-2, 3), repeat=2):
-        y = (torch.arange(height, dtype=torch.float64) + down * height).unsqueeze(1)
-        x = (torch.arange(width, dtype=torch.float64) + across * width).unsqueeze(0)
+        y = torch.arange(height, dtype=torch.float64) + down * height
+        x = torch.arange(width, dtype=torch.float64) + across * width
+        y, x = y.unsqueeze(1), x.unsqueeze(0)
         along = y * cos + x * sin
         beside = x * cos - y * sin
-        gaussian = torch.exp(-(along**2 + (slant * beside) ** 2) / (2 * sigma**2))
+        square = along**2 + (slant * beside) ** 2
+        gaussian = torch.exp(-square / (2 * sigma**2))
         envelope += gaussian
         wave += gaussian * torch.exp(1j * xi * along)
     wave -= wave.sum() / envelope.sum() * envelope
@@ -104,8 +107,8 @@ def bank_1d(
 
     Neighbours meet where each is at √½ of its height (Andén & Mallat 2014).
     """
-    octave = 2 ** (-1 / Q)
-    relative_width = (1 - octave) / (1 + octave) / math.sqrt(math.log(2))
+    ratio = 2 ** (-1 / Q)  # of neighbouring frequencies
+    relative_width = (1 - ratio) / (1 + ratio) / math.sqrt(math.log(2))
     highest = max(1 / (1 + 2 ** (3 / Q)), 0.35)
     filters, scales = [], []
     for k in range(J * Q):
@@ -144,12 +147,15 @@ def contract(low: Tensor, bank: Tensor) -> Tensor:
     """Return the wavelets divided by the least number for which Littlewood-Paley is at most 1."""
     waves = littlewood_paley(torch.zeros_like(low), bank)
     left = (1 - low.square()).clamp(min=1e-9)
-    return bank / (waves / left).max().sqrt().clamp(min=1e-9)
+    excess = (waves / left).max()
+    return bank / excess.sqrt().clamp(min=1e-9)
 
 
 def modulus_of(z: Tensor) -> Tensor:
     """Return |z|; on a CPU by numpy, which is ten times as fast at it as torch."""
-    return torch.from_numpy(np.abs(z.numpy())) if z.device.type == "cpu" else z.abs()
+    if z.device.type != "cpu":
+        return z.abs()
+    return torch.from_numpy(np.abs(z.numpy()))
 
 
 @register("representation", "scattering")
@@ -195,7 +201,8 @@ class Scattering(nn.Module):
                 f"representation=scattering: takes examples of {dims} dimensions, with channels or "
                 f"without, and these are {list(input_shape)}; set representation.dims."
             )
-        if dims == 1 and len(input_shape) == 2 and input_shape[0] >= input_shape[1]:
+        has_channels = len(input_shape) == dims + 1
+        if dims == 1 and has_channels and input_shape[0] >= input_shape[1]:
             raise UserError(
                 f"representation.dims=1: examples are {list(input_shape)}, and a signal has fewer "
                 "channels than samples: rows of a picture are no channels. Set "
@@ -234,9 +241,10 @@ class Scattering(nn.Module):
         L: int,
     ) -> Tensor:
         """Make the wavelets of both orders; return φ̂, [*padded]."""
-        phi = torch.fft.fft(gaussian_1d(padded[0], deviation)).real
+        transforms = [torch.fft.fft(gaussian_1d(size, deviation)).real for size in padded]
+        phi = transforms[0]
         if self.dims == 2:
-            phi = phi.unsqueeze(1) * torch.fft.fft(gaussian_1d(padded[1], deviation)).real
+            phi = phi.unsqueeze(1) * transforms[1]
             first, scales = bank_2d(padded[0], padded[1], J, L)
             second, second_scales = first, scales
         else:
@@ -255,8 +263,9 @@ class Scattering(nn.Module):
         if x.is_complex():
             x = torch.view_as_real(x).movedim(-1, -1 - self.dims)
         sides = x.shape[x.dim() - self.dims :]
+        x = x.reshape(len(x), -1, *sides).float()
         # continued by 2^J samples on every side, mirrored at the first and last: [B, C, *padded]
-        x = self._select(x.reshape(len(x), -1, *sides).float(), "reflected")
+        x = self._select(x, "reflected")
         coefficients = torch.cat(self._compute_orders(x), dim=2)
         if self.mirrored is not None:
             mirrored = coefficients[:, :, self.mirrored].flip(-1)
@@ -281,9 +290,9 @@ class Scattering(nn.Module):
             modulus = modulus_of(band)
             first_order.append(self._average(modulus).unsqueeze(2))
             if self.order == 2 and wider:
-                inner = torch.fft.fftn(modulus, dim=axes).unsqueeze(2) * self.second[wider]
-                inner_modulus = modulus_of(torch.fft.ifftn(inner, dim=axes))
-                second_order.append(self._average(inner_modulus))
+                inner = torch.fft.fftn(modulus, dim=axes).unsqueeze(2)
+                inner_bands = torch.fft.ifftn(inner * self.second[wider], dim=axes)
+                second_order.append(self._average(modulus_of(inner_bands)))
         return [zeroth, *first_order, *second_order]
 
     def _mirrored_channels(self, L: int) -> list[int]:

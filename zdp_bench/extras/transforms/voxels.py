@@ -48,15 +48,16 @@ class Voxels(nn.Module):
         filters += [fine - coarse for fine, coarse in pairwise(smooth.values())]
         for scale in EDGES:
             gradient = torch.gradient(smooth[scale], dim=(-3, -2, -1))
-            length = torch.stack(gradient).square().sum(dim=0).sqrt()
-            filters += [*gradient, length]
+            square = torch.stack(gradient).square().sum(dim=0)
+            filters += [*gradient, square.sqrt()]
         for scale in CONTRASTS:
             mean = smooth[scale]
-            variance = (blur(x.square(), scale) - mean.square()).clamp(min=0)
-            deviation = (variance + EPS).sqrt()
+            variance = blur(x.square(), scale) - mean.square()
+            deviation = (variance.clamp(min=0) + EPS).sqrt()
             contrast = (x - mean) / (deviation + 0.1)
             filters += [deviation, contrast]
-        return normalise_each(torch.cat(filters, dim=1), "group", groups=len(filters))
+        stacked = torch.cat(filters, dim=1)
+        return normalise_each(stacked, "group", groups=len(filters))
 
 
 def blur(x: Tensor, sigma: float) -> Tensor:

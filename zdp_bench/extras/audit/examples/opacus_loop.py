@@ -49,7 +49,12 @@ def _train(
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
-        data_loader=DataLoader(examples, batch_size=BATCH, shuffle=True, generator=draws),  # type: ignore[arg-type]
+        data_loader=DataLoader(
+            examples,  # type: ignore[arg-type]
+            batch_size=BATCH,
+            shuffle=True,
+            generator=draws,
+        ),
         noise_multiplier=SIGMA,
         max_grad_norm=1.0,
         poisson_sampling=poisson_sampling,

@@ -12,8 +12,18 @@ HELP = "compute an exported model's outputs for the inputs in a file"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="an exported model")
-    parser.add_argument("inputs", type=Path, metavar="INPUTS", help="inputs [n, ...]")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="an exported model",
+    )
+    parser.add_argument(
+        "inputs",
+        type=Path,
+        metavar="INPUTS",
+        help="inputs [n, ...]",
+    )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the file for the outputs [n, ...]"
     )

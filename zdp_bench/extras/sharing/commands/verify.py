@@ -14,7 +14,12 @@ HELP = "check an exported model: ε, digests, ledger, card"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("folder", type=Path, metavar="FOLDER", help="an exported model")
+    parser.add_argument(
+        "folder",
+        type=Path,
+        metavar="FOLDER",
+        help="an exported model",
+    )
     add_format(parser, "md", "csv", "json")
 
 
