@@ -263,6 +263,8 @@ def pictures(n: int, device: torch.device) -> Tensor:
         bank = bank.half()
     whole = torch.empty(n, 3, SIDE, SIDE, dtype=torch.uint8, device=device)
     first, second = int(n * GENERATED), int(n * (GENERATED + SPECTRAL))
+    if not second:  # shapes need a texture
+        first = second = n
     for part in _split(whole[:first]):
         part[:] = _as_bytes(Generators(len(part), bank).draw())
     for part in _split(whole[first:second]):
