@@ -78,7 +78,7 @@ def test_epsilon_is_that_of_the_steps_so_far(make: Make) -> None:
 
 def test_the_target_is_kept_also_where_steps_are_taken_again(make: Make, caplog: Any) -> None:
     private = make(target_epsilon=2.0, per_layer=True)
-    assert private.algorithm.per_layer  # type: ignore[attr-defined]
+    assert private.algorithm.clipping.per_layer  # type: ignore[attr-defined]
     train(private, most=4)
     private.save()
     train(private, most=3)  # lost: the process ends here

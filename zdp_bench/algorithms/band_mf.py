@@ -78,7 +78,8 @@ class BandMF(DPSGD):
         return int(options.get("bands", 1))
 
     def mechanism(self) -> Mechanism:
-        white, reach = super().mechanism(), math.hypot(*self.strategy)
+        white = super().mechanism()
+        reach = math.hypot(*self.strategy)
         blocks = tuple(replace(block, std=block.std * reach) for block in white.blocks)
         return replace(white, blocks=blocks, strategy=self.strategy)
 
@@ -96,14 +97,16 @@ def best_strategy(steps: int, bands: int) -> tuple[float, ...]:
     def objective(ratios: np.ndarray) -> tuple[float, np.ndarray]:
         strategy = np.cumprod(np.append(1.0, ratios))
         error, slope = squared_error(strategy, max(steps, bands))
-        later = np.cumsum((slope * strategy)[::-1])[::-1][1:]
+        from_last = np.cumsum((slope * strategy)[::-1])
+        later = from_last[::-1][1:]
         return math.log(error), later / ratios / error
 
     k = np.arange(1, bands)
     start = (2 * k - 1) / (2 * k)  # of 1/√(1 − x), the best for as many steps as bands
     bounds = [(1e-6, 1.0)] * (bands - 1)
-    found = optimize.minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B").x
-    return (1.0, *(round(float(c), 4) for c in np.cumprod(found)))
+    ratios = optimize.minimize(objective, start, jac=True, bounds=bounds, method="L-BFGS-B").x
+    rounded = [round(float(coefficient), 4) for coefficient in np.cumprod(ratios)]
+    return (1.0, *rounded)
 
 
 def squared_error(strategy: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
@@ -113,7 +116,10 @@ def squared_error(strategy: np.ndarray, steps: int) -> tuple[float, np.ndarray]:
     """
     sums = signal.lfilter([1.0], strategy, np.ones(steps))
     weights = (1 - np.arange(steps) / steps) * sums
-    error, length = float(weights @ sums), float(strategy @ strategy)
+    error = float(weights @ sums)
+    length = float(strategy @ strategy)
     again = signal.lfilter([1.0], strategy, sums)  # dw/dcⱼ is this, j steps later, with a minus
-    slope = np.array([-2 * weights[j:] @ again[: max(0, steps - j)] for j in range(len(strategy))])
+    slope = np.zeros(len(strategy))
+    for j in range(len(strategy)):
+        slope[j] = -2 * weights[j:] @ again[: max(0, steps - j)]
     return error * length, slope * length + 2 * error * strategy

@@ -14,14 +14,18 @@ then Re⟨w, x⟩. The bias is 0.
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
 from zdp_bench.errors import UserError
 from zdp_bench.gradients import Batch, Shares
-from zdp_bench.gradients.clipping import trainable
+from zdp_bench.gradients.clipping import SAFETY, trainable
 from zdp_bench.gradients.shares import cut
+from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
 from zdp_bench.registry import register
 
@@ -36,57 +40,82 @@ class ClassSums:
         UserError: the model trains anything but one real linear layer.
     """
 
-    def __init__(self, problem: Problem, asked: str) -> None:
-        self.problem, self.asked = problem, asked
-        layers = [m for m in problem.model.modules() if isinstance(m, nn.Linear)]
-        own = {id(p) for layer in layers for p in layer.parameters()}
-        found = trainable(problem.model)
-        if len(layers) != 1 or layers[0].weight.is_complex() or {*map(id, found.values())} - own:
+    def __init__(self, problem: Problem, key: str) -> None:
+        self.problem, self.key = problem, key
+        layers = [layer for layer in problem.model.modules() if isinstance(layer, nn.Linear)]
+        names: dict[Tensor, str] = {
+            parameter: name for name, parameter in trainable(problem.model).items()
+        }
+        own = [parameter for layer in layers for parameter in layer.parameters()]
+        if len(layers) != 1 or layers[0].weight.is_complex() or not names.keys() <= {*own}:
             raise UserError(
-                f"{asked} sets the weights of one real linear layer, and this model trains others: "
+                f"{key} sets the weights of one real linear layer, and this model trains others: "
                 "it needs a linear model, such as real_linear."
             )
         (self.layer,) = layers
-        self.weight = next(name for name, p in found.items() if p is self.layer.weight)
+        self.weight = names[self.layer.weight]
 
-    def of(self, batch: Batch, shares: Shares | None = None) -> Tensor:
+    def of(
+        self,
+        batch: Batch,
+        shares: Shares | None = None,
+    ) -> Tensor:
         """Return each share's u/‖u‖ in float64, [shares, outputs, inputs]."""
-        rows, aims = self._rows(batch)
-        sums = [aims[own].T @ rows[own] for own in cut(shares or (1,) * len(rows))]
-        each = torch.stack(sums) if sums else rows.new_zeros(0, *self.layer.weight.shape)
-        norms = torch.linalg.vector_norm(each, dim=(1, 2), keepdim=True)
-        return torch.where(norms > 0, each / norms, 0.0)
+        features, classes = self._features_and_classes(batch)
+        examples = cut(shares or (1,) * len(features))
+        sums = features.new_zeros(len(examples), *self.layer.weight.shape)
+        for number, own in enumerate(examples):
+            sums[number] = classes[own].T @ features[own]
+        norms = torch.linalg.vector_norm(sums, dim=(1, 2), keepdim=True)
+        return torch.where(norms > 0, sums / norms, 0.0)
 
-    def total(self, batch: Batch, shares: Shares | None = None) -> Tensor:
+    def total(
+        self,
+        batch: Batch,
+        shares: Shares | None = None,
+    ) -> Tensor:
         """Return their sum, [outputs, inputs]; of single examples as one product."""
         if shares is not None:
             return self.of(batch, shares).sum(dim=0)
-        rows, aims = self._rows(batch)
-        return nn.functional.normalize(aims, dim=1, eps=1e-30).T @ rows
+        features, classes = self._features_and_classes(batch)
+        return nn.functional.normalize(classes, dim=1, eps=1e-30).T @ features
 
-    def _rows(self, batch: Batch) -> tuple[Tensor, Tensor]:
+    def weights_along(self, direction: Tensor, scale: float) -> dict[str, Tensor]:
+        """Return weights of norm `scale` in a direction [outputs, inputs], and 0 for all others."""
+        weights = {}
+        for name, parameter in trainable(self.problem.model).items():
+            weights[name] = torch.zeros_like(parameter, requires_grad=False)
+        length = direction.norm().clamp(min=1e-30)
+        weights[self.weight] += (scale / length) * direction
+        return weights
+
+    def _features_and_classes(self, batch: Batch) -> tuple[Tensor, Tensor]:
         """Return x/‖x‖ [B, inputs] and y [B, outputs]; 0 of an example that is not finite."""
-        seen: list[Tensor] = []
-        handle = self.layer.register_forward_pre_hook(lambda _, given: seen.append(given[0]))
+        inputs, targets = batch
+        arguments: list[Tensor] = []
+        handle = self.layer.register_forward_pre_hook(lambda _, args: arguments.append(args[0]))
         try:
             with torch.no_grad():
-                self.problem.model(batch[0])
+                self.problem.model(inputs)
         finally:
             handle.remove()
-        rows = seen[0].detach().flatten(1).double()
-        norms = torch.linalg.vector_norm(rows, dim=1, keepdim=True)
-        whole = norms.isfinite() & (norms > 0)
-        return torch.where(whole, rows / norms, 0.0), torch.where(whole, self._aims(batch[1]), 0.0)
+        features = arguments[0].detach().flatten(1).double()
+        norms = torch.linalg.vector_norm(features, dim=1, keepdim=True)
+        is_whole = norms.isfinite() & (norms > 0)
+        directions = torch.where(is_whole, features / norms, 0.0)
+        return directions, torch.where(is_whole, self._classes(targets), 0.0)
 
-    def _aims(self, targets: Tensor) -> Tensor:
+    def _classes(self, targets: Tensor) -> Tensor:
+        """Return y [B, outputs]."""
         outputs = self.layer.out_features
         if targets.dim() != 1 or (outputs > 1 and targets.is_floating_point()):
             raise UserError(
-                f"{self.asked} takes a class for each example, as classification or "
+                f"{self.key} takes a class for each example, as classification or "
                 "binary_classification has, and no other target."
             )
         if outputs == 1:
-            return (2 * targets.double().clamp(0, 1).nan_to_num() - 1).unsqueeze(1)
+            chances = targets.double().clamp(0, 1).nan_to_num()
+            return (2 * chances - 1).unsqueeze(1)
         return nn.functional.one_hot(targets, outputs).double() - 1 / outputs
 
 
@@ -103,7 +132,13 @@ class ClassMeans(Algorithm):
     takes_shares = True
     releases_once = True
 
-    def __init__(self, problem: Problem, *, noise_multiplier: float, scale: float = SCALE) -> None:
+    def __init__(
+        self,
+        problem: Problem,
+        *,
+        noise_multiplier: float,
+        scale: float = SCALE,
+    ) -> None:
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.scale = scale
         self.sums = ClassSums(problem, "algorithm=class_means")
@@ -113,30 +148,105 @@ class ClassMeans(Algorithm):
         return True
 
     def mechanism(self) -> Mechanism:
-        std, shape = self.noise_multiplier * BOUND, tuple(self.sums.layer.weight.shape)
+        std = self.noise_multiplier * BOUND
+        shape = tuple(self.sums.layer.weight.shape)
         block = Block(self.sums.weight, shape, "float64", BOUND, std, "real")
         return Mechanism((block,), self.problem.sampling)
 
     def accumulate(
-        self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
+        self,
+        total: dict[str, Tensor],
+        batch: Batch,
+        shares: Shares | None = None,
     ) -> None:
         if len(batch[0]):
             total[self.sums.weight] += self.sums.total(batch, shares)
 
-    def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
+    def contributions(
+        self,
+        batch: Batch,
+        shares: Shares | None = None,
+    ) -> dict[str, Tensor]:
         return {self.sums.weight: self.sums.of(batch, shares)}
 
     def postprocess(
-        self, noisy: dict[str, Tensor], expected_batch_size: float
+        self,
+        noisy: dict[str, Tensor],
+        expected_batch_size: float,
     ) -> dict[str, Tensor]:
-        return weights_along(self.problem.model, self.sums.weight, noisy, self.scale)
+        return self.sums.weights_along(noisy[self.sums.weight].double(), self.scale)
 
 
-def weights_along(
-    model: nn.Module, weight: str, noisy: dict[str, Tensor], scale: float
-) -> dict[str, Tensor]:
-    """Return weights of norm `scale` in the direction of a release, and 0 for all others."""
-    found = {name: torch.zeros_like(p.detach()) for name, p in trainable(model).items()}
-    summed = noisy[weight].double()
-    found[weight] += (scale / summed.norm().clamp(min=1e-30)) * summed
-    return found
+class ClassMeansFirst(FixedBound):
+    """DP-SGD whose first steps release class means at C, with the same noise.
+
+    The weights start from the sum of all class means so far, and ε counts these steps as any other.
+    """
+
+    def __init__(
+        self,
+        clipping: Clipping,
+        noise_multiplier: float,
+        max_grad_norm: float,
+        start_steps: int,
+    ) -> None:
+        super().__init__(clipping, noise_multiplier, max_grad_norm)
+        self.start_steps = start_steps
+        self.sums = ClassSums(clipping.problem, "algorithm.start_steps")
+        self.carried.update(started=0, length=0.0)  # the length of the sum so far
+
+    @property
+    def sets_weights(self) -> bool:  # type: ignore[override]
+        return self.carried["started"] < self.start_steps
+
+    @property
+    def is_mean(self) -> bool:  # type: ignore[override]
+        return not self.sets_weights
+
+    def accumulate(
+        self,
+        total: dict[str, Tensor],
+        batch: Batch,
+        shares: Shares | None,
+    ) -> None:
+        if not self.sets_weights:
+            super().accumulate(total, batch, shares)
+        elif len(batch[0]):
+            sums = self.sums.total(batch, shares) * (self.max_grad_norm * SAFETY)
+            total[self.sums.weight] += sums.to(total[self.sums.weight])
+
+    def contributions(self, batch: Batch, shares: Shares | None) -> dict[str, Tensor]:
+        if not self.sets_weights:
+            return super().contributions(batch, shares)
+        means = self.sums.of(batch, shares) * (self.max_grad_norm * SAFETY)
+        rows = {}
+        for name, parameter in trainable(self.sums.problem.model).items():
+            rows[name] = parameter.new_zeros(len(means), *parameter.shape)
+        rows[self.sums.weight] = means.to(rows[self.sums.weight])
+        return rows
+
+    def postprocess(
+        self,
+        noisy: dict[str, Tensor],
+        expected_batch_size: float,
+    ) -> dict[str, Tensor]:
+        """Return the mean, or at the start weights along the sum of all class means so far."""
+        if not self.sets_weights:
+            return super().postprocess(noisy, expected_batch_size)
+        direction = self.sums.layer.weight.detach().double()
+        total = noisy[self.sums.weight].double() + direction * (self.carried["length"] / SCALE)
+        self.carried["started"] += 1
+        self.carried["length"] = float(total.norm())
+        return self.sums.weights_along(total, SCALE)
+
+    def report(
+        self,
+        mechanism: Mechanism,
+        releases: int,
+        delta: float,
+    ) -> dict[str, Any]:
+        """Return how many steps release class means, and the tight ε of these alone."""
+        if not self.start_steps:
+            return {}
+        alone = tight_epsilon(mechanism, min(releases, self.start_steps), delta)
+        return {"start": {"steps": self.start_steps, "epsilon_alone": alone}}

@@ -59,10 +59,11 @@ from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
 from zdp_bench.gradients.program import state_of
 from zdp_bench.gradients.rules import NoRule
 from zdp_bench.nn.memory_format import arrange
-from zdp_bench.privacy.mechanism import Mechanism
+from zdp_bench.privacy.mechanism import Mechanism, NoiseKind
 from zdp_bench.privacy.noise import stream
 from zdp_bench.registry import register
 
+HALF = (torch.float16, torch.bfloat16)  # whose sums round upwards
 Weighed = tuple[Tensor, Tensor]  # signals [B, n] and their factors [B]
 
 
@@ -94,28 +95,23 @@ class DPDFA(Algorithm):
         convolutions: Literal["hybrid", "dfa"] = "hybrid",
         as_published: bool = False,
     ) -> None:
-        positive = {
-            "max_grad_norm": max_grad_norm,
-            "error_clip": error_clip,
-            "feedback_norm": feedback_norm,
-            "slope": slope,
-        }
-        for name, value in positive.items():
-            require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
         self.error_clip = error_clip
         self.feedback_norm = feedback_norm
         self.slope = slope
+        for name in ("max_grad_norm", "error_clip", "feedback_norm", "slope"):
+            value = getattr(self, name)
+            require(0 < value < math.inf, f"algorithm.{name}", value, "must be positive and finite")
         self.convolutions = convolutions
         self.front, self.connected = split_chain(problem.model)
-        self.of_connected = [
-            p for layer in self.connected.values() for p in layer.parameters(recurse=False)
-        ]
+        self.of_connected: list[nn.Parameter] = []
+        for layer in self.connected.values():
+            self.of_connected += layer.parameters(recurse=False)
         # ‖δ‖ of each fully connected layer: γβτ_e, and τ_e at the output
-        self.signals = [slope * feedback_norm * error_clip] * (len(self.connected) - 1) + [
-            error_clip
-        ]
+        self.hidden_signal = slope * feedback_norm * error_clip
+        hidden = len(self.connected) - 1
+        self.signals = [self.hidden_signal] * hidden + [error_clip]
         require(
             not (as_published and self.front),
             "algorithm.as_published",
@@ -139,15 +135,15 @@ class DPDFA(Algorithm):
         In fully connected networks all share one: C² = Σ_ℓ ‖δ_ℓ‖²(τ_h² + 1). With other layers in
         front, each of the L layers has C/√L. A layer without bias has no 1.
         """
-        biases = self._biases()
         squares = [signal**2 for signal in self.signals]
         if as_published:
-            squares[-1] = (self.slope * self.feedback_norm * self.error_clip) ** 2
+            squares[-1] = self.hidden_signal**2
+        pairs = list(zip(squares, self._biases(), strict=True))
         if self.front:
             share = self.max_grad_norm**2 / len(layers(self.problem.model))
-            solved = [share / square - bias for square, bias in zip(squares, biases, strict=True)]
+            solved = [share / square - bias for square, bias in pairs]
         else:
-            fixed = sum(square * bias for square, bias in zip(squares, biases, strict=True))
+            fixed = sum(square * bias for square, bias in pairs)
             solved = [(self.max_grad_norm**2 - fixed) / sum(squares)] * len(squares)
         require(
             min(solved) > 0,
@@ -159,49 +155,56 @@ class DPDFA(Algorithm):
 
     def _bound_share(self) -> float:
         """Return the largest norm of one example's share in a fully connected network."""
-        layers_of = zip(self.signals, self.activation_clips, self._biases(), strict=True)
-        return math.sqrt(sum(s**2 * (clip**2 + bias) for s, clip, bias in layers_of))
+        limits = zip(self.signals, self.activation_clips, self._biases(), strict=True)
+        squares = [signal**2 * (clip**2 + bias) for signal, clip, bias in limits]
+        return math.sqrt(sum(squares))
 
     def _biases(self) -> list[float]:
         """Return the squared activation that each layer's bias sees: 1, or 0 without a bias."""
         return [0.0 if layer.bias is None else 1.0 for layer in self.connected.values()]
 
     def _build_mechanism(self) -> Mechanism:
-        bound, std = self.bound, self.noise_multiplier * self.max_grad_norm
-        blocks = (
-            parameter_block(name, p, bound, std, "circular" if p.is_complex() else "real")
-            for name, p in trainable(self.problem.model).items()
-        )
+        std = self.noise_multiplier * self.max_grad_norm
+        blocks = []
+        for name, parameter in trainable(self.problem.model).items():
+            noise: NoiseKind = "circular" if parameter.is_complex() else "real"
+            blocks.append(parameter_block(name, parameter, self.bound, std, noise))
         return Mechanism(tuple(blocks), self.problem.sampling)
 
     def mechanism(self) -> Mechanism:
         return self._mechanism
 
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+    def accumulate(
+        self,
+        total: dict[str, Tensor],
+        batch: Batch,
+    ) -> None:
         if not len(batch[0]):
             return
-        if reason := state_of(self.problem.model, batch[0]).alone:
+        reason = state_of(self.problem.model, batch[0]).alone
+        if reason:
             raise UserError(f"{reason}: this algorithm cannot process examples one at a time.")
         add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        rows: dict[str, list[Tensor]] = {name: [] for name in trainable(self.problem.model)}
-        for i in range(len(batch[0])):
-            for name, value in self._sums((batch[0][i : i + 1], batch[1][i : i + 1])).items():
-                rows[name].append(value)
-        parameters = trainable(self.problem.model)
-        return {
-            name: torch.stack(r) if r else parameters[name].new_zeros((0, *parameters[name].shape))
-            for name, r in rows.items()
-        }
+        inputs, targets = batch
+        rows = {}
+        for name, parameter in trainable(self.problem.model).items():
+            rows[name] = parameter.detach().new_zeros((len(inputs), *parameter.shape))
+        for number, example in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
+            for name, share in self._sums(example).items():
+                rows[name][number] = share
+        return rows
 
     def _sums(self, batch: Batch) -> dict[str, Tensor]:
-        """Σᵢ uᵢ by parameter name."""
+        """Return Σᵢ uᵢ by parameter name."""
         model, loss = self.problem.model, self.problem.loss
         if not self.front:
+            inputs, targets = batch
             with self._cut() as seen, torch.enable_grad():
-                losses = loss(model(arrange(model, batch[0])), batch[1])
-                return self._connected_sums(seen, losses)[0]
+                outputs = model(arrange(model, inputs))
+                sums, _, _ = self._connected_sums(seen, loss(outputs, targets))
+                return sums
         of_connected: dict[str, Tensor] = {}
 
         def objective(outputs: Tensor, targets: Tensor) -> Tensor:
@@ -211,9 +214,9 @@ class DPDFA(Algorithm):
             return self._objective_of_front(seen, weigh(*first), weigh(*error))
 
         with self._cut() as seen:
-            ours = len(layers(model))  # the fully connected ones are frozen here
-            # each layer: C/√L
-            bound = self.max_grad_norm * math.sqrt(ours / (ours + len(self.connected)))
+            in_front = len(layers(model))  # the fully connected ones are frozen here
+            share = in_front / (in_front + len(self.connected))
+            bound = self.max_grad_norm * math.sqrt(share)  # each layer: C/√L
             of_front = PerExample(objective, proved=True)  # of shares that are clipped one by one
             try:
                 clipped = fast.clipped_sum(model, of_front, batch, bound, per_layer=True)
@@ -235,23 +238,12 @@ class DPDFA(Algorithm):
         scaled in the sum.
         """
         names = list(self.connected)
-        (error,) = torch.autograd.grad(losses, seen.outputs[names[-1]], torch.ones_like(losses))
-        hidden, sent = names[:-1], [seen.arrived[following] for following in names[1:]]
-        carried = [
-            self._carried(name, error, like) for name, like in zip(hidden, sent, strict=True)
-        ]
-        outputs = [seen.outputs[name] for name in hidden]
-        deltas = list(torch.autograd.grad(sent, outputs, carried)) if hidden else []  # ⊙ φ′
-        deltas.append(error)
+        deltas = self._deltas(seen, losses)
         activations = [seen.arrived[name].detach() for name in names]
-        # sums in half precision round upwards
-        half = {torch.float16, torch.bfloat16}
-        if {rows.dtype for rows in (*deltas, *activations)} & half:
-            deltas, activations = (
-                [rows.float() for rows in each] for each in (deltas, activations)
-            )
-        squares = [squared_norms(each) for each in (*deltas, *activations)]
-        norms = torch.stack(squares).sqrt_()  # [2L, B], in float64
+        signals = [*deltas, *activations]  # 2L of [B, n]
+        if any(rows.dtype in HALF for rows in signals):
+            signals = [rows.float() for rows in signals]
+        norms = torch.stack([squared_norms(rows) for rows in signals]).sqrt_()  # [2L, B], float64
         factors = clip_factors(norms, self.limits)
         of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
         of_error = of_deltas[-1]
@@ -260,23 +252,42 @@ class DPDFA(Algorithm):
         # 0 · NaN is NaN: a broken example is set to zero before it is weighed. No GPU is waited
         # for.
         if not (norms.is_cpu and all_finite(norms)):
-            whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
-            deltas, activations = (
-                [torch.where(whole, rows, 0) for rows in each] for each in (deltas, activations)
-            )
+            is_whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
+            signals = [torch.where(is_whole, rows, 0) for rows in signals]
+        deltas, activations = signals[: len(names)], signals[len(names) :]
+        dtype = deltas[-1].real.dtype
+        weight_factors = of_both.to(dtype)
+        bias_factors = of_deltas.to(dtype)
         sums = {}
-        of_weights, of_biases = (
-            factors.to(deltas[-1].real.dtype).unbind() for factors in (of_both, of_deltas)
-        )
         for i, (name, layer) in enumerate(self.connected.items()):
-            of_weight = matrix_sum(weigh(deltas[i], of_weights[i]), activations[i])
-            sums[f"{name}.weight"] = of_weight.to(layer.weight.dtype)
+            weighed = weigh(deltas[i], weight_factors[i])
+            weight_sum = matrix_sum(weighed, activations[i])
+            sums[f"{name}.weight"] = weight_sum.to(layer.weight.dtype)
             if layer.bias is not None:
-                sums[f"{name}.bias"] = contract(deltas[i], of_biases[i]).to(layer.bias.dtype)
+                bias_sum = contract(deltas[i], bias_factors[i])
+                sums[f"{name}.bias"] = bias_sum.to(layer.bias.dtype)
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}
         return own_sums, (deltas[0], of_deltas[0]), (deltas[-1], of_error)
 
-    def _objective_of_front(self, seen: Seen, delta: Tensor, error: Tensor) -> Tensor:
+    def _deltas(self, seen: Seen, losses: Tensor) -> list[Tensor]:
+        """Return δ of each fully connected layer, [B, n], unclipped; the last one is the error."""
+        *hidden, last = self.connected
+        (error,) = torch.autograd.grad(losses, seen.outputs[last], torch.ones_like(losses))
+        if not hidden:
+            return [error]
+        activations = [seen.arrived[following] for following in [*hidden[1:], last]]
+        pairs = zip(hidden, activations, strict=True)
+        carried = [self._carried(name, error, activation) for name, activation in pairs]
+        outputs = [seen.outputs[name] for name in hidden]
+        deltas = torch.autograd.grad(activations, outputs, carried)  # ⊙ φ′
+        return [*deltas, error]
+
+    def _objective_of_front(
+        self,
+        seen: Seen,
+        delta: Tensor,
+        error: Tensor,
+    ) -> Tensor:
         """The loss of the layers in front, [B], whose gradient is the feedback.
 
         hybrid: ⟨z, δ⟩ of the first fully connected layer, z = W h, so ⟨h, Wᴴδ⟩.
@@ -285,26 +296,32 @@ class DPDFA(Algorithm):
         first, layer = next(iter(self.connected.items()))
         if self.convolutions == "hybrid":
             return _inner(seen.arrived[first], delta @ layer.weight.conj())
-        names = [*self.front, first]
-        pairs = ((seen.arrived[following], name) for name, following in pairwise(names))
-        return torch.stack(
-            [_inner(arrived, self._carried(name, error, arrived)) for arrived, name in pairs]
-        ).sum(dim=0)
+        products = []
+        for name, following in pairwise([*self.front, first]):
+            output = seen.arrived[following]
+            products.append(_inner(output, self._carried(name, error, output)))
+        return torch.stack(products).sum(dim=0)
 
-    def _carried(self, name: str, error: Tensor, like: Tensor) -> Tensor:
+    def _carried(
+        self,
+        name: str,
+        error: Tensor,
+        like: Tensor,
+    ) -> Tensor:
         """Return B e in the shape [B, *] and dtype of `like`; B is Gaussian with ‖B‖ = β."""
         rows = math.prod(like.shape[1:])
         if name not in self._feedback:
-            wide = torch.complex128 if like.is_complex() or error.is_complex() else torch.float64
+            dtype = torch.promote_types(like.dtype, error.dtype)
+            wide = torch.complex128 if dtype.is_complex else torch.float64
             generator = torch.Generator().manual_seed(_seed(self.problem.seed, name))
             drawn = torch.randn(rows, error.shape[1], dtype=wide, generator=generator)
             drawn *= self.feedback_norm / torch.linalg.matrix_norm(drawn, 2)
-            self._feedback[name] = drawn.to(
-                error.device, torch.promote_types(like.dtype, error.dtype)
-            )
+            self._feedback[name] = drawn.to(error.device, dtype)
         feedback = self._feedback[name]
         carried = error.to(feedback.dtype) @ feedback.T
-        return (carried if like.is_complex() else carried.real).to(like.dtype).view_as(like)
+        if not like.is_complex():
+            carried = carried.real
+        return carried.to(like.dtype).view_as(like)
 
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
@@ -313,10 +330,9 @@ class DPDFA(Algorithm):
         fed = self.connected if self.convolutions == "hybrid" else [*self.front, *self.connected]
         frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
         handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
-        handles += [
-            model.get_submodule(name).register_forward_pre_hook(partial(cut_input, seen, name))
-            for name in fed
-        ]
+        for name in fed:
+            hook = partial(cut_input, seen, name)
+            handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
         for name, layer in self.connected.items():
             handles.append(layer.register_forward_hook(partial(cut_output, seen, name)))
         try:
@@ -334,11 +350,12 @@ class DPDFA(Algorithm):
 def _inner(a: Tensor, b: Tensor) -> Tensor:
     """Re⟨a, b⟩ of each example, [B, *] -> [B]; its `.grad` in a is b, also if both are complex."""
     product = a * b.detach().conj()
-    return (product.real if product.is_complex() else product).flatten(1).sum(dim=1)
+    return product.real.flatten(1).sum(dim=1)
 
 
 def _seed(seed: int, layer: str) -> int:
-    return int(stream(seed, "feedback", layer).generate_state(1, np.uint64)[0] >> np.uint64(1))
+    (state,) = stream(seed, "feedback", layer).generate_state(1, np.uint64)
+    return int(state >> np.uint64(1))
 
 
 # ------------------------------------------------------------------------- a chain of layers, cut
@@ -359,20 +376,30 @@ class Seen:
         self.outputs.clear()
 
 
-def cut_input(seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...]) -> tuple[Tensor]:
+def cut_input(
+    seen: Seen,
+    name: str,
+    layer: nn.Module,
+    arguments: tuple[Any, ...],
+) -> tuple[Tensor]:
     """Hook before a layer: keep its input, and give it a copy without a graph."""
     if name in seen.arrived:
         raise UserError(
             f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain "
             "of layers."
         )
-    # a MapLinear takes whole maps
-    seen.arrived[name] = arguments[0].flatten(1) if isinstance(layer, nn.Linear) else arguments[0]
-    return (arguments[0].detach(),)
+    (arrived,) = arguments
+    is_map_linear = isinstance(layer, nn.Linear)  # which takes whole maps
+    seen.arrived[name] = arrived.flatten(1) if is_map_linear else arrived
+    return (arrived.detach(),)
 
 
 def cut_output(
-    seen: Seen, name: str, layer: nn.Module, arguments: tuple[Any, ...], output: Tensor
+    seen: Seen,
+    name: str,
+    layer: nn.Module,
+    arguments: tuple[Any, ...],
+    output: Tensor,
 ) -> Tensor:
     """Hook after a fully connected layer: its output becomes a leaf."""
     if output.dim() != 2:
@@ -386,21 +413,24 @@ def cut_output(
 
 def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
     """Return the names of the layers in front of the fully connected ones, and these by name."""
-    owners = [names[0].rpartition(".")[0] for names in layers(model)]
-    kinds = {name: model.get_submodule(name) for name in owners}
-    first = next(
-        (i for i, name in enumerate(owners) if isinstance(kinds[name], nn.Linear)), len(owners)
-    )
-    for name in owners[first:]:
-        if not isinstance(kinds[name], nn.Linear):
+    front: list[str] = []
+    connected: dict[str, nn.Linear] = {}
+    for names in layers(model):
+        name, _, _ = names[0].rpartition(".")
+        layer = model.get_submodule(name)
+        if isinstance(layer, nn.Linear):
+            connected[name] = layer
+        elif not connected:
+            front.append(name)
+        else:
             raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' ({type(kinds[name]).__name__}) follows a fully "
+                f"algorithm=dp_dfa: layer '{name}' ({type(layer).__name__}) follows a fully "
                 "connected layer, and feedback has no rule for it. Use a network that ends in "
                 "linear layers, with activations without parameters."
             )
-    if first == len(owners):
+    if not connected:
         raise UserError(
             "algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to "
             "carry the error to."
         )
-    return owners[:first], {name: kinds[name] for name in owners[first:]}  # type: ignore[misc]
+    return front, connected

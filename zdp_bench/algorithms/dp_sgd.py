@@ -4,36 +4,39 @@ from __future__ import annotations
 
 from typing import Any
 
-from torch import Tensor, nn
+from torch import Tensor
 
-from zdp_bench.algorithms import Algorithm, Problem, mean, parameter_block
-from zdp_bench.algorithms.adaptive_bound import (
-    COUNT_SHARE,
-    JOINT_BOUND,
-    adapt_bound,
-    count_block,
-    count_unclipped,
-    epsilon_without_count,
-)
-from zdp_bench.algorithms.class_means import SCALE, ClassSums, weights_along
+from zdp_bench.algorithms import Algorithm, Problem
+from zdp_bench.algorithms.adaptive_bound import AdaptiveBound
+from zdp_bench.algorithms.class_means import ClassMeansFirst
+from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
 from zdp_bench.errors import UserError
-from zdp_bench.gradients import Batch, Engine, Shares, add_up, clipped_sum, reference
-from zdp_bench.gradients.clipping import SAFETY, groups, trainable
-from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.mechanism import Block, Mechanism
+from zdp_bench.gradients import Batch, Engine, Shares
+from zdp_bench.gradients.clipping import trainable
+from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.registry import register
 
 
 @register("algorithm", "dp_sgd")
 class DPSGD(Algorithm):
-    """DP-SGD on real parameters, clipped as a whole at C, or (`per_layer`) each of the L layers at
-    C/√L; with `gamma`, automatically (Bu et al. 2022); with `clip_quantile`, at a bound that
-    follows the gradients' norms (`adaptive_bound`). The first `start_steps` release class means at
-    C instead (`class_means`), with the same noise: the weights start from their sum, and ε counts
-    them as any other step.
+    """DP-SGD on real parameters, in one of three ways, each a class:
+
+        FixedBound        gradients clipped at C
+        AdaptiveBound     with `clip_quantile`: at a bound that follows the gradients' norms
+        ClassMeansFirst   with `start_steps`: so many steps release class means instead
 
     Formal guarantees: an example's share is at most `max_grad_norm`, or, in units of the bound
     that holds then, `JOINT_BOUND`; z = noise_multiplier under Poisson sampling.
+
+    Args:
+        problem: what is trained.
+        noise_multiplier: σ, in units of C.
+        max_grad_norm: C, or the first bound where it adapts.
+        clip_quantile: the share of gradients that the bound leaves unclipped.
+        start_steps: how many steps release class means.
+        per_layer: clip each of the L layers at C/√L; else the whole gradient at C.
+        gamma: of automatic clipping (Bu et al. 2022).
+        gradients: the engine.
 
     Raises:
         UserError: the model has complex parameters; `zeta_dp_sgd` says what their noise is, this
@@ -61,22 +64,22 @@ class DPSGD(Algorithm):
     ) -> None:
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.max_grad_norm = max_grad_norm
-        self.clip_quantile = clip_quantile
-        self.per_layer = per_layer
-        self.gamma = gamma
-        self.gradients: Engine = gradients
-        self.start_steps = start_steps or 0
+        self.clipping = Clipping(
+            problem,
+            per_layer,
+            gamma,
+            gradients,
+            self.complex_scale,
+            self.complex_divisor,
+        )
+        common = self.clipping, noise_multiplier, max_grad_norm
+        self.release = FixedBound(*common)
         if clip_quantile is not None:
-            if gamma is not None or start_steps is not None:
-                other = "gamma" if gamma is not None else "start_steps"
-                raise UserError(
-                    f"algorithm.clip_quantile with algorithm.{other}: every share then has a norm "
-                    "of its own, so none is left unclipped to count. Give one of them."
-                )
-            self.carried = {"bound": max_grad_norm}
-        if start_steps is not None:
-            self.sums = ClassSums(problem, "algorithm.start_steps")
-            self.carried = {"started": 0, "length": 0.0}
+            _require_alone(gamma, start_steps)
+            self.release = AdaptiveBound(*common, clip_quantile)
+        elif start_steps is not None:
+            self.release = ClassMeansFirst(*common, start_steps)
+        self.carried = self.release.carried
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex() and not self.takes_complex:
                 raise UserError(
@@ -85,110 +88,51 @@ class DPSGD(Algorithm):
                 )
 
     @property
-    def bound(self) -> float:
-        """The bound that shares are clipped at now."""
-        return self.carried.get("bound", self.max_grad_norm)
-
-    @property
     def sets_weights(self) -> bool:
-        return self.carried.get("started", self.start_steps) < self.start_steps
-
-    def mechanism(self) -> Mechanism:
-        adapts = self.clip_quantile is not None
-        bound = JOINT_BOUND if adapts else self.max_grad_norm  # in units of C, if it adapts
-        std = self.noise_multiplier * bound
-
-        def block(name: str, parameter: nn.Parameter) -> Block:
-            if parameter.is_complex():
-                part = std / self.complex_divisor
-                return parameter_block(name, parameter, bound, part, "circular")
-            return parameter_block(name, parameter, bound, std, "real")
-
-        blocks = [block(*named) for named in trainable(self.problem.model).items()]
-        if adapts:
-            blocks.append(count_block(min(one.std for one in blocks)))
-        return Mechanism(tuple(blocks), self.problem.sampling)
-
-    def accumulate(
-        self, total: dict[str, Tensor], batch: Batch, shares: Shares | None = None
-    ) -> None:
-        if self.sets_weights:
-            if len(batch[0]):
-                of_classes = self.sums.total(batch, shares) * (self.bound * SAFETY)
-                total[self.sums.weight] += of_classes.to(total[self.sums.weight])
-            return
-        adapts = self.clip_quantile is not None
-        found = clipped_sum(
-            self.problem.model,
-            self.problem.loss,
-            batch,
-            self.bound,
-            per_layer=self.per_layer,
-            gamma=self.gamma,
-            complex_scale=self.complex_scale,
-            engine=self.gradients,
-            shares=shares,
-            into=None if adapts else total,
-        )
-        if adapts:
-            sums = {name: value / self.bound for name, value in found.sums.items()}
-            add_up(total, sums | count_unclipped(found.norms, self.bound, each=False))
-
-    def contributions(self, batch: Batch, shares: Shares | None = None) -> dict[str, Tensor]:
-        if self.sets_weights:
-            each = self.sums.of(batch, shares) * (self.bound * SAFETY)
-            trained = trainable(self.problem.model)
-            none = {name: p.new_zeros(len(each), *p.shape) for name, p in trained.items()}
-            return none | {self.sums.weight: each.to(none[self.sums.weight])}
-        gradients = reference.share_gradients(
-            self.problem.model, self.problem.loss, batch, shares, complex_scale=self.complex_scale
-        )
-        together = groups(self.problem.model, self.bound, self.per_layer)
-        clipped, norms = reference.clip(gradients, together, self.gamma)
-        if self.clip_quantile is None:
-            return clipped
-        rows = {name: value / self.bound for name, value in clipped.items()}
-        return rows | count_unclipped(norms, self.bound, each=True)
+        return self.release.sets_weights
 
     @property
     def averages(self) -> bool:
-        return type(self).postprocess is DPSGD.postprocess and not (
-            self.sets_weights or self.clip_quantile
-        )
+        return type(self).postprocess is DPSGD.postprocess and self.release.is_mean
+
+    def mechanism(self) -> Mechanism:
+        return Mechanism(tuple(self.release.blocks()), self.problem.sampling)
+
+    def accumulate(
+        self,
+        total: dict[str, Tensor],
+        batch: Batch,
+        shares: Shares | None = None,
+    ) -> None:
+        self.release.accumulate(total, batch, shares)
+
+    def contributions(
+        self,
+        batch: Batch,
+        shares: Shares | None = None,
+    ) -> dict[str, Tensor]:
+        return self.release.contributions(batch, shares)
 
     def postprocess(
-        self, noisy: dict[str, Tensor], expected_batch_size: float
+        self,
+        noisy: dict[str, Tensor],
+        expected_batch_size: float,
     ) -> dict[str, Tensor]:
-        """Return the mean, in its own units if the bound adapts; move that for the next step.
+        return self.release.postprocess(noisy, expected_batch_size)
 
-        While the run starts, return weights along the sum of all class means so far.
-        """
-        if self.sets_weights:
-            return self._start(noisy)
-        if self.clip_quantile is None:
-            return mean(noisy, expected_batch_size)
-        bound = self.bound
-        self.carried["bound"] = adapt_bound(bound, noisy, self.clip_quantile, expected_batch_size)
-        return mean(noisy, expected_batch_size / bound)
+    def report(
+        self,
+        releases: int,
+        delta: float,
+    ) -> dict[str, Any]:
+        return self.release.report(self.mechanism(), releases, delta)
 
-    def _start(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
-        weight = self.sums.weight
-        before = trainable(self.problem.model)[weight].detach().double()
-        summed = noisy[weight].double() + before * (self.carried["length"] / SCALE)
-        self.carried = {"started": self.carried["started"] + 1, "length": float(summed.norm())}
-        return weights_along(self.problem.model, weight, {weight: summed}, SCALE)
 
-    def report(self, releases: int, delta: float) -> dict[str, Any]:
-        if self.start_steps:
-            alone = tight_epsilon(self.mechanism(), min(releases, self.start_steps), delta)
-            return {"start": {"steps": self.start_steps, "epsilon_alone": alone}}
-        if self.clip_quantile is None:
-            return {}
-        return {
-            "clipping": {
-                "quantile": self.clip_quantile,
-                "last_bound": self.bound,
-                "count_share": COUNT_SHARE,
-                "epsilon_without_count": epsilon_without_count(self.mechanism(), releases, delta),
-            }
-        }
+def _require_alone(gamma: float | None, start_steps: int | None) -> None:
+    """Reject an adaptive bound beside what gives every share the same norm."""
+    for other, value in (("gamma", gamma), ("start_steps", start_steps)):
+        if value is not None:
+            raise UserError(
+                f"algorithm.clip_quantile with algorithm.{other}: every share then has a norm "
+                "of its own, so none is left unclipped to count. Give one of them."
+            )

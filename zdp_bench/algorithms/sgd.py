@@ -28,17 +28,22 @@ class SGD(Algorithm):
         super().__init__(problem, noise_multiplier=0.0)
 
     def mechanism(self) -> Mechanism:
-        blocks = (
-            parameter_block(n, p, math.inf, 0.0, "none")
-            for n, p in trainable(self.problem.model).items()
-        )
+        blocks = [
+            parameter_block(name, parameter, math.inf, 0.0, "none")
+            for name, parameter in trainable(self.problem.model).items()
+        ]
         return Mechanism(tuple(blocks), self.problem.sampling)
 
-    def accumulate(self, total: dict[str, Tensor], batch: Batch) -> None:
+    def accumulate(
+        self,
+        total: dict[str, Tensor],
+        batch: Batch,
+    ) -> None:
         inputs, targets = batch
-        parameters = trainable(self.problem.model)
         model = self.problem.model
-        loss = self.problem.loss(model(arrange(model, inputs)), targets).sum()
+        parameters = trainable(model)
+        outputs = model(arrange(model, inputs))
+        loss = self.problem.loss(outputs, targets).sum()
         gradients = torch.autograd.grad(loss, list(parameters.values()))
         add_up(total, dict(zip(parameters, gradients, strict=True)))
 

@@ -71,11 +71,10 @@ class SpectralDP(InSpectra):
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        kept = {
-            name: value * self.filters[name] if name in self.filters else value
-            for name, value in noisy.items()
-        }
-        return mean(self.domain.gradients(kept), expected_batch_size)
+        filtered = dict(noisy)
+        for name, kept in self.filters.items():
+            filtered[name] = noisy[name] * kept
+        return mean(self.domain.gradients(filtered), expected_batch_size)
 
 
 def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
@@ -83,14 +82,17 @@ def low_pass(sizes: tuple[int, ...], ratio: float) -> Tensor:
     distance = torch.zeros(sizes)
     for dim, size in enumerate(sizes):
         # whole numbers, so that equal distances are exactly equal
-        squares = (torch.fft.fftfreq(size) * size).square()
-        distance = distance + squares.view(-1, *[1] * (len(sizes) - 1 - dim)) / size**2
+        squares = (torch.fft.fftfreq(size) * size).square() / size**2
+        dims_behind = [1] * (len(sizes) - 1 - dim)
+        distance = distance + squares.view(-1, *dims_behind)
     kept = max(1, math.ceil((1 - ratio) * distance.numel()))
-    return distance <= distance.flatten().kthvalue(kept).values * (1 + 1e-6)
+    highest, _ = distance.flatten().kthvalue(kept)
+    return distance <= highest * (1 + 1e-6)
 
 
 def one_sided(sizes: tuple[int, ...], ratio: float) -> Tensor:
     """Return what `[K:-1] = 0` keeps of the last dimension: its first frequencies, and the last."""
     kept = torch.ones(sizes, dtype=torch.bool)
-    kept[..., max(1, round((1 - ratio) * sizes[-1])) : -1] = False
+    first_cut = max(1, round((1 - ratio) * sizes[-1]))
+    kept[..., first_cut:-1] = False
     return kept

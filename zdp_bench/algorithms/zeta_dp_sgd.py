@@ -55,6 +55,8 @@ class ZetaDPSGD(DPSGD):
         gamma: float | None = None,
         gradients: Engine = "auto",
     ) -> None:
+        self.complex_divisor = math.sqrt(2) if noise == "circular" else 1.0
+        self.complex_scale = 0.5 if gradient == "wirtinger" else 1.0
         super().__init__(
             problem,
             noise_multiplier=noise_multiplier,
@@ -65,5 +67,3 @@ class ZetaDPSGD(DPSGD):
             gamma=gamma,
             gradients=gradients,
         )
-        self.complex_divisor = math.sqrt(2) if noise == "circular" else 1.0
-        self.complex_scale = 0.5 if gradient == "wirtinger" else 1.0

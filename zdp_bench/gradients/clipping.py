@@ -51,28 +51,37 @@ def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
 
 def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that train, by name; a shared one once, under its first name."""
-    return {
-        name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
-    }
+    named = model.named_parameters()
+    return {name: parameter for name, parameter in named if parameter.requires_grad}
 
 
 def layers(model: nn.Module) -> list[list[str]]:
     """Return the parameter names of each module that holds any itself, in the model's order."""
     grouped: dict[str, list[str]] = {}
     for name in trainable(model):
-        grouped.setdefault(name.rpartition(".")[0], []).append(name)
+        module_name, _, _ = name.rpartition(".")
+        grouped.setdefault(module_name, []).append(name)
     return list(grouped.values())
 
 
-def groups(model: nn.Module, bound: float, per_layer: bool) -> list[tuple[list[str], float]]:
+def groups(
+    model: nn.Module,
+    bound: float,
+    per_layer: bool,
+) -> list[tuple[list[str], float]]:
     """Return which parameters are clipped together, and their bound: all at C, L layers at C/√L."""
     if not per_layer:
         return [(list(trainable(model)), bound)]
     by_layer = layers(model)
-    return [(names, bound / math.sqrt(len(by_layer))) for names in by_layer]
+    bound_of_one = bound / math.sqrt(len(by_layer))
+    return [(names, bound_of_one) for names in by_layer]
 
 
-def clip_factors(norms: Tensor, bound: float | Tensor, gamma: float | None = None) -> Tensor:
+def clip_factors(
+    norms: Tensor,
+    bound: float | Tensor,
+    gamma: float | None = None,
+) -> Tensor:
     """Return min(1, C/‖g‖) for each norm, `held`; 0 where the norm is not finite.
 
     So a broken example contributes nothing. An infinite bound means no clipping: factors 1, also
@@ -84,14 +93,20 @@ def clip_factors(norms: Tensor, bound: float | Tensor, gamma: float | None = Non
             short gradients grow, and none gets longer than C.
     """
     if gamma is not None:
-        return held((norms + gamma).reciprocal_().mul_(bound * SAFETY).nan_to_num_(nan=0.0))
-    if isinstance(bound, float) and math.isinf(bound):
+        factors = (norms + gamma).reciprocal_().mul_(bound * SAFETY)
+    elif isinstance(bound, float) and math.isinf(bound):
         return torch.ones_like(norms)
-    # Norm 0: C/0 = ∞, so 1. Norm ∞: 0.
-    return held(norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0).nan_to_num_(nan=0.0))
+    else:  # norm 0: C/0 = ∞, so 1; norm ∞: 0
+        factors = norms.reciprocal().mul_(bound * SAFETY).clamp_(max=1.0)
+    return held(factors.nan_to_num_(nan=0.0))
 
 
-def guarded(squares: Tensor, mass: Tensor, summands: int, dtype: torch.dtype) -> Tensor:
+def guarded(
+    squares: Tensor,
+    mass: Tensor,
+    summands: int,
+    dtype: torch.dtype,
+) -> Tensor:
     """Return squared norms [B], float64, that bound each gradient as it is computed in the sum.
 
     A norm is measured exactly, but the sum is one contraction over examples and positions in
@@ -108,8 +123,10 @@ def guarded(squares: Tensor, mass: Tensor, summands: int, dtype: torch.dtype) ->
     Measured on the papers' networks M/‖g‖ is 3 to 120: natural data loses less than 0.03 % of its
     norm to the first, nothing to the second.
     """
-    rounding = (16 + math.sqrt(summands) / 2) * torch.finfo(dtype).eps / 2
-    return torch.maximum(squares.sqrt() + rounding * mass, mass / MOST).square_()
+    unit_roundoff = torch.finfo(dtype).eps / 2
+    rounding = (16 + math.sqrt(summands) / 2) * unit_roundoff
+    norms = squares.sqrt() + rounding * mass
+    return torch.maximum(norms, mass / MOST).square_()
 
 
 def flushed(weighed: Tensor) -> Tensor:
@@ -132,16 +149,17 @@ def squared_norms(gradients: Tensor) -> Tensor:
     rows = _flat(gradients)
     if not rows.is_cpu or rows.numel() <= NORM_AT_ONCE:
         return _squares(rows)
-    parts = rows.split(max(1, NORM_AT_ONCE // rows.shape[1]))
+    few = max(1, NORM_AT_ONCE // rows.shape[1])
+    parts = rows.split(few)
     squares = torch.zeros(len(rows), dtype=torch.float64)
+    squares_of_parts = squares.split(few)
 
     @torch.no_grad()  # a thread has its own mode
     def measure(start: int, stop: int) -> None:
-        for part, found in zip(parts[start:stop], split[start:stop], strict=True):
-            for columns in part.split(NORM_AT_ONCE, dim=1):
-                found += _squares(columns)
+        for number in range(start, stop):
+            for columns in parts[number].split(NORM_AT_ONCE, dim=1):
+                squares_of_parts[number].add_(_squares(columns))
 
-    split = squares.split(len(parts[0]))
     run_parallel(measure, len(parts))
     return squares
 
@@ -156,9 +174,10 @@ def _flat(rows: Tensor) -> Tensor:
         rows = torch.view_as_real(rows.resolve_conj())
     elif rows.dim() == 2:
         return rows
+    numbers = math.prod(rows.shape[1:])  # 1 of [B]
     if rows.is_contiguous():
-        return rows.view(rows.shape[0], math.prod(rows.shape[1:]))  # [B, 1] of numbers
-    return rows.permute(0, *memory_order(rows)).reshape(rows.shape[0], math.prod(rows.shape[1:]))
+        return rows.view(len(rows), numbers)
+    return rows.permute(0, *memory_order(rows)).reshape(len(rows), numbers)
 
 
 # Where it is noted whether norms were finite, instead of reading them; the innermost counts.

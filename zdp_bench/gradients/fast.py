@@ -68,25 +68,27 @@ def clipped_sum(
     layers = layers_of(model)
     total = {} if into is None else into
     if len(inputs):
-        found = _differentiate(model, loss, batch, layers, rules, shares, program)
+        gradients = _differentiate(model, loss, batch, layers, rules, shares, program)
     else:
-        found = _collect(layers)
+        gradients = _collect(layers)
     count = len(inputs) if shares is None else len(shares)
     of_other_shape = {id(layer.weight) for layer in rules}
-    together = groups(model, bound, per_layer) if per_layer else [([*found], bound)]
+    together = groups(model, bound, per_layer) if per_layer else [([*gradients], bound)]
 
     with torch.no_grad(), _full_precision(inputs.device):
         zeros = torch.zeros(count, dtype=torch.float64, device=inputs.device)
-        norms = torch.stack([_norms(zeros, found, names, complex_scale) for names, _ in together])
+        norms = torch.stack(
+            [_norms(zeros, gradients, names, complex_scale) for names, _ in together]
+        )
         if all_finite(norms):
-            for (names, group_bound), of_group in zip(together, norms, strict=True):
-                factors = clip_factors(of_group, group_bound, gamma)
+            for (names, group_bound), own_norms in zip(together, norms, strict=True):
+                factors = clip_factors(own_norms, group_bound, gamma)
                 for name in names:
-                    own = found.pop(name)  # what it keeps is freed once it is summed
-                    shaped = id(own.parameter) not in of_other_shape
-                    own.add_to(total, name, factors, complex_scale, shaped)
+                    gradient = gradients.pop(name)  # what it keeps is freed once it is summed
+                    shaped = id(gradient.parameter) not in of_other_shape
+                    gradient.add_to(total, name, factors, complex_scale, shaped)
             return ClippedSum(total, norms.T if per_layer else norms[0])
-    del found
+    del gradients
     # A factor of 0 does not take an example out whose gradient is not finite: 0 · NaN is NaN.
     whole = torch.isfinite(norms).all(dim=0)
     if shares is not None:
@@ -108,13 +110,21 @@ def clipped_sum(
 
 
 def _norms(
-    zeros: Tensor, found: dict[str, ParameterGradient], names: list[str], complex_scale: float
+    zeros: Tensor,
+    gradients: dict[str, ParameterGradient],
+    names: list[str],
+    complex_scale: float,
 ) -> Tensor:
     """Return the norms over these parameters, as `zeros` [B]; 0 where no example moves the loss."""
-    moved = [found[name] for name in names if found[name].weighted_sum is not None]
-    if not moved:
+    own = [gradients[name] for name in names]
+    squares = [
+        gradient.scaled_squares(complex_scale)
+        for gradient in own
+        if gradient.weighted_sum is not None
+    ]
+    if not squares:
         return zeros
-    return torch.stack([of.scaled_squares(complex_scale) for of in moved]).sum(dim=0).sqrt_()
+    return torch.stack(squares).sum(dim=0).sqrt_()
 
 
 def without_rule(model: nn.Module) -> list[str]:
@@ -124,15 +134,16 @@ def without_rule(model: nn.Module) -> list[str]:
 
 def _collect(layers: list[Layer]) -> dict[str, ParameterGradient]:
     """Return what `clipping.trainable` finds, under the same names."""
-    found: dict[str, ParameterGradient] = {}
+    gradients: dict[str, ParameterGradient] = {}
     seen: set[int] = set()
     for layer_name, _, own in layers:
         for own_name, parameter in own.items():
-            if id(parameter) not in seen:  # a shared one has its first name
-                seen.add(id(parameter))
-                name = f"{layer_name}.{own_name}" if layer_name else own_name
-                found[name] = ParameterGradient(parameter)
-    return found
+            if id(parameter) in seen:  # a shared one has its first name
+                continue
+            seen.add(id(parameter))
+            name = f"{layer_name}.{own_name}" if layer_name else own_name
+            gradients[name] = ParameterGradient(parameter)
+    return gradients
 
 
 def _differentiate(
@@ -145,58 +156,68 @@ def _differentiate(
     program: Program | None,
 ) -> dict[str, ParameterGradient]:
     """Run forward and backward, and measure every parameter's per-sample gradients."""
+    inputs, _ = batch
     tape = run_forward(model, layers, loss, batch, program, rules.keys())
-    found = _collect(layers)
-    of_parameter = {id(of.parameter): of for of in found.values()}
+    gradients = _collect(layers)
+    of_parameter = {id(gradient.parameter): gradient for gradient in gradients.values()}
     for call in tape.calls:
         for parameter in call.layer.own.values():
             of_parameter[id(parameter)].pending_calls += 1
-    parameters = [of.parameter for of in found.values()]
-    of_inputs = sum(call.input.nbytes for call in tape.calls)
-    keep = KEEP_BYTES * (GPU_TIMES if batch[0].device.type == "cuda" else 1)
-    budget = max(keep, of_inputs // 2, sum(parameter.nbytes for parameter in parameters))
-    full_precision = _full_precision(batch[0].device)
-    count = len(batch[0]) if shares is None else len(shares)
+    parameters = [gradient.parameter for gradient in gradients.values()]
+    input_bytes = sum(call.input.nbytes for call in tape.calls)
+    parameter_bytes = sum(parameter.nbytes for parameter in parameters)
+    keep_bytes = KEEP_BYTES * (GPU_TIMES if inputs.device.type == "cuda" else 1)
+    budget = max(keep_bytes, input_bytes // 2, parameter_bytes)
+    full_precision = _full_precision(inputs.device)
+    count = len(inputs) if shares is None else len(shares)
 
     def consume(call: Call, g: Tensor) -> None:
         nonlocal budget
         with full_precision:  # backward records no graph of its own
             layer = call.layer
-            x, g = _examples_first(call, g, len(batch[0]))
+            x, g = _examples_first(call, g, len(inputs))
             x, g = _promote(x, g, next(iter(layer.own.values())))
-            gradients = _apply_rule(call, x, g, rules, shares)
+            of_layer = _apply_rule(call, x, g, rules, shares)
             for name, parameter in layer.own.items():
-                if name not in gradients:
+                if name not in of_layer:
                     raise NoRule(
                         f"layer '{layer.name}', whose parameter '{name}' its rule does not know"
                     )
-                of = of_parameter[id(parameter)]
-                of.calls.append(gradients[name])
-                of.pending_calls -= 1
-                if of.pending_calls == 0:
-                    budget -= of.measure(count, x.nbytes + g.nbytes, budget)
+                gradient = of_parameter[id(parameter)]
+                gradient.calls.append(of_layer[name])
+                gradient.pending_calls -= 1
+                if gradient.pending_calls == 0:
+                    budget -= gradient.measure(count, x.nbytes + g.nbytes, budget)
         del call.input
 
     tape.play_back(parameters, consume)
     with torch.no_grad(), full_precision:
-        for of in found.values():
-            if of.calls:  # other calls of this parameter did not move the loss
-                of.measure(count, 0, budget)
-    return found
+        for gradient in gradients.values():
+            if gradient.calls:  # other calls of this parameter did not move the loss
+                gradient.measure(count, 0, budget)
+    return gradients
 
 
-def _examples_first(call: Call, g: Tensor, examples: int) -> tuple[Tensor, Tensor]:
+def _examples_first(
+    call: Call,
+    g: Tensor,
+    examples: int,
+) -> tuple[Tensor, Tensor]:
     """Return input and output gradient [B, ...], wherever an operation has its examples."""
     if call.places is None:
         return call.input, g
-    places, place = call.places
-    left = iter(places)
-    x = map_leaves(lambda leaf: rows(leaf, next(left), examples), call.input)
-    return x, rows(g, place, examples)
+    input_places, output_place = call.places
+    places = iter(input_places)
+    x = map_leaves(lambda leaf: rows(leaf, next(places), examples), call.input)
+    return x, rows(g, output_place, examples)
 
 
 def _apply_rule(
-    call: Call, x: Tensor, g: Tensor, rules: Mapping[nn.Module, Rule], shares: Shares | None
+    call: Call,
+    x: Tensor,
+    g: Tensor,
+    rules: Mapping[nn.Module, Rule],
+    shares: Shares | None,
 ) -> dict[str, LayerGradient]:
     layer = call.layer
     rule = rules.get(layer.module) or call.rule or rule_of(layer.module) or any_layer
@@ -204,7 +225,7 @@ def _apply_rule(
         if shares is None:
             return rule(layer.module, x, g)
         g = flushed(g.resolve_conj())  # as `average_shares` needs it
-        return average_shares(lambda of: rule(layer.module, x[of], g[of]), shares)
+        return average_shares(lambda share: rule(layer.module, x[share], g[share]), shares)
     except NoRule as error:
         raise NoRule(f"layer '{layer.name}': {error}") from None
 
@@ -219,16 +240,21 @@ def _full_precision(device: torch.device) -> AbstractContextManager[object]:
 _FULL = {torch.float32, torch.float64, torch.complex64, torch.complex128}
 
 
-def _promote(x: Tensor, g: Tensor, parameter: Tensor) -> tuple[Tensor, Tensor]:
+def _promote(
+    x: Tensor,
+    g: Tensor,
+    parameter: Tensor,
+) -> tuple[Tensor, Tensor]:
     """Return both in the parameter's precision, float32 at least: autocast makes both half."""
-    if {leaf.dtype for leaf in leaves_of(x)} | {g.dtype} == {parameter.dtype} <= _FULL:
+    dtypes = {g.dtype, *(leaf.dtype for leaf in leaves_of(x))}
+    if dtypes == {parameter.dtype} <= _FULL:
         return x, g
     real = torch.promote_types(parameter.dtype.to_real(), torch.float32)
 
-    def promoted(t: Tensor) -> Tensor:
-        return t.to(real.to_complex() if t.is_complex() or parameter.is_complex() else real)
+    def promote(numbers: Tensor) -> Tensor:
+        if not (numbers.is_floating_point() or numbers.is_complex()):
+            return numbers  # an index
+        is_complex = numbers.is_complex() or parameter.is_complex()
+        return numbers.to(real.to_complex() if is_complex else real)
 
-    def promote_numbers(leaf: Tensor) -> Tensor:  # not an index
-        return promoted(leaf) if leaf.is_floating_point() or leaf.is_complex() else leaf
-
-    return map_leaves(promote_numbers, x), promoted(g)
+    return map_leaves(promote, x), promote(g)

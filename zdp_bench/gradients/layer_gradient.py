@@ -63,7 +63,11 @@ class LayerGradient:
             squared_norms=lambda: squared_norms(gradients),
         )
 
-    def form(self, start: int, stop: int) -> tuple[Tensor, Tensor]:
+    def form(
+        self,
+        start: int,
+        stop: int,
+    ) -> tuple[Tensor, Tensor]:
         """Return the gradients of these examples and their squared norms."""
         if self.per_sample_and_norms is not None:
             return self.per_sample_and_norms(start, stop)
@@ -77,15 +81,16 @@ def add_calls(calls: list[LayerGradient]) -> LayerGradient:
         return calls[0]
 
     def summands() -> Summands:
-        each = [summands_of(call) for call in calls]
-        mass = torch.stack([of_call.mass for of_call in each]).sum(dim=0)
-        return Summands(mass, sum(of_call.number for of_call in each))
+        masses, numbers = zip(*(summands_of(call) for call in calls), strict=True)
+        return Summands(torch.stack(masses).sum(dim=0), sum(numbers))
 
-    return LayerGradient(
-        lambda start, stop: reduce(torch.add, (call.per_sample(start, stop) for call in calls)),
-        lambda factors: reduce(torch.add, (call.weighted_sum(factors) for call in calls)),
-        summands=summands,
-    )
+    def per_sample(start: int, stop: int) -> Tensor:
+        return reduce(torch.add, (call.per_sample(start, stop) for call in calls))
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        return reduce(torch.add, (call.weighted_sum(factors) for call in calls))
+
+    return LayerGradient(per_sample, weighted_sum, summands=summands)
 
 
 def transform(
@@ -115,32 +120,44 @@ def summands_of(call: LayerGradient) -> Summands:
     return Summands(call.squared_norms().sqrt(), 1)
 
 
-def bound_summands(g: Tensor, x: Tensor, positions: int, uses: int = 1) -> Summands:
+def bound_summands(
+    g: Tensor,
+    x: Tensor,
+    positions: int,
+    uses: int = 1,
+) -> Summands:
     """Bound the summands of Σ_t g_t x_tᴴ, g and x [B, ...]: Σ_t ‖g_t‖‖x_t‖ ≤ ‖g‖‖x‖·√uses.
 
     That is Cauchy and Schwarz, with one entry of x at `uses` positions at most (a kernel's size).
     """
-    return Summands((squared_norms(g) * squared_norms(x) * uses).sqrt(), positions)
+    squares = squared_norms(g) * squared_norms(x) * uses
+    return Summands(squares.sqrt(), positions)
 
 
 def contract(gradients: Tensor, factors: Tensor) -> Tensor:
     """Return Σᵢ cᵢ gᵢ: [B, *shape], real [B] -> [*shape]; one pass, in any memory order."""
-    if gradients.dim() == 2 and not gradients.is_complex():
-        return torch.mv(gradients.T, factors.to(gradients.dtype))
-    real = torch.view_as_real(gradients.resolve_conj()) if gradients.is_complex() else gradients
-    order = [*range(1, real.dim())] if real.is_contiguous() else memory_order(real)
-    ordered = real.permute(0, *order)
-    rows = ordered.reshape(len(real), prod(real.shape[1:]))
-    summed = torch.mv(rows.T, factors.to(real.dtype)).view(ordered.shape[1:])
-    summed = summed.permute([order.index(dim) for dim in range(1, real.dim())]).contiguous()
-    return torch.view_as_complex(summed) if gradients.is_complex() else summed
+    if gradients.is_complex():
+        reals = torch.view_as_real(gradients.resolve_conj())
+        return torch.view_as_complex(contract(reals, factors))
+    factors = factors.to(gradients.dtype)
+    if gradients.dim() == 2:
+        return torch.mv(gradients.T, factors)
+    dims = list(range(1, gradients.dim()))
+    order = dims if gradients.is_contiguous() else memory_order(gradients)
+    ordered = gradients.permute(0, *order)
+    rows = ordered.reshape(len(gradients), prod(gradients.shape[1:]))
+    total = torch.mv(rows.T, factors).view(ordered.shape[1:])
+    return total.permute([order.index(dim) for dim in dims]).contiguous()
 
 
 def weigh(g: Tensor, factors: Tensor) -> Tensor:
     """Return cᵢ gᵢ for g [B, ...], `flushed`."""
     if g.is_complex():  # torch multiplies a complex number by a real one as four products
-        return torch.view_as_complex(weigh(torch.view_as_real(g.resolve_conj()), factors))
-    return flushed(g * factors.to(g.dtype).view(-1, *[1] * (g.dim() - 1)))
+        reals = torch.view_as_real(g.resolve_conj())
+        return torch.view_as_complex(weigh(reals, factors))
+    one_dims = [1] * (g.dim() - 1)
+    own_factors = factors.to(g.dtype).view(-1, *one_dims)
+    return flushed(g * own_factors)
 
 
 def matrix_sum(g: Tensor, x: Tensor) -> Tensor:
@@ -160,11 +177,18 @@ def gram_norms(g: Tensor, x: Tensor) -> Tensor:
     """
     wide = torch.complex128 if g.is_complex() else torch.float64
     g, x = g.to(wide), x.to(wide)
-    grams = torch.bmm(g, g.mH), torch.bmm(x, x.mH)  # [B, T, T]
-    return (grams[0] * grams[1].conj()).real.sum(dim=(1, 2)).clamp(min=0)
+    g_gram = torch.bmm(g, g.mH)  # [B, T, T]
+    x_gram = torch.bmm(x, x.mH)
+    terms = (g_gram * x_gram.conj()).real
+    return terms.sum(dim=(1, 2)).clamp(min=0)
 
 
-def ghost_is_cheaper(positions: int, outputs: int, inputs: int, itemsize: int) -> bool:
+def ghost_is_cheaper(
+    positions: int,
+    outputs: int,
+    inputs: int,
+    itemsize: int,
+) -> bool:
     """True if one example's two T×T Gram matrices cost less than forming its gradient [O, D].
 
     Both ways end in one product of 2·T·O·D operations. What counts is the rest: Gram matrices in
@@ -201,7 +225,12 @@ class ParameterGradient:
     squared_norms: Tensor | None = None  # [B] float64
     weighted_sum: Callable[[Tensor], Tensor] | None = None
 
-    def measure(self, examples: int, freed: int, budget: int) -> int:
+    def measure(
+        self,
+        examples: int,
+        freed: int,
+        budget: int,
+    ) -> int:
         """Take the norms, once all calls are in, in the first of these ways that applies:
 
             ghost    from the layer's `squared_norms`, without the gradients
@@ -229,16 +258,18 @@ class ParameterGradient:
         else:
             most = FORM_BYTES * times_on(self.parameter)
             few = max(1, most // self.parameter.nbytes)
-            starts = range(0, examples, few)
-            norms = [gradient.form(start, min(start + few, examples))[1] for start in starts]
+            norms = []
+            for start in range(0, examples, few):
+                _, squares = gradient.form(start, min(start + few, examples))
+                norms.append(squares)
             self.squared_norms = self._guard(gradient, torch.cat(norms))
         return 0
 
     def _guard(self, gradient: LayerGradient, squares: Tensor) -> Tensor:
         if gradient.summands is None:
             return squares
-        of = gradient.summands()
-        return guarded(squares, of.mass, of.number, self.parameter.real.dtype)
+        mass, number = gradient.summands()
+        return guarded(squares, mass, number, self.parameter.real.dtype)
 
     def scaled_squares(self, complex_scale: float) -> Tensor:
         """Return what the parameter adds to the squared norms, [B] in float64."""
@@ -258,26 +289,24 @@ class ParameterGradient:
 
         Else it is taken as it comes, and nothing is added where no example moves the loss.
         """
-        scale, before = self._scale(complex_scale), total.get(name)
-        if before is not None and self._is_one_of(before):
-            assert self.kept is not None
+        scale = self._scale(complex_scale)
+        before = total.get(name)
+        if before is not None and self.kept is not None and _is_one_of(self.kept, before):
             before.add_(self.kept[0], alpha=float(factors[0]) * scale)
         elif self.weighted_sum is not None:
             own = self.weighted_sum(factors if scale == 1 else factors * scale)
-            own = own.to(self.parameter.dtype).view_as(self.parameter) if shaped else own
+            if shaped:
+                own = own.to(self.parameter.dtype).view_as(self.parameter)
             add_up(total, {name: own.resolve_conj()})
         elif shaped:
-            add_up(total, {name: torch.zeros_like(self.parameter, requires_grad=False)})
-
-    def _is_one_of(self, total: Tensor) -> bool:
-        """True if one example's kept gradient can join `total`, in half the passes over memory."""
-        one = self.kept
-        return (
-            one is not None
-            and one.is_cpu
-            and one.dtype == total.dtype
-            and one.shape == (1, *total.shape)
-        )
+            zeros = torch.zeros_like(self.parameter, requires_grad=False)
+            add_up(total, {name: zeros})
 
     def _scale(self, complex_scale: float) -> float:
         return complex_scale if self.parameter.is_complex() else 1.0
+
+
+def _is_one_of(kept: Tensor, total: Tensor) -> bool:
+    """True if one example's kept gradient can join `total`, in half the passes over memory."""
+    fits = kept.dtype == total.dtype and kept.shape == (1, *total.shape)
+    return kept.is_cpu and fits

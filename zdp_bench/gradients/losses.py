@@ -52,19 +52,25 @@ class _Rows(Tensor):
         return rows
 
     @classmethod
-    def __torch_function__(cls, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_function__(
+        cls,
+        func: Any,
+        _: Any,
+        args: Any = (),
+        kwargs: Any = None,
+    ) -> Any:
         if func is not cross_entropy:
             raise _NotRows
-        outputs, targets = (vars(one)["held"] for one in args)
+        outputs, targets = [vars(rows)["held"] for rows in args]
         losses = func(outputs, targets, **kwargs)
         if losses.shape != (len(outputs),):  # a mean, or several for each row
             raise _NotRows
         return _Rows.of(losses)
 
 
-def draw_seeds(many: int) -> list[int]:
+def draw_seeds(examples: int) -> list[int]:
     """Return a seed for each of so many examples, whose own random numbers follow from it."""
-    seeds: list[int] = torch.randint(2**62, (many,)).tolist()
+    seeds: list[int] = torch.randint(2**62, (examples,)).tolist()
     return seeds
 
 
@@ -86,13 +92,14 @@ def set_seed(seed: int) -> None:
 @contextmanager
 def kept_draws(devices: list[torch.device] | None = None) -> Iterator[None]:
     """Leave random states as they were: Python's, numpy's, torch's (None: of every device)."""
-    of_python, of_numpy = random.getstate(), np.random.get_state()
+    python_state = random.getstate()
+    numpy_state = np.random.get_state()
     try:
         with torch.random.fork_rng(devices=devices):
             yield
     finally:
-        random.setstate(of_python)
-        np.random.set_state(of_numpy)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
 
 
 class PerExample:
@@ -109,7 +116,11 @@ class PerExample:
         which are copies, and from what the loss itself holds.
     """
 
-    def __init__(self, loss: Callable[..., Any], proved: bool = False) -> None:
+    def __init__(
+        self,
+        loss: Callable[..., Any],
+        proved: bool = False,
+    ) -> None:
         self.loss, self.proved = loss, proved
         self.weights: Tensor | None = None  # [B], while `weighed`
         self.loops = False  # True from when vmap fails on
@@ -134,37 +145,48 @@ class PerExample:
         if self.proved or len(outputs) == 0:
             whole: Tensor = self.loss(outputs, unpack(targets))
             return whole
-        while not self.loops:
+        if self._only_rows:
             try:
-                if self._only_rows:
-                    given = _Rows.of(outputs), _Rows.of(targets)
-                    losses = self._fresh()(*given)
-                    if type(losses) is not _Rows or losses is given[0] or losses is given[1]:
-                        raise _NotRows
-                    return vars(losses)["held"]
-                rows = outputs.unsqueeze(1), targets.unsqueeze(1)  # batches of one
-                return vmap(self.of_one, randomness="different")(*rows).squeeze(1)
+                return self._from_rows(outputs, targets)
             except Exception as error:
-                if isinstance(error, UserError) or "memory" in str(error):
-                    raise
-                self.loops, self._only_rows = not self._only_rows, False
-        batches = [*zip(outputs.split(1), targets.split(1), draw_seeds(len(outputs)), strict=True)]
-        devices = [outputs.device] if outputs.device.type == "cuda" else []
+                _raise_unavoidable(error)
+                self._only_rows = False
+        if not self.loops:
+            batches_of_one = outputs.unsqueeze(1), targets.unsqueeze(1)
+            try:
+                return vmap(self.of_one, randomness="different")(*batches_of_one).squeeze(1)
+            except Exception as error:
+                _raise_unavoidable(error)
+                self.loops = True
         try:
-            with kept_draws(devices):
-                first = batches[0][0].detach().clone(), *batches[0][1:]
-                losses = torch.cat([self.of_seeded(*one) for one in batches])
-                self.require_nothing_kept(first, losses.detach())
-                return losses
+            return self._one_by_one(outputs, targets)
         except Exception as error:
-            if isinstance(error, UserError) or "memory" in str(error):
-                raise
-            asked = describe(targets[:1]).replace("inputs", "targets")
+            _raise_unavoidable(error)
+            own_targets = describe(targets[:1]).replace("inputs", "targets")
             raise DomainError(
-                f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with {asked}: "
-                f"{first_line(error)} It is computed for each example separately, so that no "
-                "other can affect it."
+                f"the loss cannot take outputs of shape {[1, *outputs.shape[1:]]} with "
+                f"{own_targets}: {first_line(error)} It is computed for each example separately, "
+                "so that no other can affect it."
             ) from None
+
+    def _from_rows(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses of a cross-entropy, [B], by stand-ins."""
+        arguments = _Rows.of(outputs), _Rows.of(targets)
+        losses = self._fresh()(*arguments)
+        if type(losses) is not _Rows or losses is arguments[0] or losses is arguments[1]:
+            raise _NotRows
+        return vars(losses)["held"]
+
+    def _one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
+        """Return the losses [B], each from a call of its own."""
+        seeds = draw_seeds(len(outputs))
+        batches = list(zip(outputs.split(1), targets.split(1), seeds, strict=True))
+        first_outputs, first_target, first_seed = batches[0]
+        with kept_draws([outputs.device] if outputs.device.type == "cuda" else []):
+            first = first_outputs.detach().clone(), first_target, first_seed
+            losses = torch.cat([self.of_seeded(*batch) for batch in batches])
+            self.require_nothing_kept(first, losses.detach())
+            return losses
 
     def _fresh(self) -> Callable[..., Any]:
         """Return the loss; of a module, a copy, so that nothing it keeps outlives a call."""
@@ -172,17 +194,26 @@ class PerExample:
             return self.loss
         return copy_apart(self.loss, tuple(self.loss.parameters()))
 
-    def of_seeded(self, outputs: Tensor, targets: Tensor, seed: int) -> Tensor:
+    def of_seeded(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+        seed: int,
+    ) -> Tensor:
         """Return the loss [1] of a batch of one, whose random numbers follow from a seed."""
         set_seed(seed)
         return self.of_one(outputs, targets)
 
     @torch.no_grad()
-    def require_nothing_kept(self, first: tuple[Tensor, Tensor, int], losses: Tensor) -> None:
+    def require_nothing_kept(
+        self,
+        first: tuple[Tensor, Tensor, int],
+        losses: Tensor,
+    ) -> None:
         """Reject a loss that is another for the first example, after those of all [B]."""
         again = self.of_seeded(*first)
-        scale = float(losses.abs().nan_to_num(posinf=0.0).max())
-        if not torch.allclose(again, losses[:1], rtol=0, atol=KEPT * scale, equal_nan=True):
+        largest = float(losses.abs().nan_to_num(posinf=0.0).max())
+        if not torch.allclose(again, losses[:1], rtol=0, atol=KEPT * largest, equal_nan=True):
             raise UserError(
                 "the loss of an example changes once others are computed, so it keeps something of "
                 "them, which clipping cannot bound: compute it from outputs and targets only, and "
@@ -192,14 +223,20 @@ class PerExample:
     def of_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the loss [1] of a batch of one."""
         losses = self._fresh()(outputs, unpack(targets.clone()))
-        if not isinstance(losses, Tensor) or losses.shape != (1,) or losses.is_complex():
-            is_tensor = isinstance(losses, Tensor)
+        is_tensor = isinstance(losses, Tensor)
+        if not is_tensor or losses.shape != (1,) or losses.is_complex():
             gives = f"shape {list(losses.shape)}" if is_tensor else type(losses).__name__
             raise UserError(
                 f"the loss gives {gives} for 1 example: it must return one real number per "
                 "example, never a mean."
             )
         return losses
+
+
+def _raise_unavoidable(error: Exception) -> None:
+    """Raise an error that no other way to the losses avoids."""
+    if isinstance(error, UserError) or "memory" in str(error):
+        raise error
 
 
 def per_example(loss: Loss) -> PerExample:
@@ -216,8 +253,9 @@ def require_outputs_alone(
     if not losses.requires_grad:
         return losses
     parameters = trainable(model)
-    found = torch.autograd.grad(losses.sum(), list(parameters.values()), allow_unused=True)
-    reached = [name for name, g in zip(parameters, found, strict=True) if g is not None]
+    values = list(parameters.values())
+    gradients = torch.autograd.grad(losses.sum(), values, allow_unused=True)
+    reached = [name for name, g in zip(parameters, gradients, strict=True) if g is not None]
     if not reached:
         raise UserError(
             "the loss has parameters of its own, which would not be trained: make them part of the "

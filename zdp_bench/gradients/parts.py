@@ -38,12 +38,12 @@ class Parts:
     def __len__(self) -> int:
         return len(self.leaves[0])
 
-    def __getitem__(self, at: Any) -> Parts:
-        return self.map(lambda leaf: leaf[at])
+    def __getitem__(self, index: Any) -> Parts:
+        return self.map(lambda leaf: leaf[index])
 
-    def __setitem__(self, at: Any, values: Parts) -> None:
+    def __setitem__(self, index: Any, values: Parts) -> None:
         for leaf, value in zip(self.leaves, values.leaves, strict=True):
-            leaf[at] = value
+            leaf[index] = value
 
     @property
     def device(self) -> torch.device:
@@ -62,14 +62,19 @@ class Parts:
     def pin_memory(self) -> Parts:
         return self.map(Tensor.pin_memory)
 
-    def to(self, *args: Any, **kwargs: Any) -> Parts:
+    def to(
+        self,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Parts:
         return self.map(lambda leaf: leaf.to(*args, **kwargs))
 
     def unsqueeze(self, dim: int) -> Parts:
         return self.map(lambda leaf: leaf.unsqueeze(dim))
 
     def split(self, size: int) -> list[Parts]:
-        return [self[start : start + size] for start in range(0, len(self), size)]
+        starts = range(0, len(self), size)
+        return [self[start : start + size] for start in starts]
 
     def expand_as(self, other: Parts) -> Parts:
         leaves = iter(other.leaves)
@@ -89,7 +94,9 @@ def pack(tree: Any) -> Tensor:
         return cast(Tensor, tree)
     if isinstance(tree, Mapping):
         return cast(Tensor, Parts(dict(tree)))
-    return cast(Tensor, Parts(tuple(tree) if isinstance(tree, Sequence) else tree))
+    if isinstance(tree, Sequence):
+        return cast(Tensor, Parts(tuple(tree)))
+    return cast(Tensor, Parts(tree))
 
 
 def unpack(packed: Any) -> Any:
@@ -106,8 +113,8 @@ def map_leaves(function: Callable[[Tensor], Tensor], packed: Tensor) -> Tensor:
 
 def describe(packed: Tensor) -> str:
     """Return "float32 inputs of shape [8, 3]", for a sentence."""
-    dtypes = " and ".join(str(leaf.dtype).removeprefix("torch.") for leaf in leaves_of(packed))
-    return f"{dtypes} inputs of shape {shapes(packed)}"
+    dtypes = [str(leaf.dtype).removeprefix("torch.") for leaf in leaves_of(packed)]
+    return f"{' and '.join(dtypes)} inputs of shape {shapes(packed)}"
 
 
 def shapes(packed: Tensor) -> str:
@@ -123,11 +130,17 @@ def leaves_of(packed: Tensor) -> list[Tensor]:
 def takes_parts(model: nn.Module) -> Iterator[None]:
     """Have the model take `Parts` within: a tuple's entries in order, a dictionary's by name."""
 
-    def arguments(_: nn.Module, args: Any, kwargs: dict[str, Any]) -> Any:
+    def arguments(
+        _: nn.Module,
+        args: Any,
+        kwargs: dict[str, Any],
+    ) -> Any:
         if len(args) != 1 or not isinstance(args[0], Parts):
             return None
         tree = args[0].tree
-        return ((), tree | kwargs) if isinstance(tree, dict) else (tree, kwargs)
+        if isinstance(tree, dict):
+            return (), tree | kwargs
+        return tree, kwargs
 
     handle = model.register_forward_pre_hook(arguments, with_kwargs=True, prepend=True)
     try:

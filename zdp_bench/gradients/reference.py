@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import logging
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import reduce
 from weakref import WeakSet
 
 import torch
@@ -25,7 +26,7 @@ from zdp_bench.gradients.clipping import (
     squared_norms,
     trainable,
 )
-from zdp_bench.gradients.losses import draw_seeds, kept_draws, per_example, set_seed
+from zdp_bench.gradients.losses import PerExample, draw_seeds, kept_draws, per_example, set_seed
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.gradients.program import Running, copy_apart, state_of
 from zdp_bench.gradients.shares import Shares, cut
@@ -38,48 +39,67 @@ _unmapped: WeakSet[nn.Module] = WeakSet()  # models whose random layers vmap can
 
 
 def per_sample_gradients(
-    model: nn.Module, loss: Loss, batch: Batch, *, complex_scale: float = 1.0
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+    *,
+    complex_scale: float = 1.0,
 ) -> dict[str, Tensor]:
     """Return gᵢ of every example: parameter name -> [B, *shape].
 
     In PyTorch's `.grad` convention: 2∂L/∂θ̄ for complex θ, times `complex_scale`.
     """
-    inputs = batch[0]
-    alone, trained = per_example(loss), trainable(model)
+    inputs, _ = batch
     if len(inputs) == 0:
-        return {name: p.detach().new_zeros((0, *p.shape)) for name, p in trained.items()}
-    gradients: dict[str, Tensor] = {}
-    loops = alone.loops or model in _unmapped or bool(state_of(model, inputs).alone)
-    if not loops:
-        try:
-            gradients = _mapped(model, loss, batch)
-        except RuntimeError as error:
-            if "memory" in str(error):
-                raise
-            with torch.no_grad():
-                alone(*outputs_of_one(model, batch))
-            loops = True
-            if not alone.loops:  # it is the model that vmap cannot map
-                log.info("torch.func cannot vectorise the model: computing gradients one by one")
-                _unmapped.add(model)
-    if loops:
-        gradients = one_by_one(model, loss, batch)
-    return {
-        name: complex_scale * g if g.is_complex() and complex_scale != 1 else g
-        for name, g in gradients.items()
-    }
+        none = {}
+        for name, parameter in trainable(model).items():
+            none[name] = parameter.detach().new_zeros((0, *parameter.shape))
+        return none
+    gradients = _differentiate(model, per_example(loss), batch)
+    if complex_scale != 1:
+        for name, own in gradients.items():
+            if own.is_complex():
+                gradients[name] = complex_scale * own
+    return gradients
+
+
+def _differentiate(
+    model: nn.Module,
+    loss: PerExample,
+    batch: Batch,
+) -> dict[str, Tensor]:
+    """Return the gradients of every example, mapped where model and loss can be."""
+    inputs, _ = batch
+    if loss.loops or model in _unmapped or state_of(model, inputs).alone:
+        return one_by_one(model, loss, batch)
+    try:
+        return _mapped(model, loss, batch)
+    except RuntimeError as error:
+        if "memory" in str(error):
+            raise
+    with torch.no_grad():
+        loss(*outputs_of_one(model, batch))
+    if not loss.loops:  # it is the model that vmap cannot map
+        log.info("torch.func cannot vectorise the model: computing gradients one by one")
+        _unmapped.add(model)
+    return one_by_one(model, loss, batch)
 
 
 def outputs_of_one(model: nn.Module, batch: Batch) -> Batch:
     """Return the outputs for the first example, and its target."""
+    inputs, targets = batch
     with torch.no_grad():
-        return outputs_of(model, batch[0][:1]), batch[1][:1]
+        return outputs_of(model, inputs[:1]), targets[:1]
 
 
 def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return a model's outputs as a private step computes them."""
     parts = inputs.split(1) if state_of(model, inputs).alone else [inputs]
-    return torch.cat([_forward(model, part)(map_leaves(torch.clone, part)) for part in parts])
+    outputs = []
+    for part in parts:
+        run = _forward(model, part)
+        outputs.append(run(map_leaves(torch.clone, part)))
+    return torch.cat(outputs)
 
 
 def _forward(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
@@ -90,20 +110,33 @@ def _forward(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
     return Running(model, state.program) if state.program is not None else model
 
 
-def _mapped(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
-    alone, trained = per_example(loss), trainable(model)
+def _mapped(
+    model: nn.Module,
+    loss: PerExample,
+    batch: Batch,
+) -> dict[str, Tensor]:
+    """Return the gradients of every example, by one vmap over grad."""
+    trained = trainable(model)
     parameters = {name: parameter.detach() for name, parameter in trained.items()}
     names = {id(parameter): name for name, parameter in trained.items()}
     running = _forward(model, batch[0])
     assert isinstance(running, nn.Module)
-    places = places_of(running)
-    fixed = {place: held.detach() for place, held in places.items() if id(held) not in names}
-    moved = {place: names[id(held)] for place, held in places.items() if id(held) in names}
+    fixed: dict[str, Tensor] = {}
+    moved: dict[str, str] = {}  # place -> the name of its parameter
+    for place, tensor in places_of(running).items():
+        if id(tensor) in names:
+            moved[place] = names[id(tensor)]
+        else:
+            fixed[place] = tensor.detach()
 
-    def loss_of_one(moving: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
-        given = {**fixed, **{place: moving[name] for place, name in moved.items()}}
-        outputs = functional_call(running, given, (x.unsqueeze(0),), tie_weights=False)
-        return alone.of_one(outputs, y.unsqueeze(0)).sum()
+    def loss_of_one(
+        moving: dict[str, Tensor],
+        x: Tensor,
+        y: Tensor,
+    ) -> Tensor:
+        tensors = fixed | {place: moving[name] for place, name in moved.items()}
+        outputs = functional_call(running, tensors, (x.unsqueeze(0),), tie_weights=False)
+        return loss.of_one(outputs, y.unsqueeze(0)).sum()
 
     with warnings.catch_warnings():  # of torch, that it maps an LSTM slowly
         warnings.filterwarnings("ignore", "There is a performance drop")
@@ -112,36 +145,50 @@ def _mapped(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
         return gradients
 
 
-def one_by_one(model: nn.Module, loss: Loss, batch: Batch) -> dict[str, Tensor]:
+def one_by_one(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+) -> dict[str, Tensor]:
     """Return the gradients of every example from a pass of its own, [B, *shape] by name.
 
     Formal guarantee: an example's pass finds the model as every other does, and changes neither
     what the model holds nor the random numbers of another.
     """
-    device = next(model.parameters()).device
-    parameters, alone = trainable(model), per_example(loss)
-    each: dict[str, list[Tensor]] = {name: [] for name in parameters}
-    seeds = draw_seeds(len(batch[0]))
+    inputs, targets = batch
+    parameters = trainable(model)
+    own_loss = per_example(loss)
+    gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
     losses: list[Tensor] = []
     first: tuple[Tensor, Tensor, int] | None = None
+    device = next(model.parameters()).device
+    seeds = draw_seeds(len(inputs))
     with kept_draws([device] if device.type == "cuda" else []):
-        for x, target, seed in zip(batch[0].split(1), batch[1].split(1), seeds, strict=True):
+        for x, target, seed in zip(inputs.split(1), targets.split(1), seeds, strict=True):
             run = _forward(model, x)
             set_seed(seed)
             with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
                 outputs = run(x.clone())
                 if first is None:
                     first = outputs.detach().clone(), target, seed + 1
-                one = alone.of_seeded(outputs, target, seed + 1).sum()
-            losses.append(one.detach())
-            found: tuple[Tensor | None, ...] = (None,) * len(parameters)
-            if one.requires_grad:
-                found = torch.autograd.grad(one, [*parameters.values()], allow_unused=True)
-            for (name, parameter), g in zip(parameters.items(), found, strict=True):
-                each[name].append(torch.zeros_like(parameter) if g is None else g)
+                example_loss = own_loss.of_seeded(outputs, target, seed + 1).sum()
+            losses.append(example_loss.detach())
+            for name, gradient in _gradients_of(example_loss, parameters).items():
+                gradients[name].append(gradient)
         if first is not None:
-            alone.require_nothing_kept(first, torch.stack(losses))
-    return {name: torch.stack(gradients).detach() for name, gradients in each.items()}
+            own_loss.require_nothing_kept(first, torch.stack(losses))
+    return {name: torch.stack(each).detach() for name, each in gradients.items()}
+
+
+def _gradients_of(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+    """Return a loss's gradients by name; zeros where it does not depend on a parameter."""
+    gradients: Sequence[Tensor | None] = [None] * len(parameters)
+    if loss.requires_grad:
+        gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
+    found = {}
+    for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
+        found[name] = torch.zeros_like(parameter) if gradient is None else gradient
+    return found
 
 
 def places_of(model: nn.Module) -> dict[str, Tensor]:
@@ -150,12 +197,12 @@ def places_of(model: nn.Module) -> dict[str, Tensor]:
     Of two names (a module registered twice) it would save under the second what it put there
     itself, and restore that: the model would lose its tensor.
     """
-    return {
-        f"{module_name}.{own}" if module_name else own: held
-        for module_name, module in model.named_modules()
-        for own, held in (*module._parameters.items(), *module._buffers.items())
-        if held is not None
-    }
+    tensors = {}
+    for module_name, module in model.named_modules():
+        for own_name, tensor in (module._parameters | module._buffers).items():
+            if tensor is not None:
+                tensors[f"{module_name}.{own_name}" if module_name else own_name] = tensor
+    return tensors
 
 
 def share_gradients(
@@ -170,16 +217,17 @@ def share_gradients(
     """Return the mean gradient of each share: parameter name -> [S, *shape]."""
     if shares is None:
         return per_sample_gradients(model, loss, batch, complex_scale=complex_scale)
-    means = {name: p.new_zeros(len(shares), *p.shape) for name, p in trainable(model).items()}
-    for number, of in enumerate(cut(shares)):
-        many = of.stop - of.start
-        for start in range(of.start, of.stop, chunk or many):
-            part = slice(start, min(start + (chunk or many), of.stop))
-            gradients = per_sample_gradients(
-                model, loss, (batch[0][part], batch[1][part]), complex_scale=complex_scale
-            )
-            for name, g in gradients.items():
-                means[name][number] += g.sum(dim=0) / many
+    means = {
+        name: parameter.new_zeros(len(shares), *parameter.shape)
+        for name, parameter in trainable(model).items()
+    }
+    for number, share in enumerate(cut(shares)):
+        inputs, targets = batch[0][share], batch[1][share]
+        few = chunk or len(inputs)
+        for part in zip(inputs.split(few), targets.split(few), strict=True):
+            gradients = per_sample_gradients(model, loss, part, complex_scale=complex_scale)
+            for name, own in gradients.items():
+                means[name][number] += own.sum(dim=0) / len(inputs)
     return means
 
 
@@ -192,15 +240,17 @@ def _in_chunks(
     complex_scale: float,
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the gradients of the batch's shares, at most `chunk` at once."""
-    borders = cut(shares or (1,) * len(batch[0]))
-    for start in range(0, max(1, len(borders)), chunk):
-        few = borders[start : start + chunk]
+    inputs, targets = batch
+    examples = cut(shares or (1,) * len(inputs))
+    for start in range(0, max(1, len(examples)), chunk):
+        few = examples[start : start + chunk]
         part = slice(few[0].start, few[-1].stop) if few else slice(0, 0)
+        own_shares = None if shares is None else shares[start : start + chunk]
         yield share_gradients(
             model,
             loss,
-            (batch[0][part], batch[1][part]),
-            None if shares is None else shares[start : start + chunk],
+            (inputs[part], targets[part]),
+            own_shares,
             complex_scale=complex_scale,
             chunk=chunk,
         )
@@ -215,13 +265,15 @@ def clip(
     clipped: dict[str, Tensor] = {}
     norms = []
     for names, bound in clipped_together:
-        norm = sum(squared_norms(gradients[name]) for name in names).sqrt()  # type: ignore[union-attr]
+        squares = [squared_norms(gradients[name]) for name in names]
+        norm = reduce(torch.add, squares).sqrt()
         factors = clip_factors(norm, bound, gamma)
         for name in names:
             g = gradients[name]
-            of_each = factors.to(g.real.dtype).view(-1, *[1] * (g.dim() - 1))
+            one_dims = [1] * (g.dim() - 1)
+            own_factors = factors.to(g.real.dtype).view(-1, *one_dims)
             # 0 · NaN is NaN: a gradient that is not finite is replaced entry by entry.
-            clipped[name] = torch.where(of_each > 0, g * of_each, torch.zeros_like(g))
+            clipped[name] = torch.where(own_factors > 0, g * own_factors, torch.zeros_like(g))
         norms.append(norm)
     return clipped, torch.stack(norms, dim=1)
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from itertools import accumulate
+from itertools import accumulate, compress, pairwise
 
 import torch
 from torch import Tensor
@@ -24,15 +24,18 @@ Shares = tuple[int, ...]  # the number of examples of each share, in order; none
 
 def cut(shares: Shares) -> list[slice]:
     """Return where each share's examples are in the batch."""
-    ends = [*accumulate(shares)]
-    return [slice(end - many, end) for many, end in zip(shares, ends, strict=True)]
+    return [slice(start, end) for start, end in pairwise(_borders(shares))]
+
+
+def _borders(shares: Shares) -> list[int]:
+    """Return where each share begins, and where the last one ends."""
+    return [0, *accumulate(shares)]
 
 
 def select(shares: Shares, chosen: Tensor) -> tuple[Tensor, Shares]:
     """Return a mask [B] of the examples of the chosen shares (a mask [S]), and these shares."""
-    many = torch.tensor(shares, device=chosen.device)
-    kept = tuple(n for n, keep in zip(shares, chosen.tolist(), strict=True) if keep)
-    return chosen.repeat_interleave(many), kept
+    sizes = torch.tensor(shares, device=chosen.device)
+    return chosen.repeat_interleave(sizes), tuple(compress(shares, chosen.tolist()))
 
 
 def average_shares(
@@ -45,55 +48,68 @@ def average_shares(
     output gradient may be too small to be held in full (`clipping.flushed`): norms would miss it.
     """
     cuts = cut(shares)
-    parts = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer
+    gradients_of = cache(lambda number: rule(cuts[number]))  # one for all parameters of the layer
     whole = rule(slice(0, sum(shares)))
 
-    def of_one(number: int, name: str) -> Tensor:
-        many = shares[number]
-        part: LayerGradient = parts(number)[name]
-        return part.weighted_sum(torch.ones(many, dtype=torch.float64)) / many
+    def mean_of_one(name: str, number: int) -> Tensor:
+        gradient: LayerGradient = gradients_of(number)[name]
+        ones = torch.ones(shares[number], dtype=torch.float64)
+        return gradient.weighted_sum(ones) / shares[number]
 
-    return {name: _average(own, partial(of_one, name=name), shares) for name, own in whole.items()}
+    return {
+        name: _average(gradient, partial(mean_of_one, name), shares)
+        for name, gradient in whole.items()
+    }
 
 
 def _average(
-    whole: LayerGradient, of_one: Callable[[int], Tensor], shares: Shares
+    whole: LayerGradient,
+    mean_of_one: Callable[[int], Tensor],
+    shares: Shares,
 ) -> LayerGradient:
     """Return one parameter's, from those of all examples and a function that averages a share's."""
-    ends = [0, *accumulate(shares)]
+    borders = _borders(shares)
     is_small = whole.summands is None and whole.per_sample(0, 1).numel() <= SMALL
 
-    def added_up(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        each = whole.per_sample(ends[start], ends[stop]).resolve_conj()
-        many = torch.tensor(shares[start:stop], device=each.device)
-        owner = torch.arange(stop - start, device=each.device).repeat_interleave(many)
-        found = each.new_zeros(stop - start, *each.shape[1:]).index_add_(0, owner, each)
-        found /= many.view(-1, *[1] * (each.dim() - 1))
-        return found, squared_norms(found)
+    def add_up_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        gradients = whole.per_sample(borders[start], borders[stop]).resolve_conj()
+        sizes = torch.tensor(shares[start:stop], device=gradients.device)
+        numbers = torch.arange(stop - start, device=gradients.device)
+        share_of_example = numbers.repeat_interleave(sizes)
+        means = gradients.new_zeros(stop - start, *gradients.shape[1:])
+        means.index_add_(0, share_of_example, gradients)
+        means /= sizes.view(-1, *[1] * (gradients.dim() - 1))
+        return means, squared_norms(means)
 
-    def per_share(start: int, stop: int) -> tuple[Tensor, Tensor]:
-        if is_small:
-            return added_up(start, stop)
-        first = of_one(start)
-        found, squares = first.new_empty(stop - start, *first.shape), []
+    def contract_each(start: int, stop: int) -> tuple[Tensor, Tensor]:
+        first = mean_of_one(start)
+        means = first.new_empty(stop - start, *first.shape)
+        squares = []
         for number in range(start, stop):
-            mean = first if number == start else of_one(number)
-            found[number - start] = mean
+            mean = first if number == start else mean_of_one(number)
+            means[number - start] = mean
             squares.append(squared_norms(mean.unsqueeze(0)))  # while it is in the core's cache
-        return found, torch.cat(squares)
+        return means, torch.cat(squares)
+
+    means_and_norms = add_up_each if is_small else contract_each
+
+    def per_share(start: int, stop: int) -> Tensor:
+        means, _ = means_and_norms(start, stop)
+        return means
 
     def weighted_sum(factors: Tensor) -> Tensor:
-        many = torch.tensor(shares, device=factors.device)
-        return whole.weighted_sum(held(factors / many).repeat_interleave(many))
+        sizes = torch.tensor(shares, device=factors.device)
+        factors_of_examples = held(factors / sizes).repeat_interleave(sizes)
+        return whole.weighted_sum(factors_of_examples)
 
     def summands() -> Summands:
-        each = summands_of(whole)
-        mass = torch.stack([each.mass[of].mean() for of in cut(shares)])
-        return Summands(mass, each.number * max(shares))
+        mass, number = summands_of(whole)
+        means = [mass[examples].mean() for examples in cut(shares)]
+        return Summands(torch.stack(means), number * max(shares))
 
     return LayerGradient(
-        lambda start, stop: per_share(start, stop)[0],
+        per_share,
         weighted_sum,
-        per_sample_and_norms=per_share,
+        per_sample_and_norms=means_and_norms,
         summands=summands,
     )

@@ -18,7 +18,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -53,13 +52,17 @@ class Spectrum:
         """The transformed dimensions, counted from the first."""
         return tuple(range(len(self.channels), len(self.shape)))
 
+    @property
+    def _last_dims(self) -> tuple[int, ...]:
+        return tuple(range(-len(self.sizes), 0))
+
     def forward(self, signal: Tensor) -> Tensor:
         """Transform [..., *shape] -> the same shape, complex."""
-        return torch.fft.fftn(signal, dim=tuple(range(-len(self.sizes), 0)), norm="ortho")
+        return torch.fft.fftn(signal, dim=self._last_dims, norm="ortho")
 
     def gradient(self, spectrum: Tensor) -> Tensor:
         """Return the weight's gradient of [..., *shape]: inverse FFT, real part, crop."""
-        signal = torch.fft.ifftn(spectrum, dim=tuple(range(-len(self.sizes), 0)), norm="ortho")
+        signal = torch.fft.ifftn(spectrum, dim=self._last_dims, norm="ortho")
         return signal.real[(..., *self.lags)]
 
 
@@ -73,57 +76,82 @@ class FourierDomain:
     # for layers whose spectrum is not that of their gradient; empty in the kernel domain
     rules: Mapping[nn.Module, Rule] = field(default_factory=lambda: MappingProxyType({}))
 
-    def clipped_sum(self, batch: Batch, bound: float, engine: Engine = "auto") -> dict[str, Tensor]:
+    def clipped_sum(
+        self,
+        batch: Batch,
+        bound: float,
+        engine: Engine = "auto",
+    ) -> dict[str, Tensor]:
         """Return Σᵢ clip(gᵢ), each layer clipped at bound/√L, as spectra where there are any.
 
         No example's spectrum is formed: norms follow by Parseval, the sum is one contraction.
         """
         if len(batch[0]) == 0:
             return {}
-        sums = clipped_sum(
-            self.model, self.loss, batch, bound, per_layer=True, engine=engine, rules=self.rules
-        ).sums
-        return sums if self.rules else self._transform(sums)
+        clipped = clipped_sum(
+            self.model,
+            self.loss,
+            batch,
+            bound,
+            per_layer=True,
+            engine=engine,
+            rules=self.rules,
+        )
+        return clipped.sums if self.rules else self._transform(clipped.sums)
 
     def _transform(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
-        return {
-            name: self.spectra[name].forward(value) if name in self.spectra else value
-            for name, value in gradients.items()
-        }
+        transformed = dict(gradients)
+        for name, spectrum in self.spectra.items():
+            if name in gradients:
+                transformed[name] = spectrum.forward(gradients[name])
+        return transformed
 
-    def contributions(self, batch: Batch, bound: float) -> dict[str, Tensor]:
+    def contributions(
+        self,
+        batch: Batch,
+        bound: float,
+    ) -> dict[str, Tensor]:
         """Return clip(gᵢ), [B, ...], every spectrum formed and measured: for tests and audits."""
         together = groups(self.model, bound, per_layer=True)
         if not self.rules:
             gradients = reference.per_sample_gradients(self.model, self.loss, batch)
-            return self._transform(reference.clip(gradients, together)[0])
-        device = batch[0].device
-        zeros = {
-            name: torch.zeros(self.spectra[name].shape, dtype=torch.complex64, device=device)
-            if name in self.spectra
-            else torch.zeros(parameter.shape, device=device)
-            for name, parameter in trainable(self.model).items()
+            clipped, _ = reference.clip(gradients, together)
+            return self._transform(clipped)
+        inputs, targets = batch
+        spectra = {
+            name: zero.new_zeros(len(inputs), *zero.shape) for name, zero in self._zeros().items()
         }
-        each: list[dict[str, Tensor]] = []
-        for one in zip(batch[0].split(1), batch[1].split(1), strict=True):
+        for number, example in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
             unclipped = clipped_sum(
-                self.model, self.loss, one, float("inf"), per_layer=True, rules=self.rules
+                self.model,
+                self.loss,
+                example,
+                float("inf"),
+                per_layer=True,
+                rules=self.rules,
             )
-            each.append(zeros | unclipped.sums)
-        stacked = {
-            name: torch.stack([sums[name] for sums in each])
-            if each
-            else zero.new_zeros(0, *zero.shape)
-            for name, zero in zeros.items()
-        }
-        return reference.clip(stacked, together)[0]
+            for name, spectrum in unclipped.sums.items():
+                spectra[name][number] = spectrum
+        clipped, _ = reference.clip(spectra, together)
+        return clipped
+
+    def _zeros(self) -> dict[str, Tensor]:
+        """Return a share of zeros: a spectrum, or a gradient that has none."""
+        zeros = {}
+        for name, parameter in trainable(self.model).items():
+            if name in self.spectra:
+                shape, dtype = self.spectra[name].shape, torch.complex64
+                zeros[name] = torch.zeros(shape, dtype=dtype, device=parameter.device)
+            else:
+                zeros[name] = torch.zeros_like(parameter, requires_grad=False)
+        return zeros
 
     def gradients(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
         """Return the gradients of released spectra, by parameter name."""
-        return {
-            name: self.spectra[name].gradient(value) if name in self.spectra else value
-            for name, value in noisy.items()
-        }
+        gradients = dict(noisy)
+        for name, spectrum in self.spectra.items():
+            gradients[name] = spectrum.gradient(noisy[name])
+        return gradients
 
 
 Convolution = nn.modules.conv._ConvNd
@@ -136,7 +164,11 @@ def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
     )
 
 
-def padded_domain(model: nn.Module, loss: Loss, like: Tensor | None) -> FourierDomain:
+def padded_domain(
+    model: nn.Module,
+    loss: Loss,
+    like: Tensor | None,
+) -> FourierDomain:
     """Return spectra at the linear length.
 
     It depends on the input of each convolution: the model runs once, on one example of zeros.
@@ -172,42 +204,46 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
                 f"spectra are those of real gradients, and parameter '{name}' is complex: "
                 "use algorithm=zeta_dp_sgd."
             )
-    owned = {f"{at}.weight" if at else "weight": module for at, module in model.named_modules()}
-    return [
-        (name, weight, owned[name])
-        for name, weight in moving.items()
-        if isinstance(owned.get(name), Convolution | CirculantLinear)
-    ]
+    layers: list[tuple[str, nn.Parameter, nn.Module]] = []
+    for name, weight in moving.items():
+        module_name, _, own_name = name.rpartition(".")
+        layer = model.get_submodule(module_name)
+        if own_name == "weight" and isinstance(layer, Convolution | CirculantLinear):
+            layers.append((name, weight, layer))
+    return layers
 
 
 def _kernel(weight: nn.Parameter, layer: nn.Module) -> Spectrum:
-    return Spectrum(
-        tuple(weight.shape[:2]), tuple(weight.shape[2:]), (slice(None),) * (weight.dim() - 2)
-    )
+    every_lag = (slice(None),) * (weight.dim() - 2)
+    return Spectrum(tuple(weight.shape[:2]), tuple(weight.shape[2:]), every_lag)
 
 
-def _linear(weight: nn.Parameter, layer: Convolution, given: tuple[int, ...]) -> Spectrum:
+def _linear(
+    weight: nn.Parameter,
+    layer: Convolution,
+    padded_input: tuple[int, ...],
+) -> Spectrum:
     """Return the spectrum at M = Hp + Ho − 1: padded input, and output spread by its stride."""
-    kernel, dilation, stride = weight.shape[2:], layer.dilation, layer.stride
-    spread = [
-        ((h - d * (k - 1) - 1) // s) * s + 1
-        for h, d, k, s in zip(given, dilation, kernel, stride, strict=True)
-    ]
-    sizes = tuple(h + o - 1 for h, o in zip(given, spread, strict=True))
-    lags = tuple(slice(0, d * (k - 1) + 1, d) for d, k in zip(dilation, kernel, strict=True))
-    return Spectrum(tuple(weight.shape[:2]), sizes, lags)
+    sizes, lags = [], []
+    numbers = zip(padded_input, weight.shape[2:], layer.dilation, layer.stride, strict=True)
+    for input_size, kernel, dilation, stride in numbers:
+        extent = dilation * (kernel - 1) + 1
+        spread_output = ((input_size - extent) // stride) * stride + 1
+        sizes.append(input_size + spread_output - 1)
+        lags.append(slice(0, extent, dilation))
+    return Spectrum(tuple(weight.shape[:2]), tuple(sizes), tuple(lags))
 
 
 def _input_sizes(
     model: nn.Module, like: Tensor, layers: list[Convolution]
 ) -> dict[nn.Module, tuple[int, ...]]:
     """Return the size of each convolution's padded input."""
-    found: dict[nn.Module, tuple[int, ...]] = {}
+    sizes: dict[nn.Module, tuple[int, ...]] = {}
 
     def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
         assert isinstance(layer, Convolution)
         size = tuple(pad_input(layer, arguments[0][:1]).shape[2:])
-        if found.setdefault(layer, size) != size:
+        if sizes.setdefault(layer, size) != size:
             raise UserError(
                 "a convolution that is given maps of different sizes has no padded spectrum: "
                 "use algorithm=dp_sgd."
@@ -218,26 +254,34 @@ def _input_sizes(
     mode = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            model.eval()(torch.zeros((1, *like.shape[1:]), dtype=like.dtype, device=device))
+            zeros = torch.zeros((1, *like.shape[1:]), dtype=like.dtype, device=device)
+            model.eval()(zeros)
     finally:
         model.train(mode)
         for handle in handles:
             handle.remove()
-    return found
+    return sizes
 
 
 def _convolution_rule(spectrum: Spectrum) -> Rule:
-    def rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+    def rule(
+        layer: nn.Module,
+        x: Tensor,
+        g: Tensor,
+    ) -> dict[str, LayerGradient]:
         assert isinstance(layer, Convolution)
-        x, spread = pad_input(layer, x), _spread(g, layer.stride)
-        both = zip(x.shape[2:], spread.shape[2:], strict=True)
-        if tuple(of_x + of_g - 1 for of_x, of_g in both) != spectrum.sizes:
+        x = pad_input(layer, x)
+        spread = _spread(g, layer.stride)
+        outputs = tuple(spread.shape[2:])
+        pairs = zip(x.shape[2:], outputs, strict=True)
+        sizes = [input_size + output - 1 for input_size, output in pairs]
+        if tuple(sizes) != spectrum.sizes:
             raise UserError(
                 f"an example's map of {list(x.shape[2:])} is not of the size that "
                 "this run was set up for."
             )
         fast = tuple(fft.next_fast_len(size, real=True) for size in spectrum.sizes)
-        weight = _transformed(Correlation(x, spread, fast), spectrum, tuple(spread.shape[2:]))
+        weight = _transformed(Correlation(x, spread, fast), spectrum, outputs)
         return {"weight": weight, "bias": LayerGradient.of(g.flatten(2).sum(dim=2))}
 
     return rule
@@ -247,14 +291,19 @@ def _spread(g: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Return g [B, O, *] with zeros at the positions that the stride leaves out."""
     if all(step == 1 for step in stride):
         return g
-    sizes = [(size - 1) * step + 1 for size, step in zip(g.shape[2:], stride, strict=True)]
+    pairs = zip(g.shape[2:], stride, strict=True)
+    sizes = [(size - 1) * step + 1 for size, step in pairs]
     spread = g.new_zeros((*g.shape[:2], *sizes))
-    at: list[Any] = [..., *(slice(None, None, step) for step in stride)]
-    spread[tuple(at)] = g
+    positions = [slice(None, None, step) for step in stride]
+    spread[(slice(None), slice(None), *positions)] = g
     return spread
 
 
-def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def _circulant_rule(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     assert isinstance(layer, CirculantLinear)
     if x.dim() != 2:
         raise UserError(
@@ -266,11 +315,17 @@ def _circulant_rule(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGr
 
 
 def _transformed(
-    of: Correlation,
+    correlation: Correlation,
     spectrum: Spectrum,
-    outputs: tuple[int, ...] = (),  # of the spread output, if `of` is longer, which is faster
+    outputs: tuple[int, ...] = (),
 ) -> LayerGradient:
-    """Return the unitary spectra of a correlation, at the spectrum's own length."""
+    """Return the unitary spectra of a correlation, at the spectrum's own length.
+
+    Args:
+        correlation: of input and spread output; it may be longer, which is faster.
+        spectrum: the domain.
+        outputs: the sizes of the spread output, where the correlation is longer.
+    """
 
     def transform(signal: Tensor) -> Tensor:
         lengths = zip(spectrum.sizes, outputs, strict=False)
@@ -283,8 +338,8 @@ def _transformed(
         return spectrum.forward(signal)
 
     return LayerGradient(
-        lambda start, stop: transform(of.per_sample(start, stop)),
-        lambda factors: transform(of.weighted_sum(factors)),
-        squared_norms=of.squared_norms,
-        summands=of.summands,
+        lambda start, stop: transform(correlation.per_sample(start, stop)),
+        lambda factors: transform(correlation.weighted_sum(factors)),
+        squared_norms=correlation.squared_norms,
+        summands=correlation.summands,
     )

@@ -62,7 +62,11 @@ class CNN(nn.Module):
 
 @register("model", "complex_cnn")
 def complex_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, channels: list[Width], activation: str = "crelu"
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: list[Width],
+    activation: str = "crelu",
 ) -> CNN:
     """A small complex CNN."""
     return CNN(input_shape, outputs, channels, activation, torch.complex64)
@@ -70,7 +74,11 @@ def complex_cnn(
 
 @register("model", "real_cnn")
 def real_cnn(
-    input_shape: tuple[int, ...], outputs: int, *, channels: list[Width], activation: str = "relu"
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: list[Width],
+    activation: str = "relu",
 ) -> CNN:
     """The same CNN with real weights."""
     return CNN(input_shape, outputs, channels, activation, torch.float32)
@@ -83,7 +91,11 @@ class ConvLinear(nn.Module):
     """
 
     def __init__(
-        self, input_shape: tuple[int, ...], outputs: int, channels: int, dtype: torch.dtype
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        channels: int,
+        dtype: torch.dtype,
     ) -> None:
         super().__init__()
         kind = "complex" if dtype.is_complex else "real"
@@ -101,7 +113,10 @@ class ConvLinear(nn.Module):
 
 @register("model", "complex_conv_linear")
 def complex_conv_linear(
-    input_shape: tuple[int, ...], outputs: int, *, channels: Width = 32
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: Width = 32,
 ) -> ConvLinear:
     """The complex network of Table 7."""
     return ConvLinear(input_shape, outputs, channels, torch.complex64)
@@ -109,7 +124,10 @@ def complex_conv_linear(
 
 @register("model", "real_conv_linear")
 def real_conv_linear(
-    input_shape: tuple[int, ...], outputs: int, *, channels: Width = 32
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    channels: Width = 32,
 ) -> ConvLinear:
     """The same network with real weights."""
     return ConvLinear(input_shape, outputs, channels, torch.float32)

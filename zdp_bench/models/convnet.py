@@ -72,7 +72,10 @@ class ConvNet(nn.Module):
 
 
 def _size(
-    input_shape: tuple[int, ...], stages: list[list[int]], kernel: int, padding: int
+    input_shape: tuple[int, ...],
+    stages: list[list[int]],
+    kernel: int,
+    padding: int,
 ) -> tuple[int, int]:
     """Return height and width of the last map."""
     rule = "this network needs images, [channels, height, width]"
@@ -90,7 +93,12 @@ def _size(
     return height, width
 
 
-def _linear(kind: Linear, wide: int, narrow: int, block: int) -> nn.Module:
+def _linear(
+    kind: Linear,
+    wide: int,
+    narrow: int,
+    block: int,
+) -> nn.Module:
     return CirculantLinear(wide, narrow, block) if kind == "circulant" else nn.Linear(wide, narrow)
 
 

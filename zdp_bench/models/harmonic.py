@@ -38,7 +38,13 @@ class HarmonicFilter(nn.Module):
 
     cosines: Tensor
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, *, size: int = 9) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        size: int = 9,
+    ) -> None:
         super().__init__()
         images, height, wide = image_shape("complex_harmonic", input_shape[-3:])
         require(size >= 3 and size % 2 == 1, "model.size", size, "must be an odd number from 3")

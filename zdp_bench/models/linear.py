@@ -24,7 +24,12 @@ Degree = Annotated[int, Interval(ge=0, le=12)]
 class Linear(nn.Module):
     """Shapes: [B, *input_shape] -> [B, outputs]; complex weights return |z|."""
 
-    def __init__(self, inputs: int, outputs: int, init: Initialisation | None) -> None:
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        init: Initialisation | None,
+    ) -> None:
         super().__init__()
         self.dtype = torch.float32 if init is None else torch.complex64
         self.linear = nn.Linear(inputs, outputs, dtype=self.dtype)
@@ -47,7 +52,10 @@ def real_linear(input_shape: tuple[int, ...], outputs: int) -> Linear:
 
 @register("model", "complex_linear")
 def complex_linear(
-    input_shape: tuple[int, ...], outputs: int, *, init: Initialisation = "uniform_parts"
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    init: Initialisation = "uniform_parts",
 ) -> Linear:
     """One linear layer with complex weights; its logits are magnitudes."""
     return Linear(math.prod(input_shape), outputs, init)

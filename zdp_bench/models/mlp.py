@@ -22,7 +22,11 @@ class MLP(nn.Module):
     """
 
     def __init__(
-        self, widths: list[int], dtype: torch.dtype, activation: str, init: Initialisation
+        self,
+        widths: list[int],
+        dtype: torch.dtype,
+        activation: str,
+        init: Initialisation,
     ) -> None:
         super().__init__()
         layers: list[nn.Module] = []

@@ -36,7 +36,13 @@ class ResidualBlock(nn.Module):
     If the map shrinks, the skip is subsampled and padded with zero channels.
     """
 
-    def __init__(self, wide: int, narrow: int, stride: int, groups: int) -> None:
+    def __init__(
+        self,
+        wide: int,
+        narrow: int,
+        stride: int,
+        groups: int,
+    ) -> None:
         super().__init__()
         self.conv1 = nn.Conv2d(wide, narrow, 3, stride, padding=1, bias=False)
         self.norm1 = nn.GroupNorm(groups, narrow)
@@ -57,7 +63,13 @@ class ResNet20(nn.Module):
     Shapes: [B, C, H, W], or [B, H, W] with one channel, -> [B, outputs].
     """
 
-    def __init__(self, input_shape: tuple[int, ...], outputs: int, *, groups: Width = 8) -> None:
+    def __init__(
+        self,
+        input_shape: tuple[int, ...],
+        outputs: int,
+        *,
+        groups: Width = 8,
+    ) -> None:
         super().__init__()
         divides = not any(width % groups for width in WIDTHS)
         require(divides, "model.groups", groups, "must divide the 16, 32 and 64 channels")

@@ -148,7 +148,11 @@ def real_unet(
 
 @register("model", "transposed_unet")
 def transposed_unet(
-    input_shape: tuple[int, ...], outputs: int, *, width: Width = 64, depth: Depth = 4
+    input_shape: tuple[int, ...],
+    outputs: int,
+    *,
+    width: Width = 64,
+    depth: Depth = 4,
 ) -> UNet:
     """The original U-Net with padded convolutions, as Ziller et al. 2021 (deepee) use it."""
     return UNet(input_shape, outputs, width, depth, "relu", torch.float32, pool=nn.MaxPool2d)

@@ -29,7 +29,11 @@ STAGES = ((1,), (2,), (4, 4), (8, 8), (8, 8))
 SMALLEST = 2 ** len(STAGES)
 
 
-def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
+def norm_layers(
+    norm: Norm,
+    groups: int,
+    channels: int,
+) -> list[nn.Module]:
     """Return the norm over `channels` maps: a list of one layer, or of none.
 
     BatchNorm has no running statistics.
@@ -41,12 +45,22 @@ def norm_layers(norm: Norm, groups: int, channels: int) -> list[nn.Module]:
     return [nn.BatchNorm2d(channels, track_running_stats=False)] if norm == "batch" else []
 
 
-def convolution(inside: int, out: int, norm: Norm, groups: int) -> list[nn.Module]:
+def convolution(
+    inside: int,
+    out: int,
+    norm: Norm,
+    groups: int,
+) -> list[nn.Module]:
     """Return 3×3 convolution, norm and ReLU: [B, inside, H, W] -> [B, out, H, W]."""
     return [nn.Conv2d(inside, out, 3, padding=1), *norm_layers(norm, groups, out), nn.ReLU()]
 
 
-def encoder_stages(images: int, width: int, norm: Norm, groups: int) -> list[list[nn.Module]]:
+def encoder_stages(
+    images: int,
+    width: int,
+    norm: Norm,
+    groups: int,
+) -> list[list[nn.Module]]:
     """Return the convolutions of each stage, without the pooling that follows."""
     stages, channels = [], images
     for widths in STAGES:

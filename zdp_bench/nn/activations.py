@@ -14,7 +14,11 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.registry import lookup, names, register
 
 
-def activation(name: str, features: int, dtype: torch.dtype | None = None) -> nn.Module:
+def activation(
+    name: str,
+    features: int,
+    dtype: torch.dtype | None = None,
+) -> nn.Module:
     """Build the activation registered as `name`; a bias per feature gets as many entries.
 
     Args:

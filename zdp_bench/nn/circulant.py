@@ -25,7 +25,13 @@ class CirculantLinear(nn.Module):
         weight: [p, q, d], the first rows of p×q blocks; p = ⌈out_features/d⌉, q = ⌈in_features/d⌉.
     """
 
-    def __init__(self, in_features: int, out_features: int, block: int, bias: bool = True) -> None:
+    def __init__(
+        self,
+        in_features: int,
+        out_features: int,
+        block: int,
+        bias: bool = True,
+    ) -> None:
         super().__init__()
         if block < 1:
             raise ValueError(f"a circulant block has at least one row, not {block}")

@@ -69,7 +69,12 @@ class _Convolve(torch.autograd.Function):
     generate_vmap_rule = True  # so that torch.func's vmap(grad), the reference, goes through it
 
     @staticmethod
-    def forward(x: Tensor, weight: Tensor, bias: Tensor | None, arguments: ConvArguments) -> Tensor:
+    def forward(
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        arguments: ConvArguments,
+    ) -> Tensor:
         real_bias = None if bias is None else torch.view_as_real(bias).flatten()
         real_weight = interleaved_weight(weight, arguments.transposed)
         channels = as_real_channels(channels_last(x))
@@ -79,7 +84,9 @@ class _Convolve(torch.autograd.Function):
 
     @staticmethod
     def setup_context(
-        ctx: Any, inputs: tuple[Tensor, Tensor, Tensor | None, ConvArguments], output: Tensor
+        ctx: Any,
+        inputs: tuple[Tensor, Tensor, Tensor | None, ConvArguments],
+        output: Tensor,
     ) -> None:
         x, weight, bias, ctx.arguments = inputs
         ctx.has_bias = bias is not None
@@ -108,7 +115,11 @@ class _ConvolvePlainly(torch.autograd.Function):
 
 
 def _interleaved_gradients(
-    x: Tensor, g: Tensor, weight: Tensor, wanted: tuple[bool, bool], arguments: ConvArguments
+    x: Tensor,
+    g: Tensor,
+    weight: Tensor,
+    wanted: tuple[bool, bool],
+    arguments: ConvArguments,
 ) -> tuple[Tensor | None, Tensor | None]:
     """Of input and weight, those `wanted`, by the gradients of the real convolution."""
     if not any(wanted):
@@ -190,7 +201,12 @@ class _Convolution(nn.Module):
         """Complex [B, C, *] -> complex [B, O, *], channels-last in memory."""
         return self._conv_forward(x, self.weight, self.bias)
 
-    def _conv_forward(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _conv_forward(
+        self,
+        x: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+    ) -> Tensor:
         """Convolve with a given weight, as torch's layers of the same name for it do."""
         inside = torch.compiler.is_compiling() or torch._C._are_functorch_transforms_active()
         function = _Convolve if inside else _ConvolvePlainly

@@ -64,7 +64,12 @@ def scale_to_unit_variance(model: nn.Module, noise: Tensor) -> nn.Module:
     }
     unseen = set(layers)
 
-    def scale(name: str, layer: nn.Module, inputs: tuple[Tensor, ...], output: Tensor) -> Tensor:
+    def scale(
+        name: str,
+        layer: nn.Module,
+        inputs: tuple[Tensor, ...],
+        output: Tensor,
+    ) -> Tensor:
         first = name in unseen
         unseen.discard(name)
         power = output.abs().square().mean()

@@ -91,14 +91,26 @@ class ComplexGroupNorm(nn.Module):
 class ComplexInstanceNorm(ComplexGroupNorm):
     """Every channel of an example is a group of its own."""
 
-    def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
+    def __init__(
+        self,
+        channels: int,
+        eps: float = EPS,
+        affine: bool = True,
+        **where: Any,
+    ) -> None:
         super().__init__(channels, channels, eps, affine, **where)
 
 
 class ComplexLayerNorm(ComplexGroupNorm):
     """All channels and positions of an example are one group; each channel has its γ and β."""
 
-    def __init__(self, channels: int, eps: float = EPS, affine: bool = True, **where: Any) -> None:
+    def __init__(
+        self,
+        channels: int,
+        eps: float = EPS,
+        affine: bool = True,
+        **where: Any,
+    ) -> None:
         super().__init__(1, channels, eps, affine, **where)
 
 
@@ -116,7 +128,11 @@ def normalise(
     return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
 
 
-def per_sample_norm(how: str | None, channels: int, dtype: torch.dtype) -> list[nn.Module]:
+def per_sample_norm(
+    how: str | None,
+    channels: int,
+    dtype: torch.dtype,
+) -> list[nn.Module]:
     """Return the norm that `model.normalisation` names, real or complex by dtype, as a list.
 
     group: 16 groups, or the most below that which divide the channels. instance: one each channel.
@@ -144,7 +160,11 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        x: Tensor, weight: Tensor | None, bias: Tensor | None, groups: int, eps: float
+        x: Tensor,
+        weight: Tensor | None,
+        bias: Tensor | None,
+        groups: int,
+        eps: float,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         c, mean, h, p = _moments(x, groups)
         root = _inverse_root(h, p, eps)
@@ -155,14 +175,20 @@ class _Normalise(torch.autograd.Function):
         return torch.addcmul(torch.addcmul(constant, c, along), _conj(c), across), mean, h, p
 
     @staticmethod
-    def setup_context(ctx: Any, inputs: tuple[Any, ...], output: tuple[Tensor, ...]) -> None:
+    def setup_context(
+        ctx: Any,
+        inputs: tuple[Any, ...],
+        output: tuple[Tensor, ...],
+    ) -> None:
         x, weight, _, _, ctx.eps = inputs
         ctx.mark_non_differentiable(*output[1:])
         ctx.save_for_backward(x, weight, *output[1:])
 
     @staticmethod
     def backward(
-        ctx: Any, g: Tensor, *_: Tensor
+        ctx: Any,
+        g: Tensor,
+        *_: Tensor,
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, h, p = ctx.saved_tensors
         to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
@@ -206,7 +232,11 @@ class _Root(NamedTuple):
     s: Tensor
 
 
-def _inverse_root(h: Tensor, p: Tensor, eps: float) -> _Root:
+def _inverse_root(
+    h: Tensor,
+    p: Tensor,
+    eps: float,
+) -> _Root:
     """The inverse square root of a covariance, eps added to its eigenvalues."""
     # (h + eps)² − |p|²/4, with |p|/2 ≤ h whatever rounding made of them
     s = (
@@ -235,7 +265,12 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
 
 
 def _through_moments(
-    h: Tensor, p: Tensor, root: _Root, eps: float, sums: Tensor, numbers: int
+    h: Tensor,
+    p: Tensor,
+    root: _Root,
+    eps: float,
+    sums: Tensor,
+    numbers: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """The gradient through a group's mean, h and p: constant + of_h·c + of_p·c̄.
 

@@ -34,7 +34,11 @@ def float32_products(kind: Literal["ieee", "tf32"] = "ieee") -> Iterator[None]:
         *(backends.mkldnn.matmul, backends.mkldnn.conv, backends.mkldnn.rnn),
     ]
 
-    def put(kinds: list[str], matmul: str | None, convolutions: bool | None) -> None:
+    def put(
+        kinds: list[str],
+        matmul: str | None,
+        convolutions: bool | None,
+    ) -> None:
         if matmul is not None:
             torch.set_float32_matmul_precision(matmul)
         if convolutions is not None:

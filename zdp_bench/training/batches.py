@@ -148,7 +148,12 @@ def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
             yield value
 
 
-def seed_layers(key: int | str, step: int, rank: int, secure: bool = False) -> None:
+def seed_layers(
+    key: int | str,
+    step: int,
+    rank: int,
+    secure: bool = False,
+) -> None:
     """Make random numbers drawn inside layers (dropout) a function of (key, step, rank).
 
     With `secure` they follow from the operating system's randomness: what a layer draws for an
@@ -232,7 +237,11 @@ def free_memory() -> None:
 
 
 def initial_size(
-    model: nn.Module, loss: Loss, like: Batch, expected_batch_size: float, device: torch.device
+    model: nn.Module,
+    loss: Loss,
+    like: Batch,
+    expected_batch_size: float,
+    device: torch.device,
 ) -> Size:
     """Return the micro-batch size to begin with.
 
@@ -250,7 +259,11 @@ def initial_size(
     return Size(whole)
 
 
-def bytes_per_example(model: nn.Module, loss: Loss, like: Batch) -> int:
+def bytes_per_example(
+    model: nn.Module,
+    loss: Loss,
+    like: Batch,
+) -> int:
     """Return how many bytes a forward pass keeps for each example: of two, less those of one."""
 
     def kept(examples: int) -> int:
@@ -288,7 +301,11 @@ def available_memory() -> int:
     return min(bounds, default=2**32)  # 4 GiB if nothing is known
 
 
-def _number(path: str, key: str | None = None, unit: int = 1) -> int | None:
+def _number(
+    path: str,
+    key: str | None = None,
+    unit: int = 1,
+) -> int | None:
     """Return the first number in a file, or the one after `key`; None if there is none."""
     try:
         words = Path(path).read_text().split()

@@ -79,7 +79,11 @@ def _white_noise(data: Splits | DatasetInfo) -> Tensor:
     return torch.randn(count, *data.input_shape, dtype=dtype)
 
 
-def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits | DatasetInfo:
+def fit_outputs(
+    config: Run,
+    task: Task,
+    data: Splits | DatasetInfo,
+) -> Splits | DatasetInfo:
     """Return the data with as many outputs as the task has: one logit for two classes."""
     outputs = getattr(task, "outputs", data.outputs)
     if outputs == 1 and data.outputs > 2:
@@ -90,7 +94,12 @@ def fit_outputs(config: Run, task: Task, data: Splits | DatasetInfo) -> Splits |
     return data if outputs == data.outputs else replace(data, outputs=outputs)
 
 
-def check_fit(config: Run, model: nn.Module, task: Task, data: Splits | DatasetInfo) -> None:
+def check_fit(
+    config: Run,
+    model: nn.Module,
+    task: Task,
+    data: Splits | DatasetInfo,
+) -> None:
     """Run model and loss on one test example, which is public, or on zeros of its shape."""
     seen, warned_always = "", torch.is_warn_always_enabled()
     try:
@@ -131,7 +140,10 @@ def zeros_like(data: DatasetInfo, examples: int) -> Batch:
 
 
 def _unfit(
-    config: Run, data: Splits | DatasetInfo, error: Exception, targets: str = ""
+    config: Run,
+    data: Splits | DatasetInfo,
+    error: Exception,
+    targets: str = "",
 ) -> UserError:
     words = (str(error).strip() or type(error).__name__).splitlines()[0][:300].rstrip(".")
     if explain_memory_error(error):
@@ -146,7 +158,11 @@ def _unfit(
     )
 
 
-def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Algorithm]:
+def build_algorithm(
+    config: Run,
+    problem: Problem,
+    plan: Plan,
+) -> tuple[Run, Algorithm]:
     """Return the algorithm, and the configuration with the noise multiplier it was given.
 
     z is proportional to it, so one search for a tight ε serves all algorithms that share a plan.
@@ -174,7 +190,12 @@ def build_algorithm(config: Run, problem: Problem, plan: Plan) -> tuple[Run, Alg
     return config, algorithm
 
 
-def claim_of(config: Run, plan: Plan, noise_multiplier: float, steps: int) -> Claim:
+def claim_of(
+    config: Run,
+    plan: Plan,
+    noise_multiplier: float,
+    steps: int,
+) -> Claim:
     """Return the configured accountant's inputs for a run."""
     return Claim(
         noise_multiplier,
@@ -270,7 +291,10 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
 
 
 def build_scheduler(
-    config: Run, optimizer: torch.optim.Optimizer, data: Splits | DatasetInfo, steps: int
+    config: Run,
+    optimizer: torch.optim.Optimizer,
+    data: Splits | DatasetInfo,
+    steps: int,
 ) -> torch.optim.lr_scheduler.LRScheduler | None:
     """Return the schedule of the learning rate over so many steps, if there is one."""
     if config.scheduler is None:

@@ -49,7 +49,11 @@ def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
     return (*described, id(mechanism))
 
 
-def rows_of(sampling: Sampling, most: int, ranks: int = 1) -> int:
+def rows_of(
+    sampling: Sampling,
+    most: int,
+    ranks: int = 1,
+) -> int:
     """Return how many rows a program has, from what is public of the sampling alone.
 
     A Poisson batch is rarely three deviations larger than expected; one that is takes two passes.
@@ -76,7 +80,11 @@ class Program:
 
     @staticmethod
     def of(
-        algorithm: Algorithm, loss: PerExample, mechanism: Mechanism, batch: Batch, rows: int
+        algorithm: Algorithm,
+        loss: PerExample,
+        mechanism: Mechanism,
+        batch: Batch,
+        rows: int,
     ) -> Program:
         """Return a program for pieces like `batch`, whose first example fills every row."""
         inputs, targets = (t[:1].expand(rows, *t.shape[1:]).contiguous() for t in batch)
@@ -167,7 +175,11 @@ class Programs:
             return None
 
     def _sum(
-        self, algorithm: Algorithm, mechanism: Mechanism, pieces: Iterable[Batch], rows: int
+        self,
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        pieces: Iterable[Batch],
+        rows: int,
     ) -> dict[str, Tensor] | None:
         found: Program | None = None
         for batch in pieces:
@@ -188,7 +200,13 @@ class Programs:
             return None
         return dict(found.total)
 
-    def _make(self, algorithm: Algorithm, mechanism: Mechanism, batch: Batch, rows: int) -> Program:
+    def _make(
+        self,
+        algorithm: Algorithm,
+        mechanism: Mechanism,
+        batch: Batch,
+        rows: int,
+    ) -> Program:
         program = Program.of(algorithm, per_example(algorithm.problem.loss), mechanism, batch, rows)
         if self.capture:
             try:

@@ -78,7 +78,11 @@ class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
     """A checkpoint's state does not fit the parts that are to continue from it."""
 
 
-def _require_alike(own: Any, saved: Any, what: str) -> None:
+def _require_alike(
+    own: Any,
+    saved: Any,
+    what: str,
+) -> None:
     """Reject a state that lacks a key of `own`, or has a value of another type; None is of any."""
     if own is None or saved is None:
         return
@@ -132,7 +136,12 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     disk.write_bytes(path, whole.getbuffer())
 
 
-def load(path: Path, run: str, *older: str, advice: str = ADVICE) -> Checkpoint | None:
+def load(
+    path: Path,
+    run: str,
+    *older: str,
+    advice: str = ADVICE,
+) -> Checkpoint | None:
     """Return the checkpoint at `path`, or None if there is none.
 
     Args:

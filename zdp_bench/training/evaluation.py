@@ -41,7 +41,11 @@ def step_schedule(
 
 
 def evaluate(
-    model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
+    model: nn.Module,
+    task: Task,
+    test: Source,
+    device: torch.device,
+    size: int | None = None,
 ) -> dict[str, float]:
     """Return the task's metrics over a whole set; of outputs with NaN or ∞ only a loss, of NaN."""
     outputs, targets = predict(model, task, test, device, size)
@@ -50,7 +54,12 @@ def evaluate(
     return task.metrics(outputs, targets, test.groups)
 
 
-def refuse_divergence(finite: bool, epoch: int | None, step: int, rate: object) -> None:
+def refuse_divergence(
+    finite: bool,
+    epoch: int | None,
+    step: int,
+    rate: object,
+) -> None:
     """End a run whose model outputs NaN or ∞, from which no step recovers."""
     if not finite:
         at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
@@ -63,7 +72,12 @@ def refuse_divergence(finite: bool, epoch: int | None, step: int, rate: object) 
 
 @torch.no_grad()
 @float32_forward()
-def quick_loss(model: nn.Module, task: Task, test: Source, device: torch.device) -> float:
+def quick_loss(
+    model: nn.Module,
+    task: Task,
+    test: Source,
+    device: torch.device,
+) -> float:
     """Return the mean loss over the first examples of a public set.
 
     On a GPU that waits, so it is not done at every step. The loss of a step would be cheaper, but
@@ -91,7 +105,11 @@ def _at_once(one: Tensor, size: int | None = None) -> int:
 @torch.no_grad()
 @float32_forward()
 def predict(
-    model: nn.Module, task: Task, test: Source, device: torch.device, size: int | None = None
+    model: nn.Module,
+    task: Task,
+    test: Source,
+    device: torch.device,
+    size: int | None = None,
 ) -> Batch:
     """Return outputs [n, ...] and targets over a whole set, `size` examples at a time, in float32.
 
@@ -112,7 +130,12 @@ def predict(
 
 
 def evaluate_trained(
-    home: Path, model: nn.Module, task: Task, test: Source, device: torch.device, size: int
+    home: Path,
+    model: nn.Module,
+    task: Task,
+    test: Source,
+    device: torch.device,
+    size: int,
 ) -> tuple[dict[str, float], float | None]:
     """Return the trained model's test metrics, and what its headline is with targets shuffled.
 

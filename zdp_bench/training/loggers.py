@@ -109,7 +109,11 @@ class Tracker:
             self._try(self._logger.close)
         self._logger = None
 
-    def _try(self, call: Callable[..., None], *arguments: Any) -> None:
+    def _try(
+        self,
+        call: Callable[..., None],
+        *arguments: Any,
+    ) -> None:
         try:
             call(*arguments)
         except Exception as error:
@@ -122,7 +126,11 @@ class Tracker:
             )
 
 
-def describe_run(config: Run, home: Path, steps_done: int) -> LoggedRun:
+def describe_run(
+    config: Run,
+    home: Path,
+    steps_done: int,
+) -> LoggedRun:
     """Return what a logger is told of the run whose folder is `home`."""
     recorded = {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED}
     return LoggedRun(

@@ -82,7 +82,11 @@ def arithmetic(
             torch.set_deterministic_debug_mode(before)
 
 
-def check_precision(precision: str | None, model: nn.Module, algorithm: Any) -> None:
+def check_precision(
+    precision: str | None,
+    model: nn.Module,
+    algorithm: Any,
+) -> None:
     """Reject a precision that does not suit the model or the algorithm."""
     if precision is None:
         return
@@ -109,7 +113,11 @@ def _autocast(model: nn.Module, device: torch.device) -> list[Any]:
     """Run the model's forward pass in bfloat16 and return float32; return the hooks."""
     region = torch.autocast(device.type, torch.bfloat16, cache_enabled=False)
 
-    def leave(module: nn.Module, inputs: Any, output: Any) -> Any:
+    def leave(
+        module: nn.Module,
+        inputs: Any,
+        output: Any,
+    ) -> Any:
         if region_of(model) is None:
             return output
         region.__exit__(None, None, None)
@@ -176,7 +184,11 @@ def plugin_digests(used: Plugins) -> dict[str, str]:
 
 
 def execution_digest(
-    used: Plugins, device: torch.device, micro_batch: int, ranks: int, deterministic: bool
+    used: Plugins,
+    device: torch.device,
+    micro_batch: int,
+    ranks: int,
+    deterministic: bool,
 ) -> str:
     """Return the SHA-256 of all that decides a step's bits, beside its key and starting state.
 

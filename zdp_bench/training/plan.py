@@ -53,7 +53,12 @@ class Plan:
         return Plan(own, trainer.epochs, steps)
 
     @staticmethod
-    def poisson(size: int, rate: float, epochs: int, cycle: int = 1) -> Plan:
+    def poisson(
+        size: int,
+        rate: float,
+        epochs: int,
+        cycle: int = 1,
+    ) -> Plan:
         """Return the plan that draws each of `size` examples with probability `rate` a step.
 
         In cycles of several steps it is that of each step's subset, times `cycle`.
@@ -62,7 +67,11 @@ class Plan:
         return Plan(own, epochs, max(1, round(epochs / rate)))
 
     def draw(
-        self, key: int | str, step: int, secure: bool = False, records: int = 0
+        self,
+        key: int | str,
+        step: int,
+        secure: bool = False,
+        records: int = 0,
     ) -> tuple[np.ndarray, float]:
         """Return the indices of a step's examples or patients, and the divisor of its sum.
 
@@ -117,7 +126,11 @@ def evenly(config: Run, records: int) -> Plan:
     return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)
 
 
-def steps_of(config: Run, size: int, rounds: int) -> Plan:
+def steps_of(
+    config: Run,
+    size: int,
+    rounds: int,
+) -> Plan:
     """Return the plan of a node with `size` examples: its own sampling, the steps of all rounds."""
     return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)
 
@@ -148,7 +161,12 @@ class Patients:
         owned = int(np.diff(self.starts).max())
         return min(owned, self.most or owned)
 
-    def take(self, drawn: np.ndarray, key: int | str, step: int) -> tuple[np.ndarray, Shares]:
+    def take(
+        self,
+        drawn: np.ndarray,
+        key: int | str,
+        step: int,
+    ) -> tuple[np.ndarray, Shares]:
         """Return the examples of the drawn patients, share by share, and how many each has.
 
         Of more than `most`, which are taken depends on (key, step) and on these examples alone:

@@ -39,18 +39,32 @@ BAR, BAR_TERMINAL = 20, 110  # widths: of the bar, and of the narrowest terminal
 class Watcher:
     """Follows a run; this one says nothing. None of what it gets costs privacy."""
 
-    def started(self, recipe: str, seed: int, steps: int, done: int) -> None: ...
+    def started(
+        self,
+        recipe: str,
+        seed: int,
+        steps: int,
+        done: int,
+    ) -> None: ...
     def opened(self, home: Path, done: int) -> None: ...
     def stepped(self, step: int) -> None: ...
     def evaluated(
-        self, epoch: int, step: int, metrics: dict[str, float], epsilon: float
+        self,
+        epoch: int,
+        step: int,
+        metrics: dict[str, float],
+        epsilon: float,
     ) -> None: ...
 
 
 class Live(Watcher):
     """Shows one run, from its second epoch on with the time that is left; a context manager."""
 
-    def __init__(self, console: Console, name: str = "") -> None:
+    def __init__(
+        self,
+        console: Console,
+        name: str = "",
+    ) -> None:
         self._console = console
         self._prefix = f"{name}  " if name else ""
         self._bar: Progress | None = None
@@ -66,7 +80,13 @@ class Live(Watcher):
         if self._bar:
             self._bar.stop()
 
-    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+    def started(
+        self,
+        recipe: str,
+        seed: int,
+        steps: int,
+        done: int,
+    ) -> None:
         self._name, self._steps = f"{self._prefix}{recipe} seed {seed}", steps
         if done:
             self._console.print(f"{self._name}: continues at step {done:,} of {steps:,}")
@@ -96,7 +116,13 @@ class Live(Watcher):
         if self._bar:
             self._bar.update(self._task, completed=step)
 
-    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+    def evaluated(
+        self,
+        epoch: int,
+        step: int,
+        metrics: dict[str, float],
+        epsilon: float,
+    ) -> None:
         state = _state(metrics)
         spent = f"ε {show_epsilon(epsilon)}"
         now, left = time.monotonic(), ""
@@ -148,14 +174,26 @@ class Reporter(Watcher):
         """Hand the record to the logger, if the run was carried out here."""
         self._tracker.finish(record)
 
-    def started(self, recipe: str, seed: int, steps: int, done: int) -> None:
+    def started(
+        self,
+        recipe: str,
+        seed: int,
+        steps: int,
+        done: int,
+    ) -> None:
         log.info(f"{recipe} seed {seed}: starts at step {done:,} of {steps:,}")
         self._beside.started(recipe, seed, steps, done)
 
     def stepped(self, step: int) -> None:
         self._beside.stepped(step)
 
-    def evaluated(self, epoch: int, step: int, metrics: dict[str, float], epsilon: float) -> None:
+    def evaluated(
+        self,
+        epoch: int,
+        step: int,
+        metrics: dict[str, float],
+        epsilon: float,
+    ) -> None:
         for on_step in self._callbacks:
             on_step({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
         self._tracker.log({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})

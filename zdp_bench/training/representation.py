@@ -18,7 +18,11 @@ from zdp_bench.representations import Representation, build, refuse_changing, re
 from zdp_bench.training.machine import pick_device
 
 
-def build_representation(config: Run, shape: tuple[int, ...], dtype: torch.dtype) -> Representation:
+def build_representation(
+    config: Run,
+    shape: tuple[int, ...],
+    dtype: torch.dtype,
+) -> Representation:
     """Return the configured representation for examples of this shape and dtype."""
     chosen = config.representation
     assert chosen is not None

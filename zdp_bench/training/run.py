@@ -66,7 +66,12 @@ log = logging.getLogger(__name__)
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
 
 
-def run(config: Run, watcher: Watcher, wait: bool = True, runner: Runner | None = None) -> Outcome:
+def run(
+    config: Run,
+    watcher: Watcher,
+    wait: bool = True,
+    runner: Runner | None = None,
+) -> Outcome:
     """Carry out one run, or find it done. Each rank brings its share, and rank 0 writes.
 
     Args:
@@ -90,7 +95,12 @@ def run(config: Run, watcher: Watcher, wait: bool = True, runner: Runner | None 
     return (runner or run_central)(config, watcher, pick_device(config.device), wait)
 
 
-def run_central(config: Run, watcher: Watcher, device: torch.device, wait: bool) -> Outcome:
+def run_central(
+    config: Run,
+    watcher: Watcher,
+    device: torch.device,
+    wait: bool,
+) -> Outcome:
     """Train one model on one training set: every recipe without `federated.nodes`."""
     ranks, data = distributed.join(device.type), load_data(config)
     digest = digest_of(config, data.digest)
@@ -255,7 +265,11 @@ class Loop:
         made = execution_digest(config.plugins, device, *how)
         return made, self.step, checkpoint.state_digest(*self.states())
 
-    def save(self, ledger: Position, nodes: dict[int, dict[str, Any]] | None = None) -> None:
+    def save(
+        self,
+        ledger: Position,
+        nodes: dict[int, dict[str, Any]] | None = None,
+    ) -> None:
         """Write the checkpoint of this moment."""
         weights, moments, rates, carried = self.states()
         trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
@@ -331,7 +345,11 @@ class Loop:
             )
         self.watcher.stepped(self.steps_done)
 
-    def _evaluate(self, epoch: int | None, epsilon: Callable[[int], float]) -> None:
+    def _evaluate(
+        self,
+        epoch: int | None,
+        epsilon: Callable[[int], float],
+    ) -> None:
         """Measure the model on the test set; rank 0 does, for all have the same weights."""
         setup, step = self.setup, self.steps_done
         metrics, spent = {}, 0.0
@@ -361,7 +379,11 @@ def average_weights(model: nn.Module, decay: float) -> AveragedModel:
     Without it the average would need 1/(1 − decay) steps to do so. Buffers are the model's own.
     """
 
-    def move(average: Tensor, weights: Tensor, averaged: Tensor | int) -> Tensor:
+    def move(
+        average: Tensor,
+        weights: Tensor,
+        averaged: Tensor | int,
+    ) -> Tensor:
         t = int(averaged)
         return weights.lerp(average, min(decay, (1 + t) / (10 + t)))
 
@@ -476,7 +498,11 @@ def epsilon_of(config: Run, unit: str) -> str:
 
 
 def released_report(
-    mechanism: Mechanism, ledger: Tally, releases: int, delta: float, secure: bool
+    mechanism: Mechanism,
+    ledger: Tally,
+    releases: int,
+    delta: float,
+    secure: bool,
 ) -> dict[str, Any]:
     """Return what follows from the releases alone: tight ε, and what it was computed from."""
     position = ledger.position

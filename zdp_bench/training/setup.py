@@ -89,7 +89,11 @@ def describe_data(config: Run) -> DatasetInfo:
     return represent_info(build_representation(config, info.input_shape, info.dtype), info)
 
 
-def _hold_out_of(info: DatasetInfo, config: Run, share: float) -> DatasetInfo:
+def _hold_out_of(
+    info: DatasetInfo,
+    config: Run,
+    share: float,
+) -> DatasetInfo:
     """Return a data set's counts with a share of its owners held out; classes are not counted."""
     if not info.found:
         return expect_held_out(info, share)
@@ -118,7 +122,11 @@ def count_units(config: Run, data: Splits | DatasetInfo) -> int:
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
 
 
-def assign_subsets(config: Run, data: Splits, cycle: int) -> np.ndarray:
+def assign_subsets(
+    config: Run,
+    data: Splits,
+    cycle: int,
+) -> np.ndarray:
     """Return which of `cycle` subsets each training example, or patient, is in (`subsets`)."""
     if config.privacy.by_patient:
         _, identities = identify_owners(data, UNIT)
@@ -141,7 +149,9 @@ class ModelSetup:
 
     @staticmethod
     def of(
-        config: Run, data: Splits | DatasetInfo | None = None, device: torch.device | None = None
+        config: Run,
+        data: Splits | DatasetInfo | None = None,
+        device: torch.device | None = None,
     ) -> ModelSetup:
         """Build task, model and optimiser, and check that they fit the data."""
         device = device or pick_device(config.device)
@@ -271,7 +281,11 @@ class Setup(ModelSetup):
         return initial_size(self.model, self.task.loss, like, expected, self.device)
 
     def draw(
-        self, key: int | str, step: int, size: Size | None = None, ranks: Ranks = ALONE
+        self,
+        key: int | str,
+        step: int,
+        size: Size | None = None,
+        ranks: Ranks = ALONE,
     ) -> tuple[MicroBatches, float]:
         """Draw a step's batch; return this rank's micro-batches, and the divisor over all ranks."""
         data, secure = self.data, self.config.privacy.secure

@@ -142,7 +142,10 @@ def private_step(
 
 
 def sum_contributions(
-    algorithm: Algorithm, mechanism: Mechanism, micro_batches: Iterable[Batch], device: torch.device
+    algorithm: Algorithm,
+    mechanism: Mechanism,
+    micro_batches: Iterable[Batch],
+    device: torch.device,
 ) -> dict[str, Tensor]:
     """Return S, the sum of every example's share, over all micro-batches.
 

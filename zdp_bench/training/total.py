@@ -17,7 +17,12 @@ class Total(dict[str, Tensor]):
     largest, which one example more or less may shift: beyond `batches.MICRO_BATCH` it is wide.
     """
 
-    def __init__(self, mechanism: Mechanism, device: torch.device, is_wide: bool = False) -> None:
+    def __init__(
+        self,
+        mechanism: Mechanism,
+        device: torch.device,
+        is_wide: bool = False,
+    ) -> None:
         super().__init__()
         self.blocks = {block.name: block for block in mechanism.blocks}
         self.device = device

@@ -47,7 +47,11 @@ def pick_owners(data: Splits, share: float) -> np.ndarray:
     return held
 
 
-def hold_out(data: Splits, held: np.ndarray, share: float) -> Splits:
+def hold_out(
+    data: Splits,
+    held: np.ndarray,
+    share: float,
+) -> Splits:
     """Return the data set with the examples of `held` [n] as its validation part."""
     rows = torch.arange(len(held))
     chosen = torch.from_numpy(held)

@@ -56,27 +56,34 @@ def _all_rules() -> dict[type[nn.Module], Rule]:
 MAX_BYTES = 512 * 2**20
 
 
-def any_layer(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def any_layer(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """Differentiate a deterministic layer that maps [B, ...] to [B, ...] example by example."""
     if isinstance(layer, _BatchNorm):
         raise NoRule("batch norm, which mixes examples")
     # A parameter under two names in the layer has a gradient under each. Layers inside this one
     # account for their own parameters.
     parameters = {
-        name: p.detach()
-        for name, p in layer._parameters.items()
-        if p is not None and p.requires_grad
+        name: parameter.detach()
+        for name, parameter in layer._parameters.items()
+        if parameter is not None and parameter.requires_grad
     }
-    size = len(x) * sum(p.nbytes for p in parameters.values())
+    per_example = sum(parameter.nbytes for parameter in parameters.values())
+    size = len(x) * per_example
     if size > MAX_BYTES:
         raise NoRule(f"a layer without a rule, whose per-example gradients take {size:,} bytes")
 
     def differentiate_one(example: Tensor, output_gradient: Tensor) -> dict[str, Tensor]:
         def output(own: dict[str, Tensor]) -> Tensor:
-            one = functional_call(layer, own, (example.unsqueeze(0),), tie_weights=False)
-            return one.squeeze(0)
+            batch = (example.unsqueeze(0),)
+            return functional_call(layer, own, batch, tie_weights=False).squeeze(0)
 
-        return vjp(output, parameters)[1](output_gradient)[0]
+        pull_back = vjp(output, parameters)[1]
+        (gradients,) = pull_back(output_gradient)
+        return gradients
 
     try:
         with torch.enable_grad():

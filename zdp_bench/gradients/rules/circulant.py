@@ -34,35 +34,42 @@ from zdp_bench.nn.circulant import CirculantLinear, in_blocks
 
 
 @rule(CirculantLinear)
-def circulant(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def circulant(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """[B, n]: norms by Parseval. [B, *, n]: the correlations of all positions are summed."""
     assert isinstance(layer, CirculantLinear)
     if x.is_complex():
         raise NoRule("a real circulant layer on complex numbers")
     if x.dim() == 2:
-        of = correlate(layer, x, g)
-        weight = LayerGradient(
-            of.per_sample, of.weighted_sum, squared_norms=of.squared_norms, summands=of.summands
-        )
-        return {"weight": weight, "bias": LayerGradient.of(g)}
-    positions = x[0].numel() // x.shape[-1]
+        return {"weight": correlate(layer, x, g).gradient(), "bias": LayerGradient.of(g)}
+    x = x.flatten(1, -2)  # [B, T, in]
+    g = g.flatten(1, -2)  # [B, T, out]
+    positions = x.shape[1]
 
     def per_sample(start: int, stop: int) -> Tensor:
-        of = correlate(layer, x[start:stop].flatten(0, -2), g[start:stop].flatten(0, -2))
-        each = of.per_sample(0, (stop - start) * positions)
-        return each.unflatten(0, (stop - start, positions)).sum(dim=1)
+        correlation = correlate(layer, x[start:stop].flatten(0, 1), g[start:stop].flatten(0, 1))
+        per_position = correlation.per_sample(0, (stop - start) * positions)
+        return per_position.unflatten(0, (-1, positions)).sum(dim=1)
 
     weight = LayerGradient(
         per_sample,
         lambda factors: contract(per_sample(0, len(x)), factors),
         summands=lambda: bound_summands(g, x, positions, layer.block),
     )
-    return {"weight": weight, "bias": LayerGradient.of(g.flatten(1, -2).sum(dim=1))}
+    return {"weight": weight, "bias": LayerGradient.of(g.sum(dim=1))}
 
 
-def correlate(layer: CirculantLinear, x: Tensor, g: Tensor) -> Correlation:
+def correlate(
+    layer: CirculantLinear,
+    x: Tensor,
+    g: Tensor,
+) -> Correlation:
     """Correlate x and g by blocks: lag m of block (p, q) is the gradient of w[p, q, m]."""
-    return Correlation(in_blocks(x, layer.block), in_blocks(g, layer.block), (layer.block,))
+    block = layer.block
+    return Correlation(in_blocks(x, block), in_blocks(g, block), (block,))
 
 
 # ------------------------------------------------------------------ correlations by their spectra
@@ -85,13 +92,23 @@ class Correlation:
     g: Tensor  # [B, O, *t], real
     sizes: tuple[int, ...]  # of the transforms; from s + t − 1 on it is the linear correlation
 
+    def gradient(self) -> LayerGradient:
+        """Return the correlations as the per-sample gradients of a parameter."""
+        return LayerGradient(
+            self.per_sample,
+            self.weighted_sum,
+            squared_norms=self.squared_norms,
+            summands=self.summands,
+        )
+
     def squared_norms(self) -> Tensor:
         """Return ‖gᵢ ⋆ xᵢ‖² over all channels and lags, [B] in float64."""
         twice = multiplicity(self.sizes[-1], self.x.device).unsqueeze(-1)
         parts = []
         for x_hat, g_hat in self._spectra:
             power = _power(x_hat) * _power(g_hat)  # [*half, b]
-            parts.append((power * twice).flatten(0, -2).sum(dim=0, dtype=torch.float64))
+            whole_power = (power * twice).flatten(0, -2)
+            parts.append(whole_power.sum(dim=0, dtype=torch.float64))
         return torch.cat(parts) / prod(self.sizes)
 
     def summands(self) -> Summands:
@@ -104,7 +121,8 @@ class Correlation:
         signals = []
         for x_hat, g_hat in part._spectra:
             product = g_hat.conj().unsqueeze(-2) * x_hat.unsqueeze(-3)  # [*half, O, I, b]
-            signals.append(self._signal(product.movedim((-1, -3, -2), (0, 1, 2))))
+            spectra = product.movedim((-1, -3, -2), (0, 1, 2))
+            signals.append(self._signal(spectra))
         return torch.cat(signals)
 
     def weighted_sum(self, factors: Tensor) -> Tensor:
@@ -113,22 +131,27 @@ class Correlation:
         start = 0
         for x_hat, g_hat in self._spectra:
             stop = start + x_hat.shape[-1]
-            # x̂ has fewer channels than ĝ, as a rule.
-            weighted = flushed(x_hat * factors[start:stop].to(self.x.dtype)).conj()
+            own_factors = factors[start:stop].to(self.x.dtype)
             start = stop
-            product = g_hat @ weighted.mT  # [*half, O, I]
+            weighted = flushed(x_hat * own_factors)  # x̂ has fewer channels than ĝ, as a rule
+            product = g_hat @ weighted.conj().mT  # [*half, O, I]
             total = product if total is None else total.add_(product)
         assert total is not None
-        return self._signal(total.conj().movedim((-2, -1), (0, 1)))
+        spectrum = total.conj().movedim((-2, -1), (0, 1))
+        return self._signal(spectrum)
 
     def _signal(self, half_spectrum: Tensor) -> Tensor:
-        return torch.fft.irfftn(half_spectrum, s=self.sizes, dim=tuple(range(-len(self.sizes), 0)))
+        """Return the real signal [..., *sizes] of the spectrum [..., *half]."""
+        dims = range(-len(self.sizes), 0)
+        return torch.fft.irfftn(half_spectrum, s=self.sizes, dim=tuple(dims))
 
     @cached_property
     def _spectra(self) -> Iterable[tuple[Tensor, Tensor]]:
         """x̂ [*half, I, b] and ĝ [*half, O, b], not normalised, a few examples at a time."""
-        made = _Spectra(self)
-        return made if made.at_once < len(self.x) else list(made)
+        spectra = _Spectra(self)
+        if spectra.at_once < len(self.x):
+            return spectra
+        return list(spectra)
 
 
 @dataclass(frozen=True)
@@ -143,48 +166,65 @@ class _Spectra:
 
     @property
     def at_once(self) -> int:
-        x, g, sizes = self.of.x, self.of.g, self.of.sizes
-        numbers = (x.shape[1] + g.shape[1]) * prod(half(sizes)) * 2
+        """How many examples' spectra are held at a time."""
+        x, g = self.of.x, self.of.g
+        channels = x.shape[1] + g.shape[1]
+        numbers = channels * prod(half(self.of.sizes)) * 2
         most = SPECTRA_BYTES * times_on(x, GPU_TIMES // 4)
         return max(1, most // (numbers * x.element_size()))
 
     def __iter__(self) -> Iterator[tuple[Tensor, Tensor]]:
-        pieces = self.of.x.split(self.at_once), self.of.g.split(self.at_once)
-        for x, g in zip(*pieces, strict=True):
+        x_pieces = self.of.x.split(self.at_once)
+        g_pieces = self.of.g.split(self.at_once)
+        for x, g in zip(x_pieces, g_pieces, strict=True):
             yield _half_spectrum(x, self.of.sizes), _half_spectrum(g, self.of.sizes)
 
 
 def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
     """Transform [b, C, *s] -> [*half, C, b], zero-padded to `sizes`, one dimension at a time."""
-    spectrum = signal.permute(*range(2, signal.dim()), 1, 0).contiguous()
+    channels_and_examples_last = (*range(2, signal.dim()), 1, 0)
+    spectrum = signal.permute(channels_and_examples_last).contiguous()
     last = len(sizes) - 1
-    for dim in reversed(range(len(sizes))):
-        if sizes[dim] <= SHORT:
-            spectrum = _by_matrix(
-                spectrum.to(signal.dtype.to_complex()), dim, sizes[dim], real=dim == last
-            )
+    for dim, size in reversed(list(enumerate(sizes))):
+        if size <= SHORT:
+            numbers = spectrum.to(signal.dtype.to_complex())
+            spectrum = _by_matrix(numbers, dim, size, real=dim == last)
         else:
             transform = torch.fft.rfft if dim == last else torch.fft.fft
-            spectrum = transform(spectrum, n=sizes[dim], dim=dim).contiguous()
+            spectrum = transform(spectrum, n=size, dim=dim).contiguous()
     return spectrum
 
 
-def _by_matrix(signal: Tensor, dim: int, size: int, real: bool) -> Tensor:
+def _by_matrix(
+    signal: Tensor,
+    dim: int,
+    size: int,
+    real: bool,
+) -> Tensor:
     """Transform `dim`, zero-padded to `size`, by a product; half of the frequencies if `real`."""
-    before, given, after = signal.shape[:dim], signal.shape[dim], signal.shape[dim + 1 :]
-    matrix = _fourier(size, given, real, signal.dtype, signal.device)  # [k, s]
-    return (matrix @ signal.view(prod(before), given, prod(after))).view(
-        *before, len(matrix), *after
-    )
+    before = signal.shape[:dim]
+    length = signal.shape[dim]
+    after = signal.shape[dim + 1 :]
+    matrix = _fourier(size, length, real, signal.dtype, signal.device)  # [k, s]
+    product = matrix @ signal.view(prod(before), length, prod(after))
+    return product.view(*before, len(matrix), *after)
 
 
 @cache
-def _fourier(size: int, given: int, real: bool, dtype: torch.dtype, device: torch.device) -> Tensor:
-    """Return exp(−2πi·k·t / size) of all frequencies k and the first `given` times t."""
+def _fourier(
+    size: int,
+    times: int,
+    real: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> Tensor:
+    """Return exp(−2πi·k·t / size) of all frequencies k and the first `times` times t."""
     frequencies = torch.arange(size // 2 + 1 if real else size)
     # Whole numbers below `size`: no large angle is rounded.
-    turns = (torch.outer(frequencies, torch.arange(given)) % size).double()
-    return torch.polar(torch.ones_like(turns), turns * (-2 * math.pi / size)).to(device, dtype)
+    turns = (torch.outer(frequencies, torch.arange(times)) % size).double()
+    angles = turns * (-2 * math.pi / size)
+    matrix = torch.polar(torch.ones_like(angles), angles)
+    return matrix.to(device, dtype)
 
 
 def _power(z: Tensor) -> Tensor:

@@ -51,16 +51,25 @@ LARGE_EXAMPLE = 40_000_000
 
 
 @rule(nn.Conv1d, nn.Conv2d, nn.Conv3d, nn.ConvTranspose1d, nn.ConvTranspose2d, nn.ConvTranspose3d)
-def torch_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def torch_convolution(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """torch's own; string paddings and padding modes are applied to the input first."""
     assert isinstance(layer, nn.modules.conv._ConvNd)
     if layer.padding_mode == "zeros" and not isinstance(layer.padding, str):
         return _convolution(layer, x, g, tuple(layer.padding))
-    return _convolution(layer, pad_input(layer, x), g, (0,) * len(layer.kernel_size))
+    unpadded = (0,) * len(layer.kernel_size)
+    return _convolution(layer, pad_input(layer, x), g, unpadded)
 
 
 @rule(ComplexConv1d, ComplexConv2d, ComplexConv3d, ComplexConvTranspose2d)
-def complex_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def complex_convolution(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """Ours."""
     return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
 
@@ -72,7 +81,10 @@ def pad_input(layer: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
 
 
 def _convolution(
-    layer: nn.Module, x: Tensor, g: Tensor, padding: tuple[int, ...]
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+    padding: tuple[int, ...],
 ) -> dict[str, LayerGradient]:
     weight: Tensor = layer.weight  # type: ignore[assignment]
     geometry = ConvolutionShape(
@@ -91,10 +103,13 @@ def _convolution(
     return gradients
 
 
-def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
+def _real_weight(
+    geometry: ConvolutionShape,
+    x: Tensor,
+    g: Tensor,
+) -> LayerGradient:
     """The weight of a real convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
-    positions, outputs, inputs = geometry.sizes(wide, narrow)
 
     def from_backend(start: int, stop: int) -> Tensor:
         return one_by_one(geometry, x[start:stop], g[start:stop])
@@ -111,16 +126,19 @@ def _real_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradi
         per_sample = from_patches
     else:
         per_sample = from_columns
-    ghost = geometry.groups == 1 and ghost_is_cheaper(positions, outputs, inputs, x.element_size())
     return LayerGradient(
         per_sample,
         lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
-        squared_norms=(lambda: ghost_norms(geometry, wide, narrow)) if ghost else None,
+        squared_norms=_ghost(geometry, wide, narrow),
         summands=lambda: _summands(geometry, wide, narrow),
     )
 
 
-def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGradient:
+def _complex_weight(
+    geometry: ConvolutionShape,
+    x: Tensor,
+    g: Tensor,
+) -> LayerGradient:
     """The weight of a complex convolution, from x [B, C, *] and g [B, O, *]."""
     wide, narrow = geometry.wide_and_narrow(x, g)
     outputs, inputs, *kernel = geometry.shape
@@ -132,11 +150,8 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
         return as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
 
     def fold(real: Tensor) -> Tensor:
-        flat = folded_gradient(real.flatten(-len(kernel)), geometry.transposed)
-        return flat.unflatten(-1, kernel)
-
-    def summands() -> Summands:
-        return _summands(geometry, wide, narrow)
+        flat = real.flatten(-len(kernel))
+        return folded_gradient(flat, geometry.transposed).unflatten(-1, kernel)
 
     def from_backend(start: int, stop: int) -> Tensor:
         real_x, real_g = reals()
@@ -144,11 +159,13 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
 
     def from_patches(start: int, stop: int) -> Tensor:
         real_wide, real_narrow = geometry.wide_and_narrow(*reals())
-        return fold(by_patches(as_real, real_wide[start:stop], real_narrow[start:stop]))
+        gradients = by_patches(as_real, real_wide[start:stop], real_narrow[start:stop])
+        return fold(gradients)
 
     def from_columns(start: int, stop: int) -> Tensor:
         conjugate = x[start:stop].conj().resolve_conj()
-        return by_columns(geometry, *geometry.wide_and_narrow(conjugate, g[start:stop]))
+        maps = geometry.wide_and_narrow(conjugate, g[start:stop])
+        return by_columns(geometry, *maps)
 
     if _is_large(4 * geometry.work(x, g), x):
         per_sample = from_backend
@@ -159,35 +176,58 @@ def _complex_weight(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> LayerGr
 
     def weighted_sum(factors: Tensor) -> Tensor:
         real_x, real_g = reals()
-        return fold(weight_gradient(as_real, real_x, weigh(real_g, factors)))
+        weighted = weigh(real_g, factors)
+        return fold(weight_gradient(as_real, real_x, weighted))
 
-    sizes = geometry.sizes(wide, narrow)
-    ghost = geometry.groups == 1 and ghost_is_cheaper(*sizes, x.element_size())
     return LayerGradient(
         per_sample,
         weighted_sum,
-        squared_norms=(lambda: ghost_norms(geometry, wide, narrow)) if ghost else None,
-        summands=summands,
+        squared_norms=_ghost(geometry, wide, narrow),
+        summands=lambda: _summands(geometry, wide, narrow),
     )
+
+
+def _ghost(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Callable[[], Tensor] | None:
+    """Return what takes the norms without the gradients; None where that costs more."""
+    positions, outputs, inputs = geometry.sizes(wide, narrow)
+    if geometry.groups > 1:
+        return None
+    if not ghost_is_cheaper(positions, outputs, inputs, wide.element_size()):
+        return None
+    return lambda: ghost_norms(geometry, wide, narrow)
 
 
 def _is_large(work: int, x: Tensor) -> bool:
     """True if the backend's kernel pays for one example at a time; a GPU would run half empty."""
-    return len(x) == 1 or work >= LARGE_EXAMPLE * times_on(x, 2 * GPU_TIMES)
+    least = LARGE_EXAMPLE * times_on(x, 2 * GPU_TIMES)
+    return len(x) == 1 or work >= least
 
 
-def _summands(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Summands:
+def _summands(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Summands:
     """Every position of the smaller map meets a kernel of the larger."""
     positions, _, _ = geometry.sizes(wide, narrow)
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
-def _suits_patches(geometry: ConvolutionShape, wide: Tensor, parts: int) -> bool:
+def _suits_patches(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    parts: int,
+) -> bool:
     """True if the real numbers of one line of the kernel, side by side, are many enough to copy.
 
     Measured: of 30 to 400, a tenth to a half less time than columns; of 24, a quarter more.
     """
-    return geometry.groups == 1 and parts * wide.shape[1] * geometry.kernel[-1] >= 30
+    line = parts * wide.shape[1] * geometry.kernel[-1]
+    return geometry.groups == 1 and line >= 30
 
 
 # ---------------------------------------------------------------- weight gradients in plain torch
@@ -217,24 +257,47 @@ class ConvolutionShape:
     def kernel(self) -> tuple[int, ...]:
         return self.shape[2:]
 
-    def wide_and_narrow(self, x: Tensor, g: Tensor) -> tuple[Tensor, Tensor]:
+    def wide_and_narrow(
+        self,
+        x: Tensor,
+        g: Tensor,
+    ) -> tuple[Tensor, Tensor]:
         return (g, x) if self.transposed else (x, g)
 
-    def sizes(self, wide: Tensor, narrow: Tensor) -> tuple[int, int, int]:
+    def sizes(
+        self,
+        wide: Tensor,
+        narrow: Tensor,
+    ) -> tuple[int, int, int]:
         """Return T, O and D of one group's product [D, T] · [T, O]."""
+        positions = prod(narrow.shape[2:])
+        outputs = narrow.shape[1] // self.groups
         inputs = wide.shape[1] // self.groups * prod(self.kernel)
-        return prod(narrow.shape[2:]), narrow.shape[1] // self.groups, inputs
+        return positions, outputs, inputs
 
     def work(self, x: Tensor, g: Tensor) -> int:
         """Return the multiplications of one example's weight gradient."""
-        return prod(self.sizes(*self.wide_and_narrow(x, g))) * self.groups
+        wide, narrow = self.wide_and_narrow(x, g)
+        return prod(self.sizes(wide, narrow)) * self.groups
+
+    def pad(self, wide: Tensor, channels_last: bool = False) -> Tensor:
+        """Pad the wide map, [B, C, *] or [B, *, C], as the convolution does."""
+        sides = [0, 0] if channels_last else []
+        for size in reversed(self.padding):
+            sides += [size, size]
+        return F.pad(wide, sides) if any(sides) else wide
 
 
-def weight_gradient(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> Tensor:
+def weight_gradient(
+    geometry: ConvolutionShape,
+    x: Tensor,
+    g: Tensor,
+) -> Tensor:
     """Return Σᵢ gᵢ from the backend's own kernel; real x [B, C, *] and g [B, O, *]."""
     if x.dtype == torch.float64:
         # torch's slow kernels misread other layouts where a map is one pixel wide.
-        x, g = (part.clone(memory_format=torch.contiguous_format) for part in (x, g))
+        x = x.clone(memory_format=torch.contiguous_format)
+        g = g.clone(memory_format=torch.contiguous_format)
     like = x.new_empty(1).expand(geometry.shape)  # only its shape is read
     weight = torch.empty_like(like, memory_format=_memory_format(geometry, x))
     numbers = (
@@ -245,8 +308,16 @@ def weight_gradient(geometry: ConvolutionShape, x: Tensor, g: Tensor) -> Tensor:
         geometry.output_padding,
         geometry.groups,
     )
-    wanted = [False, True, False]
-    return torch.ops.aten.convolution_backward(g, x, weight, None, *numbers, wanted)[1]
+    of_input_weight_bias = [False, True, False]
+    _, gradient, _ = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        weight,
+        None,
+        *numbers,
+        of_input_weight_bias,
+    )
+    return gradient
 
 
 def _memory_format(geometry: ConvolutionShape, x: Tensor) -> torch.memory_format:
@@ -271,9 +342,11 @@ def one_by_one(
     The result keeps the backend's memory format: another one costs a slow copy per example. Where
     a weight is larger than its maps, channels-first maps make the backend's format contiguous.
     """
-    if prod(geometry.shape) > x[:1].numel() + g[:1].numel():
+    numbers_of_maps = x[:1].numel() + g[:1].numel()
+    if prod(geometry.shape) > numbers_of_maps:
         x, g = _channels_first(x), _channels_first(g)
-    first = finish(weight_gradient(geometry, x[:1], g[:1]))
+    x_parts, g_parts = x.split(1), g.split(1)
+    first = finish(weight_gradient(geometry, x_parts[0], g_parts[0]))
     if len(x) == 1:
         return first.unsqueeze(0)
     rows = torch.empty_strided(
@@ -284,7 +357,7 @@ def one_by_one(
     )
     rows[0] = first
     for i in range(1, len(x)):
-        rows[i] = finish(weight_gradient(geometry, x[i : i + 1], g[i : i + 1]))
+        rows[i] = finish(weight_gradient(geometry, x_parts[i], g_parts[i]))
     return rows
 
 
@@ -296,85 +369,117 @@ def _channels_first(x: Tensor) -> Tensor:
     if x.is_contiguous():
         return x
     copy = torch.empty(x.shape, dtype=x.dtype, device=x.device)
-    for to, of in zip(copy, x, strict=True):
-        to.flatten(1).copy_(of.flatten(1))
+    for target, example in zip(copy, x, strict=True):
+        target.flatten(1).copy_(example.flatten(1))
     return copy
 
 
-def by_patches(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+def by_patches(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Tensor:
     """Return [B, *shape], a view; real maps, one group."""
-    sides = [p for size in reversed(geometry.padding) for p in (size, size)]
-    channels_end = F.pad(wide.movedim(1, -1), [0, 0, *sides]).contiguous()  # one copy at most
+    padded = geometry.pad(wide.movedim(1, -1), channels_last=True)
+    channels_end = padded.contiguous()  # one copy at most
     patches = _unfold(geometry, channels_end, narrow.shape[2:])  # [B, *positions, C, *k]
     patches = patches.movedim(1 + len(geometry.kernel), -1)  # [B, *positions, *k, C]
     gradients = narrow.flatten(2)  # [B, O, T]
     outputs, positions = gradients.shape[1:]
     inputs = prod(geometry.kernel) * wide.shape[1]
     most = PATCH_BYTES * times_on(wide, 2 * GPU_TIMES)
-    few = max(1, min(len(wide), most // (positions * inputs * wide.element_size())))
-    copied = wide.new_empty(few, positions, inputs)
+    per_example = positions * inputs * wide.element_size()
+    few = max(1, min(len(wide), most // per_example))
+    copies = wide.new_empty(few, positions, inputs)
     product = wide.new_empty(len(wide), outputs, inputs)
-    for start in range(0, len(wide), few):
-        some = patches[start : start + few]
-        right = copied[: len(some)]
-        right.view(some.shape).copy_(some)
-        torch.bmm(gradients[start : start + few], right, out=product[start : start + few])
-    return product.unflatten(2, (*geometry.kernel, -1)).movedim(-1, 2)  # [B, O, C, *k]
+    pieces = zip(patches.split(few), gradients.split(few), product.split(few), strict=True)
+    for own_patches, own_gradients, own_product in pieces:
+        copy = copies[: len(own_patches)]
+        copy.view(own_patches.shape).copy_(own_patches)
+        torch.bmm(own_gradients, copy, out=own_product)
+    kernels = product.unflatten(2, (*geometry.kernel, -1))  # [B, O, *k, C]
+    return kernels.movedim(-1, 2)
 
 
-def by_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+def by_columns(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Tensor:
     """Return [B, *shape], a view; also of complex maps, of which x is conjugated already."""
-    per_example = wide.shape[1] * prod(geometry.kernel) * prod(narrow.shape[2:])
+    positions, _, inputs = geometry.sizes(wide, narrow)
+    per_example = positions * inputs * geometry.groups * wide.element_size()
     most = COLUMN_BYTES * times_on(wide, 2 * GPU_TIMES)
-    few = max(1, most // (per_example * wide.element_size()))
-    products = [
-        _multiply_columns(geometry, w, n)
-        for w, n in zip(wide.split(few), narrow.split(few), strict=True)
-    ]  # [b, groups, C·k/groups, O/groups] each
+    few = max(1, most // per_example)
+    pieces = zip(wide.split(few), narrow.split(few), strict=True)
+    products = [_multiply_columns(geometry, *maps) for maps in pieces]
     product = products[0] if len(products) == 1 else torch.cat(products)
-    return product.unflatten(2, (-1, *geometry.kernel)).movedim(-1, 2).flatten(1, 2)
+    kernels = product.unflatten(2, (-1, *geometry.kernel))  # [B, groups, C/groups, *k, O/groups]
+    return kernels.movedim(-1, 2).flatten(1, 2)
 
 
-def _multiply_columns(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
-    groups = geometry.groups
+def _multiply_columns(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Tensor:
+    """Return one product for every group, [b, groups, C·k/groups, O/groups]."""
+    positions, outputs, inputs = geometry.sizes(wide, narrow)
     columns = _columns(geometry, wide, narrow.shape[2:])  # [b, C·k, T]
-    columns = columns.reshape(len(wide) * groups, -1, columns.shape[2])
-    gradients = narrow.reshape(len(wide) * groups, narrow.shape[1] // groups, -1)
-    return torch.bmm(columns, gradients.transpose(1, 2)).unflatten(0, (-1, groups))
+    columns = columns.reshape(-1, inputs, positions)
+    gradients = narrow.reshape(-1, outputs, positions)
+    product = torch.bmm(columns, gradients.mT)
+    return product.unflatten(0, (-1, geometry.groups))
 
 
-def ghost_norms(geometry: ConvolutionShape, wide: Tensor, narrow: Tensor) -> Tensor:
+def ghost_norms(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    narrow: Tensor,
+) -> Tensor:
     """Return ‖gᵢ‖², [B] in float64, by Gram matrices; one group."""
     columns = _columns(geometry, wide, narrow.shape[2:])
-    return gram_norms(narrow.flatten(2).transpose(1, 2), columns.transpose(1, 2))
+    return gram_norms(narrow.flatten(2).mT, columns.mT)
 
 
-def _columns(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+def _columns(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    positions: tuple[int, ...],
+) -> Tensor:
     """Return what each weight meets at each position: [B, C, *] -> [B, C·k, T]."""
     dimensions = len(geometry.kernel)
-    if any(geometry.padding):
-        wide = F.pad(wide, [p for size in reversed(geometry.padding) for p in (size, size)])
-    channels_end = wide.contiguous().movedim(1, -1)
-    met = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
-    met = met.movedim(tuple(range(1, 1 + dimensions)), tuple(range(-dimensions, 0)))
-    return met.reshape(len(wide), -1, prod(positions))
+    channels_end = geometry.pad(wide).contiguous().movedim(1, -1)
+    patches = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
+    columns = patches.flatten(1, dimensions).movedim(1, -1)  # [B, C, *k, T]
+    return columns.reshape(len(wide), -1, prod(positions))
 
 
-def _unfold(geometry: ConvolutionShape, wide: Tensor, positions: tuple[int, ...]) -> Tensor:
+def _unfold(
+    geometry: ConvolutionShape,
+    wide: Tensor,
+    positions: tuple[int, ...],
+) -> Tensor:
     """Return what each position meets: [B, *, C] -> [B, *positions, C, *k], a view."""
-    of = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
-    for dim, (size, stride, dilation, number) in enumerate(of, 1):
-        wide = wide.unfold(dim, (size - 1) * dilation + 1, stride)[..., ::dilation]
-        wide = wide.narrow(dim, 0, number)
+    numbers = zip(geometry.kernel, geometry.stride, geometry.dilation, positions, strict=True)
+    for dim, (size, stride, dilation, number) in enumerate(numbers, 1):
+        extent = (size - 1) * dilation + 1
+        windows = wide.unfold(dim, extent, stride)
+        wide = windows[..., ::dilation].narrow(dim, 0, number)
     return wide
 
 
 @rule(*STANDARDISED.values())
-def standardised_convolution(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def standardised_convolution(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """The convolution's rule reads no weight, so it gives the gradient of the standardised one."""
     weight: Tensor = layer.weight  # type: ignore[assignment]
     plain = complex_convolution if weight.is_complex() else torch_convolution
     gradients = plain(layer, x, g)
     back, most = pull_back(weight.detach())
-    gradients["weight"] = transform(gradients["weight"], back, most, weight[0].numel())
+    filter_size = weight[0].numel()
+    gradients["weight"] = transform(gradients["weight"], back, most, filter_size)
     return gradients

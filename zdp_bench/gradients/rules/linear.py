@@ -26,16 +26,30 @@ from zdp_bench.nn.memory_format import MapLinear, in_memory_order, in_own_order
 
 
 @rule(nn.Linear)
-def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def linear(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """[B, n]: norms are free, ‖gᵢ xᵢᴴ‖ = ‖gᵢ‖‖xᵢ‖. [B, *, n]: see `over_positions`."""
     if x.dim() > 2:
-        g = g.reshape(g.shape[0], -1, g.shape[-1])  # [B, T, out]
-        x = x.reshape(x.shape[0], -1, x.shape[-1])  # [B, T, in]
+        g = g.flatten(1, -2)  # [B, T, out]
+        x = x.flatten(1, -2)  # [B, T, in]
         return {"weight": over_positions(x, g), "bias": LayerGradient.of(g.sum(dim=1))}
 
-    norms, weigh_once = squared_norms(g), lru_cache(maxsize=1)(lambda factors: weigh(g, factors))
+    norms = squared_norms(g)
+
+    @lru_cache(maxsize=1)  # weight and bias are summed with the same factors
+    def weigh_once(factors: Tensor) -> Tensor:
+        return weigh(g, factors)
+
+    def per_sample(start: int, stop: int) -> Tensor:
+        columns = g[start:stop].unsqueeze(2)
+        rows = x[start:stop].conj().unsqueeze(1)
+        return columns * rows
+
     weight = LayerGradient(
-        lambda start, stop: g[start:stop].unsqueeze(2) * x[start:stop].conj().unsqueeze(1),
+        per_sample,
         lambda factors: matrix_sum(weigh_once(factors), x),
         squared_norms=lambda: norms * squared_norms(x),
     )
@@ -48,59 +62,85 @@ def linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
 
 
 @rule(MapLinear)
-def map_linear(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def map_linear(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """x [B, *map]: measured and multiplied in the order of its memory."""
     gradients = linear(layer, in_memory_order(x), g)
     flat = gradients["weight"]
-    weight = replace(
-        flat,
-        per_sample=lambda start, stop: in_own_order(flat.per_sample(start, stop), x),
-        weighted_sum=lambda factors: in_own_order(flat.weighted_sum(factors), x),
-    )
-    return gradients | {"weight": weight}
+
+    def per_sample(start: int, stop: int) -> Tensor:
+        return in_own_order(flat.per_sample(start, stop), x)
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        return in_own_order(flat.weighted_sum(factors), x)
+
+    gradients["weight"] = replace(flat, per_sample=per_sample, weighted_sum=weighted_sum)
+    return gradients
 
 
 def over_positions(x: Tensor, g: Tensor) -> LayerGradient:
     """Σ_t g_t x_tᴴ, [B, O, D], for g [B, T, O] and x [B, T, D]."""
     _, positions, outputs = g.shape
     ghost = ghost_is_cheaper(positions, outputs, x.shape[2], g.element_size())
+
+    def per_sample(start: int, stop: int) -> Tensor:
+        return torch.bmm(g[start:stop].mT, x[start:stop].conj())
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        weighted = weigh(g, factors)
+        return matrix_sum(weighted.flatten(0, 1), x.flatten(0, 1))
+
     return LayerGradient(
-        lambda start, stop: torch.bmm(g[start:stop].transpose(1, 2), x[start:stop].conj()),
-        lambda factors: matrix_sum(weigh(g, factors).flatten(0, 1), x.flatten(0, 1)),
+        per_sample,
+        weighted_sum,
         squared_norms=(lambda: gram_norms(g, x)) if ghost else None,
         summands=lambda: bound_summands(g, x, positions),
     )
 
 
 @rule(nn.Embedding)
-def embedding(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def embedding(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """x [B, *] indices, g [B, *, E]. Norms: sum the output gradients of equal indices, square."""
     assert isinstance(layer, nn.Embedding)
     if layer.scale_grad_by_freq or layer.sparse or layer.max_norm is not None:
         raise NoRule("an embedding with scale_grad_by_freq, sparse or max_norm")
-    examples, table, width = len(x), layer.weight.shape[0], g.shape[-1]
-    x, g = x.reshape(examples, -1), g.reshape(examples, -1, width)  # [B, T], [B, T, E]
+    examples = len(x)
+    table, width = layer.weight.shape
+    x = x.reshape(examples, -1)  # [B, T]
+    g = g.reshape(examples, -1, width)  # [B, T, E]
     positions = x.shape[1]
     if layer.padding_idx is not None:
         g = g * (x != layer.padding_idx).unsqueeze(-1)
 
     def per_sample(start: int, stop: int) -> Tensor:
-        index = x[start:stop].unsqueeze(-1).expand(-1, -1, width)
-        return g.new_zeros(stop - start, table, width).scatter_add_(1, index, g[start:stop])
+        rows = x[start:stop].unsqueeze(-1).expand(-1, -1, width)
+        gradients = g.new_zeros(stop - start, table, width)
+        return gradients.scatter_add_(1, rows, g[start:stop])
 
     def weighted_sum(factors: Tensor) -> Tensor:
         weighted = weigh(g, factors).flatten(0, 1)
-        return g.new_zeros(table, width).index_add_(0, x.flatten(), weighted)
+        gradient = g.new_zeros(table, width)
+        return gradient.index_add_(0, x.flatten(), weighted)
 
     def ghost_norms() -> Tensor:
         example = torch.arange(examples, device=x.device).unsqueeze(1)
-        pairs, which = torch.unique(example * table + x, return_inverse=True)  # (example, index)
-        summed = g.new_zeros(len(pairs), width).index_add_(0, which.flatten(), g.flatten(0, 1))
+        rows = example * table + x  # one number for a pair (example, index)
+        own_rows, row_of = torch.unique(rows, return_inverse=True)
+        sums = g.new_zeros(len(own_rows), width)
+        sums.index_add_(0, row_of.flatten(), g.flatten(0, 1))
         squares = torch.zeros(examples, dtype=torch.float64, device=g.device)
-        return squares.index_add_(0, pairs // table, squared_norms(summed))
+        return squares.index_add_(0, own_rows // table, squared_norms(sums))
 
     def summands() -> Summands:
-        return Summands((squared_norms(g) * positions).sqrt(), positions)  # Σ_t ‖g_t‖ ≤ √T ‖g‖
+        mass = (squared_norms(g) * positions).sqrt()  # Σ_t ‖g_t‖ ≤ √T ‖g‖
+        return Summands(mass, positions)
 
     weight = LayerGradient(per_sample, weighted_sum, squared_norms=ghost_norms, summands=summands)
     return {"weight": weight}

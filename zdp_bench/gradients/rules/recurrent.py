@@ -21,20 +21,32 @@ from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.gradients.rules.linear import over_positions
 
 # Enters the gates of one direction on a tape; returns them, and what to call with their inputs.
-Enter = Callable[[nn.Module, dict[str, nn.Parameter], Tensor], tuple[Tensor, Callable[..., None]]]
+EnterInputs = Callable[[Tensor], None]
+Enter = Callable[[nn.Module, dict[str, nn.Parameter], Tensor], tuple[Tensor, EnterInputs]]
 
 
 class Direction(nn.Module):
     """One level of a recurrent layer in one direction, as a tape and its rule see it."""
 
-    def __init__(self, layer: nn.RNNBase, level: int, backward: bool) -> None:
+    def __init__(
+        self,
+        layer: nn.RNNBase,
+        level: int,
+        backward: bool,
+    ) -> None:
         super().__init__()
         self.suffix = f"l{level}_reverse" if backward else f"l{level}"
-        self.hidden, self.is_gru = layer.hidden_size, isinstance(layer, nn.GRU)
+        self.is_reversed = backward
+        self.hidden = layer.hidden_size
+        self.is_gru = isinstance(layer, nn.GRU)
 
 
 @rule(Direction, nn.RNN, nn.LSTM, nn.GRU)
-def recurrent(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient]:
+def recurrent(
+    layer: nn.Module,
+    x: Tensor,
+    g: Tensor,
+) -> dict[str, LayerGradient]:
     """x [B, T, *]: inputs, states before and, of a GRU, reset gates; g of the gates' inputs.
 
     [B, S, T, *] are several sequences of each example.
@@ -42,11 +54,12 @@ def recurrent(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
     assert isinstance(layer, Direction)
     x, g = x.flatten(1, -2), g.flatten(1, -2)
     own, hidden = layer.suffix, layer.hidden
-    width = x.shape[-1] - hidden * (2 if layer.is_gru else 1)
-    inputs, states, resets = x.split([width, hidden, x.shape[-1] - width - hidden], dim=-1)
     of_states = g
     if layer.is_gru:  # its last gate sees the state through the reset gate
-        of_states = torch.cat([g[..., : 2 * hidden], g[..., 2 * hidden :] * resets], dim=-1)
+        x, resets = x.tensor_split([x.shape[-1] - hidden], dim=-1)
+        first_gates, last_gate = g.tensor_split([2 * hidden], dim=-1)
+        of_states = torch.cat([first_gates, last_gate * resets], dim=-1)
+    inputs, states = x.tensor_split([x.shape[-1] - hidden], dim=-1)
     return {
         f"weight_ih_{own}": over_positions(inputs, g),
         f"weight_hh_{own}": over_positions(states, of_states),
@@ -55,43 +68,56 @@ def recurrent(layer: nn.Module, x: Tensor, g: Tensor) -> dict[str, LayerGradient
     }
 
 
-def replay(layer: nn.RNNBase, examples: int, enter: Enter, x: Any, hx: Any = None) -> Any:
+def replay(
+    layer: nn.RNNBase,
+    examples: int,
+    enter: Enter,
+    x: Any,
+    hx: Any = None,
+) -> Any:
     """Return what `layer(x, hx)` does, with its gates entered on a tape."""
     packed = x if isinstance(x, PackedSequence) else None
     mask = lengths = None
     if packed is not None:
         x, lengths = pad_packed_sequence(packed, batch_first=True)
-        mask = (torch.arange(x.shape[1]) < lengths.unsqueeze(1)).unsqueeze(2).to(x.device)
+        goes_on = torch.arange(x.shape[1]) < lengths.unsqueeze(1)  # [B, T]
+        mask = goes_on.unsqueeze(2).to(x.device)
     elif isinstance(x, Tensor) and x.dim() == 3 and not layer.batch_first:
         x = x.transpose(0, 1)
-    if not isinstance(x, Tensor) or x.dim() != 3 or len(x) != examples or layer.proj_size:
+    is_batch = isinstance(x, Tensor) and x.dim() == 3 and len(x) == examples
+    if not is_batch or layer.proj_size:
         raise NoRule("a recurrent layer that is not called on one sequence per example")
-    first = hx if isinstance(hx, tuple) else (hx, None)
+    first = [state for state in (hx if isinstance(hx, tuple) else (hx,)) if state is not None]
     ends: list[list[Tensor]] = []
     for level in range(layer.num_layers):
-        parts = []
+        outputs = []
         for backward in range(1 + layer.bidirectional):
-            number = len(ends)
-            start = [None if given is None else given[number] for given in first]
+            start = [state[len(ends)] for state in first]
             direction = Direction(layer, level, bool(backward))
-            part, end = _scan(layer, direction, enter, x, start, mask)
-            parts.append(part)
+            output, end = _scan(layer, direction, enter, x, start, mask)
+            outputs.append(output)
             ends.append(end)
+        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         # In memory, time comes first, as in torch's own outputs: a model may view them so.
-        x = (parts[0] if len(parts) == 1 else torch.cat(parts, dim=-1)).transpose(0, 1)
+        x = x.transpose(0, 1)
         if level + 1 < layer.num_layers:
             x = F.dropout(x, layer.dropout, layer.training)
-    last = [torch.stack(each) for each in zip(*ends, strict=True)]
-    output: Any = x
+    last = tuple(torch.stack(states) for states in zip(*ends, strict=True))
     if packed is not None and lengths is not None:
-        order = packed.sorted_indices
-        if order is not None:
-            x, lengths = x.index_select(0, order), lengths[order.cpu()]
-        data = pack_padded_sequence(x, lengths, batch_first=True).data
-        output = PackedSequence(data, *packed[1:])
+        x = _pack_as(packed, x, lengths)
     elif not layer.batch_first:
-        output = x.transpose(0, 1)
-    return output, tuple(last) if isinstance(layer, nn.LSTM) else last[0]
+        x = x.transpose(0, 1)
+    return x, last if isinstance(layer, nn.LSTM) else last[0]
+
+
+def _pack_as(packed: PackedSequence, x: Tensor, lengths: Tensor) -> PackedSequence:
+    """Pack x [B, T, *] as the sequence that the layer was called on."""
+    order = packed.sorted_indices
+    if order is not None:
+        x = x.index_select(0, order)
+        lengths = lengths[order.cpu()]
+    data = pack_padded_sequence(x, lengths, batch_first=True).data
+    return PackedSequence(data, *packed[1:])
 
 
 def _scan(
@@ -99,46 +125,72 @@ def _scan(
     direction: Direction,
     enter: Enter,
     x: Tensor,
-    start: list[Tensor | None],
+    start: list[Tensor],
     mask: Tensor | None,
 ) -> tuple[Tensor, list[Tensor]]:
     """Return the states [T, B, H] of one direction, and its last ones."""
-    names = [f"{kind}_{direction.suffix}" for kind in ("weight_ih", "weight_hh")]
-    names += [f"bias_{kind}_{direction.suffix}" for kind in ("ih", "hh") if layer.bias]
+    names = [f"weight_ih_{direction.suffix}", f"weight_hh_{direction.suffix}"]
+    if layer.bias:
+        names += [f"bias_ih_{direction.suffix}", f"bias_hh_{direction.suffix}"]
     own = {name: getattr(layer, name) for name in names}
-    of_input, of_state, *biases = (parameter.detach() for parameter in own.values())
-    trained = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
+    of_input, of_state, *biases = [parameter.detach() for parameter in own.values()]
     bias, state_bias = biases or (None, None)
+    trained = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
     gates, enter_inputs = enter(direction, trained, F.linear(x, of_input, bias))
     zeros = gates.new_zeros(len(x), layer.hidden_size)
-    h, c = (zeros if given is None else given for given in (*start, None)[:2])
+    state = start or [zeros] * (2 if isinstance(layer, nn.LSTM) else 1)
     steps = list(enumerate(gates.unbind(dim=1)))
-    before, resets, outputs = ([zeros] * len(steps) for _ in range(3))
-    for t, gate in reversed(steps) if direction.suffix.endswith("reverse") else steps:
-        before[t] = h.detach()
-        from_state, new_c = F.linear(h, of_state, state_bias), c
-        if isinstance(layer, nn.LSTM):
-            i, f, n, o = (gate + from_state).chunk(4, dim=1)
-            new_c = f.sigmoid() * c + i.sigmoid() * n.tanh()
-            new_h = o.sigmoid() * new_c.tanh()
-        elif isinstance(layer, nn.GRU):
-            size = [2 * layer.hidden_size, layer.hidden_size]
-            (both, n), (both_of_state, n_of_state) = gate.split(size, 1), from_state.split(size, 1)
-            r, z = (both + both_of_state).sigmoid().chunk(2, dim=1)
-            resets[t] = r.detach()
-            n = (n + r * n_of_state).tanh()
-            new_h = n + z * (h - n)
-        else:
-            assert isinstance(layer, nn.RNN)
-            new_h = gate + from_state
-            new_h = new_h.tanh() if layer.nonlinearity == "tanh" else new_h.relu()
+    if direction.is_reversed:
+        steps.reverse()
+    before = [zeros] * len(steps)
+    resets = [zeros] * len(steps)
+    outputs = [zeros] * len(steps)
+    for t, gate in steps:
+        before[t] = state[0].detach()
+        from_state = F.linear(state[0], of_state, state_bias)
+        new_state, reset = _next_state(layer, gate, from_state, state)
+        if reset is not None:
+            resets[t] = reset
         if mask is None:
-            h, c = new_h, new_c
+            state = new_state
+            outputs[t] = state[0]
         else:
-            h, c = torch.where(mask[:, t], new_h, h), torch.where(mask[:, t], new_c, c)
-        outputs[t] = h if mask is None else h * mask[:, t]
-    kept = [x.detach(), torch.stack(before, dim=1)]
+            pairs = zip(new_state, state, strict=True)
+            state = [torch.where(mask[:, t], new, old) for new, old in pairs]
+            outputs[t] = state[0] * mask[:, t]
+    entered = [x.detach(), torch.stack(before, dim=1)]
+    if direction.is_gru:
+        entered.append(torch.stack(resets, dim=1))
+    enter_inputs(torch.cat(entered, dim=-1))
+    return torch.stack(outputs), state
+
+
+def _next_state(
+    layer: nn.RNNBase,
+    gate: Tensor,
+    from_state: Tensor,
+    state: list[Tensor],
+) -> tuple[list[Tensor], Tensor | None]:
+    """Return the next state, of an LSTM with its cell, and a GRU's reset gate.
+
+    Args:
+        layer: an RNN, an LSTM or a GRU.
+        gate: what the gates get from the input, [B, gates].
+        from_state: what they get from the state, [B, gates].
+        state: h, and of an LSTM c, [B, H] each.
+    """
+    h = state[0]
+    if isinstance(layer, nn.LSTM):
+        i, f, n, o = (gate + from_state).chunk(4, dim=1)
+        c = f.sigmoid() * state[1] + i.sigmoid() * n.tanh()
+        return [o.sigmoid() * c.tanh(), c], None
     if isinstance(layer, nn.GRU):
-        kept.append(torch.stack(resets, dim=1))
-    enter_inputs(torch.cat(kept, dim=-1))
-    return torch.stack(outputs), [h, c] if isinstance(layer, nn.LSTM) else [h]
+        both, n = gate.tensor_split([2 * layer.hidden_size], dim=1)
+        both_of_state, n_of_state = from_state.tensor_split([2 * layer.hidden_size], dim=1)
+        r, z = (both + both_of_state).sigmoid().chunk(2, dim=1)
+        n = (n + r * n_of_state).tanh()
+        return [n + z * (h - n)], r.detach()
+    assert isinstance(layer, nn.RNN)
+    total = gate + from_state
+    new_h = total.tanh() if layer.nonlinearity == "tanh" else total.relu()
+    return [new_h], None

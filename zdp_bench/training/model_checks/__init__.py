@@ -210,7 +210,11 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
         kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = held
 
 
-def _check_losses(model: nn.Module, loss: Loss, batch: Batch) -> None:
+def _check_losses(
+    model: nn.Module,
+    loss: Loss,
+    batch: Batch,
+) -> None:
     """Reject a loss that needs more than one example's outputs; log if others change it."""
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
@@ -248,7 +252,11 @@ def _differs(a: Tensor, b: Tensor) -> bool:
     return not torch.allclose(a, b, rtol=0.0, atol=ROUNDED * scale, equal_nan=True)
 
 
-def _moves(alone: Loss, output: Tensor, targets: Tensor) -> bool:
+def _moves(
+    alone: Loss,
+    output: Tensor,
+    targets: Tensor,
+) -> bool:
     """True if some example's loss, alone, has a gradient with respect to its outputs."""
     output = output.detach().requires_grad_()
     losses = alone(output, targets)
@@ -280,7 +288,11 @@ def _probe(output: Tensor) -> Tensor:
     return (weights.view_as(real) * real).sum()
 
 
-def _check_sums(algorithm: Algorithm, batch: Batch, shares: list[Any]) -> None:
+def _check_sums(
+    algorithm: Algorithm,
+    batch: Batch,
+    shares: list[Any],
+) -> None:
     """Reject an algorithm that cannot sum the model's gradients, or that exceeds its bounds."""
     model = algorithm.problem.model
     inside, mechanism = Innermost(model), algorithm.mechanism()
@@ -319,7 +331,10 @@ def _check_sums(algorithm: Algorithm, batch: Batch, shares: list[Any]) -> None:
 
 
 def _check_foreign(
-    algorithm: Algorithm, batch: Batch, shares: list[Any], total: dict[str, Tensor]
+    algorithm: Algorithm,
+    batch: Batch,
+    shares: list[Any],
+    total: dict[str, Tensor],
 ) -> None:
     """Reject an algorithm of another's whose sum is not that of the shares it states."""
     set_seed(0)
@@ -338,7 +353,11 @@ def _check_foreign(
             )
 
 
-def _find_fixed_state(model: nn.Module, state: State, inputs: Tensor) -> list[str]:
+def _find_fixed_state(
+    model: nn.Module,
+    state: State,
+    inputs: Tensor,
+) -> list[str]:
     """Return the names of buffers and frozen parameters that the output depends on."""
     buffers = {
         name
@@ -355,7 +374,11 @@ def _find_fixed_state(model: nn.Module, state: State, inputs: Tensor) -> list[st
 
 
 @torch.no_grad()
-def _moves_output(model: nn.Module, inputs: Tensor, name: str) -> bool:
+def _moves_output(
+    model: nn.Module,
+    inputs: Tensor,
+    name: str,
+) -> bool:
     """True if the output changes with a tensor that the model holds."""
     owner, _, own = name.rpartition(".")
     held = getattr(model.get_submodule(owner), own)

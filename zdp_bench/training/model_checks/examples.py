@@ -32,7 +32,12 @@ class Source:
         return _draw(self.inputs, examples, None), _draw(self.targets, examples, self.classes)
 
 
-def find_source(model: nn.Module, loss: Loss, like: Batch, probe: Batch | None) -> Source:
+def find_source(
+    model: nn.Module,
+    loss: Loss,
+    like: Batch,
+    probe: Batch | None,
+) -> Source:
     """Return the source of a check: the probe or, without one, random numbers."""
     device = next(model.parameters()).device
     inputs, targets = (map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like)
@@ -80,7 +85,11 @@ def _count_classes(output: Tensor, targets: Tensor) -> int:
     return max(2, output.shape[-1 if output.shape[1:-1] in shapes else 1])
 
 
-def _draw(like: Tensor, examples: int, classes: int | None) -> Tensor:
+def _draw(
+    like: Tensor,
+    examples: int,
+    classes: int | None,
+) -> Tensor:
     """Draw numbers in [0, 1). Without classes whole numbers are 0 and 1 by turns.
 
     One whole number an example is 1, which may be a length; and no mask is 0 throughout.

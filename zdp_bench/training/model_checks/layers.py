@@ -28,18 +28,30 @@ class Innermost:
     def __enter__(self) -> Innermost:
         for name, module in self.model.named_modules():
 
-            def enter(_: nn.Module, __: Any, name: str = name) -> None:
+            def enter(
+                _: nn.Module,
+                __: Any,
+                name: str = name,
+            ) -> None:
                 self.stack.append(name)
                 self.note(name)
 
-            def leave(_: nn.Module, __: Any, ___: Any) -> None:
+            def leave(
+                _: nn.Module,
+                __: Any,
+                ___: Any,
+            ) -> None:
                 self.stack.pop()
 
             self.handles.append(module.register_forward_pre_hook(enter, prepend=True))
             self.handles.append(module.register_forward_hook(leave))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        *_: object,
+    ) -> None:
         for handle in self.handles:
             handle.remove()
         if kind and self.stack:

@@ -113,7 +113,11 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
         )
 
 
-def require_loss_keeps_nothing(loss: nn.Module, outputs: Tensor, targets: Any) -> None:
+def require_loss_keeps_nothing(
+    loss: nn.Module,
+    outputs: Tensor,
+    targets: Any,
+) -> None:
     """Reject a loss that changes what it holds; what its first call makes once may stay."""
     twin, found = copy_apart(loss, tuple(loss.parameters())), []
     for _ in range(2):
@@ -128,7 +132,11 @@ def require_loss_keeps_nothing(loss: nn.Module, outputs: Tensor, targets: Any) -
         )
 
 
-def _kept(model: nn.Module, name: str, key: str) -> UserError:
+def _kept(
+    model: nn.Module,
+    name: str,
+    key: str,
+) -> UserError:
     layer = describe_layer(model, name)
     advice = "return what is kept, or leave it out."
     if "Norm" in type(model.get_submodule(name)).__name__:

@@ -23,7 +23,11 @@ class WarmupCosine(LambdaLR):
     each_step = True  # torch's own take one step an epoch
 
     def __init__(
-        self, optimizer: Optimizer, steps: int, warmup: float = 0.05, final: float = 0.0
+        self,
+        optimizer: Optimizer,
+        steps: int,
+        warmup: float = 0.05,
+        final: float = 0.0,
     ) -> None:
         rising = math.ceil(warmup * steps)
 
