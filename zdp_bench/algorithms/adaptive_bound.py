@@ -80,7 +80,11 @@ class AdaptiveBound(FixedBound):
         sums[COUNT] = SCALE * count_unclipped(clipped.norms, self.bound).sum(dim=0)
         add_up(total, sums)
 
-    def contributions(self, batch: Batch, shares: Shares | None) -> dict[str, Tensor]:
+    def contributions(
+        self,
+        batch: Batch,
+        shares: Shares | None,
+    ) -> dict[str, Tensor]:
         clipped, norms = self.clipping.clipped(batch, self.bound, shares)
         rows = {name: value / self.bound for name, value in clipped.items()}
         rows[COUNT] = SCALE * count_unclipped(norms, self.bound)

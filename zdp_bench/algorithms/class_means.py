@@ -80,7 +80,11 @@ class ClassSums:
         features, classes = self._features_and_classes(batch)
         return nn.functional.normalize(classes, dim=1, eps=1e-30).T @ features
 
-    def weights_along(self, direction: Tensor, scale: float) -> dict[str, Tensor]:
+    def weights_along(
+        self,
+        direction: Tensor,
+        scale: float,
+    ) -> dict[str, Tensor]:
         """Return weights of norm `scale` in a direction [outputs, inputs], and 0 for all others."""
         weights = {}
         for name, parameter in trainable(self.problem.model).items():
@@ -215,7 +219,11 @@ class ClassMeansFirst(FixedBound):
             sums = self.sums.total(batch, shares) * (self.max_grad_norm * SAFETY)
             total[self.sums.weight] += sums.to(total[self.sums.weight])
 
-    def contributions(self, batch: Batch, shares: Shares | None) -> dict[str, Tensor]:
+    def contributions(
+        self,
+        batch: Batch,
+        shares: Shares | None,
+    ) -> dict[str, Tensor]:
         if not self.sets_weights:
             return super().contributions(batch, shares)
         means = self.sums.of(batch, shares) * (self.max_grad_norm * SAFETY)

@@ -36,7 +36,11 @@ class Clipping:
     complex_scale: float
     complex_divisor: float
 
-    def blocks(self, bound: float, noise_multiplier: float) -> list[Block]:
+    def blocks(
+        self,
+        bound: float,
+        noise_multiplier: float,
+    ) -> list[Block]:
         """Return the blocks of all parameters, whose shares are bounded together."""
         std = noise_multiplier * bound
         blocks = []
@@ -120,7 +124,11 @@ class FixedBound:
         """Add the clipped shares of a batch to `total`."""
         self.clipping.clipped_sum(batch, self.max_grad_norm, shares, into=total)
 
-    def contributions(self, batch: Batch, shares: Shares | None) -> dict[str, Tensor]:
+    def contributions(
+        self,
+        batch: Batch,
+        shares: Shares | None,
+    ) -> dict[str, Tensor]:
         """Return the clipped shares, [B, *shape] by the block's name."""
         clipped, _ = self.clipping.clipped(batch, self.max_grad_norm, shares)
         return clipped

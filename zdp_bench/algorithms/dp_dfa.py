@@ -269,7 +269,11 @@ class DPDFA(Algorithm):
         own_sums = {name: value for name, value in sums.items() if name in self.parameters}
         return own_sums, (deltas[0], of_deltas[0]), (deltas[-1], of_error)
 
-    def _deltas(self, seen: Seen, losses: Tensor) -> list[Tensor]:
+    def _deltas(
+        self,
+        seen: Seen,
+        losses: Tensor,
+    ) -> list[Tensor]:
         """Return δ of each fully connected layer, [B, n], unclipped; the last one is the error."""
         *hidden, last = self.connected
         (error,) = torch.autograd.grad(losses, seen.outputs[last], torch.ones_like(losses))

@@ -140,7 +140,7 @@ class FourierDomain:
         zeros = {}
         for name, parameter in trainable(self.model).items():
             if name in self.spectra:
-                shape, dtype = self.spectra[name].shape, torch.complex64
+                shape, dtype = self.spectra[name].shape, parameter.dtype.to_complex()
                 zeros[name] = torch.zeros(shape, dtype=dtype, device=parameter.device)
             else:
                 zeros[name] = torch.zeros_like(parameter, requires_grad=False)

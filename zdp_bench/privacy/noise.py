@@ -59,6 +59,11 @@ def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
     return np.random.SeedSequence([key, *words])
 
 
+def stream_bytes(key: int | str, *purpose: int | str) -> bytes:
+    """Return the 16 bytes of a stream: a key of AES for `sampling.uniforms_of`."""
+    return stream(key, *purpose).generate_state(2, np.uint64).tobytes()
+
+
 @lru_cache(maxsize=4096)
 def _word(part: int | str) -> int:
     """64 bits that represent one part of a key."""

@@ -27,7 +27,7 @@ from zdp_bench.gradients import Batch, Loss, Shares
 from zdp_bench.gradients.losses import set_seed
 from zdp_bench.gradients.parts import map_leaves
 from zdp_bench.privacy import sampling
-from zdp_bench.privacy.noise import stream
+from zdp_bench.privacy.noise import stream, stream_bytes
 from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.plan import Patients, Plan
 
@@ -61,20 +61,22 @@ def micro_batches(
     views = config.trainer.augmentations or 1
     uniforms = torch.empty(0)
     if augment or augment_targets or source.is_stochastic:
-        own = stream(key, "augment", step).generate_state(2, np.uint64).tobytes()
-        drawn = sampling.uniforms_of(indices, views * N_UNIFORMS, own)
+        own_key = stream_bytes(key, "augment", step)
+        drawn = sampling.uniforms_of(indices, views * N_UNIFORMS, own_key)
         uniforms = torch.from_numpy(drawn.reshape(-1, N_UNIFORMS))
     if views > 1:
-        shares = tuple(views * many for many in ((1,) * len(indices) if shares is None else shares))
+        examples = (1,) * len(indices) if shares is None else shares
+        shares = tuple(views * count for count in examples)
         indices = np.repeat(indices, views)
 
     def read(cut: slice) -> Batch:
         own = uniforms[cut]
-        inputs, targets = source.batch(
-            torch.from_numpy(indices[cut]), own if source.is_stochastic else None
-        )
-        inputs = augment(inputs, own) if augment else inputs
-        targets = augment_targets(targets, own) if augment_targets else targets
+        numbers = torch.from_numpy(indices[cut])
+        inputs, targets = source.batch(numbers, own if source.is_stochastic else None)
+        if augment:
+            inputs = augment(inputs, own)
+        if augment_targets:
+            targets = augment_targets(targets, own)
         return inputs, targets
 
     fixed = config.trainer.micro_batch
@@ -121,13 +123,16 @@ def read_in_pieces(
     on_gpu = device.type == "cuda"
 
     def piece(cut: slice) -> Batch:
-        # A GPU fetches pinned memory by itself, while it computes.
-        inputs, targets = (x.pin_memory() if on_gpu and x.is_cpu else x for x in read(cut))
+        inputs, targets = read(cut)
+        if on_gpu:  # which fetches pinned memory by itself, while it computes
+            inputs = inputs.pin_memory() if inputs.is_cpu else inputs
+            targets = targets.pin_memory() if targets.is_cpu else targets
         return inputs, targets
 
     def placed(pieces: Iterator[Batch]) -> Iterator[Batch]:
-        ahead = on_gpu if prefetch is None else prefetch
-        for inputs, targets in read_ahead(pieces, ahead if count > size.examples else 0):
+        ahead = int(on_gpu) if prefetch is None else prefetch
+        is_one_piece = count <= size.examples
+        for inputs, targets in read_ahead(pieces, 0 if is_one_piece else ahead):
             yield inputs.to(device, non_blocking=True), targets.to(device, non_blocking=True)
 
     return MicroBatches(count, piece, size, placed, shares)
@@ -143,9 +148,11 @@ def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
     with ThreadPoolExecutor(1, "input", initializer=torch.set_num_threads, initargs=(1,)) as reader:
         waiting = deque(reader.submit(next, values, end) for _ in range(count))
         torch.set_num_threads(threads)  # the reader's own count would hold for later threads
-        while (value := waiting.popleft().result()) is not end:
+        value = waiting.popleft().result()
+        while value is not end:
             waiting.append(reader.submit(next, values, end))
             yield value
+            value = waiting.popleft().result()
 
 
 def seed_layers(
@@ -159,9 +166,11 @@ def seed_layers(
     With `secure` they follow from the operating system's randomness: what a layer draws for an
     example depends on the examples before it, so a public seed must not decide it.
     """
-    own = stream(key, "layers", step, rank)
-    number = int.from_bytes(os.urandom(8)) if secure else int(own.generate_state(1, np.uint64)[0])
-    set_seed(number)
+    if secure:
+        set_seed(int.from_bytes(os.urandom(8)))
+        return
+    (seed,) = stream(key, "layers", step, rank).generate_state(1, np.uint64)
+    set_seed(int(seed))
 
 
 @dataclass
@@ -200,20 +209,22 @@ class MicroBatches:
 
     def cuts(self) -> list[tuple[slice, Shares]]:
         """Return where each piece lies, and how many examples each of its shares has."""
-        most, shares = self.size.examples, self.shares
-        if shares is None:
+        most = self.size.examples
+        if self.shares is None:
             starts = range(0, self.count, most)
             return [(slice(start, min(start + most, self.count)), ()) for start in starts]
-        made: list[tuple[slice, Shares]] = []
-        end = 0
-        for many in shares:
-            start, own = (made[-1][0].start, made[-1][1]) if made else (0, ())
-            if made and end + many - start <= most:
-                made[-1] = slice(start, end + many), (*own, many)
-            else:
-                made.append((slice(end, end + many), (many,)))
-            end += many
-        return made
+        cuts: list[tuple[slice, Shares]] = []
+        start = end = 0  # of the piece that is being filled
+        own: list[int] = []
+        for examples in self.shares:
+            if own and end + examples - start > most:
+                cuts.append((slice(start, end), tuple(own)))
+                start, own = end, []
+            own.append(examples)
+            end += examples
+        if own:
+            cuts.append((slice(start, end), tuple(own)))
+        return cuts
 
 
 def is_out_of_memory(error: BaseException) -> bool:
@@ -224,9 +235,9 @@ def is_out_of_memory(error: BaseException) -> bool:
         "CUDNN_STATUS_ALLOC_FAILED",
         "CUBLAS_STATUS_ALLOC_FAILED",
     )
-    return isinstance(error, torch.OutOfMemoryError | MemoryError) or any(
-        word in str(error) for word in words
-    )
+    if isinstance(error, torch.OutOfMemoryError | MemoryError):
+        return True
+    return any(word in str(error) for word in words)
 
 
 def free_memory() -> None:
@@ -253,8 +264,9 @@ def initial_size(
         whole *= 2
     if device.type != "cpu":
         return Size(whole)
-    fit = int(SHARE * available_memory() / max(1, PASSES * bytes_per_example(model, loss, like)))
-    while whole > max(1, fit):
+    needed = max(1, PASSES * bytes_per_example(model, loss, like))
+    fitting = int(SHARE * available_memory() / needed)
+    while whole > max(1, fitting):
         whole //= 2
     return Size(whole)
 
@@ -267,48 +279,47 @@ def bytes_per_example(
     """Return how many bytes a forward pass keeps for each example: of two, less those of one."""
 
     def kept(examples: int) -> int:
-        seen: dict[int, int] = {}
+        bytes_at: dict[int, int] = {}  # the address of a storage -> its size
 
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
-            seen[storage.data_ptr()] = storage.nbytes()
+            bytes_at[storage.data_ptr()] = storage.nbytes()
             return tensor.detach()  # a result that its own graph saves would never be freed
 
-        def made(leaf: Tensor) -> Tensor:
-            return leaf[:1].repeat_interleave(examples, 0) if len(leaf) else zeros(leaf)
-
-        def zeros(leaf: Tensor) -> Tensor:
+        def repeat(leaf: Tensor) -> Tensor:
+            if len(leaf):
+                return leaf[:1].repeat_interleave(examples, 0)
             return leaf.new_zeros(examples, *leaf.shape[1:])
 
-        inputs, targets = (map_leaves(made, part) for part in like)
+        inputs, targets = [map_leaves(repeat, part) for part in like]
         with (
             torch.random.fork_rng(devices=[]),
             torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor),
         ):
             losses = loss(model(inputs), targets)
-            return sum(seen.values()) + losses.nbytes + inputs.nbytes + targets.nbytes
+            return sum(bytes_at.values()) + losses.nbytes + inputs.nbytes + targets.nbytes
 
     return max(1, kept(2) - kept(1))
 
 
 def available_memory() -> int:
     """Return how many bytes the process may still take, within its control group's limit."""
-    free = _number("/proc/meminfo", "MemAvailable:", 1024)
-    limit, used = _number("/sys/fs/cgroup/memory.max"), _number("/sys/fs/cgroup/memory.current")
-    bounds = [free] if free is not None else []
+    bounds = []
+    free = _number("/proc/meminfo", "MemAvailable:")
+    if free is not None:
+        bounds.append(1024 * free)
+    limit = _number("/sys/fs/cgroup/memory.max")
+    used = _number("/sys/fs/cgroup/memory.current")
     if limit is not None and used is not None:
         bounds.append(max(0, limit - used))
     return min(bounds, default=2**32)  # 4 GiB if nothing is known
 
 
-def _number(
-    path: str,
-    key: str | None = None,
-    unit: int = 1,
-) -> int | None:
+def _number(path: str, key: str | None = None) -> int | None:
     """Return the first number in a file, or the one after `key`; None if there is none."""
     try:
         words = Path(path).read_text().split()
-        return unit * int(words[words.index(key) + 1] if key else words[0])
+        place = words.index(key) + 1 if key else 0
+        return int(words[place])
     except (OSError, ValueError, IndexError):
         return None

@@ -62,9 +62,9 @@ def refuse_divergence(
 ) -> None:
     """End a run whose model outputs NaN or ∞, from which no step recovers."""
     if not finite:
-        at = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
+        place = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
-            f"{DIVERGED} {at}: the model's outputs or loss are not finite. Lower "
+            f"{DIVERGED} {place}: the model's outputs or loss are not finite. Lower "
             f"optimizer.lr (it is {rate}), the noise or the bound. No record is written, but the "
             "steps remain in the run's ledger."
         )
@@ -93,13 +93,15 @@ def quick_loss(
 @torch.no_grad()
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return the outputs [n, ...] for inputs [n, ...] on the model's device, a batch at a time."""
-    return torch.cat([model(arrange(model, part)) for part in inputs.split(_at_once(inputs[:1]))])
+    parts = inputs.split(_batch_size(inputs[:1]))
+    return torch.cat([model(arrange(model, part)) for part in parts])
 
 
-def _at_once(one: Tensor, size: int | None = None) -> int:
-    """Return how many examples of the size of `one` are evaluated at once, at most `size`."""
+def _batch_size(example: Tensor, size: int | None = None) -> int:
+    """Return how many examples of the size of this one are evaluated at once, at most `size`."""
     most = min(size or EVALUATION_BATCH, EVALUATION_BATCH)
-    return max(1, min(most, EVALUATION_NUMBERS // max(1, one.numel())))
+    fitting = EVALUATION_NUMBERS // max(1, example.numel())
+    return max(1, min(most, fitting))
 
 
 @torch.no_grad()
@@ -116,17 +118,18 @@ def predict(
     A `Condensing` task reduces its outputs at once, so that whole maps do not pile up in memory.
     """
     model.eval()
-    at_once = _at_once(test.batch(torch.arange(min(1, len(test))))[0], size)
-    outputs, kept = [], []
-    for part in torch.arange(len(test)).split(at_once):
+    example, _ = test.batch(torch.arange(min(1, len(test))))
+    outputs, kept_targets = [], []
+    for part in torch.arange(len(test)).split(_batch_size(example, size)):
         inputs, targets = test.batch(part)
         output = model(arrange(model, inputs.to(device)))
         if isinstance(task, Condensing):
-            output, targets = task.condense(output, targets.to(device)), targets[:0]
+            output = task.condense(output, targets.to(device))
+            targets = targets[:0]
         outputs.append(output.cpu())
-        kept.append(targets)
+        kept_targets.append(targets)
     model.train()
-    return torch.cat(outputs), torch.cat(kept)
+    return torch.cat(outputs), torch.cat(kept_targets)
 
 
 def evaluate_trained(
@@ -144,12 +147,14 @@ def evaluate_trained(
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
         records.write_scores(home / "scores.csv", targets.numpy(), task.scores(outputs))
-    if example := getattr(task, "example", None):
+    example = getattr(task, "example", None)
+    if example:
         records.write_arrays(home / "example.npz", example(outputs, targets))
     chance = None
     if len(targets):
-        shuffled = targets[torch.randperm(len(targets), generator=torch.Generator().manual_seed(0))]
-        chance = task.metrics(outputs, shuffled, test.groups)[task.headline]
+        generator = torch.Generator().manual_seed(0)
+        order = torch.randperm(len(targets), generator=generator)
+        chance = task.metrics(outputs, targets[order], test.groups)[task.headline]
     return task.metrics(outputs, targets, test.groups), chance
 
 
@@ -162,15 +167,19 @@ def doubt(
     start: float,
 ) -> str:
     """Return why a run seems to have learned nothing, in a sentence; '' if it learned something."""
-    found, value, loss = "", metrics[headline.name], metrics.get("loss", 0.0)
+    value = metrics[headline.name]
+    loss = metrics.get("loss", 0.0)
+    reason = ""
     if chance is not None:
         # by chance a share differs by about 1/√count, and another number by so much of itself
         size = 1.0 if headline.is_share else abs(chance)
         if headline.gain(value, chance) <= size * count**-0.5:
-            found = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"
+            reason = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"
     if loss > GROWTH * start > 0:
-        found = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
+        reason = f"training diverged, the test loss rose from {start:.3g} to {loss:.3g}"
     if rate == 0:
-        found = "optimizer.lr is 0"
-    more = f" Change optimizer.lr (it is {rate}), the noise or the bound." if rate else ""
-    return f"the model does not seem to learn: {found}.{more}" if found else ""
+        reason = "optimizer.lr is 0"
+    if not reason:
+        return ""
+    advice = f" Change optimizer.lr (it is {rate}), the noise or the bound." if rate else ""
+    return f"the model does not seem to learn: {reason}.{advice}"

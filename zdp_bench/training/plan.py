@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -14,7 +15,7 @@ from zdp_bench.errors import require
 from zdp_bench.gradients import Shares
 from zdp_bench.privacy import sampling
 from zdp_bench.privacy.mechanism import Sampling
-from zdp_bench.privacy.noise import SecureRandom, stream
+from zdp_bench.privacy.noise import SecureRandom, stream, stream_bytes
 
 UNIT = "privacy.unit=patient"
 
@@ -40,17 +41,20 @@ class Plan:
         drawn = "patients" if config.privacy.by_patient else "examples"
         too_large = f"the training set has only {size:,} {drawn}"
         require(least <= size, "trainer.batch_size", least, too_large)
-        batch = trainer.batch_size or max(1, round((trainer.sample_rate or 0) * size))
+        rate = trainer.sample_rate or 0.0
+        batch = trainer.batch_size or max(1, round(rate * size))
         scheme: Any = trainer.sampling
         if scheme == "poisson":
-            rate = trainer.sample_rate or batch / size
+            rate = rate or batch / size
             cycle = algorithm_type(config.algorithm.name).cycle(config.algorithm.options)
             fewer = f"the sample rate of {rate:g} leaves no more than {1 / rate:,.0f} subsets"
             require(rate * cycle <= 1 + 1e-9, "algorithm.bands", cycle, fewer)
             return Plan.poisson(size, rate, trainer.epochs, cycle)
-        steps = trainer.epochs * (-(-size // batch) if scheme == "shuffled" else size // batch)
+        steps_of_epoch = size // batch
+        if scheme == "shuffled":
+            steps_of_epoch = math.ceil(size / batch)
         own = Sampling(scheme, batch / size, batch, size)
-        return Plan(own, trainer.epochs, steps)
+        return Plan(own, trainer.epochs, trainer.epochs * steps_of_epoch)
 
     @staticmethod
     def poisson(
@@ -63,7 +67,8 @@ class Plan:
 
         In cycles of several steps it is that of each step's subset, times `cycle`.
         """
-        own = Sampling("poisson", min(1.0, rate * cycle), rate * size, size, cycle)
+        rate_in_subset = min(1.0, rate * cycle)
+        own = Sampling("poisson", rate_in_subset, rate * size, size, cycle)
         return Plan(own, epochs, max(1, round(epochs / rate)))
 
     def draw(
@@ -78,42 +83,48 @@ class Plan:
         Both are a function of (key, step) alone; of `secure` draws only the divisor is.
         """
         size = self.sampling.records or records
-        batch, cycle = int(self.sampling.expected_batch_size), self.sampling.cycle
+        batch = int(self.sampling.expected_batch_size)
         if self.sampling.scheme == "shuffled":
             per_epoch = self.steps // self.epochs
             rng = np.random.default_rng(stream(key, "shuffle", step // per_epoch))
             indices = sampling.shuffled(size, batch, step % per_epoch, rng)
             return indices, len(indices)
-        random: sampling.Random = (
-            SecureRandom() if secure else np.random.default_rng(stream(key, "sample", step))
-        )
+        seeded = np.random.default_rng(stream(key, "sample", step))
+        random: sampling.Random = SecureRandom() if secure else seeded
         if self.sampling.scheme == "poisson":
             indices = sampling.poisson(size, self.sampling.sample_rate, random)
-            if cycle > 1:
-                assert self.subset_of is not None, "no data was read"
-                indices = indices[self.subset_of[indices] == step % cycle]
         else:
             indices = sampling.uniform(size, batch, random)
+        if self.sampling.cycle > 1:
+            assert self.subset_of is not None, "no data was read"
+            subset = step % self.sampling.cycle
+            indices = indices[self.subset_of[indices] == subset]
         return indices, self.sampling.expected_batch_size
 
     def epoch_of(self, step: int) -> int:
         """Return the number (from 1) of the epoch that the `step`-th step belongs to."""
-        near = max(1, round(step * self.epochs / self.steps))
-        return near if step <= round(near * self.steps / self.epochs) else near + 1
+        nearest = max(1, round(step * self.epochs / self.steps))
+        return nearest if step <= self._end_of(nearest) else nearest + 1
 
     def epoch_ending_at(self, step: int) -> int | None:
         """Return the number (from 1) of the epoch that ends with the `step`-th step, or None."""
         epoch = round(step * self.epochs / self.steps)
-        return epoch if epoch > 0 and round(epoch * self.steps / self.epochs) == step else None
+        return epoch if epoch > 0 and self._end_of(epoch) == step else None
+
+    def _end_of(self, epoch: int) -> int:
+        """Return how many steps are done when an epoch ends."""
+        return round(epoch * self.steps / self.epochs)
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
     """Return the federation's plan of rounds; an epoch draws each record once, in expectation."""
-    own = [Plan.of(config, size).sampling for size in sizes]
-    expected, records = sum(s.expected_batch_size for s in own), sum(sizes)
-    a_round, epochs = config.federated.local_steps * expected / records, config.trainer.epochs
-    union = Sampling(own[0].scheme, expected / records, expected, records)
-    return Plan(union, epochs, max(1, round(epochs / a_round)))
+    samplings = [Plan.of(config, size).sampling for size in sizes]
+    expected = sum(sampling.expected_batch_size for sampling in samplings)
+    records = sum(sizes)
+    epochs_of_round = config.federated.local_steps * expected / records
+    union = Sampling(samplings[0].scheme, expected / records, expected, records)
+    epochs = config.trainer.epochs
+    return Plan(union, epochs, max(1, round(epochs / epochs_of_round)))
 
 
 def evenly(config: Run, records: int) -> Plan:
@@ -122,8 +133,10 @@ def evenly(config: Run, records: int) -> Plan:
     With `trainer.batch_size`, a smaller node draws each record more often.
     """
     assert config.federated.nodes is not None
-    size = records // config.federated.nodes
-    return steps_of(config, size, rounds_of(config, [size] * config.federated.nodes).steps)
+    nodes = config.federated.nodes
+    size = records // nodes
+    rounds = rounds_of(config, [size] * nodes).steps
+    return steps_of(config, size, rounds)
 
 
 def steps_of(
@@ -132,7 +145,8 @@ def steps_of(
     rounds: int,
 ) -> Plan:
     """Return the plan of a node with `size` examples: its own sampling, the steps of all rounds."""
-    return replace(Plan.of(config, size), steps=rounds * config.federated.local_steps)
+    steps = rounds * config.federated.local_steps
+    return replace(Plan.of(config, size), steps=steps)
 
 
 @dataclass(frozen=True)
@@ -147,8 +161,9 @@ class Patients:
     def of(owners: np.ndarray, most: int | None) -> Patients:
         """Sort the examples by owner, given the number of each example's, [n]."""
         order = np.argsort(owners, kind="stable")
-        _, many = np.unique(owners, return_counts=True)
-        return Patients(order, np.concatenate([[0], np.cumsum(many)]), most)
+        _, counts = np.unique(owners, return_counts=True)
+        starts = np.concatenate([[0], np.cumsum(counts)])
+        return Patients(order, starts, most)
 
     @property
     def count(self) -> int:
@@ -172,13 +187,16 @@ class Patients:
         Of more than `most`, which are taken depends on (key, step) and on these examples alone:
         another patient changes nothing.
         """
-        own = stream(key, "records", step).generate_state(2, np.uint64).tobytes()
-        taken = []
+        own_key = stream_bytes(key, "records", step)
+        taken = [np.empty(0, dtype=np.int64)]
+        shares = []
         for patient in drawn:
-            owned = self.examples[self.starts[patient] : self.starts[patient + 1]]
+            start, end = self.starts[patient : patient + 2]
+            owned = self.examples[start:end]
             if self.most is not None and len(owned) > self.most:
-                chances = sampling.uniforms_of(owned, 1, own)[:, 0]
-                owned = np.sort(owned[np.argsort(chances)[: self.most]])
+                chances = sampling.uniforms_of(owned, 1, own_key)[:, 0]
+                least_chances = np.argsort(chances)[: self.most]
+                owned = np.sort(owned[least_chances])
             taken.append(owned)
-        shares = tuple(map(len, taken))
-        return np.concatenate([np.empty(0, dtype=np.int64), *taken]), shares
+            shares.append(len(owned))
+        return np.concatenate(taken), tuple(shares)

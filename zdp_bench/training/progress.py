@@ -87,30 +87,36 @@ class Live(Watcher):
         steps: int,
         done: int,
     ) -> None:
-        self._name, self._steps = f"{self._prefix}{recipe} seed {seed}", steps
+        self._name = f"{self._prefix}{recipe} seed {seed}"
+        self._steps = steps
         if done:
             self._console.print(f"{self._name}: continues at step {done:,} of {steps:,}")
         if self._console.is_terminal:
-            whole = Column(no_wrap=True)  # steps, ε and time are never cut
-            columns = (
-                TextColumn("{task.description}", table_column=_cut(1, 8)),
-                *([BarColumn(BAR)] if self._console.width >= BAR_TERMINAL else []),
-                MofNCompleteColumn(table_column=whole),
-                TextColumn("{task.fields[state]}", table_column=_cut(3, 1)),
-                TextColumn("{task.fields[spent]}", table_column=whole),
-                TimeRemainingColumn(table_column=Column(no_wrap=True, min_width=len("0:00:00"))),
-            )
-            self._bar = Progress(
-                *columns,
-                console=self._console,
-                transient=True,
-                expand=True,
-                speed_estimate_period=10,
-            )
+            self._bar = self._make_bar()
             self._task = self._bar.add_task(
                 self._name, total=steps, completed=done, state="", spent=""
             )
             self._bar.start()
+
+    def _make_bar(self) -> Progress:
+        whole = Column(no_wrap=True)  # steps, ε and time are never cut
+        time_left = Column(no_wrap=True, min_width=len("0:00:00"))
+        columns = [
+            TextColumn("{task.description}", table_column=_cut(1, 8)),
+            MofNCompleteColumn(table_column=whole),
+            TextColumn("{task.fields[state]}", table_column=_cut(3, 1)),
+            TextColumn("{task.fields[spent]}", table_column=whole),
+            TimeRemainingColumn(table_column=time_left),
+        ]
+        if self._console.width >= BAR_TERMINAL:
+            columns.insert(1, BarColumn(BAR))
+        return Progress(
+            *columns,
+            console=self._console,
+            transient=True,
+            expand=True,
+            speed_estimate_period=10,
+        )
 
     def stepped(self, step: int) -> None:
         if self._bar:
@@ -125,9 +131,11 @@ class Live(Watcher):
     ) -> None:
         state = _state(metrics)
         spent = f"ε {show_epsilon(epsilon)}"
-        now, left = time.monotonic(), ""
+        now = time.monotonic()
+        left = ""
         if self._since is not None and step > self._first:
-            seconds = (now - self._since) / (step - self._first) * (self._steps - step)
+            seconds_of_step = (now - self._since) / (step - self._first)
+            seconds = seconds_of_step * (self._steps - step)
             left = f"  {seconds:.0f} s left"
         if self._bar:
             if self._since is None:
@@ -157,8 +165,8 @@ class Reporter(Watcher):
 
     def __init__(self, beside: Watcher, config: Run) -> None:
         self._beside = beside
-        asked = dict.fromkeys(config.execution.callbacks or ())
-        self._callbacks = [lookup("callback", name)(config) for name in asked]
+        names = dict.fromkeys(config.execution.callbacks or ())
+        self._callbacks = [lookup("callback", name)(config) for name in names]
         self._tracker = Tracker(config)
 
     def __enter__(self) -> Reporter:
@@ -194,8 +202,9 @@ class Reporter(Watcher):
         metrics: dict[str, float],
         epsilon: float,
     ) -> None:
+        evaluation = {"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics}
         for on_step in self._callbacks:
-            on_step({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
-        self._tracker.log({"step": step, "epoch": epoch, "epsilon_tight": epsilon, **metrics})
+            on_step(dict(evaluation))
+        self._tracker.log(evaluation)
         log.info(f"epoch {epoch}, step {step:,}  {_state(metrics)}  ε {show_epsilon(epsilon)}")
         self._beside.evaluated(epoch, step, metrics, epsilon)

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 
 import torch
@@ -34,16 +35,16 @@ def build_representation(
             f"{chosen.name}: an example's representation is computed once, so all its views would "
             "be equal. Remove the key."
         )
-    found = build(chosen.name, chosen.options, shape, dtype)
-    for facts in (found.facts, *found.facts.get("parts", [])):
-        known = str(facts.get("trained_on", ""))
-        if known and shares_data(known, config.dataset.name):
+    representation = build(chosen.name, chosen.options, shape, dtype)
+    for facts in (representation.facts, *representation.facts.get("parts", [])):
+        trained_on = str(facts.get("trained_on", ""))
+        if trained_on and shares_data(trained_on, config.dataset.name):
             raise UserError(
-                f"representation={chosen.name}: its weights were trained on {known}, which this "
-                f"run should keep private (dataset={config.dataset.name}), and no ε would cover "
-                "that. Use weights from other data."
+                f"representation={chosen.name}: its weights were trained on {trained_on}, which "
+                f"this run should keep private (dataset={config.dataset.name}), and no ε would "
+                "cover that. Use weights from other data."
             )
-    return found
+    return representation
 
 
 def shares_data(trained_on: str, private: str) -> bool:
@@ -52,12 +53,13 @@ def shares_data(trained_on: str, private: str) -> bool:
     A data set's own name means that one and what its card says it reads; in other words,
     'Fashion MNIST, train', a name within the other is enough.
     """
-    known, own = _plain(trained_on), _plain(private)
+    public, own = _plain(trained_on), _plain(private)
     uses = {_plain(card.name): _plain(card.uses) for card in cards()}
-    left, right = ({name, uses.get(name) or name} for name in (known, own))
-    if known in uses and own in uses:
-        return bool(left & right)
-    return any(a in b or b in a for a in left for b in right)
+    names = {public, uses.get(public) or public}
+    own_names = {own, uses.get(own) or own}
+    if public in uses and own in uses:
+        return not names.isdisjoint(own_names)
+    return any(a in b or b in a for a, b in itertools.product(names, own_names))
 
 
 def _plain(name: str) -> str:
@@ -68,7 +70,8 @@ def represent_data(config: Run, data: Splits) -> Splits:
     """Return the data set with each example's representation in its place, if one is configured."""
     if config.representation is None:
         return data
-    inputs = data.test.batch(torch.arange(1))[0]
-    found = build_representation(config, tuple(inputs.shape[1:]), inputs.dtype)
-    key = f"{data.digest}:{config.dataset.name}:{sorted(config.dataset.options.items())}"
-    return represent_splits(found, data, key, pick_device(config.device))
+    inputs, _ = data.test.batch(torch.arange(1))
+    representation = build_representation(config, tuple(inputs.shape[1:]), inputs.dtype)
+    options = sorted(config.dataset.options.items())
+    key = f"{data.digest}:{config.dataset.name}:{options}"
+    return represent_splits(representation, data, key, pick_device(config.device))

@@ -102,11 +102,16 @@ def run_central(
     wait: bool,
 ) -> Outcome:
     """Train one model on one training set: every recipe without `federated.nodes`."""
-    ranks, data = distributed.join(device.type), load_data(config)
+    ranks = distributed.join(device.type)
+    data = load_data(config)
     digest = digest_of(config, data.digest)
-    same = {"configuration": (experiment_digest(config), config.seed, config.execution)}
     ranks.require_same(
-        same | {"data set": data.digest, "start": digest, "code": code_digest(config.plugins)}
+        {
+            "configuration": (experiment_digest(config), config.seed, config.execution),
+            "data set": data.digest,
+            "start": digest,
+            "code": code_digest(config.plugins),
+        }
     )
 
     def train(home: Path) -> Document:
@@ -127,68 +132,119 @@ def _train(
     """Train and evaluate; return the record on rank 0, and nothing on the others."""
     began = time.time()
     setup = Setup.of(config, data, device)
-    config, plan, mechanism = setup.config, setup.plan, setup.mechanism
+    plan, mechanism = setup.plan, setup.mechanism
     ranks.require_same({"mechanism": mechanism.digest(), "plan": plan})
     checked = setup.check_model()
-    size, save_every = setup.micro_batch_size(), config.execution.checkpoint_steps
+    size = setup.micro_batch_size()
+    save_every = setup.config.execution.checkpoint_steps
     loop = Loop(setup, plan, digest, home, watcher, size, save_every, ranks)
     saved = ranks.broadcast(
         checkpoint.load(home / "checkpoint.pt", digest) if ranks.is_first else None
     )
     loop.restore(saved)
-
-    file, facts = home / "ledger.jsonl", {"epsilon_of": epsilon_of(config, data.unit)}
-    repeatable, at_least = not config.privacy.secure, saved.ledger if saved else None
-    start = loop.starting_point()
-    ledger = open_ledger(file, mechanism, repeatable, at_least, start, ranks, facts=facts)
-    if ledger.counted_again:
-        log.warning(
-            f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of an earlier "
-            "process are repeated, but code, libraries, machine, threads, micro-batch or weights "
-            "are not provably the same: they get new noise and count again in every ε."
-        )
-    key = run_key(digest, mechanism, foreign_code(config.plugins)) + ledger.generation
-    limit = setup.affordable(ledger.releases + plan.steps - loop.step)
-    planned = ledger.releases_after(loop.step, plan.steps) if limit is None else limit
-    training = Training(
-        setup.algorithm, setup.model, setup.optimizer, setup.noise(key), ledger, limit, ranks
-    )
-
-    def take(step: int) -> bool:
-        batches, divisor = setup.draw(key, step, size, ranks)
-        private_step(training, step, batches, divisor)
-        return True
-
-    def epsilon(steps: int) -> float:
-        ledger.sync()  # the metrics of these steps' weights are shown beside it
-        return setup.epsilon(ledger.releases_before(steps))
-
-    def save() -> None:
-        if ranks.is_first:
-            ledger.note(*loop.starting_point())  # first: a saved state is always a noted one
-            ledger.sync()
-            loop.save(ledger.position)
-
-    with closing(ledger), setup.arithmetic(), stop_signals() as signal:
-        if mechanism.sampling.cycle > 1 and ledger.has_other_noise:
-            raise UserError(
-                f"{file}: holds steps whose noise this process cannot draw again, and what "
-                f"algorithm={config.algorithm.name} draws next goes on from theirs. Carry on with "
-                "the code, machine and threads that began the run, without privacy.secure; or "
-                "rename the run's folder, which `zdp-bench budget` still counts."
-            )
-        if ranks.is_first:
-            reserve(config, data, mechanism, planned, home)
-        stopped_by = loop.take_steps(take, epsilon, save, signal)
+    steps = CentralSteps(setup, loop, saved.ledger if saved else None)
+    with closing(steps.ledger), setup.arithmetic(), stop_signals() as signal:
+        steps.begin()
+        stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
         if not ranks.is_first:
             return {}
-        ended = evaluate_trained(home, loop.trained, setup.task, data.test, device, size.examples)
-        held_out = data.validation and evaluate(
-            loop.trained, setup.task, data.validation, device, size.examples
-        )
-    privacy = privacy_report(setup, ledger, data.examples_per_patient, data.unit)
+        task, examples = setup.task, size.examples
+        ended = evaluate_trained(home, loop.trained, task, data.test, device, examples)
+        held_out = {}
+        if data.validation:
+            held_out = evaluate(loop.trained, task, data.validation, device, examples)
+    privacy = privacy_report(setup, steps.ledger, data.examples_per_patient, data.unit)
     record = run_record(loop, began, checked.fixed_state, privacy, stopped_by, *ended)
-    return record | ({"validation": held_out} if held_out else {})
+    if held_out:
+        record["validation"] = held_out
+    return record
+
+
+class CentralSteps:
+    """The steps of a central run: each is a private step of this process, in its ledger."""
+
+    def __init__(
+        self,
+        setup: Setup,
+        loop: Loop,
+        at_least: Position | None,
+    ) -> None:
+        """Open the ledger, and draw the run's key from what it starts from.
+
+        Args:
+            setup: what the run trains with.
+            loop: stands at the step from which the run starts.
+            at_least: the position of the ledger at the checkpoint, if there is one.
+        """
+        self.setup, self.loop = setup, loop
+        config, plan, ranks = setup.config, setup.plan, loop.ranks
+        self.ledger_path = loop.home / "ledger.jsonl"
+        self.ledger = ledger = open_ledger(
+            self.ledger_path,
+            setup.mechanism,
+            not config.privacy.secure,
+            at_least,
+            loop.starting_point(),
+            ranks,
+            facts={"epsilon_of": epsilon_of(config, setup.data.unit)},
+        )
+        if ledger.counted_again:
+            log.warning(
+                f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of an earlier "
+                "process are repeated, but code, libraries, machine, threads, micro-batch or "
+                "weights are not provably the same: they get new noise and count again in every ε."
+            )
+        foreign = foreign_code(config.plugins)
+        self.key = run_key(loop.run, setup.mechanism, foreign) + ledger.generation
+        limit = setup.affordable(ledger.releases + plan.steps - loop.step)
+        self.planned = ledger.releases_after(loop.step, plan.steps) if limit is None else limit
+        self.training = Training(
+            setup.algorithm,
+            setup.model,
+            setup.optimizer,
+            setup.noise(self.key),
+            ledger,
+            limit,
+            ranks,
+        )
+
+    def begin(self) -> None:
+        """Reserve what the steps will spend.
+
+        Raises:
+            UserError: `privacy.total_budget` would be exceeded, or the ledger has noise that later
+                steps go on from and that this process cannot draw again.
+        """
+        setup = self.setup
+        if setup.mechanism.sampling.cycle > 1 and self.ledger.has_other_noise:
+            raise UserError(
+                f"{self.ledger_path}: holds steps whose noise this process cannot draw again, and "
+                f"what algorithm={setup.config.algorithm.name} draws next goes on from theirs. "
+                "Carry on with the code, machine and threads that began the run, without "
+                "privacy.secure; or rename the run's folder, which `zdp-bench budget` still counts."
+            )
+        if self.loop.ranks.is_first:
+            reserve(setup.config, setup.data, setup.mechanism, self.planned, self.loop.home)
+
+    def take(self, step: int) -> bool:
+        """Take a private step."""
+        loop = self.loop
+        batches, divisor = self.setup.draw(self.key, step, loop.size, loop.ranks)
+        private_step(self.training, step, batches, divisor)
+        return True
+
+    def epsilon(self, steps: int) -> float:
+        """Return the tight ε of so many steps."""
+        self.ledger.sync()  # the metrics of these steps' weights are shown beside it
+        return self.setup.epsilon(self.ledger.releases_before(steps))
+
+    def save(self) -> None:
+        """Write the checkpoint; rank 0 does, for all have the same weights."""
+        if self.loop.ranks.is_first:
+            # first: a saved state is always a noted one
+            self.ledger.note(*self.loop.starting_point())
+            self.ledger.sync()
+            self.loop.save(self.ledger.position)
 
 
 @dataclass
@@ -214,11 +270,11 @@ class Loop:
 
     def __post_init__(self) -> None:
         setup = self.setup
-        schedule = setup.config, setup.optimizer, setup.data, self.plan.steps
-        self.scheduler = build_scheduler(*schedule)
-        self.starting_loss = quick_loss(setup.model, setup.task, setup.data.test, setup.device)
-        if (ema := setup.config.trainer.ema) is not None:
-            self.average = average_weights(setup.model, ema)
+        config = setup.config
+        self.scheduler = build_scheduler(config, setup.optimizer, setup.data, self.plan.steps)
+        self.starting_loss = self._quick_loss()
+        if config.trainer.ema is not None:
+            self.average = average_weights(setup.model, config.trainer.ema)
 
     @property
     def trained(self) -> nn.Module:
@@ -260,10 +316,15 @@ class Loop:
 
     def starting_point(self) -> tuple[str, int, str]:
         """Name what the next step starts from; see `Ledger.begin`."""
-        config, device = self.setup.config, self.setup.device
-        how = self.size.examples, self.ranks.size, config.execution.deterministic
-        made = execution_digest(config.plugins, device, *how)
-        return made, self.step, checkpoint.state_digest(*self.states())
+        config = self.setup.config
+        execution = execution_digest(
+            config.plugins,
+            self.setup.device,
+            self.size.examples,
+            self.ranks.size,
+            config.execution.deterministic,
+        )
+        return execution, self.step, checkpoint.state_digest(*self.states())
 
     def save(
         self,
@@ -272,17 +333,16 @@ class Loop:
     ) -> None:
         """Write the checkpoint of this moment."""
         weights, moments, rates, carried = self.states()
-        trained, last = (self.trained.state_dict(), weights) if self.average else (weights, {})
         state = checkpoint.Checkpoint(
             self.run,
             self.step,
-            trained,
+            self.trained.state_dict() if self.average else weights,
             moments,
             ledger,
             self.epochs,
             rates,
             nodes or {},
-            last,
+            weights if self.average else {},
             carried,
         )
         checkpoint.save(self.home / "checkpoint.pt", state)
@@ -314,20 +374,21 @@ class Loop:
                 stopped_by = "budget"
             epoch = plan.epoch_ending_at(self.step)
             every = self.checkpoint_steps
-            due = every is not None and self.step % every == 0
-            evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
-            if (epoch is not None or stopped_by == "budget") and not evaluated:
+            is_due = every is not None and self.step % every == 0  # to be saved
+            is_evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
+            if (epoch is not None or stopped_by == "budget") and not is_evaluated:
                 renew(self.setup.model)
-                last = epoch is None or self.step == plan.steps
-                if last or config.execution.evaluate == "each":
+                is_last = epoch is None or self.step == plan.steps
+                if is_last or config.execution.evaluate == "each":
                     self._evaluate(epoch, epsilon)
                 else:
                     self._check_outputs()
-                due = due or last or (epoch or 0) % config.trainer.checkpoint_epochs == 0
-            elif due or self.step % WATCHED == 0:  # before a useless state is saved
+                if is_last or (epoch or 0) % config.trainer.checkpoint_epochs == 0:
+                    is_due = True
+            elif is_due or self.step % WATCHED == 0:  # before a useless state is saved
                 self._check_outputs()
             number = self.ranks.max(signal())
-            if due or number:
+            if is_due or number:
                 save()
             if number and self.step < plan.steps and stopped_by == "epochs":
                 raise Stopped(number)
@@ -340,9 +401,8 @@ class Loop:
             self.average.update_parameters(setup.model)
         is_end = self.plan.epoch_ending_at(self.step) is not None
         if self.scheduler and (is_end or getattr(self.scheduler, "each_step", False)):
-            step_schedule(
-                self.scheduler, self.trained, setup.task, setup.data.validation, setup.device
-            )
+            validation = setup.data.validation
+            step_schedule(self.scheduler, self.trained, setup.task, validation, setup.device)
         self.watcher.stepped(self.steps_done)
 
     def _evaluate(
@@ -352,24 +412,29 @@ class Loop:
     ) -> None:
         """Measure the model on the test set; rank 0 does, for all have the same weights."""
         setup, step = self.setup, self.steps_done
-        metrics, spent = {}, 0.0
+        metrics: dict[str, float] = {}
+        spent = 0.0
         if self.ranks.is_first:
             spent = epsilon(self.step)
-            metrics = evaluate(
-                self.trained, setup.task, setup.data.test, setup.device, self.size.examples
-            )
+            test, examples = setup.data.test, self.size.examples
+            metrics = evaluate(self.trained, setup.task, test, setup.device, examples)
         metrics, spent = self.ranks.broadcast((metrics, spent))
-        finite = math.isfinite(metrics.get("loss", 0.0))
-        refuse_divergence(finite, epoch, step, setup.config.optimizer.options.get("lr"))
+        self._refuse_divergence(metrics.get("loss", 0.0), epoch)
         self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": spent, **metrics})
         self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, spent)
 
     def _check_outputs(self) -> None:
+        """End a run that has diverged, by a few public examples."""
+        loss = self.ranks.broadcast(self._quick_loss() if self.ranks.is_first else 0.0)
+        self._refuse_divergence(loss, self.plan.epoch_of(self.step))
+
+    def _quick_loss(self) -> float:
         setup = self.setup
-        given = setup.model, setup.task, setup.data.test, setup.device
-        finite = self.ranks.broadcast(self.ranks.is_first and math.isfinite(quick_loss(*given)))
-        epoch, rate = self.plan.epoch_of(self.step), setup.config.optimizer.options.get("lr")
-        refuse_divergence(finite, epoch, self.steps_done, rate)
+        return quick_loss(setup.model, setup.task, setup.data.test, setup.device)
+
+    def _refuse_divergence(self, loss: float, epoch: int | None) -> None:
+        rate = self.setup.config.optimizer.options.get("lr")
+        refuse_divergence(math.isfinite(loss), epoch, self.steps_done, rate)
 
 
 def average_weights(model: nn.Module, decay: float) -> AveragedModel:
@@ -385,7 +450,8 @@ def average_weights(model: nn.Module, decay: float) -> AveragedModel:
         averaged: Tensor | int,
     ) -> Tensor:
         t = int(averaged)
-        return weights.lerp(average, min(decay, (1 + t) / (10 + t)))
+        own_decay = min(decay, (1 + t) / (10 + t))
+        return weights.lerp(average, own_decay)
 
     return AveragedModel(model, avg_fn=move)
 
@@ -404,8 +470,12 @@ def run_record(
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
     rate = config.optimizer.options.get("lr")
-    measured = metric_of(setup.task, headline)
-    warning = doubt(measured, metrics, chance, len(data.test), rate, loop.starting_loss)
+    measure = metric_of(setup.task, headline)
+    warning = doubt(measure, metrics, chance, len(data.test), rate, loop.starting_loss)
+    notes = [data.notes, start.note() if start else ""]
+    resolved = config.resolved.items()
+    execution = {"ranks": loop.ranks.size, "execution": vars(config.execution)}
+    started = datetime.fromtimestamp(began, UTC)
     return {
         "format": 1,
         "recipe": config.recipe,
@@ -413,12 +483,12 @@ def run_record(
         "experiment": experiment_digest(config),
         "seed": config.seed,
         "claims": vars(config.claims),
-        "config": {key: value for key, value in config.resolved.items() if key not in NOT_RECORDED},
+        "config": {key: value for key, value in resolved if key not in NOT_RECORDED},
         "data": {
             "name": config.dataset.name,
             "provenance": data.provenance,
             "digest": data.digest,
-            "notes": "; ".join(part for part in (data.notes, start and start.note()) if part),
+            "notes": "; ".join(note for note in notes if note),
             "train": len(data.train),
             "test": len(data.test),
             "validation": len(data.validation) if data.validation else 0,
@@ -439,10 +509,9 @@ def run_record(
         "headline": {"name": headline, "value": metrics[headline]},
         "metrics": metrics,
         "epochs": loop.epochs,
-        "environment": environment(setup.device, config.plugins)
-        | {"ranks": loop.ranks.size, "execution": vars(config.execution)},
+        "environment": environment(setup.device, config.plugins) | execution,
         "measured": {
-            "started_utc": datetime.fromtimestamp(began, UTC).isoformat(timespec="seconds"),
+            "started_utc": started.isoformat(timespec="seconds"),
             "train_seconds": round(time.time() - began, 2),
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,

@@ -171,25 +171,33 @@ class ModelSetup:
     def with_plan(self, plan: Plan | None = None) -> Setup:
         """Return the setup for a plan, with the algorithm and the noise calibrated to it."""
         plan = plan or Plan.of(self.config, count_units(self.config, self.data))
-        inputs = self.empty_batch()[0]
+        inputs, _ = self.empty_batch()
         problem = Problem(
-            self.model, loss_of(self.task), plan.sampling, self.config.seed, inputs, plan.steps
+            self.model,
+            loss_of(self.task),
+            plan.sampling,
+            self.config.seed,
+            inputs,
+            plan.steps,
         )
         config, algorithm = build_algorithm(self.config, problem, plan)
         if algorithm.mechanism().is_private:
             warn_of(config.privacy.delta, plan.sampling.records)
-        data, views = self.data, config.trainer.augmentations
-        plain = isinstance(data, Splits) and data.augment is None and not data.train.is_stochastic
-        if views and plain:  # all would be the same
+        data = self.data
+        views = config.trainer.augmentations
+        is_read = isinstance(data, Splits)
+        if views and is_read and data.augment is None and not data.train.is_stochastic:
+            # all would be the same
             raise UserError(
                 f"trainer.augmentations={views}: dataset={config.dataset.name} does not augment "
                 "examples. Set dataset.augment, or remove the key."
             )
         patients = None
-        if config.privacy.by_patient and isinstance(self.data, Splits):
-            patients = Patients.of(owners_of(self.data, UNIT), config.privacy.max_examples)
-        if plan.sampling.cycle > 1 and isinstance(self.data, Splits):
-            plan = replace(plan, subset_of=assign_subsets(config, self.data, plan.sampling.cycle))
+        if config.privacy.by_patient and is_read:
+            patients = Patients.of(owners_of(data, UNIT), config.privacy.max_examples)
+        if plan.sampling.cycle > 1 and is_read:
+            subset_of = assign_subsets(config, data, plan.sampling.cycle)
+            plan = replace(plan, subset_of=subset_of)
         return Setup(
             **vars(self) | {"config": config}, plan=plan, algorithm=algorithm, patients=patients
         )
@@ -224,7 +232,8 @@ class Setup(ModelSetup):
         """The most examples of one share at a step, each as often as it is augmented."""
         privacy = self.config.privacy
         owned = self.data.examples_per_patient if privacy.by_patient else 1
-        return min(owned, privacy.max_examples or owned) * (self.config.trainer.augmentations or 1)
+        views = self.config.trainer.augmentations or 1
+        return min(owned, privacy.max_examples or owned) * views
 
     @property
     def mechanism(self) -> Mechanism:

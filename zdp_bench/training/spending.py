@@ -82,7 +82,11 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> dic
     """Return what `spending.json` holds."""
     return {
         "recipe": config.recipe,
-        "data": {"name": config.dataset.name, "provenance": data.provenance, "digest": data.digest},
+        "data": {
+            "name": config.dataset.name,
+            "provenance": data.provenance,
+            "digest": data.digest,
+        },
         "privacy": {
             "z": mechanism.z,
             "sampling": mechanism.sampling.as_dict(),
@@ -106,7 +110,7 @@ def _require_within(config: Run, own: Spending) -> None:
             f"privacy.total_budget={budget:g}: {unknown[0]} contains steps of an unfinished run "
             "without its data. Finish that run, or move its folder away."
         )
-    others = [one for one in others if one.may_share(own)]
+    others = [other for other in others if other.may_share(own)]
     log.warning(
         "privacy.total_budget=%g: %d earlier runs in %s may share examples with this one; runs in "
         "other folders are not counted",
@@ -116,7 +120,8 @@ def _require_within(config: Run, own: Spending) -> None:
     )
     try:
         every = spent_of_one([*others, own], own.by_unit)
-        before, after = together(every[:-1], delta), together(every, delta)
+        before = together(every[:-1], delta)
+        after = together(every, delta)
     except ValueError as error:
         raise UserError(
             f"privacy.total_budget={budget:g}: {error}, so their total ε is not known; use the "
@@ -239,13 +244,14 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
         folder = ledger.parent if is_federation else home
         trainings[folder].append(ledger)
     distinct = [without_copies(ledgers) for ledgers in trainings.values()]
-    counts = [count_releases(ledgers, repeatable) for ledgers in distinct if len(ledgers) > 1]
-    return max(counts, default=0)
+    several = [ledgers for ledgers in distinct if len(ledgers) > 1]
+    return max((count_releases(ledgers, repeatable) for ledgers in several), default=0)
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
     """Return the files that a run reads (`Splits.sources`); None if its folder does not say."""
-    plan = _read_plan(home / FILE) if (home / FILE).is_file() else {}
+    path = home / FILE
+    plan = _read_plan(path) if path.is_file() else {}
     return _parse_sources(plan.get("sources") or "")
 
 
@@ -257,8 +263,9 @@ def _parse_sources(text: str) -> frozenset[str] | None:
 def _read_plan(path: Path) -> dict[str, Any]:
     try:
         plan: dict[str, Any] = read_json(path)
-        if wrong := [*misfits(plan, _PLAN)]:
-            raise UserError(f"{path}: is damaged (see {wrong[0]}).")
+        damaged = list(misfits(plan, _PLAN))
+        if damaged:
+            raise UserError(f"{path}: is damaged (see {damaged[0]}).")
     except UserError as error:
         raise UserError(
             f"{error} So its run's ε is not known; the same run writes it again."

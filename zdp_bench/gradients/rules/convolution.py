@@ -280,7 +280,11 @@ class ConvolutionShape:
         wide, narrow = self.wide_and_narrow(x, g)
         return prod(self.sizes(wide, narrow)) * self.groups
 
-    def pad(self, wide: Tensor, channels_last: bool = False) -> Tensor:
+    def pad(
+        self,
+        wide: Tensor,
+        channels_last: bool = False,
+    ) -> Tensor:
         """Pad the wide map, [B, C, *] or [B, *, C], as the convolution does."""
         sides = [0, 0] if channels_last else []
         for size in reversed(self.padding):
@@ -451,7 +455,9 @@ def _columns(
     dimensions = len(geometry.kernel)
     channels_end = geometry.pad(wide).contiguous().movedim(1, -1)
     patches = _unfold(geometry, channels_end, positions)  # [B, *positions, C, *k]
-    columns = patches.flatten(1, dimensions).movedim(1, -1)  # [B, C, *k, T]
+    first_dims = tuple(range(1, 1 + dimensions))
+    last_dims = tuple(range(-dimensions, 0))
+    columns = patches.movedim(first_dims, last_dims)  # [B, C, *k, *positions]
     return columns.reshape(len(wide), -1, prod(positions))
 
 

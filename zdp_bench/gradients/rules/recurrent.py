@@ -110,7 +110,11 @@ def replay(
     return x, last if isinstance(layer, nn.LSTM) else last[0]
 
 
-def _pack_as(packed: PackedSequence, x: Tensor, lengths: Tensor) -> PackedSequence:
+def _pack_as(
+    packed: PackedSequence,
+    x: Tensor,
+    lengths: Tensor,
+) -> PackedSequence:
     """Pack x [B, T, *] as the sequence that the layer was called on."""
     order = packed.sorted_indices
     if order is not None:

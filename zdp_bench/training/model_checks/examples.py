@@ -40,20 +40,12 @@ def find_source(
 ) -> Source:
     """Return the source of a check: the probe or, without one, random numbers."""
     device = next(model.parameters()).device
-    inputs, targets = (map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like)
     if probe is not None:
-        given = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
-        for name, own, asked in zip(("inputs", "targets"), given, (inputs, targets), strict=True):
-            if _kinds(own) != _kinds(asked):
-                found, needed = (
-                    describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
-                    for part in (own, asked)
-                )
-                said = f"probe: {found} are given, where the dataset has {needed} an example: "
-                raise UserError(
-                    said.replace("inputs", name) + "give one batch of such as the dataset has."
-                )
-        inputs, targets = given
+        for name, own, expected in zip(("inputs", "targets"), probe, like, strict=True):
+            _require_kind(name, own, expected)
+        inputs, targets = [map_leaves(lambda leaf: leaf.to(device), part) for part in probe]
+    else:
+        inputs, targets = [map_leaves(lambda leaf: leaf[:0].to(device), part) for part in like]
     with torch.random.fork_rng(devices=[]), torch.no_grad():
         try:
             twin = copy_apart(model)
@@ -69,8 +61,21 @@ def find_source(
     return Source(inputs, targets, classes)
 
 
-def _kinds(part: Tensor) -> list[tuple[torch.Size, torch.dtype]]:
-    return [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(part)]
+def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
+    """Reject a probe of other shapes or dtypes than the data set's."""
+    kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(probe)]
+    if kinds == [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(expected)]:
+        return
+    given = _describe_example(probe).replace("inputs", name)
+    needed = _describe_example(expected).replace("inputs", name)
+    raise UserError(
+        f"probe: {given} are given, where the dataset has {needed} an example: give one batch of "
+        "such as the dataset has."
+    )
+
+
+def _describe_example(part: Tensor) -> str:
+    return describe(map_leaves(lambda leaf: leaf.new_empty(leaf.shape[1:]), part))
 
 
 def _count_classes(output: Tensor, targets: Tensor) -> int:
@@ -82,7 +87,8 @@ def _count_classes(output: Tensor, targets: Tensor) -> int:
     if output.dim() < 2:
         return 2
     shapes = {leaf.shape[1:] for leaf in leaves_of(targets)}
-    return max(2, output.shape[-1 if output.shape[1:-1] in shapes else 1])
+    classes_last = output.shape[1:-1] in shapes
+    return max(2, output.shape[-1 if classes_last else 1])
 
 
 def _draw(
@@ -109,8 +115,10 @@ def _draw(
         elif len(shape) == 1:
             drawn = torch.ones(shape)
         else:
-            row = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
-            drawn = (row + torch.arange(examples).view(-1, *[1] * (leaf.dim() - 1))) % 2
+            place = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
+            one_dims = [1] * (leaf.dim() - 1)
+            number = torch.arange(examples).view(-1, *one_dims)
+            drawn = (place + number) % 2
         return drawn.to(leaf.device, dtype)
 
     return map_leaves(draw, like)

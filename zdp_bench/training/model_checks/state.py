@@ -83,14 +83,14 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
     """
     twin, other = copy_apart(model), copy_apart(model)
     marks = mark_weights(dict(twin.named_parameters()))
-    found = []
     fewer = map_leaves(lambda leaf: leaf.flip(0)[1:], inputs)
-    for copied, examples in ((other, fewer), (twin, inputs), (twin, inputs)):
-        with torch.no_grad():
-            copied(map_leaves(torch.clone, examples))
-        found.append(_held_by(copied))
+    after_fewer = _state_after(other, fewer)
+    after_first = _state_after(twin, inputs)
+    after_second = _state_after(twin, inputs)
     now = mark_weights(dict(twin.named_parameters()))
-    if new := [name for name in now if name not in marks and name not in _names(model)]:
+    names = {name for name, _ in model.named_parameters()}
+    new = [name for name in now if name not in marks and name not in names]
+    if new:
         raise UserError(
             f"parameter '{new[0]}' is made in the first pass, so no optimizer has it: call the "
             "model once on a batch of the right shape, made up, and make the optimizer after that."
@@ -102,10 +102,12 @@ def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
                 "forward pass (max_norm, flatten_parameters?), and no noise covers that: leave "
                 "it out there."
             )
-    if kept := _difference(found[0], found[1]):
+    kept = _difference(after_fewer, after_first)
+    if kept:
         raise _kept(model, *kept)
-    if kept := _difference(found[1], found[2]):
-        name, key = kept
+    changed = _difference(after_first, after_second)
+    if changed:
+        name, key = changed
         raise UserError(
             f"{describe_layer(model, name)} changes '{key}' in each pass. No noise covers that, "
             "and how many passes a step takes tells how many examples there were: change it in "
@@ -119,16 +121,18 @@ def require_loss_keeps_nothing(
     targets: Any,
 ) -> None:
     """Reject a loss that changes what it holds; what its first call makes once may stay."""
-    twin, found = copy_apart(loss, tuple(loss.parameters())), []
+    twin = copy_apart(loss, tuple(loss.parameters()))
+    states = []
     for _ in range(2):
         with torch.no_grad(), suppress(RuntimeError):  # of types that torch.func alone takes
             twin(outputs, targets)
-        found.append(_held_by(twin))
-    if kept := _difference(*found):
+        states.append(_held_by(twin))
+    changed = _difference(*states)
+    if changed:
         raise UserError(
-            f"the loss changes '{'.'.join(filter(None, kept))}' when it is called, so one example "
-            "would affect the next, which clipping cannot bound: compute it from outputs and "
-            "targets only."
+            f"the loss changes '{'.'.join(filter(None, changed))}' when it is called, so one "
+            "example would affect the next, which clipping cannot bound: compute it from outputs "
+            "and targets only."
         )
 
 
@@ -149,11 +153,14 @@ def _kept(
     )
 
 
-def _names(model: nn.Module) -> set[str]:
-    return {name for name, _ in model.named_parameters()}
-
-
 Place = tuple[str, str]  # name of the module, and of what it holds
+
+
+@torch.no_grad()
+def _state_after(model: nn.Module, inputs: Tensor) -> dict[Place, Any]:
+    """Return what a model holds after a pass."""
+    model(map_leaves(torch.clone, inputs))
+    return _held_by(model)
 
 
 def _held_by(model: nn.Module) -> dict[Place, Any]:
