@@ -39,9 +39,8 @@ class CNN(nn.Module):
         images, height, width = image_shape(f"{kind}_cnn", input_shape)
         fits = min(height, width) >= 2 ** len(widths)
         require(fits, "model.channels", widths, f"{height}×{width} is too small for that depth")
-        conv, pool = (
-            (ComplexConv2d, ComplexAvgPool2d) if dtype.is_complex else (nn.Conv2d, nn.AvgPool2d)
-        )
+        conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
+        pool = ComplexAvgPool2d if dtype.is_complex else nn.AvgPool2d
         stages: list[nn.Module] = []
         for wide, narrow in pairwise([images, *widths]):
             stages += [

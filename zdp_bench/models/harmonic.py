@@ -67,8 +67,10 @@ class HarmonicFilter(nn.Module):
 
 def cosines(size: int) -> Tensor:
     """Return [size, size], row k the k-th vector of the orthonormal cosine transform (DCT-II)."""
-    k, position = torch.arange(size)[:, None], torch.arange(size)[None]
-    vectors = torch.cos(math.pi / size * (position + 0.5) * k) * math.sqrt(2 / size)
+    k = torch.arange(size).unsqueeze(1)
+    position = torch.arange(size)
+    angles = math.pi / size * (position + 0.5) * k
+    vectors = torch.cos(angles) * math.sqrt(2 / size)
     vectors[0] /= math.sqrt(2)
     return vectors
 
@@ -81,14 +83,18 @@ def responses(x: Tensor, vectors: Tensor) -> Tensor:
 
     Shapes: complex [B, C, H, W] -> complex [B, C·(n² − 1), H, W].
     """
-    size, edge = len(vectors), len(vectors) // 2
+    size = len(vectors)
+    edge = size // 2
     parts = torch.view_as_real(x.resolve_conj()).movedim(-1, 2)  # [B, C, 2, H, W]
     padded = F.pad(parts.flatten(0, 1), (edge, edge, edge, edge), mode="reflect")
-    planes = padded.flatten(0, 1)[:, None]
-    down = F.conv2d(planes, vectors[:, None, :, None])  # [B·C·2, n, H, W + 2·edge]
-    both = F.conv2d(down.flatten(0, 1)[:, None], vectors[:, None, None, :])  # [B·C·2·n, n, H, W]
-    by_pair = both.to(parts.dtype).unflatten(0, (*x.shape[:2], 2, size)).flatten(3, 4)
-    each = by_pair[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
-    power = each.square().sum(dim=2, keepdim=True).mean(dim=(-2, -1), keepdim=True)
+    planes = padded.flatten(0, 1).unsqueeze(1)
+    columns = vectors.view(size, 1, size, 1)
+    rows = vectors.view(size, 1, 1, size)
+    down = F.conv2d(planes, columns)  # [B·C·2, n, H, W + 2·edge]
+    both = F.conv2d(down.flatten(0, 1).unsqueeze(1), rows)  # [B·C·2·n, n, H, W]
+    by_pair = both.to(parts.dtype).unflatten(0, (*x.shape[:2], 2, size))
+    each = by_pair.flatten(3, 4)[:, :, :, 1:]  # [B, C, 2, n² − 1, H, W]
+    squares = each.square().sum(dim=2, keepdim=True)
+    power = squares.mean(dim=(-2, -1), keepdim=True)
     even = each / (power + EPS).sqrt()
     return as_complex_channels(even.movedim(2, 3).flatten(1, 3))

@@ -88,11 +88,9 @@ class LinearMap(nn.Module):
                 f"{list(input_shape)}."
             )
         channels, *places = input_shape
-        most = legendre(places, max(degree, bias_degree))
         self.outputs = outputs
-        for name, up_to in (("scales", degree), ("shifts", bias_degree)):
-            kept = [values for exponents, values in most if sum(exponents) <= up_to]
-            self.register_buffer(name, torch.stack(kept, dim=1))  # [places, polynomials]
+        self.register_buffer("scales", legendre(places, degree))
+        self.register_buffer("shifts", legendre(places, bias_degree))
         self.linear = nn.Linear(channels, outputs * self.scales.shape[1], bias=False)
         self.shift = nn.Linear(self.shifts.shape[1], outputs, bias=False)
         nn.init.zeros_(self.linear.weight)
@@ -100,29 +98,35 @@ class LinearMap(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         places = x.shape[2:]
-        parts = self.linear(x.flatten(2).transpose(1, 2))  # [B, places, outputs · polynomials]
-        parts = parts.unflatten(2, (self.outputs, -1)) * self.scales.unsqueeze(1).to(x)
+        parts = self.linear(x.flatten(2).mT)  # [B, places, outputs · polynomials]
+        parts = parts.unflatten(2, (self.outputs, -1))
+        scaled = parts * self.scales.unsqueeze(1).to(x)
         shift = self.shift(self.shifts.to(x).expand(len(x), -1, -1))
-        return (parts.sum(dim=3) + shift).transpose(1, 2).unflatten(2, places)
+        logits = scaled.sum(dim=3) + shift  # [B, places, outputs]
+        return logits.mT.unflatten(2, places)
 
 
-def legendre(places: Sequence[int], degree: int) -> list[tuple[tuple[int, ...], Tensor]]:
-    """Return the exponents and values [places] of all products of Legendre polynomials.
+def legendre(places: Sequence[int], degree: int) -> Tensor:
+    """Return the products of Legendre polynomials at all places, [places, polynomials].
 
     Each has mean square 1 over a long side, and at most this degree in all.
     """
-    sides = []
-    for side in places:
-        at = torch.linspace(-1, 1, side, dtype=torch.float64)
-        rows = [torch.ones_like(at), at]
-        for k in range(1, degree):
-            rows.append(((2 * k + 1) * at * rows[k] - k * rows[k - 1]) / (k + 1))
-        sides.append([math.sqrt(2 * k + 1) * row for k, row in enumerate(rows)])
-    found = []
+    sides = [_polynomials(side, degree) for side in places]
+    products = []
     for exponents in product(range(degree + 1), repeat=len(places)):
         if sum(exponents) <= degree:
             values = torch.ones(1, dtype=torch.float64)
-            for rows, exponent in zip(sides, exponents, strict=True):
-                values = (values.unsqueeze(1) * rows[exponent]).flatten()
-            found.append((exponents, values.float()))
-    return found
+            for polynomials, exponent in zip(sides, exponents, strict=True):
+                values = (values.unsqueeze(1) * polynomials[exponent]).flatten()
+            products.append(values.float())
+    return torch.stack(products, dim=1)
+
+
+def _polynomials(side: int, degree: int) -> list[Tensor]:
+    """Return the Legendre polynomials up to a degree, or 1, along a side, [side] each."""
+    x = torch.linspace(-1, 1, side, dtype=torch.float64)
+    rows = [torch.ones_like(x), x]
+    for k in range(1, degree):
+        following = (2 * k + 1) * x * rows[k] - k * rows[k - 1]
+        rows.append(following / (k + 1))
+    return [math.sqrt(2 * k + 1) * row for k, row in enumerate(rows)]

@@ -7,6 +7,7 @@ where the original takes the maximum.
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import Annotated
 
 import torch
@@ -59,11 +60,8 @@ class UNet(nn.Module):
         require(not residual or images == outputs, "model.residual", residual, rule)
         if re_im:
             images, outputs = 2 * images, 2 * outputs
-        conv, transposed = (
-            (ComplexConv2d, ComplexConvTranspose2d)
-            if dtype.is_complex
-            else (nn.Conv2d, nn.ConvTranspose2d)
-        )
+        conv = ComplexConv2d if dtype.is_complex else nn.Conv2d
+        transposed = ComplexConvTranspose2d if dtype.is_complex else nn.ConvTranspose2d
 
         def block(inside: int, out: int) -> nn.Sequential:
             layers: list[nn.Module] = []
@@ -74,14 +72,11 @@ class UNet(nn.Module):
             return nn.Sequential(*layers)
 
         widths = [width * 2**level for level in range(depth + 1)]
-        self.down = nn.ModuleList(
-            block(a, b) for a, b in zip([images, *widths[:-1]], widths, strict=True)
-        )
+        self.down = nn.ModuleList(block(*pair) for pair in pairwise([images, *widths]))
         self.pool = ComplexAvgPool2d(2) if dtype.is_complex else pool(2)
-        self.up = nn.ModuleList(
-            transposed(2 * w, w, 2, 2, dtype=dtype) for w in reversed(widths[:-1])
-        )
-        self.join = nn.ModuleList(block(2 * w, w) for w in reversed(widths[:-1]))
+        upwards = widths[-2::-1]
+        self.up = nn.ModuleList(transposed(2 * wide, wide, 2, 2, dtype=dtype) for wide in upwards)
+        self.join = nn.ModuleList(block(2 * wide, wide) for wide in upwards)
         self.last = conv(width, outputs, 1, dtype=dtype)
         self.dtype, self.residual, self.re_im = dtype, residual, re_im
         if residual:
@@ -100,8 +95,12 @@ class UNet(nn.Module):
             skipped.append(y)
         skipped.pop()
         for up, join in zip(self.up, self.join, strict=True):
-            y = join(torch.cat([padded_to(up(y), skipped[-1]), skipped.pop()], dim=1))
-        y = self.last(y) + x if self.residual else self.last(y)
+            skip = skipped.pop()
+            larger = padded_to(up(y), skip)
+            y = join(torch.cat([larger, skip], dim=1))
+        y = self.last(y)
+        if self.residual:
+            y = y + x
         if self.re_im:
             return torch.linalg.vector_norm(y.unflatten(1, (-1, 2)), dim=2)
         return y.abs() if y.is_complex() else y
@@ -109,8 +108,11 @@ class UNet(nn.Module):
 
 def padded_to(x: Tensor, like: Tensor) -> Tensor:
     """Mirror the last row or column of x [B, C, H, W] if `like` has one more."""
-    below, right = like.shape[-2] - x.shape[-2], like.shape[-1] - x.shape[-1]
-    return F.pad(x, (0, right, 0, below), mode="reflect") if below or right else x
+    below = like.shape[-2] - x.shape[-2]
+    right = like.shape[-1] - x.shape[-1]
+    if not below and not right:
+        return x
+    return F.pad(x, (0, right, 0, below), mode="reflect")
 
 
 @register("model", "complex_unet")

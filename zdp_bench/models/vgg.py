@@ -42,7 +42,9 @@ def norm_layers(
         rule = f"must divide the {channels} maps of every layer"
         require(channels % groups == 0, "model.groups", groups, rule)
         return [nn.GroupNorm(groups, channels)]
-    return [nn.BatchNorm2d(channels, track_running_stats=False)] if norm == "batch" else []
+    if norm == "batch":
+        return [nn.BatchNorm2d(channels, track_running_stats=False)]
+    return []
 
 
 def convolution(
@@ -101,9 +103,10 @@ class VGG(nn.Module):
         rule = f"images of at least {SMALLEST}² are needed"
         require(min(height, wide) >= SMALLEST, "model=vgg11", f"{height}×{wide}", rule)
         stages = encoder_stages(images, width, norm, groups)
-        self.features = nn.Sequential(
-            *(layer for stage in stages for layer in (*stage, nn.MaxPool2d(2)))
-        )
+        layers: list[nn.Module] = []
+        for stage in stages:
+            layers += [*stage, nn.MaxPool2d(2)]
+        self.features = nn.Sequential(*layers)
         self.pool = nn.AdaptiveAvgPool2d(pool)
         self.classifier = nn.Sequential(
             nn.Linear(STAGES[-1][-1] * width * pool**2, hidden),
@@ -155,12 +158,11 @@ class VGGUNet(nn.Module):
         narrow = [4 * width, 2 * width, width, width // 2, width // 4]
         below = [deepest, *narrow[:-1]]
         joined = [sum(both) for both in zip(below, reversed(skipped), strict=True)]
-        self.join = nn.ModuleList(
-            nn.Sequential(
-                *convolution(inside, out, norm, groups), *convolution(out, out, norm, groups)
-            )
-            for inside, out in zip(joined, narrow, strict=True)
-        )
+        self.join = nn.ModuleList()
+        for inside, out in zip(joined, narrow, strict=True):
+            first = convolution(inside, out, norm, groups)
+            second = convolution(out, out, norm, groups)
+            self.join.append(nn.Sequential(*first, *second))
         self.last = nn.Conv2d(narrow[-1], outputs, 3, padding=1)
 
     def forward(self, x: Tensor) -> Tensor:
@@ -171,5 +173,6 @@ class VGGUNet(nn.Module):
             x = self.pool(x)
         x = self.centre(x)
         for join in self.join:
-            x = join(torch.cat([self.up(x), skipped.pop()], dim=1))
+            larger = self.up(x)
+            x = join(torch.cat([larger, skipped.pop()], dim=1))
         return self.last(x)

@@ -31,9 +31,9 @@ def activation(
     if dtype is not None and _for_real(builder) is dtype.is_complex:
         kind, other = ("complex", "real") if dtype.is_complex else ("real", "complex")
         fitting = [
-            one
-            for one in names("activation")
-            if _for_real(lookup("activation", one)) is not dtype.is_complex
+            known
+            for known in names("activation")
+            if _for_real(lookup("activation", known)) is not dtype.is_complex
         ]
         raise UserError(
             f"activation '{name}' is for {other} numbers, and this network's are {kind}. "

@@ -36,9 +36,9 @@ class CirculantLinear(nn.Module):
         if block < 1:
             raise ValueError(f"a circulant block has at least one row, not {block}")
         self.in_features, self.out_features, self.block = in_features, out_features, block
-        self.weight = nn.Parameter(
-            torch.empty(-(-out_features // block), -(-in_features // block), block)
-        )
+        block_rows = -(-out_features // block)
+        block_columns = -(-in_features // block)
+        self.weight = nn.Parameter(torch.empty(block_rows, block_columns, block))
         self.bias = nn.Parameter(torch.empty(out_features)) if bias else None
         bound = 1 / math.sqrt(in_features)  # as torch.nn.Linear
         with torch.no_grad():
@@ -52,15 +52,17 @@ class CirculantLinear(nn.Module):
         w_hat = torch.fft.rfft(self.weight).conj()  # [p, q, d/2+1]
         y_hat = torch.bmm(x_hat.permute(2, 0, 1), w_hat.permute(2, 1, 0))  # [d/2+1, N, p]
         y = torch.fft.irfft(y_hat.permute(1, 2, 0), n=self.block)  # [N, p, d]
-        y = y.flatten(1)[:, : self.out_features].reshape(*x.shape[:-1], self.out_features)
+        cropped = y.flatten(1)[:, : self.out_features]
+        y = cropped.reshape(*x.shape[:-1], self.out_features)
         return y if self.bias is None else y + self.bias
 
     def dense(self) -> Tensor:
         """The matrix [out_features, in_features] this layer is."""
-        d = self.block
-        lag = (torch.arange(d) - torch.arange(d).unsqueeze(1)) % d  # [r, s] -> (s − r) mod d
+        place = torch.arange(self.block)
+        lag = (place - place.unsqueeze(1)) % self.block  # [r, s] -> (s − r) mod d
         blocks = self.weight[:, :, lag].transpose(1, 2)  # [p, d, q, d]
-        return blocks.flatten(2).flatten(0, 1)[: self.out_features, : self.in_features]
+        whole = blocks.flatten(2).flatten(0, 1)
+        return whole[: self.out_features, : self.in_features]
 
     def extra_repr(self) -> str:
         sizes = f"{self.in_features}, {self.out_features}, block={self.block}"
@@ -69,4 +71,5 @@ class CirculantLinear(nn.Module):
 
 def in_blocks(x: Tensor, block: int) -> Tensor:
     """[N, n] -> [N, ⌈n/block⌉, block], padded with zeros."""
-    return F.pad(x, (0, -x.shape[-1] % block)).unflatten(-1, (-1, block))
+    missing = -x.shape[-1] % block
+    return F.pad(x, (0, missing)).unflatten(-1, (-1, block))

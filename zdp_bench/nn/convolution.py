@@ -38,10 +38,13 @@ def interleaved_weight(weight: Tensor, transposed: bool) -> Tensor:
     row below it, (Wi, Wr), is i·W̄. A transposed convolution's weight is [in, out, *k], and its
     blocks are transposed with it: W and i·W.
     """
-    rows = weight.new_empty(weight.shape[0], 2, *weight.shape[2:], weight.shape[1])  # [O, 2, *k, C]
-    rows[:, 0] = (weight if transposed else weight.conj()).movedim(1, -1)
+    first = weight if transposed else weight.conj()
+    channels_end = first.movedim(1, -1)  # [O, *k, C]
+    rows = weight.new_empty(len(weight), 2, *channels_end.shape[1:])
+    rows[:, 0] = channels_end
     rows[:, 1] = rows[:, 0] * 1j
-    return torch.view_as_real(rows).flatten(-2).flatten(0, 1).movedim(-1, 1)
+    reals = torch.view_as_real(rows)  # [O, 2, *k, C, 2]
+    return reals.flatten(-2).flatten(0, 1).movedim(-1, 1)
 
 
 def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
@@ -52,12 +55,11 @@ def folded_gradient(real: Tensor, transposed: bool) -> Tensor:
     input: PyTorch's `.grad`, with the input conjugated. A transposed convolution's input is first.
     """
     m = real.unflatten(-2, (-1, 2)).unflatten(-4, (-1, 2))  # [*, O, (re, im), C, (re, im), k]
-    first, second = m.unbind(-4)
+    of_re, of_im = m.unbind(-4)
+    re_re, re_im = of_re.unbind(-2)
+    im_re, im_im = of_im.unbind(-2)
     sign = -1 if transposed else 1
-    return torch.complex(
-        first.select(-2, 0) + second.select(-2, 1),
-        sign * (second.select(-2, 0) - first.select(-2, 1)),
-    )
+    return torch.complex(re_re + im_im, sign * (im_re - re_im))
 
 
 class _Convolve(torch.autograd.Function):
@@ -97,8 +99,11 @@ class _Convolve(torch.autograd.Function):
         x, weight = ctx.saved_tensors
         arguments: ConvArguments = ctx.arguments
         to_input, to_weight, to_bias, _ = ctx.needs_input_grad
-        of_input, of_weight = _interleaved_gradients(x, g, weight, (to_input, to_weight), arguments)
-        of_bias = g.flatten(2).sum(dim=(0, 2)) if to_bias and ctx.has_bias else None
+        wanted = to_input, to_weight
+        of_input, of_weight = _interleaved_gradients(x, g, weight, wanted, arguments)
+        of_bias = None
+        if to_bias and ctx.has_bias:
+            of_bias = g.flatten(2).sum(dim=(0, 2))
         return of_input, of_weight, of_bias, None
 
 
@@ -124,18 +129,27 @@ def _interleaved_gradients(
     """Of input and weight, those `wanted`, by the gradients of the real convolution."""
     if not any(wanted):
         return None, None
-    x, g = as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
+    x = as_real_channels(channels_last(x))
+    g = as_real_channels(channels_last(g))
     real_weight = interleaved_weight(weight, arguments.transposed)
     # torch's slow kernel: of a map of one pixel no layout can be told
     if x.dtype != torch.float32 or x.is_contiguous():
-        plain = torch.contiguous_format
-        x, g, real_weight = (y.clone(memory_format=plain) for y in (x, g, real_weight))
-    given = g, x, real_weight, None, *arguments, [*wanted, False]
-    of_input, of_weight, _ = torch.ops.aten.convolution_backward(*given)
+        x = x.clone(memory_format=torch.contiguous_format)
+        g = g.clone(memory_format=torch.contiguous_format)
+        real_weight = real_weight.clone(memory_format=torch.contiguous_format)
+    of_input, of_weight, _ = torch.ops.aten.convolution_backward(
+        g,
+        x,
+        real_weight,
+        None,
+        *arguments,
+        [*wanted, False],
+    )
     if of_input is not None:
         of_input = as_complex_channels(of_input)
     if of_weight is not None:
-        of_weight = folded_gradient(of_weight.flatten(2), arguments.transposed).view_as(weight)
+        folded = folded_gradient(of_weight.flatten(2), arguments.transposed)
+        of_weight = folded.view_as(weight)
     return of_input, of_weight
 
 

@@ -25,7 +25,9 @@ def in_transform(x: Tensor) -> bool:
     Always False while torch compiles: asking would cut the compiled code in two, at a map whose
     memory format `torch.compile` (2.11) does not understand.
     """
-    return not torch.compiler.is_compiling() and torch._C._functorch.is_functorch_wrapped_tensor(x)
+    if torch.compiler.is_compiling():
+        return False
+    return torch._C._functorch.is_functorch_wrapped_tensor(x)
 
 
 def suits_channels_last(model: nn.Module) -> bool:
@@ -49,9 +51,9 @@ def arrange(model: nn.Module, inputs: Tensor) -> Tensor:
     """Return inputs [B, C, H, W] in the memory order that suits the model; others as they are."""
     if type(inputs) is not Tensor or inputs.dim() != 4 or in_transform(inputs):
         return inputs
-    last = suits_channels_last(model)
-    order = torch.channels_last if last else torch.contiguous_format
-    return inputs.contiguous(memory_format=order)
+    if suits_channels_last(model):
+        return inputs.contiguous(memory_format=torch.channels_last)
+    return inputs.contiguous()
 
 
 def channels_last(x: Tensor) -> Tensor:
@@ -87,9 +89,9 @@ def in_own_order(flat: Tensor, x: Tensor) -> Tensor:
     """Reorder [*, n] from the memory order of x [B, *map] to row-major order."""
     order = memory_order(x)
     before = flat.dim() - 1
-    mapped = flat.unflatten(-1, [x.shape[dim] for dim in order])
-    back = (before + order.index(dim) for dim in range(1, x.dim()))
-    return mapped.permute(*range(before), *back).flatten(before)
+    maps = flat.unflatten(-1, [x.shape[dim] for dim in order])
+    own_dims = [before + order.index(dim) for dim in range(1, x.dim())]
+    return maps.permute(*range(before), *own_dims).flatten(before)
 
 
 class MapLinear(nn.Linear):
@@ -99,5 +101,6 @@ class MapLinear(nn.Linear):
     """
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight.unflatten(1, x.shape[1:]).permute(0, *memory_order(x)).flatten(1)
+        maps = self.weight.unflatten(1, x.shape[1:])
+        weight = maps.permute(0, *memory_order(x)).flatten(1)
         return F.linear(in_memory_order(x), weight, self.bias)

@@ -69,9 +69,8 @@ class ComplexGroupNorm(nn.Module):
         self.groups, self.channels, self.eps = groups, channels, eps
         self.weight = self.bias = None
         if affine:
-            self.weight, self.bias = (
-                nn.Parameter(torch.empty(channels, dtype=dtype, device=device)) for _ in range(2)
-            )
+            self.weight = nn.Parameter(torch.empty(channels, dtype=dtype, device=device))
+            self.bias = nn.Parameter(torch.empty(channels, dtype=dtype, device=device))
         self.reset_parameters()
 
     def reset_parameters(self) -> None:
@@ -122,10 +121,10 @@ def normalise(
     eps: float = EPS,
 ) -> Tensor:
     """γ·ŷ + β for complex x [B, C, *]; without weight and bias, ŷ. See `ComplexGroupNorm`."""
-    # [B, T, C], a view
-    positions = channels_last(x).movedim(1, -1).reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
+    channels_end = channels_last(x).movedim(1, -1)  # [B, *, C], a view
+    positions = channels_end.reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
     normalised, *_ = _Normalise.apply(positions, weight, bias, groups, eps)
-    return normalised.view(x.shape[0], *x.shape[2:], x.shape[1]).movedim(-1, 1)
+    return normalised.view(channels_end.shape).movedim(-1, 1)
 
 
 def per_sample_norm(
@@ -145,9 +144,11 @@ def per_sample_norm(
         return []
     if how not in ("group", "instance"):
         raise unknown("model.normalisation", how, ["group", "instance", "null"])
-    most = max(n for n in range(1, GROUPS + 1) if channels % n == 0)
+    groups = channels
+    if how == "group":
+        groups = max(number for number in range(1, GROUPS + 1) if channels % number == 0)
     norm = ComplexGroupNorm if dtype.is_complex else nn.GroupNorm
-    return [norm(channels if how == "instance" else most, channels, dtype=dtype)]
+    return [norm(groups, channels, dtype=dtype)]
 
 
 # -------------------------------------- inside: x, c, g [B, T, C]; one number for each group [B, G]
@@ -168,11 +169,13 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         c, mean, h, p = _moments(x, groups)
         root = _inverse_root(h, p, eps)
-        along, across = _to_channels(root.along, x), _to_channels(root.across, x)
+        along = _to_channels(root.along, x)
+        across = _to_channels(root.across, x)
         if weight is not None:
             along, across = along * weight, across * weight
         constant = x.new_zeros(()) if bias is None else bias
-        return torch.addcmul(torch.addcmul(constant, c, along), _conj(c), across), mean, h, p
+        y = torch.addcmul(constant, c, along)
+        return torch.addcmul(y, _conj(c), across), mean, h, p
 
     @staticmethod
     def setup_context(
@@ -192,35 +195,35 @@ class _Normalise(torch.autograd.Function):
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None, None, None]:
         x, weight, mean, h, p = ctx.saved_tensors
         to_x, to_weight, to_bias, *_ = ctx.needs_input_grad
-        of_x = of_weight = None
+        of_x = of_weight = of_bias = None
         sum_g = _over_positions(g)
+        if to_bias:
+            of_bias = sum_g.sum(dim=0)
         if to_x or to_weight:
             root = _inverse_root(h, p, ctx.eps)
+            along = _to_channels(root.along, x)
+            across = _to_channels(root.across, x)
             c = x - _to_channels(mean, x)
             c_conj = _conj(c)
-            sum_gc, sum_gc_conj = _over_positions(g * c), _over_positions(g * c_conj)
+            sum_gc = _over_positions(g * c)
+            sum_gc_conj = _over_positions(g * c_conj)
             if to_weight:  # Σ g·conj(ŷ)
-                of_weight = (
-                    _to_channels(root.along, x)[:, 0] * sum_gc_conj
-                    + _to_channels(root.across.conj(), x)[:, 0] * sum_gc
-                )
+                of_examples = along[:, 0] * sum_gc_conj + across[:, 0].conj() * sum_gc
+                of_weight = of_examples.sum(dim=0)
             if to_x:
+                groups = h.shape[1]
                 back = x.new_ones(()) if weight is None else weight.conj()
-                every = (sum_g, sum_gc, sum_gc_conj)
-                sums = torch.stack([_over_channels(back * each, h.shape[1]) for each in every])
-                numbers = g.shape[1] * g.shape[2] // h.shape[1]
-                constant, of_h, of_p = _through_moments(h, p, root, ctx.eps, sums, numbers)
-                of_x = torch.addcmul(_to_channels(constant, x), c, _to_channels(of_h, x))
-                of_x = torch.addcmul(of_x, c_conj, _to_channels(of_p, x))
-                of_x = torch.addcmul(of_x, g, _to_channels(root.along, x) * back)
-                of_x = torch.addcmul(of_x, _conj(g), _to_channels(root.across, x) * back.conj())
-        return (
-            of_x,
-            of_weight.sum(dim=0) if of_weight is not None else None,
-            sum_g.sum(dim=0) if to_bias else None,
-            None,
-            None,
-        )
+                sums = [
+                    _over_channels(back * sum_, groups) for sum_ in (sum_g, sum_gc, sum_gc_conj)
+                ]
+                numbers = g.shape[1] * g.shape[2] // groups
+                gradient = _through_moments(h, p, root, ctx.eps, torch.stack(sums), numbers)
+                constant, of_h, of_p = [_to_channels(part, x) for part in gradient]
+                of_x = torch.addcmul(constant, c, of_h)
+                of_x = torch.addcmul(of_x, c_conj, of_p)
+                of_x = torch.addcmul(of_x, g, along * back)
+                of_x = torch.addcmul(of_x, _conj(g), across * back.conj())
+        return of_x, of_weight, of_bias, None, None
 
 
 class _Root(NamedTuple):
@@ -239,9 +242,9 @@ def _inverse_root(
 ) -> _Root:
     """The inverse square root of a covariance, eps added to its eigenvalues."""
     # (h + eps)² − |p|²/4, with |p|/2 ≤ h whatever rounding made of them
-    s = (
-        (h.square() - (p.real.square() + p.imag.square()) / 4).clamp(min=0) + eps * (2 * h + eps)
-    ).sqrt()
+    p_square = p.real.square() + p.imag.square()
+    determinant = (h.square() - p_square / 4).clamp(min=0)
+    s = (determinant + eps * (2 * h + eps)).sqrt()
     t = (2 * (h + eps + s)).sqrt()
     k = 1 / (2 * s * t)
     return _Root(t.square() * k, -p * k, k, s)
@@ -255,12 +258,15 @@ def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     numbers = x.shape[1] * x.shape[2] // groups
     mean = _over_channels(_over_positions(x), groups) / max(1, numbers)
     c = x - _to_channels(mean, x)
-    parts, fewer = torch.view_as_real(c), max(1, numbers - 1)
-    squares = _over_channels(parts.square().sum(dim=1).double(), groups) / fewer
+    parts = torch.view_as_real(c)
+    fewer = max(1, numbers - 1)
+    squares = parts.square().sum(dim=1).double()
     products = (parts[..., 0] * parts[..., 1]).sum(dim=1).double()
     product = _over_channels(products, groups) / fewer
-    re, im = squares.unbind(2)  # of [B, G, (re, im)]
-    h = (0.5 + 0.5 * ROUNDING * torch.finfo(x.dtype).eps) * (re + im)
+    mean_squares = _over_channels(squares, groups) / fewer
+    re, im = mean_squares.unbind(2)  # of [B, G, (re, im)]
+    rounding = ROUNDING * torch.finfo(x.dtype).eps
+    h = (0.5 + 0.5 * rounding) * (re + im)
     return c, mean, h, torch.complex(re - im, 2 * product)
 
 
@@ -300,7 +306,8 @@ def _conj(z: Tensor) -> Tensor:
 
 def _over_positions(z: Tensor) -> Tensor:
     """[B, T, C] -> [B, C], summed as reals: complex sums are slow."""
-    return torch.view_as_complex(torch.view_as_real(z.resolve_conj()).sum(dim=1))
+    reals = torch.view_as_real(z.resolve_conj())
+    return torch.view_as_complex(reals.sum(dim=1))
 
 
 def _over_channels(each: Tensor, groups: int) -> Tensor:
@@ -310,5 +317,6 @@ def _over_channels(each: Tensor, groups: int) -> Tensor:
 
 def _to_channels(of_group: Tensor, x: Tensor) -> Tensor:
     """Give each channel its group's number: [B, G] -> [B, 1, C], in the precision of x."""
-    each = of_group.to(x.dtype).unsqueeze(2).expand(-1, -1, x.shape[2] // of_group.shape[1])
+    channels_of_group = x.shape[2] // of_group.shape[1]
+    each = of_group.to(x.dtype).unsqueeze(2).expand(-1, -1, channels_of_group)
     return each.flatten(1).unsqueeze(1)

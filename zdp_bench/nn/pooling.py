@@ -6,8 +6,6 @@ al. 2021 (A.2.3), the first of equal ones. Gradients reach that entry alone.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -24,18 +22,18 @@ class ComplexAvgPool2d(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         x = channels_last(x.resolve_conj()).movedim(1, -1)  # [B, H, W, C]
-        down, across = x.shape[1] // self.size, x.shape[2] // self.size
+        examples, height, width, channels = x.shape
+        down, across = height // self.size, width // self.size
         if down == 0:
             raise ValueError(
-                f"no window of {self.size}×{self.size} fits into a map of {x.shape[1]}×{x.shape[2]}"
+                f"no window of {self.size}×{self.size} fits into a map of {height}×{width}"
             )
         # A line of windows is a map of its own, because torch's threads share maps, not windows.
-        lines = torch.view_as_real(x[:, : down * self.size]).reshape(
-            len(x) * down, self.size, x.shape[2], 2 * x.shape[3]
-        )
-        # [B·H', 1, W', 2C]
-        means = F.avg_pool2d(lines.movedim(-1, 1), self.size).movedim(1, -1).contiguous()
-        return torch.view_as_complex(means.view(len(x), down, across, x.shape[3], 2)).movedim(-1, 1)
+        reals = torch.view_as_real(x[:, : down * self.size])
+        lines = reals.reshape(examples * down, self.size, width, 2 * channels)
+        means = F.avg_pool2d(lines.movedim(-1, 1), self.size)  # [B·H', 2C, 1, W']
+        pairs = means.movedim(1, -1).contiguous().view(examples, down, across, channels, 2)
+        return torch.view_as_complex(pairs).movedim(-1, 1)
 
 
 class MagnitudeMaxPool2d(nn.Module):
@@ -46,7 +44,9 @@ class MagnitudeMaxPool2d(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return _gather(x, lambda modulus: F.max_pool2d(modulus, self.size, return_indices=True)[1])
+        with torch.no_grad():
+            _, places = F.max_pool2d(_power(x), self.size, return_indices=True)
+        return _gather(x, places)
 
 
 class AdaptiveMagnitudeMaxPool2d(nn.Module):
@@ -57,13 +57,16 @@ class AdaptiveMagnitudeMaxPool2d(nn.Module):
         self.size = size
 
     def forward(self, x: Tensor) -> Tensor:
-        return _gather(
-            x, lambda modulus: F.adaptive_max_pool2d(modulus, self.size, return_indices=True)[1]
-        )
+        with torch.no_grad():
+            _, places = F.adaptive_max_pool2d(_power(x), self.size, return_indices=True)
+        return _gather(x, places)
 
 
-def _gather(x: Tensor, choose: Callable[[Tensor], Tensor]) -> Tensor:
-    """Entries of x [B, C, H, W] at flat positions `choose` finds in |x|², [B, C, H', W']."""
-    with torch.no_grad():
-        where = choose(x.real.square() + x.imag.square())
-    return x.flatten(2).gather(2, where.flatten(2)).view(where.shape)
+def _power(x: Tensor) -> Tensor:
+    return x.real.square() + x.imag.square()
+
+
+def _gather(x: Tensor, places: Tensor) -> Tensor:
+    """Return the entries of x [B, C, H, W] at flat places, [B, C, H', W']."""
+    entries = x.flatten(2).gather(2, places.flatten(2))
+    return entries.view(places.shape)

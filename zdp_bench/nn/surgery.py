@@ -13,7 +13,7 @@ Complex inputs become magnitudes, or two channels, for networks with real weight
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import Any, Literal, cast
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
@@ -52,10 +52,13 @@ def replace_batchnorm(model: nn.Module, how: Replacement) -> nn.Module:
     """
     replaced = False
     for name, module in list(model.named_modules()):
-        asked: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
-        if asked is None and not isinstance(module, _BatchNorm):
+        own_norm: Callable[[str], nn.Module] | None = getattr(module, "per_sample_norm", None)
+        if own_norm is not None:
+            new = own_norm(how)
+        elif isinstance(module, _BatchNorm):
+            new = _per_sample_norm(module, how)
+        else:
             continue
-        new = asked(how) if asked is not None else _per_sample_norm(cast(_BatchNorm, module), how)
         new.train(module.training)
         new.in_place_of = type(module).__name__  # type: ignore[assignment]  # for `surgery`
         if not name:
@@ -74,24 +77,18 @@ def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
     if how == "frozen":
         return FrozenBatchNorm(norm)
     channels, affine = norm.num_features, norm.affine
-    kinds = {
-        nn.BatchNorm1d: nn.InstanceNorm1d,
-        nn.BatchNorm2d: nn.InstanceNorm2d,
-        nn.BatchNorm3d: nn.InstanceNorm3d,
-    }
-    kind = next((kinds[base] for base in kinds if isinstance(norm, base)), None)
+    options = _like(norm) | {"eps": norm.eps, "affine": affine}
     new: nn.Module
-    if how == "instance" and kind is not None:
-        new = kind(channels, norm.eps, affine=affine, track_running_stats=False, **_like(norm))
+    if how == "instance" and isinstance(norm, nn.BatchNorm1d):
+        new = nn.InstanceNorm1d(channels, **options)
+    elif how == "instance" and isinstance(norm, nn.BatchNorm2d):
+        new = nn.InstanceNorm2d(channels, **options)
+    elif how == "instance" and isinstance(norm, nn.BatchNorm3d):
+        new = nn.InstanceNorm3d(channels, **options)
     else:
         most = channels if how == "instance" else min(32, max(1, channels // 4))
-        new = nn.GroupNorm(
-            max(n for n in range(1, most + 1) if channels % n == 0),
-            channels,
-            norm.eps,
-            affine,
-            **_like(norm),
-        )
+        groups = max(number for number in range(1, most + 1) if channels % number == 0)
+        new = nn.GroupNorm(groups, channels, **options)
     if affine:
         new.weight, new.bias = norm.weight, norm.bias
     return new
@@ -107,19 +104,16 @@ class FrozenBatchNorm(nn.Module):
         super().__init__()
         self.eps = norm.eps
         mean, variance = norm.running_mean, norm.running_var
-        self.register_buffer(
-            "mean", torch.zeros(norm.num_features, **_like(norm)) if mean is None else mean.clone()
-        )
-        self.register_buffer(
-            "variance",
-            torch.ones(norm.num_features, **_like(norm)) if variance is None else variance.clone(),
-        )
+        if mean is None or variance is None:
+            mean = torch.zeros(norm.num_features, **_like(norm))
+            variance = torch.ones(norm.num_features, **_like(norm))
+        self.register_buffer("mean", mean.clone())
+        self.register_buffer("variance", variance.clone())
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.batch_norm(
-            x, self.mean, self.variance, self.weight, self.bias, training=False, eps=self.eps
-        )
+        statistics = self.mean, self.variance
+        return F.batch_norm(x, *statistics, self.weight, self.bias, training=False, eps=self.eps)
 
 
 def _like(norm: _BatchNorm) -> dict[str, Any]:
@@ -168,8 +162,11 @@ def pull_back(weight: Tensor) -> tuple[Callable[[Tensor], Tensor], float]:
 def _centred(weight: Tensor) -> tuple[Tensor, Tensor]:
     dims = tuple(range(1 - weight.dim(), 0))
     centred = weight - weight.mean(dims, keepdim=True)
-    parts = torch.view_as_real(centred).square().sum(-1) if centred.is_complex() else centred**2
-    return centred, (parts.sum(dims, keepdim=True) + EPSILON).sqrt()
+    if centred.is_complex():
+        squares = torch.view_as_real(centred).square().sum(-1)
+    else:
+        squares = centred**2
+    return centred, (squares.sum(dims, keepdim=True) + EPSILON).sqrt()
 
 
 class _Standardised(nn.Module):
@@ -196,17 +193,17 @@ def standardise_weights(model: nn.Module) -> nn.Module:
     Raises:
         UserError: the model has no such convolution.
     """
-    found = [
+    convolutions = [
         module
         for module in model.modules()
         if type(module) in STANDARDISED and module.weight[0].numel() > 1  # type: ignore[index]
     ]
-    if not found:
+    if not convolutions:
         raise UserError(
             "model.weight_standardisation=true: the model has no convolution to standardise. "
             "Remove the key."
         )
-    for module in found:
+    for module in convolutions:
         module.__class__ = STANDARDISED[type(module)]
     return model
 
