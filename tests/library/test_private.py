@@ -122,6 +122,8 @@ def test_a_resumed_training_goes_on_from_the_saved_state(make: Make) -> None:
         resumed.resume()
 
 
+# Python itself ignores a Ctrl-C that comes while it collects the generator of batches.
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnraisableExceptionWarning")
 @pytest.mark.parametrize("times", [1, 2])
 def test_ctrl_c_at_any_line_of_a_step_spoils_nothing(
     make: Make, caplog: Any, tmp_path: Path, times: int

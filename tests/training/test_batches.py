@@ -297,16 +297,16 @@ def test_counting_the_memory_of_a_forward_pass_keeps_none_of_it() -> None:
 
 
 def test_a_control_groups_limit_counts(monkeypatch: pytest.MonkeyPatch) -> None:
-    told: dict[str, int | None] = {
-        "/proc/meminfo": 1000,
+    numbers: dict[str, int | None] = {
+        "/proc/meminfo": 1000,  # kB
         "/sys/fs/cgroup/memory.max": 700,
         "/sys/fs/cgroup/memory.current": 600,
     }
-    monkeypatch.setattr(memory, "_number", lambda path, *_: told[path])
+    monkeypatch.setattr(memory, "_number", lambda path, *_: numbers[path])
     assert available_memory() == 100
-    told["/sys/fs/cgroup/memory.max"] = None
-    assert available_memory() == 1000
-    told["/proc/meminfo"] = None
+    numbers["/sys/fs/cgroup/memory.max"] = None
+    assert available_memory() == 1000 * 1024
+    numbers["/proc/meminfo"] = None
     assert available_memory() == 2**32
 
 
