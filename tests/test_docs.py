@@ -467,7 +467,7 @@ def test_every_file_and_name_it_mentions_exists(page: Path) -> None:
     paths = {
         path
         for path in paths
-        if not re.search(r"NAME|PAPER|^results/(runs|re|tensorboard|mlflow|wandb)", path)
+        if not re.search(r"NAME|PAPER|^results/(runs|re|\.records|tensorboard|mlflow|wandb)", path)
     }
     assert not [path for path in paths if not any(ROOT.glob(path))]
     links = re.findall(r"\]\(([^)#:]+)(?:#[^)]*)?\)", text)
