@@ -20,33 +20,41 @@ def read_times(every: Iterable[Record], device: str = "cpu") -> Times:
 
     An epoch in batches of another size holds as many examples, and takes about as long.
     """
-    found: Times = {}
+    times: Times = {}
     for run in every:
-        on, measured = run.environment.device, run.measured
+        measured = run.measured
         epochs = run.config.get("trainer", {}).get("epochs")
-        if measured.train_seconds is None or measured.resumed_at_step is not None:
+        is_whole = measured.resumed_at_step is None and measured.train_seconds is not None
+        is_on_cpu = run.environment.device.startswith("cpu")
+        if not epochs or not is_whole or is_on_cpu != (device == "cpu"):
             continue
-        if epochs and on.startswith("cpu") == (device == "cpu"):
-            seconds = measured.train_seconds / epochs
-            for kind in _kinds(run.config):
-                found[kind] = min(found.get(kind, seconds), seconds)
-    return found
+        assert measured.train_seconds is not None
+        seconds = measured.train_seconds / epochs
+        for kind in _kinds(run.config):
+            times[kind] = min(times.get(kind, seconds), seconds)
+    return times
 
 
 def seconds_of(resolved: Mapping[str, Any], times: Times) -> float | None:
     """Return how long a run takes; None if no record states it."""
-    epochs = resolved["trainer"]["epochs"]
-    known = (times[kind] * epochs for kind in _kinds(resolved) if kind in times)
-    return next(known, None)
+    for kind in _kinds(resolved):
+        if kind in times:
+            return times[kind] * resolved["trainer"]["epochs"]
+    return None
 
 
 def _kinds(config: Mapping[str, Any]) -> list[str]:
     """Return what the length of an epoch depends on, with and without the size of the batch."""
     trainer = config["trainer"]
-    parts = [dict(config.get(part) or {}) for part in ("model", "dataset", "algorithm")]
-    parts.append({"augmentations": trainer.get("augmentations"), "bits": config.get("precision")})
-    parts.append({"nodes": (config.get("federated") or {}).get("nodes")})
-    # Records sort their keys, and those of an earlier version lack what is off by default.
-    told = [drop_empty({k: v for k, v in part.items() if k not in AS_LONG}) for part in parts]
+    parts = [
+        *(dict(config.get(section) or {}) for section in ("model", "dataset", "algorithm")),
+        {"augmentations": trainer.get("augmentations"), "bits": config.get("precision")},
+        {"nodes": (config.get("federated") or {}).get("nodes")},
+    ]
+    kept = []
+    for part in parts:
+        options = {key: value for key, value in part.items() if key not in AS_LONG}
+        # Records sort their keys, and those of an earlier version lack what is off by default.
+        kept.append(drop_empty(options))
     size = {key: trainer.get(key) for key in ("sample_rate", "batch_size")}
-    return [json.dumps([told, more], default=str, sort_keys=True) for more in (size, None)]
+    return [json.dumps([kept, more], default=str, sort_keys=True) for more in (size, None)]

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, togethe
 from zdp_bench.privacy.memory import remember
 from zdp_bench.records import is_deleted
 from zdp_bench.report.number_format import epsilon
-from zdp_bench.report.sheet import Numbers, Sheet
+from zdp_bench.report.sheet import Sheet
 
 COLUMNS = ("data set", "digest", "noise", "runs", "total ε", "ε per unit", "unit", "δ")
 IMPORTANT = ("data set", "total ε", "ε per unit", "unit", "noise", "runs", "δ")
@@ -30,6 +32,71 @@ MIXED = (
 ALL = "all"
 
 
+@dataclass(frozen=True)
+class Line:
+    """What some runs on one data set have spent together.
+
+    Attributes:
+        noise: its kind; `ALL` of all runs.
+        epsilon: the ε of one example; None where none is known.
+        epsilon_unit: the ε of one unit; also None where each has one example.
+        unit: what owns several examples; None where nothing does.
+        records_per_unit: the most examples of one.
+    """
+
+    dataset: str
+    provenance: str
+    data_digest: str
+    noise: str
+    runs: int
+    unfinished: int
+    epsilon: float | None
+    epsilon_unit: float | None
+    unit: str | None
+    records_per_unit: int
+    delta: float
+
+    @staticmethod
+    def of(noise: str, runs: Sequence[Spending], delta: float) -> Line:
+        """Return the line of runs on one data set, or on data sets that share files."""
+        examples = max(run.examples for run in runs)
+        has_units = examples > 1 or any(run.by_unit for run in runs)
+        return Line(
+            dataset=_list(run.dataset for run in runs),
+            provenance=_list(run.provenance for run in runs),
+            data_digest=_list(run.data for run in runs),
+            noise=noise,
+            runs=len(runs),
+            unfinished=sum(not run.finished for run in runs),
+            epsilon=_epsilon_of_one(runs, False, delta),
+            epsilon_unit=_epsilon_of_one(runs, True, delta) if has_units else None,
+            unit=_list(run.unit for run in runs) if has_units else None,
+            records_per_unit=examples,
+            delta=delta,
+        )
+
+    @property
+    def is_known(self) -> bool:
+        """True if every ε that it should have is known."""
+        if self.epsilon is None:
+            return False
+        return self.unit is None or self.epsilon_unit is not None
+
+    def cells(self) -> list[str]:
+        """Return the line as it is shown, in the order of `COLUMNS`."""
+        digests = [digest[:12] for digest in self.data_digest.split(", ")]
+        return [
+            f"{self.dataset}, {self.provenance}",
+            ", ".join(digests),
+            self.noise,
+            str(self.runs),
+            epsilon(self.epsilon),
+            epsilon(self.epsilon_unit),
+            self.unit or "",
+            f"{self.delta:g}",
+        ]
+
+
 def sheet(
     spendings: Sequence[Spending],
     delta: float | None,
@@ -40,106 +107,86 @@ def sheet(
     """Return each data set's runs by noise, and together, at `delta` or else their least δ."""
     groups = group_by_data(spendings)
     if dataset:
-        groups = [group for group in groups if any(one.dataset == dataset for one in group)]
-    lines = [line for group in groups for line in _lines(group, delta)]
-    cells = [
-        [
-            f"{line['dataset']}, {line['provenance']}",
-            ", ".join(found[:12] for found in str(line["data_digest"]).split(", ")),
-            str(line["noise"]),
-            str(line["runs"]),
-            _shown(line["epsilon"]),
-            _shown(line["epsilon_unit"]),
-            str(line["unit"] or ""),
-            f"{line['delta']:g}",
-        ]
-        for line in lines
-    ]
-    notes = [*_notes(groups, lines, unknown), COUNTED.format(count=len(spendings), results=results)]
-    return Sheet("Budget", COLUMNS, cells, notes, "", lines, important=IMPORTANT)
+        groups = [group for group in groups if any(run.dataset == dataset for run in group)]
+    lines: list[Line] = []
+    for group in groups:
+        lines += _lines(group, delta)
+    notes = _notes(groups, lines, unknown)
+    notes.append(COUNTED.format(count=len(spendings), results=results))
+    cells = [line.cells() for line in lines]
+    numbers = [vars(line) for line in lines]
+    return Sheet("Budget", COLUMNS, cells, notes, "", numbers, important=IMPORTANT)
 
 
 def say_together(spendings: Sequence[Spending]) -> list[str]:
     """Return a sentence with the ε of several runs together, for each data set with several."""
-    said = []
+    sentences = []
     for group in group_by_data(spendings):
-        line = _line(ALL, group, min(one.delta for one in group))
-        if len(group) > 1:
-            found = _shown(line["epsilon"]) or "not known"
-            of_unit = _shown(line["epsilon_unit"])
-            owner = f", per {line['unit']} {of_unit}" if of_unit else ""
-            said.append(
-                f"Tight ε of these {len(group)} runs on {line['dataset']} together: {found}{owner} "
-                f"(δ {line['delta']:g}); `zdp-bench budget` counts earlier ones too."
-            )
-    return said
+        if len(group) < 2:
+            continue
+        line = Line.of(ALL, group, min(run.delta for run in group))
+        whole = epsilon(line.epsilon) or "not known"
+        of_unit = epsilon(line.epsilon_unit)
+        owner = f", per {line.unit} {of_unit}" if of_unit else ""
+        sentences.append(
+            f"Tight ε of these {len(group)} runs on {line.dataset} together: {whole}{owner} "
+            f"(δ {line.delta:g}); `zdp-bench budget` counts earlier ones too."
+        )
+    return sentences
 
 
 def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
     """Return the runs in groups: those that may share examples, directly or by way of others."""
-    alike = _by(
-        sorted(spendings, key=lambda one: (one.dataset, one.data)),
-        lambda one: (one.data, one.dataset, one.sources),
-    )
-    groups: list[list[list[Spending]]] = []
-    for some in alike:
-        near = [group for group in groups if any(some[0].may_share(other[0]) for other in group)]
-        groups = [group for group in groups if group not in near]
-        groups.append([*(other for group in near for other in group), some])
-    return [[one for some in group for one in some] for group in groups]
-
-
-def _shown(value: object) -> str:
-    return epsilon(value) if isinstance(value, float) else ""
+    in_order = sorted(spendings, key=lambda run: (run.dataset, run.data))
+    groups: list[list[list[Spending]]] = []  # each of runs on the same data
+    for runs in _by(in_order, lambda run: (run.data, run.dataset, run.sources)):
+        joined: list[list[list[Spending]]] = []
+        apart: list[list[list[Spending]]] = []
+        for group in groups:
+            shares = any(runs[0].may_share(others[0]) for others in group)
+            (joined if shares else apart).append(group)
+        merged = list(chain.from_iterable(joined))
+        groups = [*apart, [*merged, runs]]
+    return [list(chain.from_iterable(group)) for group in groups]
 
 
 def _notes(
-    groups: Sequence[Sequence[Spending]], lines: Sequence[Numbers], unknown: Sequence[Path]
+    groups: Sequence[Sequence[Spending]], lines: Sequence[Line], unknown: Sequence[Path]
 ) -> list[str]:
+    runs = list(chain.from_iterable(groups))
     notes = [HOW] if lines else []
-    several = [group for group in groups if len({one.data for one in group}) > 1]
-    notes += [TOGETHER.format(names=_list(one.dataset for one in group)) for group in several]
-    told = [[line["epsilon"], *([line["epsilon_unit"]] if line["unit"] else [])] for line in lines]
-    notes += [MIXED] if any(None in line for line in told) else []
-    if stopped := sum(not one.finished for group in groups for one in group):
-        notes.append(f"Unfinished runs: {stopped}; all their planned steps are counted.")
-    if deleted := sum(is_deleted(one.home) for group in groups for one in group):
+    for group in groups:
+        if len({run.data for run in group}) > 1:
+            notes.append(TOGETHER.format(names=_list(run.dataset for run in group)))
+    if not all(line.is_known for line in lines):
+        notes.append(MIXED)
+    unfinished = sum(not run.finished for run in runs)
+    if unfinished:
+        notes.append(f"Unfinished runs: {unfinished}; all their planned steps are counted.")
+    deleted = sum(is_deleted(run.home) for run in runs)
+    if deleted:
         notes.append(f"Deleted runs: {deleted}; what they spent is counted.")
-    return [*notes, *(f"Not listed, because their data is unknown: {path}." for path in unknown)]
+    notes += [f"Not listed, because their data is unknown: {path}." for path in unknown]
+    return notes
 
 
-def _lines(group: Sequence[Spending], delta: float | None) -> list[Numbers]:
+def _lines(group: Sequence[Spending], delta: float | None) -> list[Line]:
     """Return the lines of one data set."""
-    delta = delta or min(one.delta for one in group)
-    kinds = _by(group, _noise)
-    lines = [_line(_noise(runs[0]), runs, delta) for runs in kinds]
-    return lines if len(lines) == 1 else [*lines, _line(ALL, group, delta)]
+    delta = delta or min(run.delta for run in group)
+    lines = [Line.of(_noise(runs[0]), runs, delta) for runs in _by(group, _noise)]
+    if len(lines) > 1:
+        lines.append(Line.of(ALL, group, delta))
+    return lines
 
 
-def _noise(one: Spending) -> str:
-    if not one.is_private:
+def _noise(run: Spending) -> str:
+    """Return the kind of a run's noise: 'seeded', 'secure, fixed-size batches'."""
+    if not run.is_private:
         return "none"
-    batches = ", fixed-size batches" if one.spent.sampling.adjacency == "replace_one" else ""
-    return f"{'secure' if one.secure else 'seeded'}{batches}"
-
-
-def _line(noise: str, runs: Sequence[Spending], delta: float) -> Numbers:
-    """Return what some runs on one data set have spent."""
-    owned = max(run.examples for run in runs)
-    told = owned > 1 or any(run.by_unit for run in runs)
-    return {
-        "dataset": _list(run.dataset for run in runs),
-        "provenance": _list(run.provenance for run in runs),
-        "data_digest": _list(run.data for run in runs),
-        "noise": noise,
-        "runs": len(runs),
-        "unfinished": sum(not run.finished for run in runs),
-        "epsilon": _epsilon_of_one(runs, False, delta),
-        "epsilon_unit": _epsilon_of_one(runs, True, delta) if told else None,
-        "unit": _list(run.unit for run in runs) if told else None,
-        "records_per_unit": owned,
-        "delta": delta,
-    }
+    kind = "secure" if run.secure else "seeded"
+    if run.spent.sampling.adjacency == "replace_one":
+        return f"{kind}, fixed-size batches"
+    return kind
 
 
 def _list(words: Iterable[str]) -> str:
@@ -152,8 +199,8 @@ def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> fl
         spent = spent_of_one(runs, of_unit)
     except ValueError:
         return None
-    found: float | None = remember(together_if_known, spent, delta)
-    return found
+    whole: float | None = remember(together_if_known, spent, delta)
+    return whole
 
 
 def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
@@ -166,6 +213,6 @@ def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
 
 def _by(spendings: Iterable[Spending], key: Callable[[Spending], Any]) -> list[list[Spending]]:
     groups: dict[Any, list[Spending]] = {}
-    for one in spendings:
-        groups.setdefault(key(one), []).append(one)
+    for run in spendings:
+        groups.setdefault(key(run), []).append(run)
     return list(groups.values())

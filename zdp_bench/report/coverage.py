@@ -30,48 +30,68 @@ def count(tables: Iterable[Lines]) -> Counter[str]:
     Of several lines of one number the first of `STATUSES` counts, and a run once in all tables, or
     in all figures over one axis.
     """
+    counts: Counter[str] = Counter()
+    counted: set[tuple[str, str, str]] = set()  # runs, by metric and axis
+    for lines in tables:
+        for line in _best_lines(lines):
+            runs = str(line.get("runs") or "")
+            key = str(line["metric"]), str(line.get("axis") or ""), runs
+            status = str(line["status"])
+            if runs and key in counted:
+                status = AGAIN
+            counted.add(key)
+            counts[status] += 1
+            if status in PUBLISHED and _is_unbounded(line):
+                counts[UNBOUNDED] += 1
+            if status in EMPTY:
+                reason = line.get("reason") if status == "no data" else status
+                counts[f"{WHY}{reason}"] += 1
+    return counts
+
+
+def _best_lines(lines: Lines) -> list[Mapping[str, object]]:
+    """Return the line of each number whose status comes first, one with runs before one without."""
 
     def place(line: Mapping[str, object]) -> tuple[int, bool]:
         return STATUSES.index(str(line["status"])), not line.get("runs")
 
-    counts: Counter[str] = Counter()
-    seen: set[tuple[str, str, str]] = set()
-    for lines in tables:
-        best: dict[tuple[str, str], Mapping[str, object]] = {}
-        for line in lines:
-            at = str(line["row"]), str(line["metric"])
-            if line["status"] and (at not in best or place(line) < place(best[at])):
-                best[at] = line
-        for (_, metric), line in best.items():
-            runs = metric, str(line.get("axis") or ""), str(line.get("runs") or "")
-            status = AGAIN if runs[2] and runs in seen else str(line["status"])
-            seen.add(runs)
-            counts[status] += 1
-            if status in PUBLISHED:  # claims a finite ε, and has none
-                claimed, tight = (float(str(line[f"epsilon_{of}"])) for of in ("claimed", "tight"))
-                counts[UNBOUNDED] += math.isfinite(claimed) and math.isinf(tight)
-            if status in EMPTY:
-                counts[WHY + str(line.get("reason") if status == "no data" else status)] += 1
-    return counts
+    best: dict[tuple[str, str], Mapping[str, object]] = {}
+    for line in lines:
+        number = str(line["row"]), str(line["metric"])
+        if line["status"] and (number not in best or place(line) < place(best[number])):
+            best[number] = line
+    return list(best.values())
+
+
+def _is_unbounded(line: Mapping[str, object]) -> bool:
+    """True if a run claims a finite ε, and has none."""
+    claimed, tight = float(str(line["epsilon_claimed"])), float(str(line["epsilon_tight"]))
+    return math.isfinite(claimed) and math.isinf(tight)
 
 
 def sum_up(counts: Mapping[str, int]) -> str:
     """Return '14 as published (1 reproduced, 13 different)'."""
     kinds = ", ".join(f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status])
     published = sum(counts[status] for status in PUBLISHED)
-    if unbounded := counts[UNBOUNDED]:
+    unbounded = counts[UNBOUNDED]
+    if unbounded:
         unsound = f"{unbounded} of {published} private with a tight ε of ∞"
         kinds = f"{kinds}; {unsound}" if kinds else unsound
-    return f"{published} as published" + (f" ({kinds})" if kinds else "")
+    shown = f"{published} as published"
+    return f"{shown} ({kinds})" if kinds else shown
 
 
 def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     """Return '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'."""
     counts = count(tables)
     total = sum(counts[status] for status in STATUSES)
-    how = {"other settings": "with other settings", "other data": "on other data"}
-    said = [f"{counts[s]} {how.get(s, s)}" for s in (*OTHER, *FAILED, *EMPTY, AGAIN) if counts[s]]
-    return f"{total} {unit}{'s' if total != 1 else ''}: {', '.join([sum_up(counts), *said])}."
+    words = {"other settings": "with other settings", "other data": "on other data"}
+    parts = [sum_up(counts)]
+    for status in (*OTHER, *FAILED, *EMPTY, AGAIN):
+        if counts[status]:
+            parts.append(f"{counts[status]} {words.get(status, status)}")
+    plural = "" if total == 1 else "s"
+    return f"{total} {unit}{plural}: {', '.join(parts)}."
 
 
 def overview(results: Path) -> str:
@@ -118,24 +138,39 @@ def read(name: str, results: Path) -> Lines:
 
 def sheet(results: Path) -> Sheet:
     """Return the counts as a table: a line for each table and figure, and for all of either."""
-    of: dict[str, Sequence[Lines]] = {
+    groups: dict[str, Sequence[Lines]] = {
         name: [read(name, results)] for name in papers.available() if papers.recipes_of(name)
     }
-    of |= {f"all {kind}s": of_paper(results, "", kind == "figure") for kind in ("table", "figure")}
+    groups["all tables"] = of_paper(results)
+    groups["all figures"] = of_paper(results, figures=True)
     columns = ("table", "all", "as published", "in another way", *FAILED, AGAIN, "empty", "why")
     shown: list[list[str]] = []
     numbers: list[dict[str, object]] = []
-    for name, tables in of.items():
+    for name, tables in groups.items():
         counts = count(tables)
-        why = "; ".join(
-            f"{n} {s.removeprefix(WHY)}" for s, n in counts.items() if s.startswith(WHY)
-        )
         total = sum(counts[status] for status in STATUSES)
-        numbers.append({"table": name, "all": total, **{s: counts[s] for s in STATUSES}})
-        numbers[-1] |= {UNBOUNDED: counts[UNBOUNDED], "why": why}
-        kinds = (OTHER, FAILED, (AGAIN,), EMPTY)
-        others = [sum(counts[status] for status in kind) for kind in kinds]
+        why = _say_why(counts)
+        numbers.append(
+            {
+                "table": name,
+                "all": total,
+                **{status: counts[status] for status in STATUSES},
+                UNBOUNDED: counts[UNBOUNDED],
+                "why": why,
+            }
+        )
         published = sum_up(counts).replace(" as published", "")
-        shown.append([name, *map(str, (total, published, *others)), why])
+        others = [_total(counts, kind) for kind in (OTHER, FAILED, (AGAIN,), EMPTY)]
+        shown.append([name, str(total), published, *map(str, others), why])
     important = ("table", "all", "as published", "in another way", "empty")
     return Sheet("Coverage", columns, shown, [], "", numbers, important=important)
+
+
+def _total(counts: Mapping[str, int], statuses: Iterable[str]) -> int:
+    return sum(counts[status] for status in statuses)
+
+
+def _say_why(counts: Mapping[str, int]) -> str:
+    """Return why numbers are empty: '8 not run; 4 needs ImageNet'."""
+    reasons = [key for key in counts if key.startswith(WHY)]
+    return "; ".join(f"{counts[key]} {key.removeprefix(WHY)}" for key in reasons)

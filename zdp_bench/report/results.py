@@ -34,14 +34,16 @@ NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
     """Return one row a record, and which columns are keys of the configuration."""
     frame = records.frame(list(found))
-    flat = [flatten(record.config) for record in found]
-    named = {key for one in flat for key in one if not key.startswith(NO_RESULT)}
-    keys = sorted(named - set(frame.columns))
+    settings = [flatten(record.config) for record in found]
+    known = set(frame.columns)
+    keys = {key for of_run in settings for key in of_run if not key.startswith(NO_RESULT)} - known
     metrics = dict.fromkeys(name for record in found for name in record.metrics)
-    rows = [{**one, **record.metrics} for one, record in zip(flat, found, strict=True)]
-    more = [*keys, *(name for name in metrics if name not in frame.columns)]
-    settings = [[row.get(key) for key in more] for row in rows]
-    return frame.join(pd.DataFrame(settings, columns=more, dtype=object)), keys
+    more = [*sorted(keys), *(name for name in metrics if name not in known)]
+    rows = []
+    for of_run, record in zip(settings, found, strict=True):
+        values = {**of_run, **record.metrics}
+        rows.append([values.get(column) for column in more])
+    return frame.join(pd.DataFrame(rows, columns=more, dtype=object)), sorted(keys)
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
@@ -83,19 +85,23 @@ def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
 def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Return each run's values of what differs within its recipe: 'dp_sgd, lr 0.1'."""
     columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
-    words = {
-        key: [str(cell) if cell and cell == cell else "" for cell in columns[key]]
-        for key in columns
-    }
+    words = {key: [_as_word(value) for value in values] for key, values in columns.items()}
     rows_of: dict[str, list[int]] = {}
     for row, recipe in enumerate(frame["recipe"]):
         rows_of.setdefault(recipe, []).append(row)
-    said = [""] * len(frame)
+    differences = [""] * len(frame)
     for rows in rows_of.values():
-        apart = _differing({key: [cells[row] for row in rows] for key, cells in words.items()})
+        of_recipe = {key: [cells[row] for row in rows] for key, cells in words.items()}
+        differing = [key for key in _differing(of_recipe) if key != "seed"]
         for row in rows:
-            said[row] = _say({key: columns[key][row] for key in apart if key != "seed"})
-    return said
+            differences[row] = _say({key: columns[key][row] for key in differing})
+    return differences
+
+
+def _as_word(value: Any) -> str:
+    """Return a value as a word; null, NaN, false and 0 are the same."""
+    is_set = value and value == value
+    return str(value) if is_set else ""
 
 
 def _differing(words: dict[str, list[str]]) -> list[str]:
@@ -103,23 +109,30 @@ def _differing(words: dict[str, list[str]]) -> list[str]:
 
     Where the name of a plug-in differs, its options count only if they differ under one name.
     """
-    found = [key for key, cells in words.items() if len({*cells}) > 1]
+    differing = [key for key, cells in words.items() if len({*cells}) > 1]
 
     def is_settled(key: str) -> bool:
         name = f"{key.partition('.')[0]}.name"
-        if key == name or name not in found:
+        if key == name or name not in differing:
             return False
         pairs = {*zip(words[name], words[key], strict=True)}
         return len(pairs) == len({*words[name]})
 
-    return [key for key in found if not is_settled(key)]
+    return [key for key in differing if not is_settled(key)]
+
+
+SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values say what they are of
 
 
 def _say(values: dict[str, Any]) -> str:
-    plain = ("name", "variant", "provenance")  # whose values say what they are of
-    filled = [(key.rpartition(".")[2], cell(key, value)) for key, value in values.items()]
-    said = (value if last in plain else f"{last} {value}" for last, value in filled if value)
-    return ", ".join(dict.fromkeys(said))
+    """Return values with the last part of their keys: 'dp_sgd, lr 0.1'."""
+    parts: dict[str, None] = {}  # each once
+    for key, value in values.items():
+        shown = cell(key, value)
+        last = key.rpartition(".")[2]
+        if shown:
+            parts[shown if last in SELF_EXPLAINING else f"{last} {shown}"] = None
+    return ", ".join(parts)
 
 
 def sheet(
@@ -140,24 +153,29 @@ def sheet(
         most: the lines to show; CSV and JSON have all columns' numbers of these.
     """
     frame, keys = read_frame(records.read_all(results))
-    frame = keep(frame, filters) if len(frame) else frame
+    if len(frame):
+        frame = keep(frame, filters)
     frame[DIFFERS] = tell_differences(frame, keys)
-    names = columns.split(",") if columns else ["value"] if by else _default_columns(frame)
+    if columns:
+        names = columns.split(",")
+    else:
+        names = ["value"] if by else _default_columns(frame)
     shown = [find(name, frame) for name in names]
     title, notes = _count(len(frame), "record"), _unfinished(results, filters)
     if by:
         frame = _group(frame, [find(name, frame) for name in by.split(",")], shown)
-        title, shown = f"{_count(len(frame), 'group')} of {title}", [*frame.columns]
-    if not (sort or by):
+        title = f"{_count(len(frame), 'group')} of {title}"
+        shown = list(frame.columns)
+    elif not sort:
         sort, descending = TIME, True
     if sort:
-        frame = frame.sort_values(
-            find(sort, frame), kind="stable", key=_sortable, ascending=not descending
-        )
+        column = find(sort, frame)
+        frame = frame.sort_values(column, kind="stable", key=_sortable, ascending=not descending)
     if most is not None and len(frame) > most:
         notes.append(f"The first {most}; filter or group them (--by), or add --format csv for all.")
-    frame = frame[shown].head(most if most is not None else len(frame)).astype(object)
-    lines: list[dict[Any, Any]] = frame.where(frame.notna(), None).to_dict("records")
+        frame = frame.head(most)
+    values = frame[shown].astype(object)
+    lines: list[dict[Any, Any]] = values.where(values.notna(), None).to_dict("records")
     cells = [[cell(name, line[name]) for name in shown] for line in lines]
     return Sheet(title, shown, cells, notes, numbers=lines, important=IMPORTANT)
 

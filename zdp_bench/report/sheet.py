@@ -8,7 +8,7 @@ import json
 import math
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import zip_longest
 from pathlib import Path
 
@@ -62,35 +62,34 @@ class Sheet:
         Numbers stay on one line. Headings and words fold where they must. Where that is too wide,
         the least important columns are left out, and the caption names them.
         """
-        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
-        columns = [*zip_longest(self.columns, cells, fillvalue="")]
-        heads = [head for head, _ in columns]
-        if width is not None and 1 + sum(3 + max(map(len, (h, *c))) for h, c in columns) > width:
-            heads = [re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", head) for head in heads]
-        numeric = [
-            any(column) and all(NUMBER.fullmatch(c) or DIGEST.fullmatch(c) for c in column)
-            for _, column in columns
-        ]
-        longest = [
-            max(map(len, (*head.split("\n"), *column)))
-            for head, (_, column) in zip(heads, columns, strict=True)
-        ]
-        least = [n if of else min(LEAST, n) for n, of in zip(longest, numeric, strict=True)]
-        kept = [*range(len(columns))]
+        columns = self._columns()
+        if width is not None and _width_of([column.widest for column in columns]) > width:
+            columns = [column.with_folded_heading() for column in columns]
+        kept = list(range(len(columns)))
         by_importance = sorted(kept, key=self._rank)
-        while width is not None and 1 + sum(3 + least[at] for at in kept) > width and kept[2:]:
-            kept.remove(by_importance.pop())
+        if width is not None:
+            least = [column.least for column in columns]
+            while len(kept) > 2 and _width_of([least[place] for place in kept]) > width:
+                kept.remove(by_importance.pop())
         table = RichTable(show_header=bool(self.columns))
-        if left := ", ".join(name for at, name in enumerate(self.columns) if at not in kept):
-            table.caption = f"No room for {left}: use a wider terminal or --format csv."
-        for at in kept:
-            if numeric[at]:
-                table.add_column(heads[at], no_wrap=True)
+        left_out = [name for place, name in enumerate(self.columns) if place not in kept]
+        if left_out:
+            names = ", ".join(left_out)
+            table.caption = f"No room for {names}: use a wider terminal or --format csv."
+        for column in (columns[place] for place in kept):
+            if column.is_numeric:
+                table.add_column(column.heading, no_wrap=True)
             else:
-                table.add_column(columns[at][0], overflow="fold", min_width=least[at])
+                table.add_column(column.title, overflow="fold", min_width=column.least)
         for row in self.rows:
-            table.add_row(*(row[at] for at in kept))
+            table.add_row(*(row[place] for place in kept))
         return table
+
+    def _columns(self) -> list[_Column]:
+        """Return each column with its cells."""
+        cells = list(zip(*self.rows, strict=False)) or [()] * len(self.columns)
+        pairs = zip_longest(self.columns, cells, fillvalue="")
+        return [_Column(title, title, tuple(of)) for title, of in pairs]
 
     def _rank(self, place: int) -> int:
         """Return how many columns are more important than the one at a place, or as much."""
@@ -114,14 +113,17 @@ class Sheet:
         elif self.rows:
             is_piped = options.max_width >= PIPED
             yield Text(self.as_facts()) if is_piped else table
-        if said := "\n".join(str(note) for note in notes if note):
-            yield Text(said, "table.caption")
+        caption = "\n".join(str(note) for note in notes if note)
+        if caption:
+            yield Text(caption, "table.caption")
 
     def as_markdown(self) -> str:
         """Return a page with title and notes; without notes, only the table."""
         lines = markdown_table(self.columns, self.rows)
         if self.notes:
-            head = [f"# {self.title}", "", *([self.origin, ""] if self.origin else [])]
+            head = [f"# {self.title}", ""]
+            if self.origin:
+                head += [self.origin, ""]
             lines = [*head, *lines, "", *(f"- {note}" for note in self.notes)]
         return "\n".join(lines) + "\n"
 
@@ -129,7 +131,9 @@ class Sheet:
         """Return the sheet in one of `FORMS`, without a line break at its end."""
         if form == "md":
             return printable(self.as_markdown().rstrip())
-        return to_csv(self.numbers).rstrip() if form == "csv" else printable(to_json(self.numbers))
+        if form == "csv":
+            return to_csv(self.numbers).rstrip()
+        return printable(to_json(self.numbers))
 
     def write(self, stem: Path) -> list[Path]:
         """Write `stem`.md and `stem`.csv; a file that holds the same stays."""
@@ -137,6 +141,44 @@ class Sheet:
         write_changed(paths[0], printable(self.as_markdown()).encode())
         write_changed(paths[1], to_csv(self.numbers).encode())
         return paths
+
+
+@dataclass(frozen=True)
+class _Column:
+    """A column for a terminal.
+
+    Attributes:
+        heading: its title, which may be folded.
+    """
+
+    title: str
+    heading: str
+    cells: tuple[str, ...]
+
+    @property
+    def is_numeric(self) -> bool:
+        """True if no cell may be folded."""
+        if not any(self.cells):
+            return False
+        return all(NUMBER.fullmatch(cell) or DIGEST.fullmatch(cell) for cell in self.cells)
+
+    @property
+    def widest(self) -> int:
+        """Its characters if nothing is folded."""
+        return max(map(len, (*self.heading.split("\n"), *self.cells)))
+
+    @property
+    def least(self) -> int:
+        """Its characters if words are folded where they may be."""
+        return self.widest if self.is_numeric else min(LEAST, self.widest)
+
+    def with_folded_heading(self) -> _Column:
+        return replace(self, heading=re.sub(r"(?<=_)|(?<=\w) (?=\w)", "\n", self.heading))
+
+
+def _width_of(widths: Sequence[int]) -> int:
+    """Return the characters of a table with columns of these widths, and lines between them."""
+    return 1 + sum(3 + width for width in widths)
 
 
 def markdown_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
