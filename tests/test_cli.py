@@ -1,4 +1,4 @@
-"""The command line as a person meets it: words, mistakes, secrets, memory, completion."""
+"""The command line as a person meets it: words, mistakes, secrets and memory."""
 
 from __future__ import annotations
 

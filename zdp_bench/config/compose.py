@@ -45,7 +45,7 @@ class OurYaml(ConfigSource):
         path = _outside(group)[name]
         body = {key: value for key, value in assets.read_yaml(path).items() if key != "card"}
         named = {"recipe": name} if group == "recipe" else {}
-        config = OmegaConf.create(_common(group) | body | named)
+        config = OmegaConf.create(unset_keys(group) | body | named)
         return ConfigResult(
             provider=self.provider,
             path=self.full_path(),
@@ -108,11 +108,11 @@ def _register() -> None:
         for name in set(group_options(kind)) - set(files(kind)):
             if _STORED.get((kind, name)) != (builder := lookup(kind, name)):
                 _STORED[kind, name] = builder
-                options = {"name": name, **_common(kind), **defaults(builder)}
+                options = {"name": name, **unset_keys(kind), **defaults(builder)}
                 store(group=kind, name=name, node=options, package=kind)
 
 
-def _common(group: str) -> dict[str, Any]:
+def unset_keys(group: str) -> dict[str, Any]:
     """Return the keys of every data set; `conf/config.yaml` has those of every model."""
     return dict.fromkeys(COMMON_KEYS["dataset"]) if group == "dataset" else {}
 

@@ -20,9 +20,9 @@ from omegaconf import OmegaConf
 
 from zdp_bench import assets, records
 from zdp_bench.config import check, to_plain
-from zdp_bench.config.compose import defaults, files
+from zdp_bench.config.compose import defaults, files, unset_keys
 from zdp_bench.config.digests import drop_empty, enters_digest, experiment_digest
-from zdp_bench.config.schema import COMMON_KEYS, GROUPS, Run
+from zdp_bench.config.schema import GROUPS, Run
 from zdp_bench.config.words import parse_words, read_words
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.times import Times, read_times, seconds_of
@@ -257,8 +257,7 @@ def digests_on(
     """Return {experiment digest: label} of a recipe with each of `datasets`."""
     labels = {}
     for dataset in datasets:
-        unset = dict.fromkeys(COMMON_KEYS["dataset"])
-        standard = unset | _options_of("dataset", dataset["name"])
+        standard = unset_keys("dataset") | _options_of("dataset", dataset["name"])
         if not dataset.keys() <= standard.keys():
             continue  # a record of an older version, whose data set had other options
         changed = {key: value for key, value in dataset.items() if value != standard[key]}

@@ -49,13 +49,10 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
 
 def sheet(first: Side, second: Side, results: Path) -> Sheet:
     """Return what two sides share and where they differ, with the test that fits their metric."""
-    sides = (first, second)
-    metrics = dict.fromkeys(name for run in (*first, *second) for name in run.metrics)
-    rows = [
-        *([name, *(_say(side, of) for side in sides)] for name, of in FACTS.items()),
-        *([f"test {metric}", *(_spread(side, metric) for side in sides)] for metric in metrics),
-        *_configuration(first, second),
-    ]
+    rows = [[name, _say(first, fact), _say(second, fact)] for name, fact in FACTS.items()]
+    for metric in dict.fromkeys(name for run in (*first, *second) for name in run.metrics):
+        rows.append([f"test {metric}", _spread(first, metric), _spread(second, metric)])
+    rows += _configuration(first, second)
     rows = [row for row in rows if any(row[1:])]
     columns = ("", _name(first), _name(second))
     numbers = [dict(zip(("what", "first", "second"), row, strict=True)) for row in rows]
@@ -97,14 +94,14 @@ def _spread(side: Side, metric: str) -> str:
 
 def _configuration(first: Side, second: Side) -> list[list[str]]:
     """Return the keys in which the two differ; null, false and not there are the same."""
-    one, other = flatten(first[0].config), flatten(second[0].config)
-    return [
-        [key, _shown(one.get(key)), _shown(other.get(key))]
-        for key in one | other
-        if (one.get(key) or None) != (other.get(key) or None)
-        and key not in ("seed", "recipe")
-        and not key.startswith(NO_RESULT)
-    ]
+    ours, theirs = flatten(first[0].config), flatten(second[0].config)
+    rows = []
+    for key in ours | theirs:
+        if key in ("seed", "recipe") or key.startswith(NO_RESULT):
+            continue
+        if (ours.get(key) or None) != (theirs.get(key) or None):
+            rows.append([key, _shown(ours.get(key)), _shown(theirs.get(key))])
+    return rows
 
 
 def _shown(value: Any) -> str:

@@ -48,18 +48,21 @@ class Reconstruction:
         Args:
             groups: the volume of each slice; None: each example is one.
         """
-        found: list[dict[str, float]] = []
         answers = outputs[..., 0, :, :] * scale(targets)
-        of = torch.arange(len(targets)) if groups is None else groups
-        for volume in of.unique():
-            chosen = torch.nonzero(of == volume).flatten()
-            pair = targets[chosen].flatten(0, -4).double()  # [slices, 2, H, W]
+        volumes = torch.arange(len(targets)) if groups is None else groups
+        measured: list[dict[str, float]] = []
+        for volume in volumes.unique():
+            slices = torch.nonzero(volumes == volume).flatten()
+            pair = targets[slices].flatten(0, -4).double()  # [slices, 2, H, W]
             reference, zero_filled = pair.unbind(dim=1)
-            answer = answers[chosen].flatten(0, -3).double()
-            ours = volume_metrics(reference.numpy(), answer.numpy())
+            answer = answers[slices].flatten(0, -3).double()
+            metrics = volume_metrics(reference.numpy(), answer.numpy())
             baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
-            found.append(ours | {f"zero_filled_{name}": value for name, value in baseline.items()})
-        means = {name: float(np.mean([one[name] for one in found])) for name in found[0]}
+            metrics |= {f"zero_filled_{name}": value for name, value in baseline.items()}
+            measured.append(metrics)
+        means = {
+            name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]
+        }
         return means | {"loss": mean_of(self.loss(outputs, targets))}
 
     def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
@@ -69,11 +72,17 @@ class Reconstruction:
             Reference, zero-filled and reconstructed magnitude, each [H, W].
         """
         middle = len(targets) // 2
-        pair = targets[middle].flatten(0, -4)[-1] if targets.dim() == 5 else targets[middle]
+        pair = targets[middle]
+        if targets.dim() == 5:  # a volume, of which the last slice is shown
+            pair = pair.flatten(0, -4)[-1]
         reference, zero_filled = pair
-        answer = (outputs[..., 0, :, :] * scale(targets))[middle].reshape(-1, *reference.shape)[-1]
-        named = {"reference": reference, "zero_filled": zero_filled, "reconstruction": answer}
-        return {name: image.numpy() for name, image in named.items()}
+        answers = (outputs[..., 0, :, :] * scale(targets))[middle]
+        images = {
+            "reference": reference,
+            "zero_filled": zero_filled,
+            "reconstruction": answers.reshape(-1, *reference.shape)[-1],
+        }
+        return {name: image.numpy() for name, image in images.items()}
 
 
 def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:

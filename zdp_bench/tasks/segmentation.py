@@ -53,15 +53,20 @@ class Segmentation:
             total = total + each.mean(dim=1)
         if "dice" in self.parts:
             organ = logits.sigmoid()
-            overlap, sizes = (organ * mask).sum(dim=1), organ.sum(dim=1) + mask.sum(dim=1)
+            overlap = (organ * mask).sum(dim=1)
+            sizes = organ.sum(dim=1) + mask.sum(dim=1)
             total = total + 1 - (2 * overlap + 1) / (sizes + 1)
         return total  # [B]
 
     def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return overlap, predicted and true pixels, and loss: [B, 4], all that `metrics` needs."""
-        found, mask = outputs.flatten(1) > 0, targets.flatten(1) > 0
-        counts = [(found & mask).sum(dim=1), found.sum(dim=1), mask.sum(dim=1)]
-        columns = [*counts, self.loss(outputs, targets)]
+        predicted, mask = outputs.flatten(1) > 0, targets.flatten(1) > 0
+        columns = [
+            (predicted & mask).sum(dim=1),
+            predicted.sum(dim=1),
+            mask.sum(dim=1),
+            self.loss(outputs, targets),
+        ]
         return torch.stack([column.double() for column in columns], dim=1)
 
     def metrics(
@@ -72,8 +77,8 @@ class Segmentation:
         groups = torch.arange(len(rows)) if groups is None else groups
         _, volume = torch.unique(groups, return_inverse=True)
         sums = torch.zeros(3, int(volume.max()) + 1, dtype=torch.float64)
-        overlap, found, mask = sums.index_add_(1, volume, rows[:, :3].T)
-        sizes = found + mask
+        overlap, predicted, mask = sums.index_add_(1, volume, rows[:, :3].T)
+        sizes = predicted + mask
         dice = torch.where(sizes > 0, 2 * overlap / sizes.clamp(min=1), 1.0)  # [volumes]
         return {
             "dice": float(dice.mean()),
