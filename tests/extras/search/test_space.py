@@ -73,6 +73,8 @@ def test_a_grid_has_every_combination() -> None:
     words = ["a.b=1,2", "c.d=x,y,z"]
     assert read_search(words, "grid").trials == 6
     assert read_search(words, "grid", 99).trials == 6
+    assert read_search(words) == read_search(words, "grid")
+    assert read_search(words, trials=3).sampler == "tpe"
     every = grid_of(read_search(words, "grid").searched)
     assert len(every) == 6
     assert every[1] == {"a.b": "1", "c.d": "y"}
@@ -81,7 +83,8 @@ def test_a_grid_has_every_combination() -> None:
 @pytest.mark.parametrize(
     ("words", "options", "sentence"),
     [
-        ([], {"trials": None}, r"--trials N is missing"),
+        (["x.y=interval(0,1)"], {"trials": None}, r"--trials N is missing"),
+        ([], {"trials": None, "sampler": "tpe"}, r"--trials N is missing"),
         (["privacy.target_epsilon=2"], {"epsilon": 1.0}, "privacy.target_epsilon with --epsilon"),
         (["x.y=interval(0,1)"], {"sampler": "grid"}, "with infinitely many values"),
     ],

@@ -21,7 +21,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--trials", type=int, metavar="N", help="how many runs (default: the whole grid)"
     )
     parser.add_argument(
-        "--sampler", choices=["tpe", "random", "grid"], default="tpe", help="default tpe"
+        "--sampler",
+        choices=["tpe", "random", "grid"],
+        help="default: grid if the values are lists and --trials is not given, else tpe",
     )
     parser.add_argument(
         "--epsilon",

@@ -78,12 +78,16 @@ class Search:
 
 def read_search(
     overrides: Sequence[str],
-    sampler: Literal["tpe", "random", "grid"] = "tpe",
+    sampler: Literal["tpe", "random", "grid"] | None = None,
     trials: int | None = None,
     epsilon: float | None = None,
     metric: str | None = None,
 ) -> Search:
     """Return the search that command-line words and options describe.
+
+    Args:
+        sampler: None: the whole grid if the number of trials is not given and there is a grid,
+            otherwise tpe.
 
     Raises:
         UserError: no key has several values, one cannot be searched, the number of trials is
@@ -109,6 +113,9 @@ def read_search(
                 f"{key} with --epsilon: the search chooses each trial's noise so that all "
                 "together stay within ε; remove one of them."
             )
+    if sampler is None:
+        is_grid = all(isinstance(one, CategoricalDistribution) for one in searched.values())
+        sampler = "grid" if is_grid and trials is None else "tpe"
     if sampler == "grid":
         size = len(grid_of(searched))
         trials = min(trials or size, size)
