@@ -85,6 +85,23 @@ def test_other_data_is_found_by_the_digest_of_the_recipe_with_it(tmp_path: Path)
     ]
 
 
+def test_jobs_are_remembered_until_a_recipe_changes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = claims.jobs_of_table(TABLE)
+    monkeypatch.setattr(claims, "claims_of", None)  # which is not asked again
+    assert claims.jobs_of_table(TABLE) == first
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text("seed: 1")
+    monkeypatch.setattr(assets, "RECIPES", tmp_path)
+    states = [claims._state_of_code()]
+    recipe.write_text("seed: 12")
+    states.append(claims._state_of_code())
+    assert states[0] != states[1]
+    with pytest.raises(TypeError):
+        claims.jobs_of_table(TABLE)
+
+
 @pytest.fixture
 def sweeping(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A recipe that sweeps, with a row of its own for each job."""

@@ -94,8 +94,8 @@ def jobs_of_table(table: str) -> list[Job]:
     return [Job(**{**job, "overrides": tuple(job["overrides"])}) for job in plain]
 
 
-def list_jobs(table: str, _: str = "") -> list[dict[str, Any]]:
-    """Return the jobs of a table's recipes as JSON values; the state of the code is not read."""
+def list_jobs(table: str, state: str = "") -> list[dict[str, Any]]:
+    """Return the jobs of a table's recipes as JSON values; they are remembered for a `state`."""
     return [
         {
             "recipe": claim.filling.recipe,
@@ -252,9 +252,9 @@ def on_other_data(
 
 
 def digests_on(
-    datasets: list[dict[str, Any]], composed: dict[str, Any], _: str = ""
+    datasets: list[dict[str, Any]], composed: dict[str, Any], state: str = ""
 ) -> dict[str, str]:
-    """Return {experiment digest: label} of a recipe with each of `datasets`."""
+    """Return {experiment digest: label} of a recipe with each of `datasets`, for a `state`."""
     labels = {}
     for dataset in datasets:
         standard = unset_keys("dataset") | _options_of("dataset", dataset["name"])
