@@ -198,10 +198,8 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
     with caplog.at_level(logging.WARNING):
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
     assert of_nodes(record, "answers") == [8, 0, 8]
-    assert told_by(caplog) == [
-        "node 1: has another mechanism than the server: both need the same version of zdp-bench; "
-        "it is refused"
-    ]
+    (line,) = told_by(caplog)
+    assert "node 1: has another mechanism" in line
     with pytest.raises(UserError, match="node 1: has another mechanism than the server"):
         carried_out(configured("federated.nodes=3", results="all"))
 
