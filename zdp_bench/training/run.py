@@ -10,7 +10,7 @@ from contextlib import closing
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -145,7 +145,7 @@ def _train(
     steps = CentralSteps(setup, loop, saved.ledger if saved else None)
     with closing(steps.ledger), setup.arithmetic(), stop_signals() as signal:
         steps.begin()
-        stopped_by = loop.take_steps(steps.take, steps.epsilon, steps.save, signal)
+        stopped_by = loop.take_steps(steps, signal)
         if not ranks.is_first:
             return {}
         task, examples = setup.task, size.examples
@@ -158,6 +158,19 @@ def _train(
     if held_out:
         record["validation"] = held_out
     return record
+
+
+class Steps(Protocol):
+    """The steps of a plan: those of one process, or the rounds of a federation's server."""
+
+    def take(self, step: int, /) -> bool:
+        """Take a step; return False if a signal to stop came instead."""
+
+    def epsilon(self, steps: int, /) -> float:
+        """Return the tight ε of so many steps."""
+
+    def save(self) -> None:
+        """Write the checkpoint."""
 
 
 class CentralSteps:
@@ -349,12 +362,14 @@ class Loop:
 
     def take_steps(
         self,
-        take_step: Callable[[int], bool],  # False if it stopped waiting instead
-        epsilon: Callable[[int], float],  # of so many steps of the plan
-        save: Callable[[], None],
-        signal: Callable[[], int],  # that asks to stop, or 0
+        steps: Steps,
+        signal: Callable[[], int],
     ) -> str:
         """Take the steps that are left; return "epochs", or "budget" if the next would exceed it.
+
+        Args:
+            steps: take and account for a step.
+            signal: returns the number of the signal that asks to stop, or 0.
 
         Raises:
             UserError: the model diverged, or has changed beside its weights.
@@ -368,7 +383,7 @@ class Loop:
         stopped_by = "epochs"
         while self.step < plan.steps and stopped_by == "epochs":
             try:
-                if take_step(self.step):
+                if steps.take(self.step):
                     self._count_step()
             except BudgetExceeded:
                 stopped_by = "budget"
@@ -380,7 +395,7 @@ class Loop:
                 renew(self.setup.model)
                 is_last = epoch is None or self.step == plan.steps
                 if is_last or config.execution.evaluate == "each":
-                    self._evaluate(epoch, epsilon)
+                    self._evaluate(epoch, steps)
                 else:
                     self._check_outputs()
                 if is_last or (epoch or 0) % config.trainer.checkpoint_epochs == 0:
@@ -389,7 +404,7 @@ class Loop:
                 self._check_outputs()
             number = self.ranks.max(signal())
             if is_due or number:
-                save()
+                steps.save()
             if number and self.step < plan.steps and stopped_by == "epochs":
                 raise Stopped(number)
         return stopped_by
@@ -408,14 +423,14 @@ class Loop:
     def _evaluate(
         self,
         epoch: int | None,
-        epsilon: Callable[[int], float],
+        steps: Steps,
     ) -> None:
         """Measure the model on the test set; rank 0 does, for all have the same weights."""
         setup, step = self.setup, self.steps_done
         metrics: dict[str, float] = {}
         spent = 0.0
         if self.ranks.is_first:
-            spent = epsilon(self.step)
+            spent = steps.epsilon(self.step)
             test, examples = setup.data.test, self.size.examples
             metrics = evaluate(self.trained, setup.task, test, setup.device, examples)
         metrics, spent = self.ranks.broadcast((metrics, spent))

@@ -110,12 +110,7 @@ def conduct(grid: Grid, given: ServerContext) -> Document:
     with closing(rounds.ledger), rounds.first_setup.arithmetic():
         rounds.prepare_nodes()
         loop = rounds.loop
-        stopped_by = loop.take_steps(
-            rounds.take,
-            rounds.epsilon,
-            rounds.save,
-            given.asked_to_stop,
-        )
+        stopped_by = loop.take_steps(rounds, given.asked_to_stop)
         final = evaluate_trained(
             given.home,
             loop.trained,
