@@ -143,6 +143,7 @@ class Splits:
         parts_share_owners: False refuses an owner who is in `train` and in another part.
         representation: what the inputs are of the examples, for the record. None: the examples.
         unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
+        title: what the user calls the data. Empty: as its plug-in is called.
         owner_names: the name of each owner, by its number in `groups`. It decides the owner's
             subset (`algorithm=band_mf`) and node (`federated.nodes`), whoever else is there. Empty:
             the number does, which must then not depend on who else is there. A missing name, or two
@@ -165,6 +166,7 @@ class Splits:
     parts_share_owners: bool = False
     representation: dict[str, Any] | None = None
     owner_names: Sequence[str] = ()
+    title: str = ""
 
     def __post_init__(self) -> None:
         require_owner_names(self.unit, tuple(self.owner_names))

@@ -53,6 +53,12 @@ class Spending:
     finished: bool  # False if it was stopped or is under way; all its steps are counted
     by_unit: bool = False  # steps draw and clip units, so that `spent` is a unit's
     sources: frozenset[str] | None = None  # the files that its data were made of, if known
+    title: str = ""  # what its user calls the data set
+
+    @property
+    def shown(self) -> str:
+        """What people call the data set."""
+        return self.title or self.dataset
 
     def may_share(self, other: Spending) -> bool:
         """True if some examples may be in both runs' data: they read a common file.

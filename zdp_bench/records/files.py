@@ -139,6 +139,8 @@ def frame(records: list[Record]) -> pd.DataFrame:
 def _cell(record: Record, path: str) -> Any:
     """Return the value at a dotted path; a list as its entries with commas between them."""
     value = record.get(path)
+    if path == "data.name":
+        value = record.data.title or value
     return ", ".join(value) if isinstance(value, list) else value
 
 

@@ -36,7 +36,10 @@ SHAPE: Shape = {
         **dict.fromkeys(("epsilon_rdp", "epsilon_tight_at_least"), NUMBER | None),
         "sampling": dict,
     },
-    "data": dict.fromkeys(("name", "provenance", "digest", "notes"), str),
+    "data": {
+        **dict.fromkeys(("name", "provenance", "digest", "notes"), str),
+        "title": str | None,
+    },
     "config": dict,
     "metrics": {str: NUMBER},
     "epochs": ([dict], NoneType),
@@ -74,6 +77,7 @@ class Data:
         digest: of its examples.
         train: how many examples; None in a record that does not say.
         example: shapes and dtypes.
+        title: what its user calls it.
     """
 
     name: str
@@ -84,6 +88,13 @@ class Data:
     test: int | None = None
     validation: int | None = None
     example: Mapping[str, Any] = field(default_factory=dict)
+    title: str | None = None
+
+    @property
+    def shown(self) -> str:
+        """What people call it: 'films: folder, own'."""
+        title = f"{self.title}: " if self.title else ""
+        return f"{title}{self.name}, {self.provenance}"
 
 
 @dataclass(frozen=True)

@@ -62,7 +62,7 @@ class Line:
         examples = max(run.examples for run in runs)
         has_units = examples > 1 or any(run.by_unit for run in runs)
         return Line(
-            dataset=_list(run.dataset for run in runs),
+            dataset=_list(run.shown for run in runs),
             provenance=_list(run.provenance for run in runs),
             data_digest=_list(run.data for run in runs),
             noise=noise,
@@ -107,7 +107,9 @@ def sheet(
     """Return each data set's runs by noise, and together, at `delta` or else their least δ."""
     groups = group_by_data(spendings)
     if dataset:
-        groups = [group for group in groups if any(run.dataset == dataset for run in group)]
+        groups = [
+            group for group in groups if any(dataset in (run.dataset, run.shown) for run in group)
+        ]
     lines: list[Line] = []
     for group in groups:
         lines += _lines(group, delta)
@@ -157,7 +159,7 @@ def _notes(
     notes = [HOW] if lines else []
     for group in groups:
         if len({run.data for run in group}) > 1:
-            notes.append(TOGETHER.format(names=_list(run.dataset for run in group)))
+            notes.append(TOGETHER.format(names=_list(run.shown for run in group)))
     if not all(line.is_known for line in lines):
         notes.append(MIXED)
     unfinished = sum(not run.finished for run in runs)

@@ -64,7 +64,7 @@ FACTS: dict[str, Callable[[Record], str]] = {
     "tags": lambda run: ", ".join(run.labels.tags or ()),
     "notes": lambda run: run.labels.notes or "",
     "seed": lambda run: str(run.seed),
-    "data": lambda run: f"{run.data.name}, {run.data.provenance}",
+    "data": lambda run: run.data.shown,
     "tight ε": lambda run: epsilon(run.privacy.epsilon_tight),
     "claimed ε": lambda run: epsilon(run.privacy.epsilon_claimed),
     "ε per unit": lambda run: epsilon(run.privacy.epsilon_patient),

@@ -126,7 +126,7 @@ def show_run(record: Record, path: Path, found: bool) -> Sheet:
     rows += [
         ["δ", f"{privacy.delta:g}"],
         ["steps", f"{privacy.steps:,}{stopped}"],
-        ["data", f"{data.name}, {data.provenance}{notes}"],
+        ["data", f"{data.shown}{notes}"],
         ["record", str(path)],
         *([["warning", record.warning]] if record.warning else []),
     ]

@@ -501,6 +501,7 @@ def run_record(
         "config": {key: value for key, value in resolved if key not in NOT_RECORDED},
         "data": {
             "name": config.dataset.name,
+            **({"title": data.title} if data.title else {}),
             "provenance": data.provenance,
             "digest": data.digest,
             "notes": "; ".join(note for note in notes if note),

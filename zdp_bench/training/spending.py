@@ -42,6 +42,7 @@ EXPORTED = "SHA256SUMS"  # of an export's files
 # Keys of a record's section on privacy that say what was spent, and of whom.
 _SPENT = {"z", "sampling", "steps", "delta", "examples_per_patient", "unit", "epsilon_of"}
 _SPENT |= {"randomness", "nodes"}
+_OF_DATA = ("name", "title", "provenance", "digest")
 _PLAN: Shape = {
     "recipe": str,
     "data": dict.fromkeys(("name", "provenance", "digest"), str),
@@ -84,6 +85,7 @@ def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> dic
         "recipe": config.recipe,
         "data": {
             "name": config.dataset.name,
+            "title": data.title,
             "provenance": data.provenance,
             "digest": data.digest,
         },
@@ -189,12 +191,14 @@ def read_spending(home: Path) -> Spending:
 
 def _spending_in(home: Path, record: Record | None) -> Spending:
     if record:
-        found = _spending_of(record, home)
+        found = replace(_spending_of(record, home), title=record.data.title or "")
         is_federation = bool(record.privacy.nodes)
     else:
         plan = _read_plan(home / FILE)
         found = replace(
-            _planned_spending(plan, home, read_sources(home)), finished=records.is_deleted(home)
+            _planned_spending(plan, home, read_sources(home)),
+            finished=records.is_deleted(home),
+            title=plan["data"].get("title") or "",
         )
         is_federation = "nodes" in plan["privacy"]
     in_ledgers = _steps_in_ledgers(home, not found.secure, is_federation)
@@ -225,7 +229,7 @@ def keep_spending(home: Path) -> Spending:
     privacy = {key: value for key, value in whole["privacy"].items() if key in _SPENT}
     plan = {
         "recipe": whole["recipe"],
-        "data": {key: whole["data"][key] for key in ("name", "provenance", "digest")},
+        "data": {key: whole["data"][key] for key in _OF_DATA if key in whole["data"]},
         "privacy": privacy | {"steps": steps},
         "sources": (planned or {}).get("sources"),
     }

@@ -19,6 +19,7 @@ from tests.extras.own_data import own_data as make
 from tests.extras.own_data.own_data import KINDS, folder
 from tests.test_cli import run as run_command
 from tests.training.test_run import Silent
+from zdp_bench import records
 from zdp_bench.config import configured
 from zdp_bench.data import nifti
 from zdp_bench.errors import UserError
@@ -27,8 +28,10 @@ from zdp_bench.extras.own_data.listing import find_items
 from zdp_bench.extras.own_data.readers import PICTURE, VOLUME_MASK, Form
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import predict_file
+from zdp_bench.report import budget
 from zdp_bench.report.terminal import show_validation
 from zdp_bench.training.run import run
+from zdp_bench.training.spending import read_spendings
 
 CLASSES = ("sick", "well")
 
@@ -500,3 +503,21 @@ def test_what_fits_no_reference_is_refused(films: Path, tmp_path: Path) -> None:
     films.write_text("\n".join(["path,reference", *lines]))
     recording = folder(films, length=20, rate=100)
     assert_refused(lambda: recording.load(tmp_path), "0.wav", "is a reference, but a clip can have")
+
+
+def test_own_data_are_called_by_the_name_of_their_folder(tmp_path: Path) -> None:
+    scans = make.write_classes(tmp_path / "scans", "picture")
+    words = ["recipe=quickstart", "dataset=folder", f"dataset.path={scans}", "dataset.size=8"]
+    words += ["model=real_linear", "algorithm=dp_sgd", "trainer.epochs=1"]
+    run(configured([*words, f"paths.results={tmp_path}"]), Silent())
+    (found,) = records.read_all(tmp_path)
+    assert (found.data.name, found.data.title) == ("folder", "scans")
+    assert found.data.shown == "scans: folder, own"
+    assert records.frame([found])["dataset"].tolist() == ["scans"]
+    (spending,) = read_spendings(tmp_path)[0]
+    assert (spending.dataset, spending.shown) == ("folder", "scans")
+    (line,) = budget.sheet([spending], None, [], tmp_path, "scans").numbers
+    assert line["dataset"] == "scans"
+    for path in tmp_path.glob("runs/*/*/record.json"):
+        path.unlink()
+    assert read_spendings(tmp_path)[0][0].shown == "scans", "also of a run that is under way"

@@ -37,7 +37,7 @@ def run(options: argparse.Namespace) -> int:
     require_records(options.results)
     spendings, unexplained = read_spendings(options.results)
     if options.dataset:
-        names = {one.dataset for one in spendings}
+        names = {name for one in spendings for name in (one.dataset, one.shown)}
         if options.dataset not in names:
             raise unknown("data set with runs", options.dataset, sorted(names))
     found = budget.sheet(spendings, delta, unexplained, options.results, options.dataset)

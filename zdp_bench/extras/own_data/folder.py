@@ -139,6 +139,7 @@ class Folder(Form, Dataset):
             validation=validation if len(validation) else None,
             unit=found.unit,
             owner_names=names,
+            title=Path(self.path or "").expanduser().absolute().name,
         )
 
     def info(self, root: Path) -> DatasetInfo:
