@@ -29,6 +29,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.noise import real_view
 
 T = TypeVar("T")
 S = TypeVar("S", np.ndarray, Tensor)
@@ -58,18 +59,14 @@ class Ranks:
             return total
         for name, value in total.items():
             total[name] = value.resolve_conj()
-        flat = {
-            name: torch.view_as_real(value) if value.is_complex() else value
-            for name, value in total.items()
-        }
-        for dtype in sorted({value.dtype for value in flat.values()}, key=str):
-            of = {name: value for name, value in flat.items() if value.dtype == dtype}
-            message = torch.cat([value.reshape(-1) for value in of.values()])
+        flat = [real_view(value) for value in total.values()]
+        for dtype in sorted({value.dtype for value in flat}, key=str):
+            values = [value for value in flat if value.dtype == dtype]
+            message = torch.cat([value.reshape(-1) for value in values])
             with _everyone():
                 dist.all_reduce(message)
-            for value, part in zip(
-                of.values(), message.split([value.numel() for value in of.values()]), strict=True
-            ):
+            parts = message.split([value.numel() for value in values])
+            for value, part in zip(values, parts, strict=True):
                 value.copy_(part.view_as(value))
         return total
 
@@ -108,7 +105,7 @@ class Ranks:
             return
         for tensor in tensors:
             own = tensor.detach()
-            flat = torch.view_as_real(own) if own.is_complex() else own
+            flat = real_view(own)
             held = flat.contiguous()
             with _everyone():
                 dist.broadcast(held, src=0)

@@ -29,7 +29,7 @@ from zdp_bench.extras.federated.messages import content, digest, tensors_of, val
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import spent_of_one, together
 from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
-from zdp_bench.privacy.noise import run_key, stream
+from zdp_bench.privacy.noise import run_key, stream_bytes
 from zdp_bench.privacy.sampling import place_each
 from zdp_bench.training.machine import execution_digest, foreign_code, pick_device
 from zdp_bench.training.plan import steps_of
@@ -67,7 +67,7 @@ def split_by_patient(
         UserError: a node has no patient, or the data set does not say whose examples are whose.
     """
     patient_of, patients = identify_owners(data, "federated.patients=split")
-    key = stream(seed, "partition").generate_state(2, np.uint64).tobytes()
+    key = stream_bytes(seed, "partition")
     node_of_patient = place_each(patients, nodes, key)
     node_of = node_of_patient[patient_of]
     parts = []

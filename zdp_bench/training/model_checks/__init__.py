@@ -31,6 +31,7 @@ from zdp_bench.gradients.losses import DomainError, kept_draws, require_outputs_
 from zdp_bench.gradients.parts import describe, map_leaves, takes_parts, unpack
 from zdp_bench.gradients.program import State, copy_apart, state_of
 from zdp_bench.nn.precision import float32_products, repeatable
+from zdp_bench.privacy.noise import real_view
 from zdp_bench.training.model_checks.examples import SAMPLES, find_source
 from zdp_bench.training.model_checks.layers import Innermost, advice_on, describe_layer
 from zdp_bench.training.model_checks.state import (
@@ -283,7 +284,7 @@ def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
 
 def _probe(output: Tensor) -> Tensor:
     """Return a real number that depends on every entry of the output."""
-    real = torch.view_as_real(output) if output.is_complex() else output
+    real = real_view(output)
     weights = torch.linspace(0.5, 1.5, real.numel(), device=real.device, dtype=real.dtype)
     return (weights.view_as(real) * real).sum()
 
