@@ -22,7 +22,7 @@ HOW = (
 )
 TOGETHER = (
     "{names}: runs with other options, or on other data sets that share files, are in one line. "
-    "If a run has no list of its files, so are all runs on data of that name."
+    "Runs without a list of files are assumed to share data with every run of that name."
 )
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (
