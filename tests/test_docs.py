@@ -202,7 +202,7 @@ def test_the_readmes_examples_print_what_it_shows(
         assert exit_code_of(*words) == 0
     printed = re.sub(r"[│ ]+", " ", capsys.readouterr().out)
     shown = re.findall(r"^    ((?:test|claimed|tight|ε) .*)$", page, flags=re.MULTILINE)
-    assert len(shown) == 6
+    assert len(shown) == 7
     assert not [line for line in shown if re.sub(" +", " ", line) not in printed]
 
 
