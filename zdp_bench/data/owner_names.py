@@ -174,4 +174,5 @@ def _plain(name: str) -> str:
     if NUMBER.fullmatch(text):
         text = format(Decimal(text), "f")  # exact, however many digits
         return text.rstrip("0").rstrip(".") if "." in text else text
+    text = re.sub(r"^([^\d.,]*\d+)\.0*$", r"\1", text)
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)

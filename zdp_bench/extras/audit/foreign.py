@@ -413,5 +413,4 @@ class StatedClaim:
     def _of_epsilon(epsilon: float, delta: float) -> StatedClaim:
         require(0 <= epsilon < math.inf, "claimed epsilon", epsilon, "must be finite, 0 or more")
         require(0 < delta < 1, "claimed delta", delta, "must lie in (0, 1)")
-        text = f"ε = {epsilon:.4g} at δ = {delta:g}"
-        return StatedClaim(text, lambda _: epsilon, (delta,))
+        return StatedClaim(f"ε = {epsilon:.4g} at δ = {delta:g}", lambda _: epsilon, (delta,))

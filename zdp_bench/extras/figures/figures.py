@@ -169,9 +169,9 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
         label="non-private",
     )
     axes.hlines(least.index, least, 100, color="0.8", linewidth=1)
-    for place, (epsilon, marks) in enumerate(points.groupby("x")):
+    for place, (target, marks) in enumerate(points.groupby("x")):
         style = drawing.curve_style(place) | {"linestyle": "none"}
-        axes.plot(marks["kept"], marks["height"], label=f"ε = {epsilon:g}", **style)
+        axes.plot(marks["kept"], marks["height"], label=f"ε = {target:g}", **style)
     axes.set_yticks(range(len(rows)), rows)
     axes.set_ylim(len(rows) - 0.5, -0.5)
 
