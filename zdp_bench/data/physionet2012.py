@@ -74,7 +74,9 @@ class Range:
 # Harrison's Principles, MSD Manual), unless a comment names another. Points are
 # of SOFA (Vincent et al. 1996, in Singer et al. 2016), SAPS II (Le Gall et al. 1993), APACHE II
 # (Knaus et al. 1985) and APACHE III (Knaus et al. 1991, as in MIMIC's code). SSC is the Surviving
-# Sepsis Campaign (Dellinger et al. 2013). None follows from the records.
+# Sepsis Campaign (Dellinger et al. 2013). None follows from the records. Points, SSC, TRICC and the
+# ARDS Network's target were looked up; reference ranges and the other limits were written from
+# memory, and no clinician has reviewed them.
 RANGES = {
     "Albumin": Range(2.5, 4.4),  # g/dL; APACHE III: no points
     "ALP": Range(30, 120, is_log=True),  # IU/L
