@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import math
 from itertools import combinations
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,3 +183,34 @@ def test_a_mechanism_comes_back_from_its_description() -> None:
     del read["blocks"][0]["bound"]
     with pytest.raises(ValueError, match="describes no mechanism"):
         Mechanism.from_dict(read)
+
+
+@pytest.mark.parametrize(
+    ("scheme", "rate", "cycle", "message"),
+    [
+        ("uniform", 0.1, 2, "only Poisson sampling goes in cycles"),
+        ("poisson", 0.1, 0, "of 1 step or more"),
+        ("full", 0.5, 1, "a full batch has a sample_rate of 1"),
+    ],
+)
+def test_sampling_that_no_accountant_knows_is_refused(
+    scheme: Any, rate: float, cycle: int, message: str
+) -> None:
+    with pytest.raises(ValueError, match=message):
+        Sampling(scheme, rate, 10.0, 100, cycle)
+
+
+@pytest.mark.parametrize(("steps", "own"), [(0, 0), (1, 1), (3, 1), (4, 2), (9, 3)])
+def test_an_example_may_be_drawn_for_one_step_of_each_cycle(steps: int, own: int) -> None:
+    assert Sampling("poisson", 0.1, 10.0, 100, 3).steps_of_one(steps) == own
+
+
+@pytest.mark.parametrize("cycle", [1, 3])
+def test_a_description_is_plain_and_names_a_cycle_and_an_infinite_bound(cycle: int) -> None:
+    block = Block("w", (2,), "float32", math.inf, 0.0, "none")
+    whole = Mechanism((block,), Sampling("poisson", 0.1, 10.0, 100, cycle))
+    plain = whole.as_dict()
+    assert plain["blocks"][0]["bound"] == "inf"
+    assert plain["sampling"].get("cycle", 1) == cycle
+    assert ("cycle" in plain["sampling"]) == (cycle > 1)
+    assert Mechanism.from_dict(plain) == whole
