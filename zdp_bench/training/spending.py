@@ -38,7 +38,7 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE, RECORD = "spending.json", "record.json"
-EXPORTED = "SHA256SUMS"  # of an export's files
+EXPORTED = "SHA256SUMS"  # in an export: digests of its other files
 # Keys of a record's section on privacy that say what was spent, and of whom.
 _SPENT = {"z", "sampling", "steps", "delta", "examples_per_patient", "unit", "epsilon_of"}
 _SPENT |= {"randomness", "nodes"}

@@ -24,6 +24,7 @@ from zdp_bench.library import starts
 from zdp_bench.privacy.ledger import those_aside
 from zdp_bench.privacy.mechanism import MOST
 from zdp_bench.records import NUMBER, Document
+from zdp_bench.training.spending import EXPORTED
 
 WEIGHTS = "model.safetensors"
 CARD = "README.md"
@@ -31,7 +32,7 @@ RECORD = "record.json"
 REPORT = "report.json"
 RECIPE = "recipe.yaml"
 LEDGER = "ledger.jsonl"
-SUMS = "SHA256SUMS"
+SUMS = EXPORTED
 MOST_LEDGER = 1 << 28  # bytes: two million steps
 MOST_CONFIG = 20_000  # characters
 MOST_NUMBERS = 1 << 28  # in one example
