@@ -63,6 +63,7 @@ MISTAKES = [
     ("=adam", "'=adam' is not an override: write key=value"),
     ("algorithm=3", "algorithm '3' is not known. ...Allowed: ...dp_sgd"),
     ("algorithm=[dp_sgd,sgd]", "a run has one algorithm; write algorithm=NAME"),
+    ("representation=[scattering,patches]", "For several side by side, add representation=joined"),
     ("claims.row='abc", "'claims.row='abc' is not an override: ...close every"),
     ("claims.row=a=b", "'claims.row=a=b' is not an override: ...in quotes within"),
     ("~seed", "seed has no value: set it"),

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 import numpy as np
 import pytest
 
-from tests.data.helpers import dataset
+from tests.data.helpers import copy_folder, dataset
 from zdp_bench.data.ham10000 import DIAGNOSES, FOLDER, Ham10000, list_pictures
 from zdp_bench.representations import targets_of
 
@@ -32,6 +33,20 @@ def test_labels_are_those_of_the_metadata(small_root: Path) -> None:
     assert every.outputs == len(DIAGNOSES)
     found = np.concatenate([targets_of(part) for part in (every.train, every.test)])
     assert np.bincount(found, minlength=7).tolist() == [counts[name] for name in DIAGNOSES]
+
+
+def test_a_picture_of_two_lesions_is_told(
+    small_root: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """One lesion that counts as two has a larger ε. Two pictures of one lesion may be the same."""
+    root = copy_folder(small_root, tmp_path, FOLDER)
+    by_lesion = {of.lesion: of.path for of in list_pictures(root / FOLDER)}
+    of = dataset("ham10000", size=16)
+    assert "copies" not in of.load(root).notes
+    first, second, *_ = by_lesion.values()
+    shutil.copyfile(first, second)
+    assert "1 copies of another lesion's picture" in of.load(root).notes
+    assert caplog.text.count("is the same picture as") == 1
 
 
 @pytest.mark.slow

@@ -40,6 +40,8 @@ WRONG: list[tuple[str, dict[str, Any], str]] = [
     ("msd", {"test_share": 1.0, "validation_share": 0.0}, "none of 5 volumes to train"),
     ("msd", {"channel": 3}, "dataset.channel=3: .*liver_0.* has 1 channels"),
     ("physionet2012", {"validation_share": 0.999}, "dataset.validation_share=0.999: leaves none"),
+    ("physionet2012", {"norm": 1e39}, r"dataset.norm=1e\+39: must be"),
+    ("physionet2012", {"norm": 1e-300}, "dataset.norm=1e-300: must be"),
     ("public_kspace", {"columns": 64}, "dataset.columns=64: must lie between 40 and 63"),
     ("public_kspace", {"rows": 31}, "dataset.rows=31: must lie between 32 and 63"),
     ("public_kspace", {"slices": 3}, "dataset.slices=3: must be null"),

@@ -280,8 +280,17 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         ("physionet2012", STAY, edit("Weight,80", f"Weight,{value}"), f"has the value '{value}'")
         for value in ("", "nan", "inf", "1e300", "heavy")
     ),
-    ("physionet2012", STAY, edit("ICUType,", "ICUType,7"), "has an ICUType other than"),
-    ("physionet2012", STAY, edit("Gender,", "Gender,3"), "has a Gender other than"),
+    (
+        "physionet2012",
+        STAY,
+        edit("ICUType,", "ICUType,7"),
+        "has a value of ICUType other than 1, 2, 3, 4",
+    ),
+    ("physionet2012", STAY, edit("Gender,", "Gender,3"), "has a value of Gender other than 0, 1"),
+    *(
+        ("physionet2012", STAY, edit("00:00,Weight", f"01:00,{code}\n00:00,Weight"), "other than")
+        for code in ("Gender,7", "Gender,0.5", "ICUType,5", "ICUType,0")
+    ),
     ("physionet2012", STAY, edit("Weight,80", "Weight,8\x000"), "control character"),
     ("physionet2012", DIED, Path.unlink, "Outcomes-a.txt: is missing"),
     ("physionet2012", DIED, EMPTY, "does not begin with RecordID"),

@@ -36,6 +36,11 @@ RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
 NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
 CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
+# What has several inside, and how.
+SEVERAL = {
+    "representation": " For several side by side, add representation=joined "
+    "'representation.parts=[scattering,patches]'."
+}
 LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
 
 
@@ -110,7 +115,10 @@ def _check_choice(override: Override) -> None:
     """Reject a name that a group does not have, and a second choice."""
     word, group, value = override.input_line, str(override.key_or_group), override.value()
     if override.is_add() or isinstance(value, list | dict):
-        raise UserError(f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.")
+        several = SEVERAL.get(group, "")
+        raise UserError(
+            f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.{several}"
+        )
     for one in value.list if isinstance(value, ChoiceSweep) else [value]:
         name = "null" if one is None else str(one)
         if not isinstance(one, Glob | RangeSweep) and name not in group_options(group):

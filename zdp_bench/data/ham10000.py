@@ -11,6 +11,7 @@ pictures are lesions of the training part; no ε covers them.
 from __future__ import annotations
 
 import csv
+import logging
 import re
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -49,6 +50,8 @@ MOST_METADATA = 1 << 22  # bytes
 PIXELS = (0.5, 0.25)
 
 Target = Literal["melanoma", "diagnosis"]
+
+log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -97,7 +100,8 @@ class Ham10000(Dataset):
         home, size = root / FOLDER, self.size
         pictures = list_pictures(home)
         paths = [picture.path for picture in pictures]
-        contents = [f"{path.name}:{sha256(path)}" for path in paths]
+        digests = [sha256(path) for path in paths]
+        contents = [f"{path.name}:{content}" for path, content in zip(paths, digests, strict=True)]
         files = digest(f"{size}:{''.join(contents)}")
         pixels = load_pictures("lesions", files, paths, size, channels=3)
         lesions = [picture.lesion for picture in pictures]
@@ -124,7 +128,7 @@ class Ham10000(Dataset):
             outputs=self.outputs,
             provenance="official" if is_whole else "derived",
             digest=digest(f"{files}:{diagnoses}:{options!r}"),
-            notes="; ".join(self.describe(pictures, parts)),
+            notes="; ".join([*self.describe(pictures, parts), *describe_copies(pictures, digests)]),
             validation=parts["validation"] if len(parts["validation"]) else None,
             unit="lesion",
             owner_names=names.tolist(),
@@ -169,6 +173,32 @@ class Ham10000(Dataset):
             unit="lesion",
             owners=max(1, round(LESIONS * train / PICTURES)),
         )
+
+
+def describe_copies(pictures: Sequence[Picture], digests: Sequence[str]) -> list[str]:
+    """Return a note, and warn, if pictures of several lesions have the same bytes.
+
+    The release may have some. Which of the lesions is meant nobody knows, so none is dropped.
+    """
+    firsts: dict[str, Picture] = {}
+    copies = 0
+    for picture, content in zip(pictures, digests, strict=True):
+        first = firsts.setdefault(content, picture)
+        if first.lesion == picture.lesion:
+            continue
+        copies += 1
+        if copies == 1:
+            log.warning(
+                "%s: is the same picture as %s, of lesion %s, so that one lesion counts as two; "
+                "remove one with its row in %s",
+                picture.path,
+                first.path.name,
+                first.lesion,
+                METADATA,
+            )
+    if not copies:
+        return []
+    return [f"{copies} copies of another lesion's picture, so that one lesion counts as two"]
 
 
 def list_pictures(home: Path) -> list[Picture]:

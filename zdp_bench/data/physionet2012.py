@@ -21,8 +21,8 @@ from typing import Annotated
 
 import numpy as np
 import torch
-from annotated_types import Interval
 
+from zdp_bench.config.types import NORM
 from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicShare, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import absent, digest, list_files, sha256
@@ -44,6 +44,7 @@ LIMIT = 2.0  # of a standardised value
 MOST_NUMBER = 1e6  # of any variable
 DESCRIPTORS = ("RecordID", "Age", "Gender", "Height", "ICUType")
 UNITS = (1, 2, 3, 4)  # ICUType: coronary, cardiac surgery, medical, surgical
+CODES = {"Gender": (0, 1), "ICUType": UNITS}  # or negative, for what is not known
 STATISTICS = ("mean", "minimum", "maximum", "last", "mean after 24 h", "deviation", "measured")
 FEATURES_VERSION = 1
 
@@ -142,7 +143,7 @@ class Physionet2012(Dataset):
 
     validation_share: PublicShare = 0.0
     split_seed: int = 0
-    norm: Annotated[float, Interval(gt=0)] | None = 5.0
+    norm: Annotated[float, NORM] | None = 5.0
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with other counts it is 'derived'."""
@@ -331,8 +332,9 @@ def read_record(path: Path) -> Record:
             minutes.setdefault(name, []).append(minute)
             values.setdefault(name, []).append(value)
         expect(len(values.get("RecordID", ())) == 1, "has not one RecordID")
-        expect(values.get("Gender", [0])[0] in (0, 1), "has a Gender other than -1, 0 or 1")
-        expect(values.get("ICUType", [0])[0] in (0, *UNITS), "has an ICUType other than 1 to 4")
+        for name, allowed in CODES.items():
+            rule = f"has a value of {name} other than {', '.join(map(str, allowed))}"
+            expect(set(values.get(name, ())) <= set(allowed), rule)
     record = {}
     for name, numbers in values.items():
         order = np.argsort(minutes[name], kind="stable")

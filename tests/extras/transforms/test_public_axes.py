@@ -205,9 +205,21 @@ def test_parts_are_part_of_a_run_s_identity() -> None:
     assert experiment_digest(spelled) == digests[0]
 
 
-def test_a_wrong_part_is_refused_before_anything_is_read() -> None:
-    with pytest.raises(UserError, match=r"representation\.L"):
-        configured([*WORDS, "representation.parts=[{name: scattering, L: 0}]"])
+WRONG_PARTS = {
+    "[{name: scattering, L: 0}]": r"representation\.L",
+    "[scatering]": "Did you mean 'scattering'",
+    "[joined]": "cannot be a part of itself",
+    "[{nam: scattering}]": r"representation\.parts: a part has no name",
+    "[{}]": r"representation\.parts: a part has no name",
+    "[{name: scattering, weigth: 2}]": r"Did you mean 'representation\.parts\.weight'",
+    "[{name: scattering, weight: 0}]": r"representation\.parts\.weight=0",
+}
+
+
+@pytest.mark.parametrize("parts", WRONG_PARTS)
+def test_a_wrong_part_is_refused_before_anything_is_read(parts: str) -> None:
+    with pytest.raises(UserError, match=WRONG_PARTS[parts]):
+        configured([*WORDS, f"representation.parts={parts}"])
 
 
 def test_weights_of_a_part_trained_on_the_private_data_are_refused(

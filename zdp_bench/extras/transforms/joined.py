@@ -20,10 +20,10 @@ from pydantic import AfterValidator
 from torch import Tensor, nn
 
 from zdp_bench.config.compose import defaults
-from zdp_bench.config.plugins import check_plugin
+from zdp_bench.config.plugins import check_plugin, own_keys
 from zdp_bench.config.types import SEED, check_value
 from zdp_bench.data.cache import load_or_make
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, unknown
 from zdp_bench.extras.transforms.generated import VERSION, as_examples, seeded_pictures
 from zdp_bench.extras.transforms.normalisation import require_pictures
 from zdp_bench.registry import lookup, register
@@ -35,6 +35,7 @@ FLOOR = 1e-4  # of the largest variance, added to each
 POWER = -1 / 4  # of the variance along an axis: 0 leaves it, -1/2 whitens
 EPS = 1e-6
 AT_ONCE = 64  # generated pictures
+PARTS = "representation.parts"
 OWN = ("name", "weight")  # keys of a part that are no options of its representation
 WEIGHT = Annotated[float, Interval(gt=0, le=1e6)]
 
@@ -61,8 +62,18 @@ def check_parts(parts: list[str | dict[str, Any]] | None) -> list[dict[str, Any]
 def _check_part(part: str | dict[str, Any]) -> dict[str, Any]:
     options = {"name": part} if isinstance(part, str) else dict(part)
     weight = check_value("representation.parts.weight", WEIGHT, options.pop("weight", 1.0))
-    if options.get("name") == "joined":
+    name = options.get("name")
+    if not isinstance(name, str):
+        raise UserError(
+            "representation.parts: a part has no name; write it as scattering or "
+            "{name: scattering, weight: 0.4}."
+        )
+    if name == "joined":
         raise UserError("representation.parts: joined cannot be a part of itself.")
+    keys = [f"{PARTS}.{key}" for key in (*OWN, *own_keys("representation", name))]
+    for key in options:
+        if f"{PARTS}.{key}" not in keys:
+            raise unknown("key", f"{PARTS}.{key}", keys)
     plugin = check_plugin("representation", options)
     if plugin.options.get("weights", NO_FILE[0]) not in NO_FILE:
         raise UserError(
