@@ -284,9 +284,9 @@ CASES: list[tuple[str, str, Spoil, str]] = [
         "physionet2012",
         STAY,
         edit("ICUType,", "ICUType,7"),
-        "has a value of ICUType other than 1, 2, 3, 4",
+        "a value of ICUType other than 1",
     ),
-    ("physionet2012", STAY, edit("Gender,", "Gender,3"), "has a value of Gender other than 0, 1"),
+    ("physionet2012", STAY, edit("Gender,", "Gender,3"), "a value of Gender other than 0"),
     *(
         ("physionet2012", STAY, edit("00:00,Weight", f"01:00,{code}\n00:00,Weight"), "other than")
         for code in ("Gender,7", "Gender,0.5", "ICUType,5", "ICUType,0")

@@ -21,8 +21,8 @@ from typing import Annotated
 
 import numpy as np
 import torch
+from annotated_types import Interval
 
-from zdp_bench.config.types import NORM
 from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicShare, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import absent, digest, list_files, sha256
@@ -143,7 +143,7 @@ class Physionet2012(Dataset):
 
     validation_share: PublicShare = 0.0
     split_seed: int = 0
-    norm: Annotated[float, NORM] | None = 5.0
+    norm: Annotated[float, Interval(ge=1e-12, le=1e12)] | None = 5.0
 
     def load(self, root: Path) -> Splits:
         """The release has no checksum for a folder: with other counts it is 'derived'."""
