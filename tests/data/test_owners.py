@@ -19,7 +19,7 @@ from zdp_bench.data.owners import (
     pick_test_owners,
 )
 from zdp_bench.errors import UserError
-from zdp_bench.library.examples import find_owners
+from zdp_bench.library.units import find_owners
 
 FOUR = torch.zeros(4, 1), torch.zeros(4)
 PLAIN = Splits(Examples(*FOUR), Examples(*FOUR), (1,), 1, "synthetic", "digest")

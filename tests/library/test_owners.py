@@ -14,7 +14,7 @@ from torch.func import functional_call, grad
 from tests.library.conftest import Make
 from tests.library.small import EXAMPLES, data, loss, network, reading, train
 from zdp_bench import UserError
-from zdp_bench.library.examples import find_owners
+from zdp_bench.library.units import find_owners
 from zdp_bench.privacy.accounting import pld
 
 # 15 owners of one to eight examples, whose examples are not side by side

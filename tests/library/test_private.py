@@ -603,7 +603,7 @@ def test_a_training_that_diverges_says_so(
     optimizer = torch.optim.SGD(model.parameters(), min(rate, 1e9))
     private = make(model, optimizer=optimizer, epochs=steps / 5, seed=3)
     if math.isinf(rate):
-        optimizer.param_groups[0]["lr"] = 3e38  # as a schedule may have it
+        optimizer.param_groups[0]["lr"] = math.inf  # as a schedule may have it
         with pytest.raises(UserError, match=r"^diverged at step 50: the weights are not finite"):
             train(private)
         assert private.ledger.releases == 50
@@ -778,8 +778,8 @@ def told(make: Make, folder: Path, many: int, **given: Any) -> tuple[dict[str, A
     facts = {
         "mechanism": private.algorithm.mechanism(),
         "plan": private.plan,
-        "divisor": private.plan.draw("key", 0, False, private.units)[1],
-        "run": private.run,
+        "divisor": private.plan.draw("key", 0, False, private.units.count)[1],
+        "run": private.journal.training,
         "steps": private.steps,
         "epsilon": private.epsilon,
         "report": report,

@@ -12,7 +12,7 @@ from zdp_bench.config import configured
 from zdp_bench.config.compose import group_options
 from zdp_bench.config.digests import experiment_digest
 from zdp_bench.errors import UserError
-from zdp_bench.library.build import check_optimizer
+from zdp_bench.library.arguments import check_optimizer
 from zdp_bench.training.build import build_optimizer
 from zdp_bench.training.memory_layout import is_dense
 from zdp_bench.training.step import descend

@@ -1,9 +1,9 @@
-"""Batches from any torch Dataset with a length, and the owners of its examples."""
+"""Batches from any torch Dataset with a length."""
 
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -13,14 +13,11 @@ import torch
 from torch import Tensor
 from torch.utils.data import IterableDataset, default_collate
 
-from zdp_bench.data.owner_names import require_named
-from zdp_bench.errors import UserError, first_line, require
+from zdp_bench.errors import UserError, first_line
 from zdp_bench.gradients import Batch
 from zdp_bench.gradients.parts import leaves_of, map_leaves, pack, unpack
 from zdp_bench.training.checkpoint import state_digest
-from zdp_bench.training.plan import Patients
 
-Unit = Sequence[Any] | Callable[[int], Any]  # each example's owner
 DIGESTED = 256  # examples at once
 
 
@@ -103,63 +100,3 @@ class Items:
 
 def _dtypes(batch: Batch) -> list[torch.dtype]:
     return [leaf.dtype for part in batch for leaf in leaves_of(part)]
-
-
-def find_owners(unit: Unit | None, examples: int, max_examples: int | None) -> Patients | None:
-    """Return the examples of each owner; None if an example is its own unit.
-
-    Args:
-        unit: each example's owner: a column, [n], or a function of the example's index. Owners are
-            strings, numbers, or tuples of them, which do not compare by identity.
-    """
-    if unit is None:
-        rule = "applies to unit= only; add that, or remove it"
-        require(max_examples is None, "max_examples", max_examples, rule)
-        return None
-    if isinstance(unit, str | Mapping) or not (callable(unit) or hasattr(unit, "__len__")):
-        raise UserError(
-            f"unit={unit!r}: give the owner of each example, as a column of {examples:,} owners or "
-            "as a function of an example's index."
-        )
-    column = [unit(index) for index in range(examples)] if callable(unit) else list(unit)
-    if len(column) != examples:
-        raise UserError(
-            f"unit: it names the owners of {len(column):,} examples, and the dataset has "
-            f"{examples:,}."
-        )
-    numbers: dict[tuple[Any, ...], int] = {}
-    owners = [
-        numbers.setdefault(_comparable(owner, index), len(numbers))
-        for index, owner in enumerate(column)
-    ]
-    kinds = sorted({" and ".join(type(part).__name__ for part in owner) for owner in numbers})
-    if len(kinds) > 1:
-        raise UserError(
-            f"unit: owners are of several types ({', '.join(kinds)}), and one that is written as "
-            "both would count as two: make all strings, or all whole numbers."
-        )
-    for parts in zip(*numbers, strict=True):
-        texts = [p.decode(errors="replace") if isinstance(p, bytes) else p for p in parts]
-        require_named("unit", "owner", (texts[number] for number in owners))
-    return Patients.of(np.array(owners), max_examples)
-
-
-def owners_digest(owners: Patients | None) -> str:
-    """Return the SHA-256 of who owns what; empty without owners."""
-    if owners is None:
-        return ""
-    return hashlib.sha256(owners.examples.tobytes() + owners.starts.tobytes()).hexdigest()
-
-
-def _comparable(owner: Any, index: int) -> tuple[Any, ...]:
-    """Return the parts of an owner that equals itself in another example."""
-    if hasattr(owner, "item"):  # a number of torch's or numpy's
-        owner = owner.item()
-    parts = owner if isinstance(owner, tuple) else (owner,)
-    for part in parts:
-        if not isinstance(part, str | bytes | int | float) or part != part:  # NaN
-            raise UserError(
-                f"unit: the owner of example {index:,} is {owner!r}, which is missing or cannot be "
-                "compared: give strings or numbers, one for every example."
-            )
-    return parts

@@ -5,8 +5,8 @@ from __future__ import annotations
 import logging
 import math
 import signal
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from threading import Lock
@@ -19,10 +19,13 @@ from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
 from zdp_bench.errors import UserError, first_line, printable
+from zdp_bench.gradients import PerExample, reference
+from zdp_bench.gradients.losses import kept_draws, set_seed
 from zdp_bench.gradients.parts import takes_parts
 from zdp_bench.gradients.program import renew
 from zdp_bench.library import starts
-from zdp_bench.library.examples import Items, owners_digest
+from zdp_bench.library.examples import Items
+from zdp_bench.library.journal import Journal, writable
 from zdp_bench.library.keys import Keys
 from zdp_bench.library.model_check import require_gradients, says_python
 from zdp_bench.library.optimizers import (
@@ -34,6 +37,7 @@ from zdp_bench.library.optimizers import (
     watch_steps,
 )
 from zdp_bench.library.starts import Earlier, Trainings
+from zdp_bench.library.units import Units
 from zdp_bench.privacy.accounting import affordable_steps, part_epsilon, tight_epsilon
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import Tally
@@ -45,8 +49,9 @@ from zdp_bench.training.distributed import Ranks
 from zdp_bench.training.evaluation import DIVERGED, GROWTH, WATCHED
 from zdp_bench.training.interrupts import explain_write_errors, stop_signals
 from zdp_bench.training.machine import arithmetic
+from zdp_bench.training.model_checks import Checked
 from zdp_bench.training.model_checks.state import Marks, WrittenError, mark_weights
-from zdp_bench.training.plan import Patients, Plan
+from zdp_bench.training.plan import Plan
 from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
@@ -66,6 +71,24 @@ class Batch:
     """
 
     number: int
+
+
+@dataclass(frozen=True)
+class Terms:
+    """What a training was asked to keep to.
+
+    Attributes:
+        algorithm: its name.
+        target_epsilon: no step beyond it is taken; None without a limit.
+        count_earlier: steps of the ledger that the model has not taken may count in ε.
+    """
+
+    algorithm: str
+    delta: float
+    target_epsilon: float | None
+    precision: str | None
+    regulariser: Regulariser | None
+    count_earlier: bool
 
 
 @dataclass(eq=False, repr=False)
@@ -90,46 +113,35 @@ class Private:
 
     model: nn.Module
     optimizer: Any
+    loss: PerExample
     algorithm: Algorithm
-    named: str  # the algorithm's name
+    terms: Terms
     examples: Items
+    units: Units
     plan: Plan
-    delta: float
-    target_epsilon: float | None
-    precision: str | None
     keys: Keys
-    fixed_state: list[str]
-    checked_loss: Callable[[], float]  # on what the model was checked on
-    regulariser: Regulariser | None
-    run: str  # digest of mechanism and `whose`; a checkpoint of another training is refused
-    ledger: Tally
-    ledger_file: Path  # rank 0 writes it
-    count_earlier: bool  # steps of the ledger that the model has not taken may count in ε
-    owners: Patients | None
-    units: int  # how many examples, or owners, a step draws from
-    most_owned: int  # the most examples that one of them brings to a step
-    whose: str  # what the ledger says of the owners
+    checked: Checked
+    journal: Journal
     ranks: Ranks
-    saved: checkpoint.Checkpoint | None
     size: Size
-    resources: ExitStack
     done: int = 0
 
     def __post_init__(self) -> None:
-        finalize(self, _let_go, self.resources)  # a notebook's user closes nothing
+        finalize(self, _let_go, self.journal.resources)  # a notebook's user closes nothing
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
-        self._not_taken = 0 if self.count_earlier else self.ledger.releases
+        self._not_taken = 0 if self.terms.count_earlier else self.ledger.releases
         self._trained = _what_trains(dict(self.model.named_parameters()))
         self._left: Marks | None = {}  # the weights after the last step; None once a change is said
-        self._earlier: Trainings = starts.find(self.model, self.ledger_file.parent)
+        self._earlier: Trainings = starts.find(self.model, self.journal.path.parent)
         self._written: WrittenError | None = None
         self._modes = {module: module.training for module in self.model.modules()}
-        self._start = max(self.checked_loss(), 1e-6)
+        self._start = max(self._checked_loss(), 1e-6)
         self._limit: int | None = None
-        if self.target_epsilon is not None:
-            most, mechanism = self.ledger.releases + self.steps, self.algorithm.mechanism()
-            self._limit = affordable_steps(mechanism, self.delta, self.target_epsilon, most)
+        target = self.terms.target_epsilon
+        if target is not None:
+            most = self.ledger.releases + self.steps
+            self._limit = affordable_steps(self.algorithm.mechanism(), self.delta, target, most)
         self._training = Training(
             self.algorithm,
             self.model,
@@ -139,7 +151,7 @@ class Private:
             self._limit,
             self.ranks,
         )
-        watch_steps(self.model, self.optimizer, self.resources)
+        watch_steps(self.model, self.optimizer, self.journal.resources)
 
     def __repr__(self) -> str:
         return f"Private(done={self.done})"
@@ -147,6 +159,16 @@ class Private:
     @property
     def steps(self) -> int:
         return self.plan.steps
+
+    @property
+    def delta(self) -> float:
+        """The δ of (ε, δ)."""
+        return self.terms.delta
+
+    @property
+    def ledger(self) -> Tally:
+        """Every step of this training, in all processes so far."""
+        return self.journal.ledger
 
     def batches(self) -> Iterator[Batch]:
         """Yield the batch of every step that is left; call `step` on each.
@@ -184,11 +206,11 @@ class Private:
             return
         first = (
             f"no saved state in {self.checkpoint.name} to continue from (private.save() saves one)"
-            if self.saved is None
+            if self.journal.saved is None
             else "call private.resume() to continue from the saved state"
         )
         raise UserError(
-            f"{self.ledger_file}: holds {self._not_taken:,} steps that this model has not "
+            f"{self.journal.path}: holds {self._not_taken:,} steps that this model has not "
             f"taken: {first}. If it went through them, or may have, pass count_earlier=True so "
             "that every ε includes them. To train another, untrained model, use another ledger."
         )
@@ -208,10 +230,10 @@ class Private:
                 one that was checked, or another process began the training.
         """
         self.ledger.require_own_process()
-        unwritten = explain_write_errors(self.ledger_file, "call it again")
-        with _STEP, says_python(), unwritten, stop_signals() as asked:
+        unwritten = explain_write_errors(self.journal.path, "call it again")
+        with _STEP, says_python(), unwritten, stop_signals() as received:
             self._step(batch)
-        if number := asked():
+        if number := received():
             signal.raise_signal(number)
 
     def _step(self, batch: Batch) -> None:
@@ -230,18 +252,20 @@ class Private:
         for module, mode in self._modes.items():
             if module.training != mode:
                 module.training = mode
-        adding = adds_gradient(model, self.optimizer, self.regulariser, ranks)
+        adding = adds_gradient(model, self.optimizer, self.terms.regulariser, ranks)
         told = batch.number, self.ledger.releases
         ranks.require_same({"step": told})
         key = ranks.broadcast(keys.of_step(model, self.ledger))
         device = next(iter(parameters.values())).device
         training = replace(self._training, noise=keys.noise(key))
-        exact = arithmetic(self.precision, False, model, self.algorithm, device)
+        exact = arithmetic(self.terms.precision, False, model, self.algorithm, device)
         # Dropout draws for every example, so the generator's state would tell how many there were.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with adding, seeds, takes_parts(model), exact:
-            drawn = self.plan, key, batch.number, keys.secure, ranks, self.owners, self.units
-            indices, shares, divisor = draw_batch(*drawn)
+            units = self.units
+            indices, shares, divisor = draw_batch(
+                self.plan, key, batch.number, keys.secure, ranks, units.owners, units.count
+            )
             first: dict[str, Any] = {}
 
             def read(cut: slice) -> Any:
@@ -272,13 +296,20 @@ class Private:
         advice = "Lower the learning rate, the noise or max_grad_norm."
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
             raise UserError(f"{DIVERGED} step {self.done:,}: the weights are not finite. {advice}")
-        loss = self.checked_loss()
+        loss = self._checked_loss()
         if self._start < math.inf and not loss <= GROWTH * self._start:
             log.warning(
                 "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
                 *(DIVERGED, self.done, self._start, loss, advice),
             )
             self._start = math.inf  # said
+
+    def _checked_loss(self) -> float:
+        """Return the mean loss on the examples of the check, with the same draws at every call."""
+        inputs, targets = self.checked.batch
+        with torch.no_grad(), takes_parts(self.model), kept_draws():
+            set_seed(0)
+            return float(self.loss(reference.outputs_of(self.model, inputs), targets).mean())
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
         """Return the parameters; warn once of weights that are not those the last step left."""
@@ -287,7 +318,7 @@ class Private:
         parameters = dict(self.model.named_parameters())
         if self._left and self._left != mark_weights(parameters):
             self._left = None
-            self._earlier |= starts.find(self.model, self.ledger_file.parent)
+            self._earlier |= starts.find(self.model, self.journal.path.parent)
             log.warning(
                 "the weights were changed outside private.step: ε holds for them only if what "
                 "changed them (an average, a clamp?) saw no private data"
@@ -308,7 +339,7 @@ class Private:
 
     def _sync(self) -> None:
         """Force the ledger to disk, before what its steps led to leaves the process."""
-        with explain_write_errors(self.ledger_file, "call it again"):
+        with explain_write_errors(self.journal.path, "call it again"):
             self.ledger.sync()
 
     @property
@@ -327,21 +358,21 @@ class Private:
         Raises:
             UserError: another run has another δ, or hides other units.
         """
-        spent: list[Spent] = []
-        asked = self.delta, owners_digest(self.owners)
         trainings = (self, *others)
-        if not all(isinstance(one, Private) for one in trainings):
+        if not all(isinstance(training, Private) for training in trainings):
             raise UserError("private.epsilon_with takes what make_private returned: (a, b).")
-        if len({one.ledger_file.resolve() for one in trainings}) < len(trainings):
+        ledgers = {training.journal.path.resolve() for training in trainings}
+        if len(ledgers) < len(trainings):
             raise UserError("private.epsilon_with: pass each ledger's run once.")
-        for one in trainings:
-            one._sync()
-            # `whose` names no owners where their number is private
-            if (one.delta, owners_digest(one.owners)) != asked:
+        spent = []
+        for training in trainings:
+            training._sync()
+            if training.delta != self.delta or training.units.digest != self.units.digest:
                 raise UserError("private.epsilon_with: all runs need the same delta and unit.")
-            mechanism = one.algorithm.mechanism()
-            sampling = replace(mechanism.sampling, records=max(1, mechanism.sampling.records))
-            spent.append(Spent(mechanism.z, sampling, one.ledger.releases))
+            mechanism = training.algorithm.mechanism()
+            records = max(1, mechanism.sampling.records)  # 0 where their number is private
+            sampling = replace(mechanism.sampling, records=records)
+            spent.append(Spent(mechanism.z, sampling, training.ledger.releases))
         return together(spent, self.delta)
 
     def report(self) -> dict[str, Any]:
@@ -359,22 +390,22 @@ class Private:
         mechanism, secure = self.algorithm.mechanism(), self.keys.secure
         start = starts.describe(self._as_earlier(), self._before(), self.delta)
         report = released_report(mechanism, self.ledger, releases, self.delta, secure)
-        whose: dict[str, Any] = {"epsilon_of": "example"}
-        if self.owners is not None:
-            whose = {
+        unit: dict[str, Any] = {"epsilon_of": "example"}
+        if self.units.owners is not None:
+            unit = {
                 "epsilon_of": "owner",
                 "epsilon_part": part_epsilon(mechanism, releases, self.delta),
-                "examples_per_owner": self.most_owned,
+                "examples_per_owner": self.units.most_owned,
             }
         return (
-            whose
+            unit
             | report
             | self.algorithm.report(releases, self.delta)
             | {
                 "steps_taken": self.done,
                 "noise_multiplier": self.algorithm.noise_multiplier,
                 "randomness_from": self.keys.source(),
-                "fixed_state": self.fixed_state,
+                "fixed_state": self.checked.fixed_state,
                 "start": start,
             }
         )
@@ -382,12 +413,12 @@ class Private:
     def _as_earlier(self) -> Earlier:
         """Return this training as a later one will know it."""
         mechanism, steps = self.algorithm.mechanism(), self.ledger.releases
-        ledger = str(self.ledger_file.resolve())
-        return Earlier(ledger, self.whose, mechanism.z, mechanism.sampling, steps)
+        ledger = str(self.journal.path.resolve())
+        return Earlier(ledger, self.units.stated, mechanism.z, mechanism.sampling, steps)
 
     def _before(self) -> Trainings:
         """Return the trainings that the weights went through before, or beside, this one."""
-        own = str(self.ledger_file.resolve())
+        own = str(self.journal.path.resolve())
         return frozenset(training for training in self._earlier if training.ledger != own)
 
     def _trainings(self) -> Trainings:
@@ -434,19 +465,19 @@ class Private:
         train = len(self.examples) if self.plan.sampling.records else None  # None: private
         about = {
             "name": _join_lines(name or type(self.model).__name__),
-            "algorithm": self.named,
+            "algorithm": self.terms.algorithm,
             "inputs": self.examples.describe(),
             "data": {"name": _join_lines(data), "provenance": "own", "train": train},
-            "owners": self.whose,
+            "owners": self.units.stated,
         }
         named = {_join_lines(metric): value for metric, value in (metrics or {}).items()}
         with writable("folder", folder):
-            write_own(Path(folder), self.model, self.ledger_file, about, report, named)
+            write_own(Path(folder), self.model, self.journal.path, about, report, named)
 
     @property
     def checkpoint(self) -> Path:
         """Where `save` writes: beside the ledger."""
-        return self.ledger_file.with_suffix(".pt")
+        return self.journal.path.with_suffix(".pt")
 
     def save(self, scheduler: LRScheduler | None = None) -> None:
         """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
@@ -455,7 +486,7 @@ class Private:
             return
         self._sync()
         state = checkpoint.Checkpoint(
-            self.run,
+            self.journal.training,
             self.done,
             self.model.state_dict(),
             self.optimizer.state_dict(),
@@ -468,7 +499,7 @@ class Private:
         )
         with explain_write_errors(self.checkpoint, "call it again"):
             checkpoint.save(self.checkpoint, state)
-            starts.save(self.ledger_file, self.model, self._trainings())
+            starts.save(self.journal.path, self.model, self._trainings())
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
         """Return what torch does not compare when it loads a state."""
@@ -498,29 +529,31 @@ class Private:
         """
         if self.done:
             raise UserError("private.resume() comes before the first step.")
-        if self.saved is None:
+        if self.journal.saved is None:
             return False
         built = self._describe_built(scheduler)
         try:
-            earlier = map(Earlier.from_dict, self.saved.built.get(EARLIER, ()))
+            earlier = map(Earlier.from_dict, self.journal.saved.built.get(EARLIER, ()))
             for what, own in built.items():
-                if self.saved.built[what] != own:
+                if self.journal.saved.built[what] != own:
                     raise checkpoint.Misfit(f"the {what} was another")
-            self.saved.restore(self.model, self.optimizer, scheduler, self.algorithm.carried)
+            self.journal.saved.restore(
+                self.model, self.optimizer, scheduler, self.algorithm.carried
+            )
             self._earlier = frozenset(earlier)
         except (checkpoint.Misfit, KeyError, TypeError, ValueError) as error:
             raise UserError(
                 f"{self.checkpoint}: does not fit this model, optimizer and schedule: "
                 f"{first_line(error)} Create them as they were when it was saved."
             ) from None
-        self.done, self._not_taken = self.saved.step, 0
+        self.done, self._not_taken = self.journal.saved.step, 0
         self._left = mark_weights(dict(self.model.named_parameters()))
         return True
 
     def close(self) -> None:
         """Close the ledger and release its lock; the end of the process does so too."""
-        with explain_write_errors(self.ledger_file, "the training can be resumed"):
-            self.resources.close()
+        with explain_write_errors(self.journal.path, "the training can be resumed"):
+            self.journal.resources.close()
 
     def __reduce__(self) -> NoReturn:
         raise UserError(
@@ -533,17 +566,6 @@ class Private:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-@contextmanager
-def writable(key: str, path: str | Path) -> Iterator[None]:
-    """Explain what to do about a file or folder that cannot be created, written or locked."""
-    try:
-        yield
-    except OSError as error:
-        raise UserError(
-            f"{key}={path}: cannot be written ({error.strerror or error}); choose another one."
-        ) from None
 
 
 def _let_go(resources: ExitStack) -> None:
