@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import threading
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,9 +14,10 @@ import numpy as np
 import pandas as pd
 import pytest
 
-from zdp_bench import records
+from zdp_bench import disk, records
 from zdp_bench.disk import hold_lock
 from zdp_bench.errors import UserError
+from zdp_bench.records import files
 
 
 def record(recipe: str = "r", seed: int = 0, value: float = 0.5, **more: Any) -> records.Document:
@@ -131,6 +133,19 @@ def test_a_damaged_record_is_told_by_path_and_the_others_are_read(
         ("labels", "x"),
         ("labels", {"name": 1}),
         ("labels", {"tags": [1]}),
+        ("epochs", [3]),
+        ("epochs", [{"epoch": 1}]),
+        ("epochs", [{"epoch": "1st", "step": 1}]),
+        ("epochs", [{"epoch": 1, "step": 1, "accuracy": []}]),
+        ("privacy.z", -1.0),
+        ("privacy.steps", 10**18),
+        ("privacy.nodes", [{}]),
+        ("privacy.clipping", {"quantile": 0.5}),
+        ("claims", {"table": 1}),
+        ("environment", {"threads": "all"}),
+        ("measured", {"train_seconds": "long"}),
+        ("validation", {"accuracy": []}),
+        ("stopped_by", []),
     ],
 )
 def test_a_record_with_a_damaged_field_is_left_out(tmp_path: Path, path: str, value: Any) -> None:
@@ -154,6 +169,57 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
     first = (tmp_path / "records.csv").read_bytes()
     records.rebuild_csv(tmp_path)
     assert (tmp_path / "records.csv").read_bytes() == first
+
+
+def test_a_run_appends_its_row_once_and_reads_no_other_record(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each run read all records to write the file anew: 5 s at 10,000."""
+    path = tmp_path / "records.csv"
+    documents = [record("b"), record("a", labels={"tags": ["=1", "x"]}), record("c")]
+    save(tmp_path, documents[0])
+    runs = typed(documents)
+    records.renew_csv(tmp_path, runs[0])
+    with monkeypatch.context() as context:
+        context.setattr(files, "read_all", None)
+        for run in [*runs, runs[1]]:
+            records.renew_csv(tmp_path, run)
+    assert [line.partition(",")[0] for line in path.read_text().splitlines()[1:]] == ["b", "a", "c"]
+    save(tmp_path, *documents[1:])
+    appended = sorted(path.read_text().splitlines()[1:])
+    assert records.rebuild_csv(tmp_path).read_text().splitlines()[1:] == appended
+
+
+@pytest.mark.parametrize("damaged", ["", "recipe,seed\na,0\n", "{whole}b,0"])
+def test_a_csv_that_is_cut_or_of_another_version_is_rebuilt(tmp_path: Path, damaged: str) -> None:
+    save(tmp_path, record("a"), record("b"))
+    whole = records.rebuild_csv(tmp_path).read_text()
+    (tmp_path / "records.csv").write_text(damaged.format(whole=whole))
+    records.renew_csv(tmp_path, typed([record("b")])[0])
+    assert (tmp_path / "records.csv").read_text() == whole
+
+
+def test_whoever_waits_for_a_lock_says_for_which(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(disk, "PATIENCE", 0.01)
+    entered = threading.Event()
+
+    def wait() -> None:
+        with hold_lock(tmp_path / "lock"):
+            entered.set()
+
+    waiting = threading.Thread(target=wait)
+    with hold_lock(tmp_path / "lock"):
+        waiting.start()
+        while "waiting for the process that holds" not in (said := capsys.readouterr().err):
+            assert not entered.wait(0.01)
+    waiting.join(60)
+    assert entered.is_set()
+    assert str(tmp_path / "lock") in said
+    with hold_lock(tmp_path / "lock"):  # free
+        pass
+    assert not capsys.readouterr().err
 
 
 def test_many_writers_leave_a_whole_csv(tmp_path: Path) -> None:

@@ -5,12 +5,16 @@ from __future__ import annotations
 import os
 import secrets
 import stat
+import sys
+import threading
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.foreign_files import open_regular
+
+PATIENCE = 5.0  # seconds in which a lock is waited for without a word
 
 
 def name_partial(path: Path) -> Path:
@@ -82,6 +86,18 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
+def _saying_after(seconds: float, words: str) -> Iterator[None]:
+    """Print what is waited for, unless the block ends before."""
+    timer = threading.Timer(seconds, lambda: print(f"zdp-bench: {words}", file=sys.stderr))
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+
+
+@contextmanager
 def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
     """Hold the lock at `path`, for as long as the process lives at most; a link is not followed.
 
@@ -96,9 +112,13 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
     # No link: somebody else may have planted it. Writable: NFS locks no other file.
     with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
-            raise Busy(otherwise) from None
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not wait:
+                    raise Busy(otherwise) from None
+                with _saying_after(PATIENCE, f"waiting for the process that holds {path}"):
+                    fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise UserError(
                 f"{path}: cannot be locked ({error.strerror}), and without a lock two processes "

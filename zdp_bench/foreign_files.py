@@ -15,18 +15,21 @@ import warnings
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import cache
 from io import BufferedReader
 from itertools import chain
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import yaml
+from pydantic import TypeAdapter, ValidationError
 
 from zdp_bench.errors import UserError, first_line, in_one_line
 
 # A type or a union of types; a list of a shape; a dictionary of shapes, where the key `str` means
 # any key; a tuple of shapes, of which one must fit.
 Shape = Any
+T = TypeVar("T")
 MOST_TEXT = 1 << 18  # bytes of a YAML file, or of a text for people
 MOST_JSON = 1 << 26
 MOST_DEPTH = 40
@@ -276,6 +279,30 @@ def compile_pattern(pattern: str) -> re.Pattern[str]:
             return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
+
+
+@cache
+def _adapter(kind: Any) -> TypeAdapter[Any]:
+    return TypeAdapter(kind)
+
+
+def parse_as(kind: type[T], values: Any, name: str = "") -> T:
+    """Return plain values as an instance of a type, such as a dataclass; it ignores other keys.
+
+    Args:
+        name: of the part of a file that the values are, for the error.
+
+    Raises:
+        Unfit: they are not of that type; names the first place.
+    """
+    try:
+        parsed: T = _adapter(kind).validate_python(values)  # type: ignore[arg-type]
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        place = ".".join(str(part) for part in (name, *first["loc"]) if part != "")
+        rule = first["msg"].removeprefix("Value error, ").replace("Input should", "must")
+        raise Unfit(f"does not fit at {place or 'its top'} ({rule})") from None
+    return parsed
 
 
 def misfits(

@@ -324,6 +324,50 @@ def test_a_run_that_was_stopped_counts_with_all_the_steps_it_plans(tmp_path: Pat
     assert planned().spent.steps == 45
 
 
+@pytest.mark.parametrize(
+    ("section", "change"),
+    [
+        ("recipe", 7),
+        ("data", "x"),
+        ("data", {"digest": None}),
+        ("data", {"title": []}),
+        ("privacy", None),
+        ("privacy", {"epsilon_of": 3}),
+        ("privacy", {"unit": None}),
+        ("privacy", {"examples_per_patient": "many"}),
+        ("privacy", {"steps": -1}),
+        ("privacy", {"steps": 10**18}),
+        ("privacy", {"z": "nan"}),
+        ("privacy", {"z": -1.0}),
+        ("privacy", {"delta": 0}),
+        ("privacy", {"nodes": [{}]}),
+        ("privacy", {"nodes": 3}),
+        ("privacy", {"sampling": {"scheme": "poisson"}}),
+        ("privacy", {"sampling": {"records": None}}),
+        ("sources", 1),
+    ],
+)
+def test_a_damaged_plan_is_refused_and_left_out_of_what_budget_shows(
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    section: str,
+    change: Any,
+) -> None:
+    """Only the top level was checked, so the rest ended in tracebacks, of all runs' budget."""
+    path = begin(tmp_path) / FILE
+    begin(tmp_path, name="c")
+    plan = json.loads(path.read_text())
+    if isinstance(change, dict):
+        change = plan[section] | change
+    path.write_text(json.dumps(plan | {section: change}))
+    with pytest.raises(UserError, match=rf"^{path}: is damaged: it does not fit at {section}"):
+        read_spendings(tmp_path)
+    (whole,), unknown = read_spendings(tmp_path, skip_damaged=True)
+    assert whole.spent.steps == 20
+    assert unknown == [path.parent]
+    assert f"left out: {path}: is damaged" in capsys.readouterr().err
+
+
 def test_what_a_kill_makes_a_secure_run_repeat_is_counted_before_it_continues(
     tmp_path: Path,
 ) -> None:

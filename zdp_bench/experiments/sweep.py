@@ -206,10 +206,12 @@ def carry_out(
     with watch as live, Reporter(live, checked) as reporter:
         outcome = run(checked, reporter, wait, runner)
         reporter.finished(outcome.record)
+    is_replaced = checked.force
     if outcome.found:
-        outcome = relabel(outcome, checked)
-    if not (outcome.found and (checked.results / "records.csv").exists()):
-        records.renew_csv(checked.results)
+        labelled = relabel(outcome, checked)
+        is_replaced = labelled is not outcome
+        outcome = labelled
+    records.renew_csv(checked.results, None if is_replaced else outcome.record)
     if show == "all" and not name:
         console().print(show_run(outcome.record, outcome.path, outcome.found))
     elif show == "all":

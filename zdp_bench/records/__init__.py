@@ -28,11 +28,10 @@ from zdp_bench.records.files import (
     write_scores,
     write_text,
 )
-from zdp_bench.records.index import read_all
+from zdp_bench.records.index import read_all, warn_left_out
 from zdp_bench.records.json_numbers import from_json, to_json
 from zdp_bench.records.record import (
     NUMBER,
-    SHAPE,
     Claims,
     Data,
     Document,
@@ -44,14 +43,13 @@ from zdp_bench.records.record import (
     get,
     read,
     read_document,
-    released_of,
+    require_record,
 )
 
 __all__ = [
     "COLUMNS",
     "DELETED",
     "NUMBER",
-    "SHAPE",
     "Claims",
     "Data",
     "Document",
@@ -73,9 +71,10 @@ __all__ = [
     "read_document",
     "read_scores",
     "rebuild_csv",
-    "released_of",
     "renew_csv",
+    "require_record",
     "to_json",
+    "warn_left_out",
     "write",
     "write_arrays",
     "write_scores",

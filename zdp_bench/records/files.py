@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import csv
 import io
 import json
 import re
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -70,6 +71,7 @@ COLUMNS: dict[str, str] = {
 }
 
 DELETED = ".deleted-"  # in the name of the folder of a deleted run, before a number
+LOCK = ".records.lock"
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
@@ -158,22 +160,52 @@ def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
 def rebuild_csv(results: Path) -> Path:
     """Write `records.csv` from all records, one process at a time, so that no row is lost."""
     path = results / "records.csv"
-    with hold_lock(results / ".records.lock"):
+    with hold_lock(results / LOCK):
         for left_behind in results.glob(f".{path.name}.*.partial"):
             left_behind.unlink()
-        made = frame(read_all(results)).map(plain_cell)
-        write_changed(path, made.to_csv(index=False, lineterminator="\n").encode())
+        rows = [_row_of(record) for record in read_all(results)]
+        write_changed(path, _as_csv([[*COLUMNS], *rows]))
     return path
 
 
-def renew_csv(results: Path) -> None:
-    """Write `records.csv` after a run; only warn if that fails, since the record exists."""
-    try:
+def add_to_csv(results: Path, record: Record) -> None:
+    """Append a run's row to `records.csv`; rebuild one that is cut, or of another version."""
+    path = results / "records.csv"
+    with hold_lock(results / LOCK):
+        written = path.read_bytes() if path.is_file() else b""
+        is_whole = written.startswith(_as_csv([[*COLUMNS]])) and written.endswith(b"\n")
+        has_row = record.run.encode() in written
+        if is_whole and not has_row:
+            with path.open("ab") as file:
+                file.write(_as_csv([_row_of(record)]))
+    if not is_whole:
         rebuild_csv(results)
+
+
+def renew_csv(results: Path, record: Record | None = None) -> None:
+    """Bring `records.csv` up to date after `record` was made, or after any may have changed.
+
+    It only warns if that fails, since the records exist.
+    """
+    try:
+        if record is None:
+            rebuild_csv(results)
+        else:
+            add_to_csv(results, record)
     except PermissionError:
         return  # somebody else's folder, which got no run from here
     except (OSError, UserError) as error:
         print(f"zdp-bench: records.csv is not written: {error}", file=sys.stderr)
+
+
+def _row_of(record: Record) -> list[Any]:
+    return [plain_cell(_cell(record, path)) for path in COLUMNS.values()]
+
+
+def _as_csv(rows: Sequence[Sequence[Any]]) -> bytes:
+    text = io.StringIO()
+    csv.writer(text, lineterminator="\n").writerows(rows)
+    return text.getvalue().encode()
 
 
 def plain_cell(value: Any) -> Any:

@@ -86,7 +86,7 @@ def _read_values(path: Path) -> Document | None:
     try:
         document = read_document(path)
     except UserError as error:
-        _warn(str(error))
+        warn_left_out(str(error))
         return None
     return None if document is None else without_large(document)
 
@@ -122,6 +122,6 @@ def _version() -> str:
 
 
 @cache
-def _warn(words: str) -> None:
-    """Print a warning once per process."""
+def warn_left_out(words: str) -> None:
+    """Print why a file is left out, once per process."""
     print(f"zdp-bench: left out: {words}", file=sys.stderr)

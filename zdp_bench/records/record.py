@@ -1,52 +1,33 @@
 """What a record says, as values with names and types.
 
-A record is one JSON file, a run's `Document`. `read_record` checks the fields of `SHAPE` and makes
-a `Record` of it. Fields that it does not know stay in the document.
+A record is one JSON file, a run's `Document`. The types of `Record` and of its sections are its
+schema, which `parse_as` applies. Fields that they do not name stay in the document.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
-from functools import cache, cached_property
+from dataclasses import dataclass, field
+from functools import cached_property
 from pathlib import Path
-from types import NoneType
-from typing import Any, TypeVar
+from typing import Annotated, Any
+
+from annotated_types import Ge, Interval
+from pydantic import BeforeValidator
 
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Shape, misfits, read_json
-from zdp_bench.privacy.mechanism import Sampling
+from zdp_bench.foreign_files import Unfit, expect, parse_as, read_json
+from zdp_bench.privacy.mechanism import MOST, Sampling
 from zdp_bench.records.json_numbers import from_json
 
 Document = dict[str, Any]  # plain JSON values
-T = TypeVar("T")
+Steps = Annotated[int, Interval(ge=0, le=MOST)]
+Noise = Annotated[float, Ge(0)]
+# A section that a record may lack, or hold as null.
+OPTIONAL = BeforeValidator(lambda section: {} if section is None else section)
 
 NUMBER = int | float
-# What every record holds.
-SHAPE: Shape = {
-    **dict.fromkeys(("recipe", "run", "experiment"), str),
-    "seed": int,
-    "headline": {"name": str, "value": NUMBER},
-    "privacy": {
-        **dict.fromkeys(("epsilon_claimed", "epsilon_tight", "delta", "z"), NUMBER),
-        **dict.fromkeys(("claimed_by", "unit", "epsilon_of"), str),
-        **dict.fromkeys(("steps", "examples_per_patient"), int),
-        **dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER | None),
-        **dict.fromkeys(("epsilon_rdp", "epsilon_tight_at_least"), NUMBER | None),
-        "sampling": dict,
-    },
-    "data": {
-        **dict.fromkeys(("name", "provenance", "digest", "notes"), str),
-        "title": str | None,
-    },
-    "config": dict,
-    "metrics": {str: NUMBER},
-    "epochs": ([dict], NoneType),
-    "labels": ({"name": str | None, "tags": ([str], NoneType), "notes": str | None}, NoneType),
-    "claims": (dict, NoneType),
-    **dict.fromkeys(("environment", "measured", "model"), (dict, NoneType)),
-}
 ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
 # The sections that only few commands need, which are most of a record: a dotted path each.
 LARGE = ("epochs", "privacy.mechanism")
@@ -101,9 +82,9 @@ class Data:
 class Releases:
     """Steps of one mechanism: a run's, or those of a federation's node."""
 
-    z: float  # the effective noise multiplier, where it is least; 0 without noise
+    z: Noise  # the effective noise multiplier, where it is least; 0 without noise
     sampling: Sampling
-    steps: int
+    steps: Steps
 
 
 @dataclass(frozen=True)
@@ -128,15 +109,15 @@ class Released:
         nodes: the releases of each node of a federation.
     """
 
-    z: float
+    z: Noise
     sampling: Sampling
-    steps: int
-    delta: float
+    steps: Steps
+    delta: Annotated[float, Interval(gt=0, lt=1)]
     epsilon_of: str
-    examples_per_patient: int
+    examples_per_patient: Annotated[int, Interval(ge=0, le=MOST)]
     unit: str = "patient"
     randomness: str = "seeded"
-    nodes: tuple[Releases, ...] = ()
+    nodes: Annotated[tuple[Releases, ...], BeforeValidator(lambda nodes: nodes or ())] = ()
 
     @property
     def is_of_unit(self) -> bool:
@@ -217,9 +198,9 @@ class Epoch:
     """The end of an epoch; `number` is None where a stop came within one."""
 
     number: int | None
-    step: int
-    epsilon_tight: float
-    metrics: Mapping[str, Any]
+    step: Steps
+    metrics: Mapping[str, float]
+    epsilon_tight: float = math.nan
 
 
 @dataclass(frozen=True)
@@ -245,45 +226,30 @@ class Record:
     headline: Headline
     privacy: Privacy
     data: Data
-    claims: Claims
-    labels: Labels
-    environment: Environment
-    measured: Measured
     config: Mapping[str, Any]
     metrics: Mapping[str, float]
-    validation: Mapping[str, float]
-    stopped_by: str
-    warning: str
     values: Mapping[str, Any] = field(repr=False, compare=False)
+    claims: Annotated[Claims, OPTIONAL] = Claims()
+    labels: Annotated[Labels, OPTIONAL] = Labels()
+    environment: Annotated[Environment, OPTIONAL] = Environment()
+    measured: Annotated[Measured, OPTIONAL] = Measured()
+    validation: Annotated[Mapping[str, float], OPTIONAL] = field(default_factory=dict)
+    stopped_by: str = "epochs"
+    warning: str = ""
     path: Path | None = None
 
     @staticmethod
     def of(values: Mapping[str, Any], path: Path | None = None) -> Record:
-        """Return the record of a document that `find_misfits` passes.
+        """Return the record of a document.
 
         Args:
             path: the file of which `values` may lack what `LARGE` names.
+
+        Raises:
+            Unfit: something is missing, or of another type.
         """
-        return Record(
-            recipe=values["recipe"],
-            run=values["run"],
-            experiment=values["experiment"],
-            seed=values["seed"],
-            headline=_take(Headline, values["headline"]),
-            privacy=_privacy_of(values["privacy"]),
-            data=_take(Data, values["data"]),
-            claims=_take(Claims, values.get("claims") or {}),
-            labels=_take(Labels, values.get("labels") or {}),
-            environment=_take(Environment, values.get("environment") or {}),
-            measured=_take(Measured, values.get("measured") or {}),
-            config=values["config"],
-            metrics=values["metrics"],
-            validation=values.get("validation") or {},
-            stopped_by=values.get("stopped_by") or "epochs",
-            warning=values.get("warning") or "",
-            values=values,
-            path=path,
-        )
+        record: Record = parse_as(Record, {**values, "values": values, "path": path})
+        return record
 
     @cached_property
     def document(self) -> Document:
@@ -296,10 +262,7 @@ class Record:
     @cached_property
     def epochs(self) -> Sequence[Epoch]:
         """Each epoch, in order."""
-        return [
-            Epoch(of["epoch"], of["step"], of.get("epsilon_tight", math.nan), of)
-            for of in self.document.get("epochs") or ()
-        ]
+        return _epochs_of(self.document)
 
     @property
     def has_each_epoch(self) -> bool:
@@ -320,56 +283,14 @@ def get(document: Mapping[str, Any], path: str) -> Any:
     return value
 
 
-@cache
-def _names_of(kind: Any) -> tuple[str, ...]:
-    return tuple(field.name for field in fields(kind))
-
-
-def _take(kind: type[T], values: Mapping[str, Any]) -> T:
-    """Return a dataclass with the fields of a section that it knows."""
-    names = _names_of(kind)  # type: ignore[arg-type]
-    return kind(**{name: values[name] for name in names if name in values})
-
-
-def released_of(section: Mapping[str, Any]) -> Released:
-    """Return what a section on privacy says of releases, in a record or in a plan of steps.
-
-    Raises:
-        KeyError, TypeError, ValueError: it lacks something, or describes no sampling.
-    """
-    return _take(Released, {**section, **_typed(section)})
-
-
-def _privacy_of(section: Mapping[str, Any]) -> Privacy:
-    clipping = section.get("clipping")
-    bound = _take(Clipping, clipping) if clipping else None
-    return _take(Privacy, {**section, **_typed(section), "clipping": bound})
-
-
-def _typed(section: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the values of a section on privacy that are no plain numbers or words."""
-    nodes = [
-        Releases(node["z"], Sampling(**node["sampling"]), node["steps"])
-        for node in section.get("nodes") or ()
-    ]
-    return {
-        "sampling": Sampling(**section["sampling"]),
-        "nodes": tuple(nodes),
-        "unit": section.get("unit") or "patient",
-    }
-
-
-def find_misfit(document: Any) -> str:
-    """Return the dotted path of the first field that is missing or of another type; "" if none."""
-    for place in misfits(document, SHAPE):
-        return place
-    if document["headline"]["name"] not in document["metrics"]:
-        return "headline.name"
-    try:
-        Record.of(document)
-    except (KeyError, TypeError, ValueError):
-        return "privacy"
-    return ""
+def _epochs_of(document: Mapping[str, Any]) -> Sequence[Epoch]:
+    """Return a record's epochs, whose metrics stand beside number and step."""
+    epochs = []
+    for values in parse_as(list[dict[str, Any]], document.get("epochs") or [], "epochs"):
+        own = {"number": values.pop("epoch", None), "step": values.pop("step", None)}
+        own["epsilon_tight"] = values.pop("epsilon_tight", math.nan)
+        epochs.append(own | {"metrics": values})
+    return parse_as(list[Epoch], epochs, "epochs")
 
 
 def read_document(path: Path, advice: str = ADVICE) -> Document | None:
@@ -388,12 +309,21 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
         pass
     try:
         document: Document = read_json(path, from_json)
-        place = find_misfit(document)
-        if place:
-            raise UserError(f"{path}: is damaged or not a record of zdp-bench (see {place}).")
+        require_record(document, path)
     except UserError as error:
         raise UserError(f"{error} {advice}") from None
     return document
+
+
+def require_record(document: Any, path: Path) -> None:
+    """Reject what was read from `path` if it is no record."""
+    try:
+        expect(isinstance(document, dict), "is no object")
+        record = Record.of(document)
+        expect(record.headline.name in record.metrics, "has no value of its headline.name")
+        _epochs_of(document)
+    except Unfit as error:
+        raise UserError(f"{path}: is damaged or not a record of zdp-bench: it {error}.") from None
 
 
 def read(path: Path, advice: str = ADVICE) -> Record | None:

@@ -8,19 +8,17 @@ has a file could see there that it was trained on.
 
 from __future__ import annotations
 
-import json
 import logging
 import os
 from collections import defaultdict
-from collections.abc import Mapping
-from dataclasses import replace
+from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.foreign_files import Unfit, open_regular, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.ledger import (
     count_releases,
@@ -31,7 +29,7 @@ from zdp_bench.privacy.ledger import (
 )
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.records import Record, Released
+from zdp_bench.records import Data, Record, Released
 
 if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.config.schema import Run
@@ -39,18 +37,26 @@ if TYPE_CHECKING:  # `budget` needs no torch
 
 FILE, RECORD = "spending.json", "record.json"
 EXPORTED = "SHA256SUMS"  # in an export: digests of its other files
-# Keys of a record's section on privacy that say what was spent, and of whom.
-_SPENT = {"z", "sampling", "steps", "delta", "examples_per_patient", "unit", "epsilon_of"}
-_SPENT |= {"randomness", "nodes"}
-_OF_DATA = ("name", "title", "provenance", "digest")
-_PLAN: Shape = {
-    "recipe": str,
-    "data": dict.fromkeys(("name", "provenance", "digest"), str),
-    "privacy": {"sampling": dict, "steps": int, **dict.fromkeys(("z", "delta"), int | float)},
-    "sources": str | None,
-}
 
 log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What `spending.json` holds: what a run may release, or what a deleted one has.
+
+    Attributes:
+        sources: the names of its files, with spaces between them; None if they are not known.
+    """
+
+    recipe: str
+    data: Data
+    privacy: Released
+    sources: str | None = None
+
+    def write(self, home: Path) -> None:
+        """Write it into a run's folder."""
+        records.write(home / FILE, asdict(self))
 
 
 def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
@@ -67,40 +73,34 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
     plan = _plan_of(config, data, mechanism, steps)
     with only_one_process(config.results / "runs" / ".spending"):
         if config.privacy.total_budget is not None:
-            _require_within(config, _planned_spending(plan, home, data.sources))
-        records.write_text(home / FILE, json.dumps(plan, indent=1) + "\n")
+            _require_within(config, _spending_of(plan, home, data.sources))
+        plan.write(home)
 
 
 def plan_spending(
     config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path
 ) -> Spending:
     """Return what a run that has not begun will spend if it takes all its steps."""
-    plan = _plan_of(config, data, mechanism, steps)
-    return _planned_spending(plan, home, data.sources)
+    return _spending_of(_plan_of(config, data, mechanism, steps), home, data.sources)
 
 
-def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> dict[str, Any]:
-    """Return what `spending.json` holds."""
-    return {
-        "recipe": config.recipe,
-        "data": {
-            "name": config.dataset.name,
-            "title": data.title,
-            "provenance": data.provenance,
-            "digest": data.digest,
-        },
-        "privacy": {
-            "z": mechanism.z,
-            "sampling": mechanism.sampling.as_dict(),
-            "steps": steps,
-            "delta": config.privacy.delta,
-            "examples_per_patient": data.examples_per_patient,
-            "unit": data.unit,
-            "epsilon_of": data.unit if config.privacy.by_patient else "example",
-            "randomness": "cryptographic" if config.privacy.secure else "seeded",
-        },
-        "sources": " ".join(sorted(data.sources)),
-    }
+def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Plan:
+    """Return what a run's `spending.json` holds."""
+    return Plan(
+        config.recipe,
+        Data(config.dataset.name, data.provenance, data.digest, title=data.title),
+        Released(
+            z=mechanism.z,
+            sampling=mechanism.sampling,
+            steps=steps,
+            delta=config.privacy.delta,
+            examples_per_patient=data.examples_per_patient,
+            unit=data.unit,
+            epsilon_of=data.unit if config.privacy.by_patient else "example",
+            randomness="cryptographic" if config.privacy.secure else "seeded",
+        ),
+        " ".join(sorted(data.sources)),
+    )
 
 
 def _require_within(config: Run, own: Spending) -> None:
@@ -138,14 +138,20 @@ def _require_within(config: Run, own: Spending) -> None:
         )
 
 
-def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spending], list[Path]]:
-    """Return what every run has spent or may still spend, and ledgers that nothing explains.
+def read_spendings(
+    results: Path, but: Path | None = None, skip_damaged: bool = False
+) -> tuple[list[Spending], list[Path]]:
+    """Return what every run has spent or may still spend, and what is not known of which data.
 
     A run counts wherever below `results` its folder was moved to, and once if it was copied. An
-    export is a copy.
+    export is a copy. Not known are ledgers that no run explains, and the runs that are left out.
 
     Args:
         but: the folder of a run to leave out.
+        skip_damaged: warn of a run whose files are damaged, and leave it out.
+
+    Raises:
+        UserError: a run's files are damaged, so that its ε would be missing.
     """
     homes, copies, ledgers, contents = list[Path](), list[Path](), list[Path](), set[bytes]()
     for folder, subfolders, files in os.walk(results):
@@ -155,25 +161,38 @@ def read_spendings(results: Path, but: Path | None = None) -> tuple[list[Spendin
             continue
         ledgers += [home / name for name in sorted(files) if ".jsonl" in name]
         if RECORD in files:
-            content = (home / RECORD).read_bytes()
+            content = _read_content(home / RECORD)
             (copies if content in contents else homes).append(home)
             contents.add(content)
         elif FILE in files:
             homes.append(home)
-    explained = {*homes, *copies, but}
-    unknown = [
-        path
-        for path in ledgers
-        if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path)
-    ]
     finished = {record.path.parent: record for record in records.read_all(results) if record.path}
-    # A damaged record, which `read_all` leaves out, is refused: its ε would be missing.
-    found = [
-        _spending_in(home, finished.get(home) or records.read(home / RECORD))
-        for home in homes
-        if home != but
-    ]
-    return found, unknown
+    spendings, unknown = list[Spending](), list[Path]()
+    for home in homes:
+        if home == but:
+            continue
+        try:
+            record = finished.get(home) or records.read(home / RECORD)
+            spendings.append(_spending_in(home, record))
+        except UserError as error:
+            if not skip_damaged:
+                raise
+            records.warn_left_out(str(error))
+            unknown.append(home)
+    explained = {*homes, *copies, but}
+    for path in ledgers:
+        if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path):
+            unknown.append(path)
+    return spendings, unknown
+
+
+def _read_content(record: Path) -> bytes:
+    """Return what tells a record from a copy; the path of one that cannot be read."""
+    try:
+        with open_regular(record) as file:
+            return file.read()
+    except (OSError, UserError):
+        return os.fsencode(record)
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
@@ -190,24 +209,16 @@ def read_spending(home: Path) -> Spending:
 
 
 def _spending_in(home: Path, record: Record | None) -> Spending:
-    if record:
-        found = replace(_spending_of(record, home), title=record.data.title or "")
-        is_federation = bool(record.privacy.nodes)
-    else:
-        plan = _read_plan(home / FILE)
-        found = replace(
-            _planned_spending(plan, home, read_sources(home)),
-            finished=records.is_deleted(home),
-            title=plan["data"].get("title") or "",
-        )
-        is_federation = "nodes" in plan["privacy"]
-    in_ledgers = _steps_in_ledgers(home, not found.secure, is_federation)
-    steps = max(found.spent.steps, in_ledgers)
+    plan = record or _read_plan(home / FILE)
+    spending = _spending_of(plan, home, read_sources(home))
+    spending = replace(spending, finished=bool(record) or records.is_deleted(home))
+    in_ledgers = _steps_in_ledgers(home, not spending.secure, bool(plan.privacy.nodes))
+    steps = max(spending.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
-    if found.secure and not record and ledger.is_file():
+    if spending.secure and not record and ledger.is_file():
         # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
         steps += count_releases([ledger], repeatable=False)
-    return replace(found, spent=replace(found.spent, steps=steps))
+    return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
 def keep_spending(home: Path) -> Spending:
@@ -215,7 +226,7 @@ def keep_spending(home: Path) -> Spending:
 
     A run that did not finish has spent the steps in its ledger, and not those it had planned.
     """
-    record = records.read_document(home / RECORD)
+    record = records.read(home / RECORD)
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
     whole = record or planned
     if whole is None:
@@ -224,16 +235,13 @@ def keep_spending(home: Path) -> Spending:
         )
     spending = read_spending(home)
     steps = spending.spent.steps
-    if not record and "nodes" not in whole["privacy"]:
+    if not record and not whole.privacy.nodes:
         steps = count_releases(without_copies(ledgers_below(home)), not spending.secure)
-    privacy = {key: value for key, value in whole["privacy"].items() if key in _SPENT}
-    plan = {
-        "recipe": whole["recipe"],
-        "data": {key: whole["data"][key] for key in _OF_DATA if key in whole["data"]},
-        "privacy": privacy | {"steps": steps},
-        "sources": (planned or {}).get("sources"),
-    }
-    records.write(home / FILE, plan)
+    released = {field.name: getattr(whole.privacy, field.name) for field in fields(Released)}
+    spent = Released(**released | {"steps": steps})
+    data = whole.data
+    data = Data(data.name, data.provenance, data.digest, title=data.title)
+    Plan(whole.recipe, data, spent, planned.sources if planned else None).write(home)
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
@@ -255,8 +263,7 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
 def read_sources(home: Path) -> frozenset[str] | None:
     """Return the files that a run reads (`Splits.sources`); None if its folder does not say."""
     path = home / FILE
-    plan = _read_plan(path) if path.is_file() else {}
-    return _parse_sources(plan.get("sources") or "")
+    return _parse_sources(_read_plan(path).sources or "") if path.is_file() else None
 
 
 @lru_cache(maxsize=64)  # runs on the same data share one set
@@ -264,70 +271,38 @@ def _parse_sources(text: str) -> frozenset[str] | None:
     return frozenset(text.split()) or None
 
 
-def _read_plan(path: Path) -> dict[str, Any]:
+def _read_plan(path: Path) -> Plan:
     try:
-        plan: dict[str, Any] = read_json(path)
-        damaged = list(misfits(plan, _PLAN))
-        if damaged:
-            raise UserError(f"{path}: is damaged (see {damaged[0]}).")
+        return parse_as(Plan, read_json(path, records.from_json))
+    except Unfit as error:
+        why = f"{path}: is damaged: it {error}."
     except UserError as error:
-        raise UserError(
-            f"{error} So its run's ε is not known; the same run writes it again."
-        ) from None
-    return plan
+        why = str(error)
+    raise UserError(f"{why} So its run's ε is not known; the same run writes it again.")
 
 
-def _spending_of(record: Record, home: Path) -> Spending:
-    """Return the spending of a finished run."""
-    data = record.data
-    return _spending(
-        home,
-        record.recipe,
-        (data.name, data.provenance, data.digest),
-        record.privacy,
-        read_sources(home),
-        finished=True,
-    )
-
-
-def _planned_spending(
-    plan: Mapping[str, Any], home: Path, sources: frozenset[str] | None
-) -> Spending:
-    """Return the spending of a run that takes all the steps of its plan."""
-    data = plan["data"]
-    return _spending(
-        home,
-        plan["recipe"],
-        (data["name"], data["provenance"], data["digest"]),
-        records.released_of(plan["privacy"]),
-        sources,
-        finished=False,
-    )
-
-
-def _spending(
+def _spending_of(
+    run: Record | Plan,
     home: Path,
-    recipe: str,
-    data: tuple[str, str, str],
-    released: Released,
     sources: frozenset[str] | None,
-    finished: bool,
 ) -> Spending:
-    name, provenance, digest = data
+    """Return the spending of a run that takes all the steps that its record or plan states."""
+    released = run.privacy
     return Spending(
         home=home,
-        recipe=recipe,
-        dataset=name,
-        provenance=provenance,
-        data=digest,
+        recipe=run.recipe,
+        dataset=run.data.name,
+        provenance=run.data.provenance,
+        data=run.data.digest,
         spent=_worst(released),
         examples=released.shares_of_one,
         unit=released.unit,
         delta=released.delta,
         secure=released.is_secure,
-        finished=finished,
+        finished=False,
         by_unit=released.is_of_unit,
         sources=sources,
+        title=run.data.title or "",
     )
 
 

@@ -35,7 +35,7 @@ def run(options: argparse.Namespace) -> int:
     if delta is not None:
         require_delta("--delta", delta)
     require_records(options.results)
-    spendings, unexplained = read_spendings(options.results)
+    spendings, unexplained = read_spendings(options.results, skip_damaged=True)
     if options.dataset:
         names = {name for one in spendings for name in (one.dataset, one.shown)}
         if options.dataset not in names:

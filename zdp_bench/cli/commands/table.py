@@ -45,10 +45,16 @@ def run(options: argparse.Namespace) -> int:
 
 
 def write_tables(results: Path) -> None:
-    """Write every table and figure of which recipes may fill a number, and those of our own."""
+    """Write every table and figure of which recipes may fill a number, and those of our own.
+
+    The rows of `records.csv`, in which runs are in the order of their end, are sorted.
+    """
+    from zdp_bench import records
     from zdp_bench.experiments.claims import build_table
     from zdp_bench.report import papers
 
+    if (results / "records.csv").is_file():
+        records.renew_csv(results)
     for name in [*filter(papers.recipes_of, papers.available()), *papers.ours()]:
         try:
             write_sheet(build_table(name, results), name, results)

@@ -127,7 +127,11 @@ def read(folder: Path) -> Source:
 
 def require_fit(source: Source, path: Path) -> None:
     """Reject a record or report that lacks what an export needs, or has absurd values."""
-    wrong = _misfits_of_report(source) if is_report(source) else _misfits_of_record(source)
+    if is_report(source):
+        wrong = _misfits_of_report(source)
+    else:
+        records.require_record(source, path)
+        wrong = _misfits_of_record(source)
     if wrong:
         raise UserError(
             f"{path}: lacks {', '.join(wrong[:5])}, or contains something else there; it is "
@@ -147,7 +151,7 @@ def _misfits_of_report(report: Source) -> list[str]:
 
 
 def _misfits_of_record(record: Document) -> list[str]:
-    wrong = [*misfits(record, records.SHAPE), *misfits(record, _BOTH), *misfits(record, _RUN)]
+    wrong = [*misfits(record, _BOTH), *misfits(record, _RUN)]
     return wrong or list(_beyond_reason(record))
 
 
