@@ -98,7 +98,8 @@ def forge(folder: Path, change: Callable[[dict], object]) -> list[Check]:
     body = records.from_json(path.read_text())
     change(body)
     records.write(path, body)
-    for name, text in texts_of(body).items():
+    written = records.from_json(path.read_text())  # its order of keys
+    for name, text in texts_of(written).items():
         (folder / name).write_text(text)
     write_sums(folder)
     return verify(folder)

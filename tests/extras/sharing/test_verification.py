@@ -23,7 +23,7 @@ from zdp_bench.config.digests import experiment_digest, run_digest
 from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.folder import write_sums
-from zdp_bench.extras.sharing.loading import config_of
+from zdp_bench.extras.sharing.loading import config_of, load
 from zdp_bench.extras.sharing.verification import verify
 from zdp_bench.library import starts
 from zdp_bench.privacy.ledger_lines import Head, Start, chain, make_line, read_ledger
@@ -59,6 +59,18 @@ def test_an_export_passes_and_says_what_was_not_checked(
     edit_source(either, lambda body: body["privacy"].pop("epsilon_tight"))
     with pytest.raises(UserError, match=r"\.json: .* privacy\.epsilon_tight"):
         verify(either)
+
+
+@pytest.mark.parametrize("section", ["dataset", "model", "algorithm", "optimizer", "privacy"])
+def test_an_option_of_an_earlier_version_counts_only_where_it_was_on(
+    folder: Path, section: str
+) -> None:
+    """`dataset.columns: null` of a run on own pictures was an unknown key, and the export lost."""
+    forge(folder, lambda body: body["config"][section].update(columns=None))
+    assert not wrong(folder)
+    assert load(folder)
+    with pytest.raises(UserError, match=rf"key '{section}\.columns' is not known"):
+        forge(folder, lambda body: body["config"][section].update(columns="a"))
 
 
 def test_a_flipped_byte_is_found_in_every_file(either: Path) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import itertools
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +16,8 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_parameter_registration_hook
 
 from zdp_bench.config import check, compose, to_plain
-from zdp_bench.config.schema import SECTIONS, Plugin, Run
+from zdp_bench.config.plugins import own_keys
+from zdp_bench.config.schema import PLUGINS, SECTIONS, Plugin, Run
 from zdp_bench.config.words import check_values
 from zdp_bench.data import DatasetInfo, Splits
 from zdp_bench.disk import require_regular, write_bytes
@@ -164,9 +165,16 @@ def config_of(record: Document) -> Run:
         if key == "execution":  # of the run that was, with keys that later versions lack
             continue
         if key in SECTIONS and isinstance(value, dict):
-            value = {**default[key], **value}
+            value = {**default[key], **_without_gone(value, default[key])}
+        elif key in PLUGINS and isinstance(value, dict) and isinstance(value.get("name"), str):
+            value = _without_gone(value, ["name", *own_keys(key, value["name"])])
         config[key] = value
     return check(config)
+
+
+def _without_gone(options: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return options without those of an earlier version that are gone and were off."""
+    return {key: value for key, value in options.items() if key in known or value is not None}
 
 
 def info_of(record: Document) -> DatasetInfo:

@@ -202,13 +202,13 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
         )
 
     kinds: Any = checkpoints
-    held = kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator
+    held = kinds.CheckpointFunction, kinds._CheckpointFrame  # with and without reentrance
     refusing = type("Refusing", (), {"apply": refuse})
-    kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = refusing, refuse
+    kinds.CheckpointFunction, kinds._CheckpointFrame = refusing, refuse
     try:
         yield
     finally:
-        kinds.CheckpointFunction, kinds._checkpoint_without_reentrant_generator = held
+        kinds.CheckpointFunction, kinds._CheckpointFrame = held
 
 
 def _check_losses(
