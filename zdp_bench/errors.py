@@ -9,7 +9,9 @@ from __future__ import annotations
 import difflib
 import logging
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 
 # What only some runs need, and the extra that brings it.
 EXTRAS = {
@@ -60,6 +62,41 @@ def show_warnings() -> None:
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
+# Whether the reader of an error called Python, rather than typed a command or wrote a recipe.
+_FOR_PYTHON = ContextVar("_FOR_PYTHON", default=False)
+
+
+@contextmanager
+def for_python() -> Iterator[None]:
+    """Name settings as arguments in the errors that are raised inside."""
+    before = _FOR_PYTHON.set(True)
+    try:
+        yield
+    finally:
+        _FOR_PYTHON.reset(before)
+
+
+def is_for_python() -> bool:
+    """Return True if errors are read by who called Python."""
+    return _FOR_PYTHON.get()
+
+
+def setting_name(key: str) -> str:
+    """Return a setting's key as its reader knows it: `algorithm.gamma`, in Python `gamma`."""
+    return key.rpartition(".")[2] if is_for_python() else key
+
+
+def setting(key: str, value: object) -> str:
+    """Return a setting as its reader gives it: `algorithm.noise=circular`, `noise="circular"`."""
+    if not is_for_python():
+        shown = "null" if value is None else str(value)
+    elif isinstance(value, str):
+        shown = f'"{value}"'
+    else:
+        shown = str(value)
+    return f"{setting_name(key)}={shown}"
+
+
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
     """Another process carries out this run."""
 
@@ -102,7 +139,7 @@ def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
 def require(condition: bool, key: str, value: object, rule: str) -> None:
     """Reject a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`."""
     if not condition:
-        raise UserError(f"{key}={'null' if value is None else value}: {rule}.")
+        raise UserError(f"{setting(key, value)}: {rule}.")
 
 
 def explain_missing(error: ImportError) -> UserError | None:

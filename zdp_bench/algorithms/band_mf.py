@@ -21,7 +21,7 @@ import numpy as np
 
 from zdp_bench.algorithms import Problem
 from zdp_bench.algorithms.dp_sgd import DPSGD
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Engine
 from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.mechanism import Mechanism
@@ -68,8 +68,8 @@ class BandMF(DPSGD):
         )
         if bands > problem.sampling.cycle:
             raise UserError(
-                f"algorithm=band_mf with bands={bands}: needs Poisson samples from as many subsets "
-                "in turn, as a recipe with trainer=poisson draws them."
+                f"{setting('algorithm', 'band_mf')} with bands={bands}: needs Poisson samples from "
+                "as many subsets in turn, as a recipe with trainer=poisson draws them."
             )
         self.strategy = best_strategy(problem.steps, bands)
 

@@ -21,7 +21,7 @@ from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting, setting_name
 from zdp_bench.gradients import Batch, Shares
 from zdp_bench.gradients.clipping import SAFETY, trainable
 from zdp_bench.gradients.shares import cut
@@ -145,7 +145,7 @@ class ClassMeans(Algorithm):
     ) -> None:
         super().__init__(problem, noise_multiplier=noise_multiplier)
         self.scale = scale
-        self.sums = ClassSums(problem, "algorithm=class_means")
+        self.sums = ClassSums(problem, setting("algorithm", "class_means"))
 
     @property
     def sets_weights(self) -> bool:
@@ -196,7 +196,7 @@ class ClassMeansFirst(FixedBound):
     ) -> None:
         super().__init__(clipping, noise_multiplier, max_grad_norm)
         self.start_steps = start_steps
-        self.sums = ClassSums(clipping.problem, "algorithm.start_steps")
+        self.sums = ClassSums(clipping.problem, setting_name("algorithm.start_steps"))
         self.carried.update(started=0, length=0.0)  # the length of the sum so far
 
     @property

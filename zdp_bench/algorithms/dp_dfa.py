@@ -45,7 +45,7 @@ import torch
 from torch import Tensor, nn
 
 from zdp_bench.algorithms import Algorithm, Problem, parameter_block
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, require, setting
 from zdp_bench.gradients import Batch, PerExample, add_up, fast
 from zdp_bench.gradients.clipping import (
     all_finite,
@@ -221,7 +221,7 @@ class DPDFA(Algorithm):
             try:
                 clipped = fast.clipped_sum(model, of_front, batch, bound, per_layer=True)
             except NoRule as error:
-                raise UserError(f"algorithm=dp_dfa: does not support {error}.") from None
+                raise UserError(f"{_named()}: does not support {error}.") from None
         # If no example was left, `objective` was not called again, and its sums must go.
         any_left = torch.isfinite(clipped.norms).all(dim=1).any()
         for value in of_connected.values():
@@ -389,7 +389,7 @@ def cut_input(
     """Hook before a layer: keep its input, and give it a copy without a graph."""
     if name in seen.arrived:
         raise UserError(
-            f"algorithm=dp_dfa: layer '{name}' is called twice; feedback alignment needs a chain "
+            f"{_named()}: layer '{name}' is called twice; feedback alignment needs a chain "
             "of layers."
         )
     (arrived,) = arguments
@@ -408,7 +408,7 @@ def cut_output(
     """Hook after a fully connected layer: its output becomes a leaf."""
     if output.dim() != 2:
         raise UserError(
-            f"algorithm=dp_dfa: layer '{name}' answers with {output.dim() - 1} dimensions a "
+            f"{_named()}: layer '{name}' answers with {output.dim() - 1} dimensions a "
             "example; it must be one."
         )
     seen.outputs[name] = output.detach().requires_grad_()
@@ -428,13 +428,18 @@ def split_chain(model: nn.Module) -> tuple[list[str], dict[str, nn.Linear]]:
             front.append(name)
         else:
             raise UserError(
-                f"algorithm=dp_dfa: layer '{name}' ({type(layer).__name__}) follows a fully "
+                f"{_named()}: layer '{name}' ({type(layer).__name__}) follows a fully "
                 "connected layer, and feedback has no rule for it. Use a network that ends in "
                 "linear layers, with activations without parameters."
             )
     if not connected:
         raise UserError(
-            "algorithm=dp_dfa: the network has no fully connected layer, so there is nothing to "
+            f"{_named()}: the network has no fully connected layer, so there is nothing to "
             "carry the error to."
         )
     return front, connected
+
+
+def _named() -> str:
+    """Return this algorithm as a user chooses it."""
+    return setting("algorithm", "dp_dfa")

@@ -10,7 +10,7 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.adaptive_bound import AdaptiveBound
 from zdp_bench.algorithms.class_means import ClassMeansFirst
 from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting, setting_name
 from zdp_bench.gradients import Batch, Engine, Shares
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.mechanism import Mechanism
@@ -83,8 +83,8 @@ class DPSGD(Algorithm):
         for name, parameter in trainable(problem.model).items():
             if parameter.is_complex() and not self.takes_complex:
                 raise UserError(
-                    f"algorithm=dp_sgd is for real networks, and parameter '{name}' is complex: "
-                    "use algorithm=zeta_dp_sgd"
+                    f"{setting('algorithm', 'dp_sgd')} is for real networks, and parameter "
+                    f"'{name}' is complex: use {setting('algorithm', 'zeta_dp_sgd')}."
                 )
 
     @property
@@ -133,6 +133,7 @@ def _require_alone(gamma: float | None, start_steps: int | None) -> None:
     for other, value in (("gamma", gamma), ("start_steps", start_steps)):
         if value is not None:
             raise UserError(
-                f"algorithm.clip_quantile with algorithm.{other}: every share then has a norm "
-                "of its own, so none is left unclipped to count. Give one of them."
+                f"{setting_name('algorithm.clip_quantile')} with "
+                f"{setting_name(f'algorithm.{other}')}: every share then has a norm of its own, so "
+                "none is left unclipped to count. Give one of them."
             )

@@ -7,7 +7,7 @@ from collections.abc import Collection
 from typing import TYPE_CHECKING
 
 from zdp_bench.config.schema import Run
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, require, setting
 from zdp_bench.privacy.statement import require_delta
 from zdp_bench.registry import lookup, names
 
@@ -143,8 +143,8 @@ def require_takes_shares(asked: str, algorithm: str) -> None:
     """Reject an algorithm that cannot clip several examples as one share, as a setting asks."""
     if not _type_of(algorithm).takes_shares:
         raise UserError(
-            f"{asked} with algorithm={algorithm}: it cannot clip several examples together. Use "
-            f"{_list_those('takes_shares')}, or remove the key."
+            f"{asked} with {setting('algorithm', algorithm)}: it cannot clip several examples "
+            f"together. Use {_list_those('takes_shares')}, or remove the key."
         )
 
 

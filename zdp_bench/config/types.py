@@ -14,7 +14,7 @@ from typing import Annotated, Any, TypeVar, get_type_hints
 from annotated_types import Ge, Gt, Interval, Le
 from pydantic import AfterValidator, ConfigDict, TypeAdapter, ValidationError
 
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, setting, setting_name, unknown
 from zdp_bench.privacy.mechanism import LEAST_NOISE, MOST, MOST_NOISE
 
 T = TypeVar("T")
@@ -77,16 +77,18 @@ def _adapter(hint: Any) -> TypeAdapter[Any]:
 def check_value(key: str, hint: Any, value: Any) -> Any:
     """Return one value, converted to its type, in the type's range."""
     if "${" in str(value):  # of a record: whatever was composed here is resolved already
-        raise UserError(f"{key}={value}: is not resolved; write the value itself.")
+        raise UserError(f"{setting(key, value)}: is not resolved; write the value itself.")
     if str(value).lower() == "nan":  # which compares as false with every limit
-        raise UserError(f"{key}={value}: must be a number.")
+        raise UserError(f"{setting(key, value)}: must be a number.")
     try:
         checked = _adapter(hint).validate_python(value)
     except ValidationError as error:
-        found, shown = error.errors(), "null" if value is None else value
-        if found[0]["type"] == "literal_error":
-            allowed = re.findall(r"'(.*?)'", found[0]["ctx"]["expected"])
-            raise unknown(key, str(shown), allowed) from None
-        rule = "; or ".join(one["msg"].removeprefix("Value error, ") for one in found)
-        raise UserError(f"{key}={shown}: {rule.replace('Input should', 'must')}.") from None
+        faults = error.errors()
+        if faults[0]["type"] == "literal_error":
+            allowed = re.findall(r"'(.*?)'", faults[0]["ctx"]["expected"])
+            word = "null" if value is None else str(value)
+            raise unknown(setting_name(key), word, allowed) from None
+        rules = [fault["msg"].removeprefix("Value error, ") for fault in faults]
+        rule = "; or ".join(rules).replace("Input should", "must")
+        raise UserError(f"{setting(key, value)}: {rule}.") from None
     return checked + 0.0 if type(checked) is float else checked  # no -0

@@ -32,7 +32,7 @@ from weakref import WeakSet
 
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import fast, program, reference
 from zdp_bench.gradients.clipping import Batch, ClippedSum, Loss, add_up
 from zdp_bench.gradients.losses import PerExample, per_example, require_outputs_alone
@@ -132,7 +132,8 @@ def clipped_sum(
     except NoRule as error:
         if engine == "fast":
             raise UserError(
-                f"algorithm.gradients=fast: does not support {error}. Use auto or reference."
+                f"{setting('algorithm.gradients', 'fast')}: does not support {error}. "
+                "Use auto or reference."
             ) from None
         if rules:
             raise UserError(

@@ -22,7 +22,7 @@ from types import MappingProxyType
 import torch
 from torch import Tensor, nn
 
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Engine, clipped_sum, reference
 from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
 from zdp_bench.gradients.layer_gradient import LayerGradient
@@ -185,7 +185,7 @@ def padded_domain(
                 raise UserError(
                     f"layer '{name.rpartition('.')[0]}' is a grouped or transposed convolution, "
                     "whose gradient has no padded spectrum here: "
-                    "use algorithm=gredp or algorithm=dp_sgd."
+                    f"use {setting('algorithm', 'gredp')} or {setting('algorithm', 'dp_sgd')}."
                 )
             spectra[name] = _linear(weight, layer, sizes[layer])
             rules[layer] = _convolution_rule(spectra[name])
@@ -202,7 +202,7 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
         if parameter.is_complex():
             raise UserError(
                 f"spectra are those of real gradients, and parameter '{name}' is complex: "
-                "use algorithm=zeta_dp_sgd."
+                f"use {setting('algorithm', 'zeta_dp_sgd')}."
             )
     layers: list[tuple[str, nn.Parameter, nn.Module]] = []
     for name, weight in moving.items():
@@ -246,7 +246,7 @@ def _input_sizes(
         if sizes.setdefault(layer, size) != size:
             raise UserError(
                 "a convolution that is given maps of different sizes has no padded spectrum: "
-                "use algorithm=dp_sgd."
+                f"use {setting('algorithm', 'dp_sgd')}."
             )
 
     handles = [layer.register_forward_pre_hook(note) for layer in layers]
@@ -308,7 +308,7 @@ def _circulant_rule(
     if x.dim() != 2:
         raise UserError(
             "a circulant layer over several positions has no spectral share here: "
-            "use algorithm=dp_sgd."
+            f"use {setting('algorithm', 'dp_sgd')}."
         )
     weight = _transformed(correlate(layer, x, g), _kernel(layer.weight, layer))
     return {"weight": weight, "bias": LayerGradient.of(g)}

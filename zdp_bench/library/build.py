@@ -16,7 +16,7 @@ from torch import nn
 from zdp_bench.algorithms import Algorithm, Problem, algorithm_type
 from zdp_bench.config.constraints import require_takes_shares
 from zdp_bench.config.plugins import check_plugin
-from zdp_bench.errors import UserError, require
+from zdp_bench.errors import UserError, for_python, require, setting
 from zdp_bench.gradients import Loss, per_example
 from zdp_bench.gradients.parts import pack
 from zdp_bench.library.arguments import (
@@ -32,7 +32,7 @@ from zdp_bench.library.arguments import (
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import TrainingName, open_journal, require_ledger_name
 from zdp_bench.library.keys import kind_of, make_keys
-from zdp_bench.library.model_check import check, require_gradients, says_python
+from zdp_bench.library.model_check import check, require_gradients
 from zdp_bench.library.optimizers import Regulariser
 from zdp_bench.library.private import Private, Terms
 from zdp_bench.library.units import Unit, Units, find_units
@@ -47,7 +47,7 @@ from zdp_bench.training.plan import Plan
 LEAST_PUBLIC = 100  # of fewer units, one more or less moves batch_size / n by over 1 %
 
 
-@says_python()
+@for_python()
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -238,11 +238,11 @@ def _build_algorithm(
     make = algorithm_type(name)
     keys = inspect.signature(make).parameters
     if "noise_multiplier" not in keys:
-        raise UserError(f"algorithm={name} is not private: train without make_private.")
+        raise UserError(f"{setting('algorithm', name)} is not private: train without make_private.")
     if "max_grad_norm" not in keys:
         raise UserError(
-            f"algorithm={name} clips no gradients, so a loop cannot take its steps: use "
-            "`zdp-bench run`."
+            f"{setting('algorithm', name)} clips no gradients, so a loop cannot take its steps: "
+            "use `zdp-bench run`."
         )
 
     def build(multiplier: float) -> Algorithm:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,7 +10,7 @@ from torch.nn.parameter import UninitializedParameter
 
 from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.config.plugins import check_plugin
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, for_python
 from zdp_bench.gradients import Batch, Loss, per_example
 from zdp_bench.gradients.losses import DomainError
 from zdp_bench.gradients.parts import map_leaves, pack
@@ -53,19 +50,10 @@ def check_model(
     own = check_plugin("algorithm", given).options
     packed, of_one = (pack(batch[0]), pack(batch[1])), per_example(loss)
     empty = map_leaves(lambda leaf: leaf[:0], packed[0])
-    with says_python():
+    with for_python():
         problem = Problem(model, of_one, Sampling("poisson", 1.0, SAMPLES, SAMPLES), like=empty)
         private, probe = lookup("algorithm", algorithm)(problem, **own), packed if public else None
         return check(model, private, of_one, packed, probe=probe).fixed_state
-
-
-# What a recipe says, and `make_private` calls otherwise.
-_BATCHNORM = re.compile(r"set model\.replace_batchnorm=.*?\(in Python: (.*?\))\)")
-_VALUE = re.compile(
-    r"\b(?:(?:algorithm|trainer|privacy)\.([a-z_]+)|(algorithm|precision))="
-    r"(?!(?:null|true|false|nan|inf)\b)([a-z]\w*)\b"
-)
-_KEY = re.compile(r"\b(?:algorithm|trainer|privacy)\.([a-z_]+)\b")
 
 
 def require_gradients(caller: str) -> None:
@@ -105,19 +93,6 @@ def require_module(model: Any) -> None:
         raise UserError("model: its weights are on the device 'meta', which holds no numbers.")
     if not any(p.requires_grad for p in parameters):
         raise UserError("no parameter of the model requires a gradient: there is nothing to train.")
-
-
-@contextmanager
-def says_python() -> Iterator[None]:
-    """Phrase errors raised inside in a caller's words: `gradients="reference"`."""
-    try:
-        yield
-    except UserError as error:
-        said = _BATCHNORM.sub(r"call \1", str(error))
-        said = said.replace("train with algorithm=sgd, which", "train without make_private, which")
-        said = _VALUE.sub(lambda found: f'{found[1] or found[2]}="{found[3]}"', said)
-        said = _KEY.sub(r"\1", said).replace("=null", "=None").replace("=true", "=True")
-        raise type(error)(said) from None
 
 
 def check(

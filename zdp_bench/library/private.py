@@ -18,7 +18,7 @@ from torch import nn
 from torch.optim.lr_scheduler import LRScheduler
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError, first_line, printable
+from zdp_bench.errors import UserError, first_line, for_python, printable
 from zdp_bench.gradients import PerExample, reference
 from zdp_bench.gradients.losses import kept_draws, set_seed
 from zdp_bench.gradients.parts import takes_parts
@@ -27,7 +27,7 @@ from zdp_bench.library import starts
 from zdp_bench.library.examples import Items
 from zdp_bench.library.journal import Journal, writable
 from zdp_bench.library.keys import Keys
-from zdp_bench.library.model_check import require_gradients, says_python
+from zdp_bench.library.model_check import require_gradients
 from zdp_bench.library.optimizers import (
     Regulariser,
     adds_gradient,
@@ -231,7 +231,7 @@ class Private:
         """
         self.ledger.require_own_process()
         unwritten = explain_write_errors(self.journal.path, "call it again")
-        with _STEP, says_python(), unwritten, stop_signals() as received:
+        with _STEP, for_python(), unwritten, stop_signals() as received:
             self._step(batch)
         if number := received():
             signal.raise_signal(number)

@@ -30,7 +30,7 @@ from torch import nn
 
 from zdp_bench import __version__, registry
 from zdp_bench.assets import CONF
-from zdp_bench.errors import UserError, unknown
+from zdp_bench.errors import UserError, is_for_python, setting, unknown
 from zdp_bench.nn.precision import REGIONS, float32_products, region_of
 
 PRECISIONS = ("tf32", "bf16")
@@ -91,21 +91,22 @@ def check_precision(
     if precision is None:
         return
     if precision not in PRECISIONS:
-        raise unknown("precision", precision, [*PRECISIONS, "null"])
+        raise unknown("precision", precision, [*PRECISIONS, "None" if is_for_python() else "null"])
     private = algorithm.mechanism().is_private
     if precision == "tf32" and private:
         raise UserError(
-            "precision=tf32 is for non-private training: a clipped sum of TF32 products exceeds "
-            "its bound. Remove it, or use precision=bf16."
+            f"{setting('precision', 'tf32')} is for non-private training: a clipped sum of TF32 "
+            f"products exceeds its bound. Remove it, or use {setting('precision', 'bf16')}."
         )
     if precision == "bf16" and private and not algorithm.sums_in_float32:
         raise UserError(
-            f"precision=bf16: {type(algorithm).__name__} does not keep its clipped sums in "
-            "float32. Remove it."
+            f"{setting('precision', 'bf16')}: {type(algorithm).__name__} does not keep its clipped "
+            "sums in float32. Remove it."
         )
     if precision == "bf16" and any(parameter.is_complex() for parameter in model.parameters()):
         raise UserError(
-            "precision=bf16: this model has complex parameters, and bfloat16 has no complex type."
+            f"{setting('precision', 'bf16')}: this model has complex parameters, and bfloat16 has "
+            "no complex type."
         )
 
 

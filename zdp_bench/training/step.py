@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError
+from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Batch
 from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
@@ -115,8 +115,8 @@ def private_step(
             raise UserError(
                 f"out of memory in step {step:,}, which was taken before and would not be "
                 "identical in smaller pieces: run the same command with "
-                f"trainer.micro_batch={micro_batches.size.examples}. It continues with new noise "
-                "and counts the step again."
+                f"{setting('trainer.micro_batch', micro_batches.size.examples)}. It continues with "
+                "new noise and counts the step again."
             )
     # Noise and division in one pass, if nothing is sent or rounded between them: the same numbers.
     at_once = algorithm.averages and ranks.size == 1 and training.noise.repeatable

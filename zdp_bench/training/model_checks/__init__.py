@@ -24,7 +24,7 @@ from torch.nn.utils.weight_norm import WeightNorm
 from torch.utils import checkpoint as checkpoints
 
 from zdp_bench.algorithms import Algorithm
-from zdp_bench.errors import UserError, first_line
+from zdp_bench.errors import UserError, first_line, is_for_python, setting, setting_name
 from zdp_bench.gradients import Batch, Loss, per_example, reference
 from zdp_bench.gradients.clipping import squared_norms, trainable
 from zdp_bench.gradients.losses import DomainError, kept_draws, require_outputs_alone, set_seed
@@ -139,10 +139,11 @@ def _refuse_by_kind(model: nn.Module) -> None:
 
 
 def _mixing_error(model: nn.Module, name: str) -> UserError:
+    without = "without make_private" if is_for_python() else "with algorithm=sgd"
     return UserError(
         f"{describe_layer(model, name)} lets one example see another, so clipping bounds nothing "
-        f"and no ε would hold: {advice_on(model.get_submodule(name))}, or train with "
-        "algorithm=sgd, which claims none."
+        f"and no ε would hold: {advice_on(model.get_submodule(name))}, or train {without}, which "
+        "claims none."
     )
 
 
@@ -164,7 +165,7 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
             raise UserError(
                 f"{describe_layer(model, name)} runs under torch.autocast, which would round the "
                 "gradients that are clipped: take autocast out of the forward function, and set "
-                "precision=bf16, which keeps sums in float32."
+                f"{setting('precision', 'bf16')}, which keeps sums in float32."
             )
 
     inside = Innermost(model, note)
@@ -198,7 +199,7 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
             f"{describe_layer(inside.model, inside.stack[-1])}: torch.utils.checkpoint is called "
             "there, and per-example gradients cannot pass that: switch it off "
             "(set_grad_checkpointing(False) in timm, gradient_checkpointing_disable() in "
-            "transformers), and set trainer.micro_batch to save memory."
+            f"transformers), and set {setting_name('trainer.micro_batch')} to save memory."
         )
 
     kinds: Any = checkpoints

@@ -9,10 +9,7 @@ from typing import Any
 from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
-REPLACE_BATCHNORM = (
-    "set model.replace_batchnorm=group, instance or frozen "
-    '(in Python: zdp_bench.nn.replace_batchnorm(model, "group"))'
-)
+from zdp_bench.errors import is_for_python
 
 
 @dataclass
@@ -74,5 +71,7 @@ def advice_on(layer: nn.Module) -> str:
     if isinstance(layer, _BatchNorm):
         if layer.affine and not any(p.requires_grad for p in layer.parameters(recurse=False)):
             return "its weights are frozen, so call eval() on the frozen part after model.train()"
-        return REPLACE_BATCHNORM
+        if is_for_python():
+            return 'call zdp_bench.nn.replace_batchnorm(model, "group")'
+        return "set model.replace_batchnorm=group, instance or frozen"
     return "use zdp_bench.nn.ComplexGroupNorm there, or torch.nn.GroupNorm for real numbers"
