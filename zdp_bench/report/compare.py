@@ -26,31 +26,47 @@ def find_runs(word: str, every: Sequence[Record]) -> list[Record]:
             `results.keep` takes them, separated by spaces.
     """
     if "=" in word:
-        digests = {*keep(read_frame(every)[0], word.split())["run"]}
-        found = [run for run in every if run.run in digests]
+        frame, _ = read_frame(every)
+        digests = {*keep(frame, word.split())["run"]}
+        runs = [run for run in every if run.run in digests]
     else:
-        found = [run for run in every if is_named(word, run.recipe, run.run)]
-        found = found or [run for run in every if run.labels.name == word]
-    if not found:
+        runs = [run for run in every if is_named(word, run.recipe, run.run)]
+        if not runs:
+            runs = [run for run in every if run.labels.name == word]
+    if not runs:
         raise UserError(
             f"{word}: does not match any run. Give a recipe, or the first digits of a run; "
             "`zdp-bench results` lists them."
         )
-    if len({run.experiment for run in found}) > 1:
-        differs = tell_differences(*read_frame(found))
-        names = [f"{_name([run])} ({what})" for run, what in zip(found, differs, strict=True)]
-        raise UserError(
-            f"{word}: names {len(found)} runs that differ in more than their seed. Name one, or "
-            f"filter them ('{found[0].recipe}' is 'recipe={found[0].recipe} key=value'): "
-            f"{', '.join(names[:LISTED])}{', ...' if len(names) > LISTED else ''}."
-        )
-    return found
+    if len({run.experiment for run in runs}) > 1:
+        raise _ambiguous(word, runs)
+    return runs
+
+
+def _ambiguous(word: str, runs: Side) -> UserError:
+    """Return the error for a word that names runs of several experiments."""
+    differences = tell_differences(*read_frame(runs))
+    pairs = zip(runs, differences, strict=True)
+    names = [f"{_name([run])} ({difference})" for run, difference in pairs]
+    listed = ", ".join(names[:LISTED])
+    if len(names) > LISTED:
+        listed += ", ..."
+    recipe = runs[0].recipe
+    return UserError(
+        f"{word}: names {len(runs)} runs that differ in more than their seed. Name one, or "
+        f"filter them ('{recipe}' is 'recipe={recipe} key=value'): {listed}."
+    )
 
 
 def sheet(first: Side, second: Side, results: Path) -> Sheet:
     """Return what two sides share and where they differ, with the test that fits their metric."""
-    rows = [[name, _say(first, fact), _say(second, fact)] for name, fact in FACTS.items()]
-    for metric in dict.fromkeys(name for run in (*first, *second) for name in run.metrics):
+    rows = []
+    for name, fact in FACTS.items():
+        rows.append([name, _list_values(first, fact), _list_values(second, fact)])
+    metrics: dict[str, None] = {}  # each once, in order
+    for run in (*first, *second):
+        metrics |= dict.fromkeys(run.metrics)
+    for metric in metrics:
         rows.append([f"test {metric}", _spread(first, metric), _spread(second, metric)])
     rows += _configuration(first, second)
     rows = [row for row in rows if any(row[1:])]
@@ -79,9 +95,9 @@ def _name(side: Side) -> str:
     return run.recipe if len(side) > 1 else f"{run.recipe}/{run.run[:8]}"
 
 
-def _say(side: Side, of: Callable[[Record], str]) -> str:
+def _list_values(side: Side, fact: Callable[[Record], str]) -> str:
     """Return a fact of all runs of a side, each value once."""
-    return ", ".join(dict.fromkeys(map(of, side)))
+    return ", ".join(dict.fromkeys(map(fact, side)))
 
 
 def _spread(side: Side, metric: str) -> str:
@@ -99,8 +115,9 @@ def _configuration(first: Side, second: Side) -> list[list[str]]:
     for key in ours | theirs:
         if key in ("seed", "recipe") or key.startswith(NO_RESULT):
             continue
-        if (ours.get(key) or None) != (theirs.get(key) or None):
-            rows.append([key, _shown(ours.get(key)), _shown(theirs.get(key))])
+        value, other_value = ours.get(key), theirs.get(key)
+        if (value or None) != (other_value or None):
+            rows.append([key, _shown(value), _shown(other_value)])
     return rows
 
 
@@ -117,7 +134,9 @@ def _notes(first: Side, second: Side, results: Path) -> list[str]:
         return ["The two use different data, so no test compares their metrics."]
     if any(metric not in run.metrics for run in (*first, *second)):
         return [f"Only one of the two has {metric}, so no test compares them."]
-    said = compare_pairs(metric, {"first": first, "second": second}, results)
-    said = [line for line in said if " against " in line]
+    sentences = compare_pairs(metric, {"first": first, "second": second}, results)
+    tests = [sentence for sentence in sentences if " against " in sentence]
+    if tests:
+        return tests
     lacking = "one seed on both sides, with its scores.csv" if metric == "roc_auc" else "two seeds"
-    return said or [f"No test: {metric} needs {lacking}."]
+    return [f"No test: {metric} needs {lacking}."]

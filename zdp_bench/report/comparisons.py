@@ -16,6 +16,7 @@ from collections.abc import Mapping, Sequence
 from functools import cache
 from itertools import combinations, product
 from pathlib import Path
+from statistics import mean
 from typing import NamedTuple
 
 import numpy as np
@@ -39,62 +40,83 @@ def compare_pairs(metric: str, rows: Mapping[str, Sequence[Record]], results: Pa
     """
     if not 2 <= len(rows) <= LARGEST:
         return []
-    said = []
+    sentences = []
     for label, runs in rows.items():
         values = [run.metrics[metric] for run in runs]
         if len(values) > 1 and not any(map(math.isnan, values)):
             spread = f"{min(values):.3f} to {max(values):.3f} over {len(values)} seeds"
-            said.append(f"{label}: mean {sum(values) / len(values):.3f}, range {spread}.")
+            sentences.append(f"{label}: mean {mean(values):.3f}, range {spread}.")
     pairs = list(combinations(rows, 2))
     threshold = bonferroni(len(pairs))
-    family = f"{len(pairs)} comparison{'s' if len(pairs) > 1 else ''}"
+    plural = "s" if len(pairs) > 1 else ""
+    family = f"{len(pairs)} comparison{plural}"
     for first, second in pairs:
-        test, p, seeds = compare_rows(metric, rows[first], rows[second], results)
-        if not math.isnan(p):
-            verdict = "different" if p < threshold else "not shown to be different"
-            said.append(
-                f"{first} against {second}: {verdict}, {test} p {show_p(p)} (seeds "
-                f"{', '.join(map(str, seeds))}; threshold {threshold:.3g} for {family})."
+        result = compare_rows(metric, rows[first], rows[second], results)
+        seeds = ", ".join(map(str, result.seeds))
+        if not math.isnan(result.p):
+            verdict = "different" if result.p < threshold else "not shown to be different"
+            sentences.append(
+                f"{first} against {second}: {verdict}, {result.test} p {show_p(result.p)} (seeds "
+                f"{seeds}; threshold {threshold:.3g} for {family})."
             )
-        elif seeds:
-            said.append(
+        elif result.seeds:
+            sentences.append(
                 f"{first} against {second}: cannot be tested, for the values differ and have no "
-                f"variance (seeds {', '.join(map(str, seeds))}). Use more seeds or test examples."
+                f"variance (seeds {seeds}). Use more seeds or test examples."
             )
-    return said
+    return sentences
+
+
+class Compared(NamedTuple):
+    """Two rows of a table, held against each other by a test.
+
+    Attributes:
+        p: NaN where nothing can be tested, or what differs has no variance.
+        seeds: those compared; empty where nothing can be tested.
+    """
+
+    test: str
+    p: float
+    seeds: list[int]
 
 
 def compare_rows(
     metric: str, first: Sequence[Record], second: Sequence[Record], results: Path
-) -> tuple[str, float, list[int]]:
-    """Return the test's name, p and the seeds compared: none, and a p of NaN, where nothing can be.
+) -> Compared:
+    """Compare two rows by the test that fits their metric."""
+    if metric == "roc_auc":
+        return _compare_curves(first, second, results)
+    values = [run.metrics[metric] for run in first]
+    other_values = [run.metrics[metric] for run in second]
+    any_nan = any(map(math.isnan, (*values, *other_values)))
+    if min(len(values), len(other_values)) < 2 or any_nan:
+        return Compared("Student's t", math.nan, [])
+    seeds = {run.seed for run in (*first, *second)}
+    return Compared("Student's t", students_t(values, other_values), sorted(seeds))
 
-    p is NaN with seeds where what differs has no variance.
-    """
-    if metric != "roc_auc":
-        values = [[run.metrics[metric] for run in runs] for runs in (first, second)]
-        if min(map(len, values)) < 2 or bool(np.isnan(np.concatenate(values)).any()):
-            return "Student's t", math.nan, []
-        seeds = {run.seed for run in (*first, *second)}
-        return "Student's t", students_t(*values), sorted(seeds)
+
+def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: Path) -> Compared:
+    """Compare ROC-AUCs on the same test examples, seed by seed; the largest p of all seeds counts."""
     p_of_seed = {}
-    for a, b in product(first, second):
-        if a.seed == b.seed and a.data.test == b.data.test:
-            one, other = _scores(a, results), _scores(b, results)
-            # a ROC-AUC of less than two examples of a class has no variance to compare
-            if (
-                one
-                and other
-                and (one[0] == other[0]).all()
-                and 2 <= one[0].sum() <= len(one[0]) - 2
-            ):
-                p_of_seed[a.seed] = delong(one[0], one[1], other[1]).p
-    untested = any(map(math.isnan, p_of_seed.values()))
-    p = math.nan if untested else max(p_of_seed.values(), default=math.nan)
-    return "DeLong", p, sorted(p_of_seed)
+    for run, other_run in product(first, second):
+        if run.seed != other_run.seed or run.data.test != other_run.data.test:
+            continue
+        scores, other_scores = _read_scores(run, results), _read_scores(other_run, results)
+        if scores is None or other_scores is None:
+            continue
+        truth, other_truth = scores[0], other_scores[0]
+        # A ROC-AUC of less than two examples of a class has no variance to compare.
+        has_variance = 2 <= truth.sum() <= len(truth) - 2
+        if has_variance and (truth == other_truth).all():
+            p_of_seed[run.seed] = delong(truth, scores[1], other_scores[1]).p
+    p = math.nan
+    if p_of_seed and not any(map(math.isnan, p_of_seed.values())):
+        p = max(p_of_seed.values())
+    return Compared("DeLong", p, sorted(p_of_seed))
 
 
-def _scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
+def _read_scores(run: Record, results: Path) -> tuple[np.ndarray, np.ndarray] | None:
+    """Return the true class and the score of each test example; None if they were not kept."""
     path = records.folder(results, run.recipe, run.run) / "scores.csv"
     return _read_once(path) if path.is_file() else None
 
@@ -139,10 +161,12 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     same = lengths == (len(truth), len(truth))
     require(same, "DeLong test", lengths, "both need a score for each example")
     require(min(ill, well) >= 2, "DeLong test", (ill, well), "needs two examples of each class")
-    placements = [_placements(truth, np.asarray(scores, dtype=float)) for scores in (first, second)]
-    areas = [float(above.mean()) for above, _ in placements]
-    covariance = np.cov(np.stack([above for above, _ in placements])) / ill
-    covariance = covariance + np.cov(np.stack([below for _, below in placements])) / well  # [2, 2]
+    below, above = _placements(truth, np.asarray(first, dtype=float))
+    other_below, other_above = _placements(truth, np.asarray(second, dtype=float))
+    areas = float(below.mean()), float(other_below.mean())
+    of_ill = np.cov(np.stack([below, other_below]))  # [2, 2]
+    of_well = np.cov(np.stack([above, other_above]))
+    covariance = of_ill / ill + of_well / well
     variance = float(covariance[0, 0] + covariance[1, 1] - 2 * covariance[0, 1])
     error = math.sqrt(max(variance, 0.0))
     difference = areas[0] - areas[1]
@@ -151,16 +175,16 @@ def delong(truth: np.ndarray, first: np.ndarray, second: np.ndarray) -> DeLong:
     else:
         z = 0.0 if abs(difference) < 1e-12 else math.nan
     errors = math.sqrt(covariance[0, 0]), math.sqrt(covariance[1, 1])
-    return DeLong((areas[0], areas[1]), errors, error, z, float(2 * special.ndtr(-abs(z))))
+    return DeLong(areas, errors, error, z, p=float(2 * special.ndtr(-abs(z))))
 
 
 def _placements(truth: np.ndarray, scores: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
     """Return the share of class 0 below each of class 1, and of class 1 above each of class 0."""
-
     ill, well = scores[truth], scores[~truth]
-    every = _midranks(scores)
-    below = (every[truth] - _midranks(ill)) / len(well)
-    return below, 1 - (every[~truth] - _midranks(well)) / len(ill)
+    ranks = _midranks(scores)
+    below = (ranks[truth] - _midranks(ill)) / len(well)
+    above = 1 - (ranks[~truth] - _midranks(well)) / len(ill)
+    return below, above
 
 
 def _midranks(scores: np.ndarray) -> np.ndarray:
@@ -184,9 +208,8 @@ def students_t(first: Sequence[float], second: Sequence[float]) -> float:
 
 
 def _p_of_independent(first: Sequence[float], second: Sequence[float]) -> float:
-    with warnings.catch_warnings(
-        action="ignore", category=RuntimeWarning
-    ):  # of nearly equal values
+    # scipy warns of nearly equal values
+    with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
         return float(stats.ttest_ind(first, second).pvalue)
 
 
@@ -207,18 +230,21 @@ def paired_t(first: Sequence[float], second: Sequence[float]) -> Paired | None:
     differences = [a - b for a, b in zip(first, second, strict=True)]
     if len(differences) < 2:
         return None
-    mean = sum(differences) / len(differences)
-    if len(set(differences)) == 1:  # no spread: scipy would divide by zero
-        return Paired(0.0, 0.0, 0.0, 1.0) if mean == 0 else Paired(mean, *[math.nan] * 3)
-    return Paired(mean, *remember(_interval_and_p, differences))
+    difference = sum(differences) / len(differences)
+    if len(set(differences)) > 1:
+        return Paired(difference, *remember(_interval_and_p, differences))
+    # No spread: scipy would divide by zero.
+    if difference == 0:
+        return Paired(0.0, 0.0, 0.0, 1.0)
+    return Paired(difference, math.nan, math.nan, math.nan)
 
 
 def _interval_and_p(differences: Sequence[float]) -> tuple[float, float, float]:
     """Return a 95 % confidence interval of the mean, and the two-sided p of a mean of 0."""
     with warnings.catch_warnings(action="ignore", category=RuntimeWarning):
-        found = stats.ttest_1samp(differences, 0.0)
-        interval = found.confidence_interval()
-    return float(interval.low), float(interval.high), float(found.pvalue)
+        test = stats.ttest_1samp(differences, 0.0)
+        interval = test.confidence_interval()
+    return float(interval.low), float(interval.high), float(test.pvalue)
 
 
 def bonferroni(comparisons: int) -> float:

@@ -71,20 +71,25 @@ def _is_unbounded(line: Mapping[str, object]) -> bool:
 
 def sum_up(counts: Mapping[str, int]) -> str:
     """Return '14 as published (1 reproduced, 13 different)'."""
-    kinds = ", ".join(f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status])
-    published = sum(counts[status] for status in PUBLISHED)
+    published = _total(counts, PUBLISHED)
+    kinds = [f"{counts[status]} {status}" for status in PUBLISHED[1:] if counts[status]]
+    remarks = [", ".join(kinds)] if kinds else []
     unbounded = counts[UNBOUNDED]
     if unbounded:
-        unsound = f"{unbounded} of {published} private with a tight ε of ∞"
-        kinds = f"{kinds}; {unsound}" if kinds else unsound
+        remarks.append(f"{unbounded} of {published} private with a tight ε of ∞")
     shown = f"{published} as published"
-    return f"{shown} ({kinds})" if kinds else shown
+    return f"{shown} ({'; '.join(remarks)})" if remarks else shown
+
+
+def _kinds(counts: Mapping[str, int]) -> str:
+    """Return '14 (1 reproduced, 13 different)', below a heading that says of what."""
+    return sum_up(counts).replace(" as published", "")
 
 
 def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
     """Return '16 numbers: 4 as published (4 different), 4 on other data, 8 not run.'."""
     counts = count(tables)
-    total = sum(counts[status] for status in STATUSES)
+    total = _total(counts, STATUSES)
     words = {"other settings": "with other settings", "other data": "on other data"}
     parts = [sum_up(counts)]
     for status in (*OTHER, *FAILED, *EMPTY, AGAIN):
@@ -96,16 +101,18 @@ def sentence(tables: Iterable[Lines], unit: str = "number") -> str:
 
 def overview(results: Path) -> str:
     """Return the counts of all tables and figures as a Markdown table of four rows."""
-    counts = [count(of_paper(results, figures=figures)) for figures in (False, True)]
-    numbers, curves = (sum(of[status] for status in STATUSES) for of in counts)
+    of_tables = count(of_paper(results))
+    of_figures = count(of_paper(results, figures=True))
+    numbers = _total(of_tables, STATUSES)
+    curves = _total(of_figures, STATUSES)
 
     def row(head: str, *statuses: str) -> list[str]:
-        return [head, *(str(sum(of[status] for status in statuses)) for of in counts)]
+        return [head, str(_total(of_tables, statuses)), str(_total(of_figures, statuses))]
 
     rows = [
         ["", f"{numbers} table numbers", f"{curves} figure curves"],
         ["---", "---", "---"],
-        ["as published", *(sum_up(of).replace(" as published", "") for of in counts)],
+        ["as published", _kinds(of_tables), _kinds(of_figures)],
         row("reduced, or on other data or settings", *OTHER),
         row("did not learn", *FAILED),
         row("shares its run with another number", AGAIN),
@@ -148,7 +155,7 @@ def sheet(results: Path) -> Sheet:
     numbers: list[dict[str, object]] = []
     for name, tables in groups.items():
         counts = count(tables)
-        total = sum(counts[status] for status in STATUSES)
+        total = _total(counts, STATUSES)
         why = _say_why(counts)
         numbers.append(
             {
@@ -159,9 +166,8 @@ def sheet(results: Path) -> Sheet:
                 "why": why,
             }
         )
-        published = sum_up(counts).replace(" as published", "")
-        others = [_total(counts, kind) for kind in (OTHER, FAILED, (AGAIN,), EMPTY)]
-        shown.append([name, str(total), published, *map(str, others), why])
+        others = [str(_total(counts, kind)) for kind in (OTHER, FAILED, (AGAIN,), EMPTY)]
+        shown.append([name, str(total), _kinds(counts), *others, why])
     important = ("table", "all", "as published", "in another way", "empty")
     return Sheet("Coverage", columns, shown, [], "", numbers, important=important)
 

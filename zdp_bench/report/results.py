@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Mapping, Sequence
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -31,27 +32,31 @@ DIGESTS = ("run", "experiment", "data_digest", "ledger_digest", "commit")
 NO_RESULT = ("claims.", "trainer.micro_batch", "privacy.total_budget")
 
 
-def read_frame(found: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
+def read_frame(runs: Sequence[Record]) -> tuple[pd.DataFrame, list[str]]:
     """Return one row a record, and which columns are keys of the configuration."""
-    frame = records.frame(list(found))
-    settings = [flatten(record.config) for record in found]
+    frame = records.frame(list(runs))
     known = set(frame.columns)
-    keys = {key for of_run in settings for key in of_run if not key.startswith(NO_RESULT)} - known
-    metrics = dict.fromkeys(name for record in found for name in record.metrics)
+    keys: set[str] = set()
+    metrics: dict[str, None] = {}  # each once, in order
+    cells = []
+    for run in runs:
+        settings = flatten(run.config)
+        keys |= {key for key in settings if not key.startswith(NO_RESULT)}
+        metrics |= dict.fromkeys(run.metrics)
+        cells.append({**settings, **run.metrics})
+    keys -= known
     more = [*sorted(keys), *(name for name in metrics if name not in known)]
-    rows = []
-    for of_run, record in zip(settings, found, strict=True):
-        values = {**of_run, **record.metrics}
-        rows.append([values.get(column) for column in more])
+    rows = [[row.get(column) for column in more] for row in cells]
     return frame.join(pd.DataFrame(rows, columns=more, dtype=object)), sorted(keys)
 
 
 def flatten(config: Mapping[str, Any]) -> dict[str, Any]:
     """Return a nested configuration by dotted key; a list becomes its JSON text."""
-    return {
-        key: json.dumps(value) if isinstance(value, list) else value
-        for key, value in records.flatten(config).items()
-    }
+    flat = records.flatten(config)
+    for key, value in flat.items():
+        if isinstance(value, list):
+            flat[key] = json.dumps(value)
+    return flat
 
 
 def keep(frame: pd.DataFrame, filters: Sequence[str]) -> pd.DataFrame:
@@ -85,16 +90,16 @@ def find(column: str, frame: pd.DataFrame, what: str = "column") -> str:
 def tell_differences(frame: pd.DataFrame, keys: Sequence[str]) -> list[str]:
     """Return each run's values of what differs within its recipe: 'dp_sgd, lr 0.1'."""
     columns = {key: frame[key].tolist() for key in ("variant", "provenance", *keys)}
-    words = {key: [_as_word(value) for value in values] for key, values in columns.items()}
-    rows_of: dict[str, list[int]] = {}
+    rows_of_recipe: dict[str, list[int]] = {}
     for row, recipe in enumerate(frame["recipe"]):
-        rows_of.setdefault(recipe, []).append(row)
+        rows_of_recipe.setdefault(recipe, []).append(row)
     differences = [""] * len(frame)
-    for rows in rows_of.values():
-        of_recipe = {key: [cells[row] for row in rows] for key, cells in words.items()}
-        differing = [key for key in _differing(of_recipe) if key != "seed"]
+    for rows in rows_of_recipe.values():
+        words = {key: [_as_word(cells[row]) for row in rows] for key, cells in columns.items()}
+        differing = _differing(words)
         for row in rows:
-            differences[row] = _say({key: columns[key][row] for key in differing})
+            values = {key: columns[key][row] for key in differing if key != "seed"}
+            differences[row] = _join_values(values)
     return differences
 
 
@@ -124,7 +129,7 @@ def _differing(words: dict[str, list[str]]) -> list[str]:
 SELF_EXPLAINING = ("name", "variant", "provenance")  # keys whose values say what they are of
 
 
-def _say(values: dict[str, Any]) -> str:
+def _join_values(values: dict[str, Any]) -> str:
     """Return values with the last part of their keys: 'dp_sgd, lr 0.1'."""
     parts: dict[str, None] = {}  # each once
     for key, value in values.items():
@@ -196,10 +201,11 @@ def _group(frame: pd.DataFrame, by: list[str], measures: list[str]) -> pd.DataFr
     for name in measures:
         if name.startswith("epsilon"):
             _require_comparable(name, groups)
-    made: dict[str, Any] = {"n": groups["run"].count()}
+    columns: dict[str, Any] = {"n": groups["run"].count()}
     for name in measures:
-        made |= {name: groups[name].mean(), f"{name}_sd": groups[name].std()}
-    return pd.DataFrame(made).reset_index()
+        columns[name] = groups[name].mean()
+        columns[f"{name}_sd"] = groups[name].std()
+    return pd.DataFrame(columns).reset_index()
 
 
 def _require_comparable(name: str, groups: Any) -> None:
@@ -216,21 +222,28 @@ def _require_comparable(name: str, groups: Any) -> None:
 
 def _unfinished(results: Path, filters: Sequence[str]) -> list[str]:
     """Return a sentence that names the runs without a record, of the recipes asked for."""
-    asked = [word for one in filters if one.startswith("recipe=") for word in one[7:].split(",")]
-    homes = sorted(path.parent for path in results.glob("runs/*/*/spending.json"))
-    left = [
-        f"{home.parent.name}/{home.name[:8]}"
-        for home in homes
-        if not ((home / "record.json").exists() or records.is_deleted(home))
-        and home.parent.name in (asked or [home.parent.name])
-    ]
-    return [f"Not finished: {', '.join(left)}; the same command continues it."] if left else []
+    recipes: list[str] = []  # empty: all
+    for condition in filters:
+        column, _, value = condition.partition("=")
+        if column == "recipe":
+            recipes += value.split(",")
+    unfinished = []
+    for spending in sorted(results.glob("runs/*/*/spending.json")):
+        home = spending.parent
+        recipe = home.parent.name
+        if recipes and recipe not in recipes:
+            continue
+        if not (home / "record.json").exists() and not records.is_deleted(home):
+            unfinished.append(f"{recipe}/{home.name[:8]}")
+    if not unfinished:
+        return []
+    return [f"Not finished: {', '.join(unfinished)}; the same command continues it."]
 
 
 def _passes(column: str, cell: Any, words: Sequence[str]) -> bool:
     """True if a cell, or one of a run's tags, is one of the words that the user typed."""
     cells = cell.split(", ") if column == "tags" and isinstance(cell, str) else [cell]
-    return any(_equals(one, word) for one in cells for word in words)
+    return any(_equals(value, word) for value, word in product(cells, words))
 
 
 def _equals(cell: Any, word: str) -> bool:
