@@ -70,18 +70,14 @@ def fillings(table: str, results: Path) -> list[Filling]:
     every = records.read_all(results)
     times = read_times(every)
     jobs = jobs_of_table(table)
-    found = [
-        Filling(
-            job.recipe,
-            job.overrides,
-            job.row,
-            job.variant,
-            job.digest,
-            seconds=seconds_of(job.resolved, times),
+    on_own_data = []
+    for job in jobs:
+        seconds = seconds_of(job.resolved, times)
+        filling = Filling(
+            job.recipe, job.overrides, job.row, job.variant, job.digest, seconds=seconds
         )
-        for job in jobs
-    ]
-    return [*found, *on_other_data(found, jobs, every)]
+        on_own_data.append(filling)
+    return [*on_own_data, *on_other_data(on_own_data, jobs, every)]
 
 
 def jobs_of_table(table: str) -> list[Job]:
@@ -125,8 +121,8 @@ def _state_of_code() -> str:
         for place, _, names in sorted(os.walk(folder)):
             for name in sorted(names):
                 if name.endswith((".py", ".yaml", ".csv")):
-                    found = os.stat(os.path.join(place, name))
-                    state.update(f"{place}/{name} {found.st_mtime_ns} {found.st_size}".encode())
+                    file = os.stat(os.path.join(place, name))
+                    state.update(f"{place}/{name} {file.st_mtime_ns} {file.st_size}".encode())
     return state.hexdigest()
 
 
@@ -142,7 +138,8 @@ def claims_of(table: str, most: int | None = None, times: Times | None = None) -
     claims = []
     for recipe in recipes_of(table):
         for overrides in jobs_of(recipe)[:most]:
-            config = check(composed := compose_job(recipe, overrides))
+            composed = compose_job(recipe, overrides)
+            config = check(composed)
             row, variant = str(config.claims.row), config.claims.variant
             if row not in rows:
                 raise unknown(f"row of {table} in recipe '{recipe}',", row, sorted(rows))
@@ -166,19 +163,23 @@ def compose_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
 
 def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
     """Return the same with interpolations that are not resolved yet."""
-    base, body = (
-        assets.read_yaml(assets.CONF / "config.yaml"),
-        assets.read_yaml(files("recipe")[recipe]),
-    )
-    entries = [
-        one for one in base.pop("defaults") + body.pop("defaults", []) if isinstance(one, dict)
-    ]
-    chosen = {key.removeprefix("override /"): name for one in entries for key, name in one.items()}
-    chosen |= {key: name for key, _, name in (word.partition("=") for word in job) if key in GROUPS}
-    merged = {group: _options_of(group, chosen[group]) for group in GROUPS}
+    base = assets.read_yaml(assets.CONF / "config.yaml")
+    body = assets.read_yaml(files("recipe")[recipe])
+    plugins: dict[str, str] = {}  # the name chosen in each group
+    for entry in base.pop("defaults") + body.pop("defaults", []):
+        if isinstance(entry, dict):
+            plugins |= {key.removeprefix("override /"): name for key, name in entry.items()}
+    values = []
+    for word in job:
+        key, _, name = word.partition("=")
+        if key in GROUPS:
+            plugins[key] = name
+        else:
+            values.append(word)
+    merged = {group: _options_of(group, plugins[group]) for group in GROUPS}
     for node in (base, body, {"recipe": recipe}):
         _merge(merged, node)
-    for override in parse_words([word for word in job if word.partition("=")[0] not in GROUPS]):
+    for override in parse_words(values):
         _merge(merged, _nest(override.key_or_group, override.value()))
     del merged["hydra"]
     return merged
@@ -187,10 +188,12 @@ def merge_job(recipe: str, job: Iterable[str]) -> dict[str, Any]:
 def _look_up(merged: dict[str, Any]) -> None:
     """Resolve interpolations; only they, and what they refer to, pass through slow OmegaConf."""
     flat = records.flatten(merged)
-    texts = {key for key, value in flat.items() if "${" in str(value)}
-    named = {name for key in texts for name in _NAMED.findall(str(flat[key]))}
+    interpolated = {key for key, value in flat.items() if "${" in str(value)}
+    referred: set[str] = set()
+    for key in interpolated:
+        referred.update(_NAMED.findall(str(flat[key])))
     few: dict[str, Any] = {}
-    for key in texts | (named & flat.keys()):
+    for key in interpolated | (referred & flat.keys()):
         _merge(few, _nest(key, flat[key]))
     _merge(merged, to_plain(OmegaConf.create(few)))
 
@@ -215,18 +218,18 @@ def jobs_of(recipe: str) -> list[tuple[str, ...]]:
     """Return the overrides of each job of a recipe's sweep but the seed; one without a sweep."""
     hydra = assets.read_yaml(assets.group(assets.RECIPES)[recipe]).get("hydra") or {}
     params = (hydra.get("sweeper") or {}).get("params") or {}
-    axes = parse_words([f"{key}={value}" for key, value in params.items() if key != "seed"])
-    choices = [
-        [f"{axis.key_or_group}={value}" for value in axis.sweep_string_iterator()]
-        if axis.is_sweep_override()
-        else [str(axis.input_line)]
-        for axis in axes
-    ]
+    choices = []  # the overrides that each axis chooses from
+    for axis in parse_words([f"{key}={value}" for key, value in params.items() if key != "seed"]):
+        if axis.is_sweep_override():
+            values = axis.sweep_string_iterator()
+            choices.append([f"{axis.key_or_group}={value}" for value in values])
+        else:
+            choices.append([str(axis.input_line)])
     return list(product(*choices))
 
 
 def on_other_data(
-    found: Sequence[Filling], jobs: Sequence[Job], every: Iterable[Record]
+    fillings: Sequence[Filling], jobs: Sequence[Job], every: Iterable[Record]
 ) -> list[Filling]:
     """Return the same jobs with another data set in place of the recipe's, where records exist."""
     recipes = {job.recipe for job in jobs}
@@ -240,11 +243,12 @@ def on_other_data(
     for job in jobs:
         own.setdefault(job.recipe, []).append(drop_empty(job.resolved["dataset"]))
     moved = []
-    for filling, job in zip(found, jobs, strict=True):
-        # Without what is not set: a record may be older than an option that is off.
-        others = [
-            data for data in used.get(job.recipe, []) if drop_empty(data) not in own[job.recipe]
-        ]
+    for filling, job in zip(fillings, jobs, strict=True):
+        others = []
+        for dataset in used.get(job.recipe, []):
+            # Without what is not set: a record may be older than an option that is off.
+            if drop_empty(dataset) not in own[job.recipe]:
+                others.append(dataset)
         if others:
             for digest, label in _remember(digests_on, others, job.composed).items():
                 moved.append(dataclasses.replace(filling, digest=digest, on=label))
@@ -270,7 +274,9 @@ def digests_on(
 def _options_of(kind: str, name: str) -> dict[str, Any]:
     """Return a plug-in's options with their defaults; {} if there is no such plug-in now."""
     if name in files(kind):
-        return {k: v for k, v in assets.read_yaml(files(kind)[name]).items() if k != "card"}
+        options = assets.read_yaml(files(kind)[name])
+        options.pop("card", None)
+        return options
     try:
         return {"name": name} | defaults(lookup(kind, name))
     except UserError:

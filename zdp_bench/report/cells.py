@@ -63,13 +63,17 @@ class Rules:
 
     def lacking(self, row: str) -> str:
         """Return what is missing to run a row; empty if nothing is."""
-        rows = self.lacks.items()
-        return next((why for of, why in rows if fnmatchcase(f"{self.table}/{row}", of)), "")
+        for pattern, reason in self.lacks.items():
+            if fnmatchcase(f"{self.table}/{row}", pattern):
+                return reason
+        return ""
 
 
 def rules_of(table: str) -> Rules:
     """Return what counts as the paper's data in a table, and what its rows lack."""
-    return Rules(table.partition("/")[2], **(papers.settings(table).get("coverage") or {}))
+    number = table.partition("/")[2]
+    coverage = papers.settings(table).get("coverage") or {}
+    return Rules(number, **coverage)
 
 
 @dataclass(frozen=True)
@@ -107,18 +111,20 @@ class Filling:
     @property
     def command(self) -> str:
         """The command whose runs fill the row."""
-        name, *options = re.split(r", (?=\w+=)", self.on) if self.on else [""]
-        words = [f"dataset={name}"] if name else []
-        words = [shlex.quote(w) for w in [*words, *(f"dataset.{option}" for option in options)]]
-        return " ".join(["zdp-bench run", f"recipe={self.recipe}", *self.overrides, *words])
+        words = ["zdp-bench run", f"recipe={self.recipe}", *self.overrides]
+        if self.on:
+            name, *options = re.split(r", (?=\w+=)", self.on)
+            words.append(shlex.quote(f"dataset={name}"))
+            words += [shlex.quote(f"dataset.{option}") for option in options]
+        return " ".join(words)
 
 
 def list_once(runs: Iterable[Record]) -> list[Record]:
     """Return runs by seed; one that two recipes made counts once."""
-    found: dict[str, Record] = {}
+    by_digest: dict[str, Record] = {}
     for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
-        found.setdefault(run.run, run)
-    return list(found.values())
+        by_digest.setdefault(run.run, run)
+    return list(by_digest.values())
 
 
 @dataclass(frozen=True)
@@ -145,7 +151,8 @@ class Spent:
     @staticmethod
     def of(privacy: Privacy) -> Spent:
         """Return what a finished run has spent."""
-        return Spent(**{each.name: getattr(privacy, each.name) for each in fields(Spent)})
+        names = [field.name for field in fields(Spent)]
+        return Spent(**{name: getattr(privacy, name) for name in names})
 
     @staticmethod
     def after(privacy: Privacy, epoch: Epoch) -> Spent:
@@ -208,13 +215,18 @@ class Line:
     @property
     def over_folds(self) -> bool:
         """True if each value is a fold's mean: folds differ by more than seeds do."""
-        return self.axes is None and sum(bool(runs) for _, runs in self.jobs) > 1
+        jobs_with_runs = [runs for _, runs in self.jobs if runs]
+        return self.axes is None and len(jobs_with_runs) > 1
 
     @property
     def on_paper_data(self) -> bool:
         """True if every run used what counts as the paper's data."""
-        done = [(job.recipe, run.data) for job, runs in self.jobs for run in runs]
-        return not self.on and all(self.rules.is_published(*one) for one in done)
+        if self.on:
+            return False
+        for job, runs in self.jobs:
+            if not all(self.rules.is_published(job.recipe, run.data) for run in runs):
+                return False
+        return True
 
     @property
     def lacking(self) -> str:
@@ -226,24 +238,29 @@ class Line:
         """One of `PUBLISHED`, `OTHER`, `FAILED` or `EMPTY`."""
         if not self.runs:
             return "no data" if self.lacking else "not run"
-        if 2 * sum(did_not_learn(run) for run in self.runs) > len(self.runs):
+        failed = [run for run in self.runs if did_not_learn(run)]
+        if 2 * len(failed) > len(self.runs):
             return "did not learn"
-        reduced = any(fnmatchcase(self.variant or "", pattern) for pattern in self.rules.reduced)
-        if reduced or (self.axes and not all(runs for _, runs in self.jobs)):
+        variant = self.variant or ""
+        if any(fnmatchcase(variant, pattern) for pattern in self.rules.reduced):
+            return "reduced"
+        if self.axes and not all(runs for _, runs in self.jobs):  # part of a curve
             return "reduced"
         if not self.on_paper_data:
             return "other data"
         if self.variant:
             return "other settings"
-        return "as published" if self.axes else judge(self.number, self.values, self.over_folds)
+        if self.axes:
+            return "as published"
+        return judge(self.number, self.values, self.over_folds)
 
     @property
     def difference(self) -> float | None:
         """Ours less the paper's number; None unless it is as published."""
         if not self.values or self.status not in PUBLISHED or self.number.number is None:
             return None
-        away = mean(self.values) - self.number.number
-        return None if math.isnan(away) else away
+        difference = mean(self.values) - self.number.number
+        return None if math.isnan(difference) else difference
 
     @property
     def differs(self) -> str:
@@ -259,11 +276,17 @@ class Line:
     @property
     def command(self) -> str:
         """The command that makes its runs; empty if no recipe does."""
-        if len(self.jobs) < 2:
-            return self.jobs[0][0].command if self.jobs else ""
-        (first, _), *others = self.jobs
-        common = [word for word in first.overrides if all(word in f.overrides for f, _ in others)]
-        return " ".join(["zdp-bench run -m", f"recipe={first.recipe}", *common])
+        if not self.jobs:
+            return ""
+        fillings = [filling for filling, _ in self.jobs]
+        first = fillings[0]
+        if len(fillings) == 1:
+            return first.command
+        words = ["zdp-bench run -m", f"recipe={first.recipe}"]
+        for override in first.overrides:
+            if all(override in filling.overrides for filling in fillings):
+                words.append(override)
+        return " ".join(words)
 
 
 def did_not_learn(run: Record) -> bool:
@@ -286,7 +309,9 @@ def guess_of(run: Record, metric: Metric) -> float | None:
     if zero_filled is not None:
         return float(zero_filled)
     classes = run.data.example.get("outputs", 0)
-    return 1 / classes if metric.name == "accuracy" and classes > 1 else metric.guess
+    if metric.name == "accuracy" and classes > 1:
+        return 1 / classes
+    return metric.guess
 
 
 def point_of(metric: Metric, number: float) -> float:
@@ -301,12 +326,16 @@ def judge(number: Reference, values: Sequence[float], over_folds: bool = False) 
     """
     if number.number is None or math.isnan(mean(values)):
         return "different"
-    point = 1.0 if number.unit == "%" else point_of(describe(number.column), number.number)
-    spread = 2 * stdev(values) if len(values) >= 3 and not over_folds else 0.0
-    away = abs(mean(values) - number.number) - 1e-9
-    if away <= max(point, spread):
+    point = 1.0
+    if number.unit != "%":
+        point = point_of(describe(number.column), number.number)
+    spread = 0.0
+    if len(values) >= 3 and not over_folds:
+        spread = 2 * stdev(values)
+    difference = abs(mean(values) - number.number) - 1e-9
+    if difference <= max(point, spread):
         return "reproduced"
-    return "close" if away <= 2 * point else "different"
+    return "close" if difference <= 2 * point else "different"
 
 
 def make_lines(
@@ -326,11 +355,14 @@ def make_lines(
         printed[number.row, column, x] = number
     jobs = [(filling, tuple(filling.runs_of(every))) for filling in fillings]
     rows = list(dict.fromkeys(number.row for number in numbers))
-    heads = [n for n in numbers if n.column not in EPSILON_COLUMNS and " at " not in n.column]
+    heads = []
+    for number in numbers:
+        if number.column not in EPSILON_COLUMNS and " at " not in number.column:
+            heads.append(number)
     lines: list[Line] = []
     for number in sorted(heads, key=lambda head: rows.index(head.row)):
-        of_row = [(filling, runs) for filling, runs in jobs if filling.row == number.row]
-        for (variant, on), jobs_of_line in sorted(_by_variant(of_row).items()):
+        jobs_of_row = [(filling, runs) for filling, runs in jobs if filling.row == number.row]
+        for (variant, on), jobs_of_line in sorted(_by_variant(jobs_of_row).items()):
             line = Line(number, tuple(jobs_of_line), rules, variant or None, on or None, axes)
             if line.runs or line.is_papers:
                 lines += _points(line, printed)
@@ -355,21 +387,23 @@ def _points(line: Line, printed: Printed) -> list[Line]:
     row, metric = line.number.row, line.number.column
     scale = 100.0 if line.number.unit == "%" else 1.0
     measured = _measure_curve(line, printed) if line.axes else {"": _measure_line(line)}
+    unprinted = replace(line.number, value="")
     points = []
     for x in sorted(measured, key=lambda x: float(x or 0)) or [""]:
         values, spent = measured.get(x, ([], []))
-        claims = [printed.get((row, column, x)) for column in EPSILON_COLUMNS]
-        claim, by_rdp = (number.value if number else "" for number in claims)
-        points.append(
-            replace(
-                line,
-                number=printed.get((row, metric, x), replace(line.number, value="")),
-                x=x,
-                claims=(claim, by_rdp),
-                values=tuple(scale * value for value in values),
-                spent=max(spent, key=lambda spent: spent.epsilon_tight, default=None),
-            )
+        claims = []
+        for column in EPSILON_COLUMNS:
+            claim = printed.get((row, column, x))
+            claims.append(claim.value if claim else "")
+        point = replace(
+            line,
+            number=printed.get((row, metric, x), unprinted),
+            x=x,
+            claims=(claims[0], claims[1]),
+            values=tuple(scale * value for value in values),
+            spent=max(spent, key=lambda spent: spent.epsilon_tight, default=None),
         )
+        points.append(point)
     return points
 
 
@@ -379,11 +413,14 @@ Measured = tuple[list[float], list[Spent]]  # what runs reached, and what each s
 def _measure_line(line: Line) -> Measured:
     """Return the metric of each seed; where several jobs are the folds of a number, of each job."""
     metric = line.number.column
-    folds = [[run.metrics[metric] for run in runs] for _, runs in line.jobs if runs]
+    values_of_jobs = []
+    for _, runs in line.jobs:
+        if runs:
+            values_of_jobs.append([run.metrics[metric] for run in runs])
     spent = [Spent.of(run.privacy) for run in line.runs]
     if line.over_folds:
-        return [mean(fold) for fold in folds], spent
-    return (folds[0] if folds else []), spent
+        return [mean(values) for values in values_of_jobs], spent
+    return (values_of_jobs[0] if values_of_jobs else []), spent
 
 
 def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
@@ -392,9 +429,9 @@ def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
     measured: dict[str, Measured] = {}
     for run in line.runs:
         for place, value, spent in _measure(run, line.number.column, line.axes.x):
-            values, of_each = measured.setdefault(f"{place:g}", ([], []))
-            values.append(value)
-            of_each.append(spent)
+            values_there, spent_there = measured.setdefault(f"{place:g}", ([], []))
+            values_there.append(value)
+            spent_there.append(spent)
     if line.is_papers:
         for row, _, x in printed:
             if row == line.number.row and x:
@@ -405,9 +442,9 @@ def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
 def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Spent]]:
     """Yield x, the metric and what was spent of a run, or of each of its epochs."""
     if x != "epoch":
-        known = (run.get(path) for path in x.split(" or "))
-        place = float(next(value for value in known if value is not None))
-        yield place, run.metrics[metric], Spent.of(run.privacy)
+        settings = [run.get(path) for path in x.split(" or ")]
+        place = next(setting for setting in settings if setting is not None)
+        yield float(place), run.metrics[metric], Spent.of(run.privacy)
     elif run.has_each_epoch:
         for epoch in run.epochs:
             if epoch.number is not None:

@@ -96,7 +96,7 @@ def compare_rows(
 
 
 def _compare_curves(first: Sequence[Record], second: Sequence[Record], results: Path) -> Compared:
-    """Compare ROC-AUCs on the same test examples, seed by seed; the largest p of all seeds counts."""
+    """Compare ROC-AUCs on the same test examples, seed by seed; the largest p counts."""
     p_of_seed = {}
     for run, other_run in product(first, second):
         if run.seed != other_run.seed or run.data.test != other_run.data.test:
