@@ -51,19 +51,40 @@ UP_TO_ONE = Annotated[float, Interval(ge=0, le=1)]
 BELOW_ONE = Annotated[float, Interval(ge=0, lt=1)]
 EPOCH = Annotated[int, Interval(ge=1, lt=2**31)]
 TORCH_TYPES: dict[str, Any] = {
-    **dict.fromkeys(("lr", "weight_decay", "eps", "lr_decay", "momentum_decay", "floor"), NUMBER),
-    **dict.fromkeys(("initial_accumulator_value", "eta_min", "min_lr", "threshold"), NUMBER),
-    **dict.fromkeys(("momentum", "dampening", "end_factor", "final"), UP_TO_ONE),
-    **dict.fromkeys(("nesterov", "centered", "amsgrad", "maximize"), bool),
-    "decoupled_weight_decay": bool,
-    **dict.fromkeys(("foreach", "fused"), bool | None),
-    **dict.fromkeys(("alpha", "warmup"), BELOW_ONE),
+    # optimizers
+    "lr": NUMBER,
+    "weight_decay": NUMBER,
+    "eps": NUMBER,
+    "lr_decay": NUMBER,
+    "momentum_decay": NUMBER,
+    "initial_accumulator_value": NUMBER,
+    "momentum": UP_TO_ONE,
+    "dampening": UP_TO_ONE,
+    "alpha": BELOW_ONE,
     "betas": Annotated[list[BELOW_ONE], Len(2, 2)],
+    "nesterov": bool,
+    "centered": bool,
+    "amsgrad": bool,
+    "maximize": bool,
+    "decoupled_weight_decay": bool,
+    "foreach": bool | None,
+    "fused": bool | None,
+    # schedulers
+    "floor": NUMBER,
+    "eta_min": NUMBER,
+    "min_lr": NUMBER,
+    "threshold": NUMBER,
+    "end_factor": UP_TO_ONE,
+    "final": UP_TO_ONE,
+    "warmup": BELOW_ONE,
     "gamma": Annotated[float, Interval(gt=0, le=1e30)],
     "start_factor": Annotated[float, Interval(gt=0, le=1)],
     "factor": Annotated[float, SHARE],
-    **dict.fromkeys(("step_size", "T_max", "total_iters"), EPOCH),
-    **dict.fromkeys(("patience", "cooldown"), Annotated[int, Interval(ge=0, lt=2**31)]),
+    "step_size": EPOCH,
+    "T_max": EPOCH,
+    "total_iters": EPOCH,
+    "patience": Annotated[int, Interval(ge=0, lt=2**31)],
+    "cooldown": Annotated[int, Interval(ge=0, lt=2**31)],
     "milestones": Annotated[list[EPOCH], MinLen(1)],
     "mode": Literal["min", "max"],
     "threshold_mode": Literal["rel", "abs"],
@@ -92,9 +113,13 @@ def find_builder(kind: str, name: str) -> Callable[..., Any]:
     module, classes = TORCH[kind]
     if name in classes:
         return getattr(attrgetter(module)(torch), classes[name])
-    if name in (ours := names(kind)):
+    registered = names(kind)
+    if name in registered:
         return lookup(kind, name)
-    raise unknown(kind, name, [*classes, *ours, *(["none"] if kind in MAY_BE_NONE else [])])
+    allowed = [*classes, *registered]
+    if kind in MAY_BE_NONE:
+        allowed.append("none")
+    raise unknown(kind, name, allowed)
 
 
 def own_keys(kind: str, name: str) -> list[str]:
@@ -119,8 +144,9 @@ def check_plugin(kind: str, node: dict[str, Any]) -> Plugin:
         raise UserError(f"{kind}.name is missing: choose a {kind}, such as {kind}=NAME.")
     builder = find_builder(kind, name)
     keys = own_keys(kind, name)
-    if strange := [key for key in options if key not in keys]:
-        raise unknown("key", f"{kind}.{strange[0]}", [f"{kind}.{key}" for key in keys])
+    for key in options:
+        if key not in keys:
+            raise unknown("key", f"{kind}.{key}", [f"{kind}.{known}" for known in keys])
     common = common_keys(kind, name)
     options = {key: value for key, value in options.items() if key not in common}
     return Plugin(name, check_options(kind, builder, options))
@@ -131,8 +157,10 @@ def check_options(
 ) -> dict[str, Any]:
     """Return the options, converted to their declared types and completed by the defaults."""
     if kind in TORCH:
-        hints = {key: TORCH_TYPES.get(key, Any) for key in options}
-        return {key: check_value(f"{kind}.{key}", hints[key], options[key]) for key in options}
+        checked = {}
+        for key, value in options.items():
+            checked[key] = check_value(f"{kind}.{key}", TORCH_TYPES.get(key, Any), value)
+        return checked
     in_init = inspect.isclass(builder) and not is_dataclass(builder)
     hints = hints_of(builder.__init__ if in_init else builder)
     rules = PRIVACY_RULES if kind == "algorithm" else {}
@@ -156,41 +184,59 @@ def drop_strangers(
     """
     name = node.get("name") or "none"  # scheduler=none, representation=none
     body = recipe_body(recipe) or {}
-    if not (meant := body.get(kind)) or name not in group_options(kind):
+    recipes_options = body.get(kind)
+    if not recipes_options or name not in group_options(kind):
         return node
     base = assets.read_yaml(assets.CONF / "config.yaml")
-    chosen: dict[str, str] = {}
+    plugins: dict[str, str] = {}  # what the recipe chooses of each kind
     for entry in (*base["defaults"], *body.get("defaults", [])):
         if isinstance(entry, dict):
-            chosen |= {key.removeprefix("override /"): value for key, value in entry.items()}
-    if chosen[kind] == name:
+            plugins |= {key.removeprefix("override /"): value for key, value in entry.items()}
+    if plugins[kind] == name:
         return node
     yaml = files(kind).get(str(name))
-    own = assets.read_yaml(yaml) if yaml else defaults(lookup(kind, str(name)))
-    strangers = {key for key in meant if key not in own and f"{kind}.{key}" not in typed}
-    return {key: value for key, value in node.items() if key not in strangers}
+    known = assets.read_yaml(yaml) if yaml else defaults(lookup(kind, str(name)))
+    kept = {}
+    for key, value in node.items():
+        is_strange = key in recipes_options and key not in known
+        if not is_strange or f"{kind}.{key}" in typed:
+            kept[key] = value
+    return kept
 
 
 def every_key() -> list[tuple[str, str]]:
     """Return every dotted key of a run, once, with its default; of plug-ins, with who has it."""
     plain = assets.read_yaml(assets.CONF / "config.yaml")
-    groups = [next(iter(entry.items())) for entry in plain["defaults"] if isinstance(entry, dict)]
-    found = [(group, str(name)) for group, name in groups if group in (*GROUPS, "launcher")]
+    keys = []
+    for entry in plain["defaults"]:
+        if isinstance(entry, dict):
+            group, name = next(iter(entry.items()))
+            if group in (*GROUPS, "launcher"):
+                keys.append((group, str(name)))
     for section, default in plain.items():
         if section in ("defaults", "hydra", "model"):
             continue
-        inside = default if isinstance(default, dict) else {"": default}
-        found += [(f"{section}.{key}".rstrip("."), _show(value)) for key, value in inside.items()]
+        if isinstance(default, dict):
+            keys += [(f"{section}.{key}", _show(value)) for key, value in default.items()]
+        else:
+            keys.append((section, _show(default)))
     for kind in (*PLUGINS, "trainer"):
-        owners: dict[str, list[str]] = {}
-        for name in group_options(kind):
-            yaml = assets.read_yaml(files(kind)[name]) if name in files(kind) else {}
-            keys = [] if name == "none" else yaml if kind == "trainer" else own_keys(kind, name)
-            for key in keys:
-                owner = f"{name} {_show(yaml[key])}" if key in yaml else name
-                owners.setdefault(key, []).append(owner)
-        found += [(f"{kind}.{key}", ", ".join(names)) for key, names in sorted(owners.items())]
-    return found
+        owners = _owners_of_keys(kind)
+        keys += [(f"{kind}.{key}", ", ".join(owners[key])) for key in sorted(owners)]
+    return keys
+
+
+def _owners_of_keys(kind: str) -> dict[str, list[str]]:
+    """Return, by key, the plug-ins of a kind that have it, each with its default if one is set."""
+    owners: dict[str, list[str]] = {}
+    for name in group_options(kind):
+        if name == "none":
+            continue
+        yaml = assets.read_yaml(files(kind)[name]) if name in files(kind) else {}
+        for key in yaml if kind == "trainer" else own_keys(kind, name):
+            owner = f"{name} {_show(yaml[key])}" if key in yaml else name
+            owners.setdefault(key, []).append(owner)
+    return owners
 
 
 def _show(value: Any) -> str:

@@ -117,31 +117,29 @@ class SequenceSlices(Dataset):
             reading: names what `read` does, and changes when it does: for cache and digest.
         """
         files = []
-        for part, of_part in parts.items():
-            files += [(part, path.name, sha256(path), used) for path, used in of_part]
-        patients = [patient for of_part in parts.values() for patient in of_part]
+        patients = []
+        examples_of: dict[str, list[int]] = {}  # how many each patient of a part has
+        for part, patients_of_part in parts.items():
+            examples_of[part] = []
+            for path, used in patients_of_part:
+                files.append((part, path.name, sha256(path), used))
+                patients.append((path, used))
+                examples_of[part].append(len(SEQUENCES) * (used.stop - used.start))
         arrays = digest(repr((reading, self.size, files)))
-        rows, groups = place_owners(
-            {
-                part: [len(SEQUENCES) * (used.stop - used.start) for _, used in of_part]
-                for part, of_part in parts.items()
-            }
-        )
+        rows, groups = place_owners(examples_of)
+
+        classes = torch.arange(len(SEQUENCES))
         labels = torch.cat(
-            [
-                torch.arange(len(SEQUENCES)).repeat_interleave(used.stop - used.start)
-                for _, used in patients
-            ]
+            [classes.repeat_interleave(used.stop - used.start) for _, used in patients]
         )
         kind = f"sequences-{nifti.READING}"
         shape = (len(groups), 1, self.size, self.size)
         blocks = (transform_slices(read(path)[:, :, used], self.size) for path, used in patients)
-        whole = torch.from_numpy(load_or_make(kind, arrays, shape, np.complex64, blocks))
-        examples = {
-            part: Examples(whole[of_part], labels[of_part], groups[of_part])
-            for part, of_part in rows.items()
-        }
-        counts = {part: len(of_part) for part, of_part in parts.items()}
+        kspace = torch.from_numpy(load_or_make(kind, arrays, shape, np.complex64, blocks))
+        examples = {}
+        for part, places in rows.items():
+            examples[part] = Examples(kspace[places], labels[places], groups[places])
+        counts = {part: len(patients_of_part) for part, patients_of_part in parts.items()}
         return Splits(
             examples["train"],
             examples["test"],
@@ -214,9 +212,8 @@ class MriSequences(SequenceSlices):
         Those that validate are drawn from the test volumes, as the paper does.
         """
         folder = root / FOLDER
-        train, held = (
-            nifti.find_volumes(folder / part, "mri_sequences", len(SEQUENCES)) for part in RELEASED
-        )
+        train = nifti.find_volumes(folder / "imagesTr", "mri_sequences", len(SEQUENCES))
+        held = nifti.find_volumes(folder / "imagesTs", "mri_sequences", len(SEQUENCES))
         names = {nifti.name_of(path) for path in train}
         for path in held:
             if nifti.name_of(path) in names:

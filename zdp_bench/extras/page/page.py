@@ -75,17 +75,19 @@ def write(tables: Mapping[str, Sheet], results: Path, path: Path) -> Path:
         lstrip_blocks=True,
     )
     numbers = [sheet.numbers for sheet in tables.values()]
+    filled_tables = []
+    for name, sheet in tables.items():
+        if any(line.get("runs") for line in sheet.numbers):
+            filled_tables.append(
+                (papers.file_stem(name), sheet.title, _markdown(sheet.as_markdown()))
+            )
     text = environment.get_template("page.html").render(
         data=escape_json(runs_of(every, results, path)),
         scripts=[_script(name) for name in SCRIPTS],
         styles=[Markup(_without_map(_read(name)).replace("</", "<\\/")) for name in STYLES],
         licences=[_read(name) for name in LICENCES],
         policy=_policy(),
-        tables=[
-            (papers.file_stem(name), sheet.title, _markdown(sheet.as_markdown()))
-            for name, sheet in tables.items()
-            if any(line.get("runs") for line in sheet.numbers)
-        ],
+        tables=filled_tables,
         parts=_parts({papers.file_stem(name) for name in tables}, results),
         figures=_figures(results),
         total=coverage.count(numbers),
@@ -125,20 +127,19 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
     runs = []
     for run, line, title in zip(every, lines, titles, strict=True):
         record = records.folder(results, run.recipe, run.run) / "record.json"
-        shown = {
-            heading: [place(pair) for pair in flatten(run.values.get(section) or {}).items()]
-            for heading, section in SECTIONS.items()
-        }
         link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
-        filled = {heading: places for heading, places in shown.items() if places}
+        facts: dict[str, Any] = {"cells": _cells(run, line, title), "record": link}
+        for heading, section in SECTIONS.items():
+            settings = flatten(run.values.get(section) or {})
+            if settings:
+                facts[heading] = [place(pair) for pair in settings.items()]
         curves = curves_of(run)
-        runs.append(
-            {"cells": _cells(run, line, title), "record": link, **filled}
-            | ({"curves": curves} if curves else {})
-        )
-    metrics = dict.fromkeys(
-        [*(metric.name for metric in BUILT_IN), *(key for run in every for key in run.metrics)]
-    )
+        if curves:
+            facts["curves"] = curves
+        runs.append(facts)
+    metrics = dict.fromkeys(metric.name for metric in BUILT_IN)
+    for run in every:
+        metrics |= dict.fromkeys(run.metrics)
     described = map(describe, metrics)
     about = {metric.name: [metric.label, metric.unit] for metric in described}
     return {"metrics": about, "pairs": pairs, "runs": runs}
@@ -146,15 +147,15 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
 
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
     """Return distinct names of runs: 'mine: mnist, lr 0.1, seed 2', with digits for twins."""
-    made = [
-        _named(run) + ", ".join(filter(None, (run.recipe, what, f"seed {run.seed}")))
-        for run, what in zip(every, differs, strict=True)
-    ]
-    twins = Counter(made)
-    return [
-        f"{name} ({run.run[:6]})" if twins[name] > 1 else name
-        for name, run in zip(made, every, strict=True)
-    ]
+    names_of_runs = []
+    for run, difference in zip(every, differs, strict=True):
+        parts = [run.recipe, difference, f"seed {run.seed}"]
+        names_of_runs.append(_named(run) + ", ".join(filter(None, parts)))
+    times = Counter(names_of_runs)
+    distinct = []
+    for name, run in zip(names_of_runs, every, strict=True):
+        distinct.append(f"{name} ({run.run[:6]})" if times[name] > 1 else name)
+    return distinct
 
 
 def _named(run: Record) -> str:
@@ -182,13 +183,15 @@ def _cells(run: Record, line: dict[Any, Any], title: str) -> dict[str, Any]:
 
 def _parts(shown: set[str], results: Path) -> list[tuple[str, str, str, list[tuple[str, Markup]]]]:
     """Return (anchor, heading, what it shows, [(name, table)]) of each part that has a file."""
-    files = [f for f in sorted((results / "tables").glob("*.md")) if f.stem not in shown]
-    found: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
-    for file in files:
+    tables_of: dict[str, list[tuple[str, Markup]]] = {start: [] for start in PARTS}
+    for file in sorted((results / "tables").glob("*.md")):
+        if file.stem in shown:
+            continue
         start = next(start for start in PARTS if file.stem.startswith(start))
         text = file.read_text(encoding="utf-8", errors="replace").lstrip()
-        found[start].append((text.partition("\n")[0].removeprefix("# "), _markdown(text)))
-    return [(*PARTS[start], tables) for start, tables in found.items() if tables]
+        title = text.partition("\n")[0].removeprefix("# ")
+        tables_of[start].append((title, _markdown(text)))
+    return [(*PARTS[start], tables) for start, tables in tables_of.items() if tables]
 
 
 def _figures(results: Path) -> list[tuple[str, str, str, str]]:
@@ -198,29 +201,27 @@ def _figures(results: Path) -> list[tuple[str, str, str, str]]:
     """
     files = sorted((results / "figures").glob("*.svg"))
     captions = papers.captions() if files else {}
-    return [
-        (
-            file.stem,
-            captions.get(file.stem, file.stem.replace("_", " ")),
-            # Scripts and links in an image do nothing.
-            f"data:image/svg+xml;base64,{b64encode(file.read_bytes()).decode()}",
-            "photograph" if b"<image" in file.read_bytes() else "lines",
-        )
-        for file in files
-    ]
+    figures = []
+    for file in files:
+        drawing = file.read_bytes()
+        caption = captions.get(file.stem, file.stem.replace("_", " "))
+        # Scripts and links in an image do nothing.
+        address = f"data:image/svg+xml;base64,{b64encode(drawing).decode()}"
+        look = "photograph" if b"<image" in drawing else "lines"
+        figures.append((file.stem, caption, address, look))
+    return figures
 
 
 def _markdown(text: str) -> Markup:
     """Return a generated page as HTML without its title; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     body = text.partition("\n")[2] if text.startswith("# ") else text
-    made = parser.render(re.sub(MADE_BY, "", body, count=1))
-    for ours, pages in (("h2>", "h5>"), ("h1>", "h4>")):
-        made = made.replace(ours, pages)
+    html = parser.render(re.sub(MADE_BY, "", body, count=1))
+    html = html.replace("h2>", "h5>").replace("h1>", "h4>")
     for paper, title in papers.titles().items():
-        made = made.replace(f"<td>{paper}</td>", f"<td>{escape(title)}</td>")
-    wide = made.replace("<table>", '<div class="wide"><table>')
-    return Markup(wide.replace("</table>", "</table></div>"))
+        html = html.replace(f"<td>{paper}</td>", f"<td>{escape(title)}</td>")
+    html = html.replace("<table>", '<div class="wide"><table>')
+    return Markup(html.replace("</table>", "</table></div>"))
 
 
 # -------------------------------------------------------------------------- scripts and safety
