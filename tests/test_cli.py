@@ -75,11 +75,13 @@ command("run", "recipe=quickstart", "optimzer.lr=1", code=(2,))
 import zdp_bench.report.results, zdp_bench.training.spending  # of `results` and `budget`
 command("list")
 assert not {"torch", "sklearn", "skimage"} & set(sys.modules)
+command("validate", "recipe=quickstart")
+assert not {"torch._dynamo", "sklearn"} & set(sys.modules)
 """
 
 
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
-    """Importing torch takes longer than all else of a command."""
+    """Importing torch takes longer than all else of a command, its compiler as long again."""
     assert "reproduce" in python("-c", LIGHT, at=tmp_path).stdout
 
 

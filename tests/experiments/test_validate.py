@@ -22,6 +22,7 @@ from zdp_bench.data.phasemnist import PhaseDigits
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import Report, validate
 from zdp_bench.report.terminal import show_validation
+from zdp_bench.training import build
 from zdp_bench.training.run import run
 
 
@@ -181,6 +182,7 @@ def test_what_an_optimizer_refuses_is_told_before_the_run(monkeypatch: pytest.Mo
         raise RuntimeError(f"not of {kinds}\nand more")
 
     monkeypatch.setattr(torch.optim.SGD, "step", refuses)
+    monkeypatch.setattr(build, "_STEPPING", set())
     with pytest.raises(UserError, match=r"^optimizer=sgd: .*: not of \{torch\.complex64\}\."):
         validated("recipe=quickstart", "optimizer=sgd")
 

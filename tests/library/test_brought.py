@@ -417,6 +417,7 @@ def test_a_lazy_module_is_asked_for_a_first_call(make: Make) -> None:
 @pytest.mark.parametrize(
     ("make_optimizer", "sentence"),
     [
+        (lambda p: torch.optim.Adam(p, capturable=True), "Adam cannot take a private step"),
         (torch.optim.LBFGS, "LBFGS cannot take a private step.*closure"),
         (lambda p: torch.optim.SGD, "is none of torch"),
         (lambda p: torch.optim.lr_scheduler.StepLR(torch.optim.SGD(p), 1), "schedule is yours"),

@@ -119,5 +119,6 @@ def test_what_a_run_audit_or_verify_states_is_never_remembered() -> None:
         if "privacy.memory" in path.read_text(encoding="utf-8")
     }
     shown = {f"report/{name}.py" for name in ("epsilon", "budget", "grids", "cells")}
+    shown.add("experiments/validate.py")  # before a run
     no_epsilon = {"experiments/claims.py", "report/comparisons.py"}  # jobs of recipes; p of t-tests
     assert using == {"privacy/calibration.py"} | shown | no_epsilon

@@ -38,6 +38,7 @@ from zdp_bench.data.files import (
     sha256,
 )
 from zdp_bench.data.signals import open_record, read_leads
+from zdp_bench.data.stratified import stratified_split
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.foreign_files import expect, reading
 from zdp_bench.registry import register
@@ -231,8 +232,6 @@ class Cpsc2018(Dataset):
         targets: list[int],
     ) -> tuple[np.ndarray, np.ndarray]:
         """Return the indices of the recordings to train and to test on, stratified and seeded."""
-        from sklearn.model_selection import train_test_split  # which takes half a second
-
         counts = [targets.count(0), targets.count(1)]
         if min(counts) < 2:
             raise UserError(
@@ -241,12 +240,7 @@ class Cpsc2018(Dataset):
             )
         held = math.ceil(self.test_share * len(targets))  # as scikit-learn rounds
         if 2 <= held <= len(targets) - 2:
-            train, test = train_test_split(
-                np.arange(len(targets)),
-                test_size=self.test_share,
-                random_state=self.split_seed,
-                stratify=targets,
-            )
+            train, test = stratified_split(np.array(targets), self.test_share, self.split_seed)
             train_classes = {targets[index] for index in train}
             test_classes = {targets[index] for index in test}
             if train_classes == test_classes == {0, 1}:

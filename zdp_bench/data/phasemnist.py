@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import dataclass, replace
+from importlib.util import find_spec
 from pathlib import Path
 from typing import ClassVar
 
@@ -14,6 +15,7 @@ import torch
 from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
 from zdp_bench.data.files import digest, note_source
 from zdp_bench.data.mnist import CLASSES, Mnist
+from zdp_bench.data.stratified import stratified_split
 from zdp_bench.errors import UserError, require
 from zdp_bench.registry import register
 
@@ -203,12 +205,10 @@ class PhaseDigits(Dataset):
     test_share: Share = 0.2
 
     def load(self, root: Path) -> Splits:
-        from sklearn.datasets import load_digits  # takes half a second
-
-        bunch = load_digits()
-        pixels = torch.from_numpy((bunch.images / 16.0).astype(np.float32))  # in [0, 1]
-        labels = bunch.target.astype(np.int64)
-        files = hashlib.sha256(bunch.data.tobytes() + bunch.target.tobytes()).hexdigest()
+        numbers = _read_digits()
+        flat, labels = np.ascontiguousarray(numbers[:, :-1]), numbers[:, -1].astype(np.int64)
+        pixels = torch.from_numpy((flat / 16.0).astype(np.float32)).view(-1, 8, 8)  # in [0, 1]
+        files = hashlib.sha256(flat.tobytes() + labels.tobytes()).hexdigest()
         note_source(files)
         train, test = self.split(labels)
         return make_splits(
@@ -219,15 +219,22 @@ class PhaseDigits(Dataset):
             f"{files}:{self.test_share}",
         )
 
-    def split(self, labels: np.ndarray) -> list[np.ndarray]:
+    def split(self, labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Return the digits to train and to test on, in equal shares of every label."""
-        from sklearn.model_selection import train_test_split
-
         share, count = self.test_share, len(labels)
         fits = CLASSES <= math.ceil(share * count) <= count - CLASSES
         rule = f"must leave {CLASSES} or more digits on both sides"
         require(fits, "dataset.test_share", share, rule)
-        parts: list[np.ndarray] = train_test_split(
-            np.arange(count), test_size=share, stratify=labels, random_state=self.pairing_seed
-        )
-        return parts
+        return stratified_split(labels, share, self.pairing_seed)
+
+
+def _read_digits() -> np.ndarray:
+    """Return scikit-learn's digits [1797, 65]: the pixels, 0 to 16, and the label.
+
+    Their file is read as `sklearn.datasets.load_digits` reads it, without importing scikit-learn,
+    which takes a second.
+    """
+    package = find_spec("sklearn")
+    assert package is not None
+    assert package.origin is not None
+    return np.loadtxt(Path(package.origin).parent / "datasets/data/digits.csv.gz", delimiter=",")

@@ -1,7 +1,7 @@
 """Report on a recipe without training it: model, clipping, sampling, every ε, cost.
 
 Shapes come from the data or, without its files, from the release's counts, ε from the mechanism,
-time from steps on random numbers.
+time from steps on random numbers. Each ε is remembered (`privacy.memory`).
 """
 
 from __future__ import annotations
@@ -17,10 +17,13 @@ from zdp_bench.data import DatasetInfo
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.gradients.rules import rule_of
 from zdp_bench.nn.surgery import surgery
-from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon
+from zdp_bench.privacy.accountants import Claim, claimed_epsilon
+from zdp_bench.privacy.accounting import part_epsilon, patient_epsilon, rdp_epsilon, tight_epsilon
+from zdp_bench.privacy.memory import remember
+from zdp_bench.registry import lookup
 from zdp_bench.report.papers import check_claims
 from zdp_bench.training.batches import MICRO_BATCH, PASSES, bytes_per_example
-from zdp_bench.training.build import build_scheduler, count_real
+from zdp_bench.training.build import build_scheduler, claim_of, count_real
 from zdp_bench.training.machine import check_precision, pick_device
 from zdp_bench.training.model_checks.examples import find_source
 from zdp_bench.training.plan import Plan, evenly
@@ -153,20 +156,28 @@ def predict_privacy(setup: Setup, data: DatasetInfo) -> dict[str, Any]:
     delta, steps = config.privacy.delta, plan.steps
     by_patient = config.privacy.by_patient
     together = 1 if by_patient else min(data.examples_per_patient, data.train)
+    claim = claim_of(config, plan, setup.algorithm.noise_multiplier, steps)
     return {
         "noise_multiplier": setup.algorithm.noise_multiplier,
         "z": mechanism.z,
         "delta": delta,
-        "epsilon_claimed": setup.claimed_epsilon(plan.steps),
+        "epsilon_claimed": _claimed_epsilon(config.accountant, claim),
         "claimed_by": config.accountant,
-        "epsilon_tight": setup.epsilon(plan.steps),
-        "epsilon_rdp": rdp_epsilon(mechanism, steps, delta),
-        "epsilon_patient": patient_epsilon(mechanism, together, steps, delta),
-        "epsilon_part": part_epsilon(mechanism, steps, delta) if by_patient else None,
+        "epsilon_tight": remember(tight_epsilon, mechanism, steps, delta),
+        "epsilon_rdp": remember(rdp_epsilon, mechanism, steps, delta),
+        "epsilon_patient": remember(patient_epsilon, mechanism, together, steps, delta),
+        "epsilon_part": remember(part_epsilon, mechanism, steps, delta) if by_patient else None,
         "unit": data.unit,
         "epsilon_of": data.unit if by_patient else "example",
         "max_epsilon": config.privacy.max_epsilon,
     }
+
+
+def _claimed_epsilon(accountant: str, claim: Claim) -> float:
+    """Return the ε that an accountant claims; that of a plug-in is not remembered."""
+    if not lookup("accountant", accountant).__module__.startswith("zdp_bench."):
+        return claimed_epsilon(accountant, claim)
+    return float(remember(claimed_epsilon, accountant, claim))
 
 
 def predict_cost(setup: Setup, data: DatasetInfo, steps: int) -> Cost:

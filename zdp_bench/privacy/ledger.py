@@ -657,7 +657,8 @@ def _read_head(path: Path) -> Head:
 
 def ledgers_below(folder: Path) -> list[Path]:
     """Return the ledgers anywhere in a folder and its subfolders, by path."""
-    return sorted(path for path in folder.rglob("*") if is_ledger(path))
+    paths = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
+    return sorted(filter(is_ledger, paths))
 
 
 def without_copies(ledgers: Sequence[Path]) -> list[Path]:

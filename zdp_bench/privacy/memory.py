@@ -51,7 +51,7 @@ def _describe(value: Any) -> Any:
     """Return JSON of a dataclass, or of a function: its name, and all that computes it."""
     if callable(value):
         return [value.__module__, value.__qualname__, _code(value.__module__)]
-    return dataclasses.asdict(value)
+    return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
 
 
 @cache

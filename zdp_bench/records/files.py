@@ -132,18 +132,22 @@ def frame(records: list[Record]) -> pd.DataFrame:
     """Return a table of one row a record, with `COLUMNS`."""
     import pandas as pd  # here, for it takes a quarter of a second
 
-    return pd.DataFrame(
-        [{column: _cell(record, path) for column, path in COLUMNS.items()} for record in records],
-        columns=list(COLUMNS),
-    )
+    columns = {column: _cells(records, path) for column, path in COLUMNS.items()}
+    columns["dataset"] = [record.data.title or record.data.name for record in records]
+    return pd.DataFrame(columns)
 
 
-def _cell(record: Record, path: str) -> Any:
-    """Return the value at a dotted path; a list as its entries with commas between them."""
-    value = record.get(path)
-    if path == "data.name":
-        value = record.data.title or value
-    return ", ".join(value) if isinstance(value, list) else value
+def _cells(records: list[Record], path: str) -> list[Any]:
+    """Return each record's value at a dotted path; a list as its entries with commas between."""
+    *sections, last = path.split(".")
+    cells = []
+    for record in records:
+        section: Any = record.values
+        for key in sections:
+            section = section.get(key) if isinstance(section, dict) else None
+        value = section.get(last) if isinstance(section, dict) else None
+        cells.append(", ".join(value) if isinstance(value, list) else value)
+    return cells
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 The index is `.records.index` beside `runs`: the records without their large sections, and what
 changes with each file (inode, time, size). A file that changed is read again, and the index written
-anew. It may be deleted at any time, and is not needed where it cannot be written.
+anew. It may be deleted at any time, and is not needed where it cannot be written. What only some
+commands need of each record can have an index of its own (`read_of_each`).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import hashlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import suppress
 from functools import cache
 from pathlib import Path
@@ -37,9 +38,26 @@ def read_all(results: Path) -> list[Record]:
     states = dict(_find(results / "runs"))
     stale = [path for path in states if path not in _READ or _READ[path][0] != states[path]]
     if stale:
-        _read_again(results, states, stale)
+        values = _read_kept(results, NAME, _version(), states, _read_values)
+        for path in stale:
+            _READ.pop(path, None)
+            if path in values:
+                _READ[path] = states[path], Record.of(values[path], path)
     found = [_READ[path][1] for path in states if path in _READ]
     return sorted(found, key=lambda record: (record.recipe, record.seed, record.run))
+
+
+def read_of_each(
+    results: Path, name: str, version: str, read: Callable[[Path], Any]
+) -> dict[Path, Any]:
+    """Return what `read` makes of the file of each record, and keep it in an index of its own.
+
+    Args:
+        name: the index's file, beside `runs`.
+        version: changes with what `read` returns.
+        read: from a record's file to JSON values; None of a file that it leaves out.
+    """
+    return _read_kept(results, name, version, dict(_find(results / "runs")), read)
 
 
 def _find(runs: Path) -> Iterator[tuple[Path, State]]:
@@ -63,22 +81,31 @@ def _folders(folder: str | Path) -> list[str]:
     return []
 
 
-def _read_again(results: Path, states: dict[Path, State], stale: list[Path]) -> None:
-    """Read records, by the index where it has them as they are, and bring the index up to date."""
-    index = _read_index(results / NAME)
-    names = {path: path.relative_to(results).as_posix() for path in states}
+def _read_kept(
+    results: Path,
+    name: str,
+    version: str,
+    states: dict[Path, State],
+    read: Callable[[Path], Any],
+) -> dict[Path, Any]:
+    """Read files by the index where it has them as they are, and bring the index up to date."""
+    index = _read_index(results / name, version)
+    names = {path: str(path).removeprefix(f"{results}/") for path in states}
     is_current = index.keys() <= set(names.values())
-    for path in stale:
-        _READ.pop(path, None)
-        state, values = index.get(names[path], (None, None))
-        if state is None or tuple(state) != states[path]:
-            values = _read_values(path)
-            if values is None:
+    kept: dict[str, tuple[State, Any]] = {}
+    values = {}
+    for path, state in states.items():
+        before, value = index.get(names[path], (None, None))
+        if before is None or tuple(before) != state:
+            value = read(path)
+            if value is None:
                 continue
             is_current = False
-        _READ[path] = states[path], Record.of(values, path)
+        values[path] = value
+        kept[names[path]] = state, value
     if not is_current:
-        _write_index(results, names)
+        _write_index(results / name, version, kept)
+    return values
 
 
 def _read_values(path: Path) -> Document | None:
@@ -91,11 +118,11 @@ def _read_values(path: Path) -> Document | None:
     return None if document is None else without_large(document)
 
 
-def _read_index(path: Path) -> dict[str, Any]:
+def _read_index(path: Path, version: str) -> dict[str, Any]:
     """Return [state, values] by a record's path; {} if there is no index of this version."""
     try:
         index = json.loads(path.read_bytes())
-        if index["version"] == _version():
+        if index["version"] == version:
             records: dict[str, Any] = index["records"]
             return records
     except (OSError, ValueError, KeyError, TypeError):
@@ -103,16 +130,11 @@ def _read_index(path: Path) -> dict[str, Any]:
     return {}
 
 
-def _write_index(results: Path, names: dict[Path, str]) -> None:
+def _write_index(path: Path, version: str, kept: dict[str, tuple[State, Any]]) -> None:
     """Write the index; a folder that cannot be written only makes reading slow."""
-    kept = {
-        name: [_READ[path][0], _READ[path][1].values]
-        for path, name in names.items()
-        if path in _READ
-    }
-    body = json.dumps({"version": _version(), "records": kept}, separators=(",", ":"))
+    body = json.dumps({"version": version, "records": kept}, separators=(",", ":"))
     with suppress(OSError, UserError):
-        write_bytes(results / NAME, body.encode())
+        write_bytes(path, body.encode())
 
 
 @cache

@@ -13,15 +13,20 @@ _NUMBERS = {
     for word, number in {"inf": "Infinity", "-inf": "-Infinity", "nan": "NaN"}.items()
 }
 
+_REPLACED = (float, dict, list, tuple)  # other values stay, without a call
+
 
 def to_json(value: Any) -> Any:
     """Replace ∞ and NaN, which JSON does not have, by strings."""
     if isinstance(value, float) and not math.isfinite(value):
         return str(value)
     if isinstance(value, dict):
-        return {key: to_json(entry) for key, entry in value.items()}
+        return {
+            key: to_json(entry) if isinstance(entry, _REPLACED) else entry
+            for key, entry in value.items()
+        }
     if isinstance(value, list | tuple):
-        return [to_json(entry) for entry in value]
+        return [to_json(entry) if isinstance(entry, _REPLACED) else entry for entry in value]
     return value
 
 

@@ -162,11 +162,15 @@ def file_of(table: str, results: Path) -> Path:
 def recipes_of(table: str) -> list[str]:
     """Return the recipes that claim rows of a table, by name."""
     _require(table)
-    claims = {
-        name: assets.read_yaml(path).get("claims") or {}
-        for name, path in assets.group(assets.RECIPES).items()
-    }
-    return [name for name, claim in claims.items() if claim.get("table") == table]
+    recipes = assets.group(assets.RECIPES).items()
+    return [name for name, path in recipes if _table_claimed(path) == table]
+
+
+@cache
+def _table_claimed(recipe: Path) -> str | None:
+    """Return the table of which a recipe's file claims a row."""
+    claims: dict[str, str] = assets.read_yaml(recipe).get("claims") or {}
+    return claims.get("table")
 
 
 def check_claims(table: str | None, row: str | None) -> None:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
 import warnings
 from collections import OrderedDict
 from collections.abc import Iterable
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import torch
@@ -250,12 +252,45 @@ def build_optimizer(config: Run, model: nn.Module) -> torch.optim.Optimizer:
     if config.optimizer.name in ("adam", "adamw") and suits_fused and not (is_complex or chosen):
         options["fused"] = True  # four times as fast as torch's default on a CPU
     make = find_builder("optimizer", config.optimizer.name)
+    _leave_compiler()
     try:
         optimizer = make(parameters, **options)
         require_step(optimizer)
         return optimizer
     except (ValueError, TypeError, RuntimeError) as error:
         raise UserError(f"optimizer={config.optimizer.name}: {first_line(error)}") from None
+
+
+def _leave_compiler() -> None:
+    """Let torch build optimisers without importing its compiler, which takes two seconds.
+
+    `add_param_group` imports it at its first call, to be left out when a program that builds an
+    optimiser is compiled. No program here is.
+    """
+    plain = inspect.unwrap(torch.optim.Optimizer.add_param_group)
+    plain.__dynamo_disable = plain
+
+
+# They step from gradients alone, unless an option of theirs is not for these parameters.
+_STEPPING = {
+    torch.optim.SGD,
+    torch.optim.Adam,
+    torch.optim.AdamW,
+    torch.optim.NAdam,
+    torch.optim.RMSprop,
+}
+_UNCERTAIN = ("foreach", "capturable", "differentiable")
+
+
+def _is_known_to_step(optimizer: torch.optim.Optimizer) -> bool:
+    """True if an optimiser needs no trial, which imports torch's compiler."""
+    groups = optimizer.param_groups
+    if type(optimizer) not in _STEPPING:
+        return False
+    if any(group.get(option) for group in groups for option in _UNCERTAIN):
+        return False
+    fused = chain.from_iterable(group["params"] for group in groups if group.get("fused"))
+    return all(parameter.is_cpu and parameter.dtype == torch.float32 for parameter in fused)
 
 
 def require_step(optimizer: torch.optim.Optimizer) -> None:
@@ -270,6 +305,8 @@ def require_step(optimizer: torch.optim.Optimizer) -> None:
                 "fused=True ignores the strides of a parameter that is a view of a larger tensor: "
                 "copy it, nn.Parameter(view.clone()), or leave fused out."
             )
+    if _is_known_to_step(optimizer):
+        return
     twin = object.__new__(type(optimizer))
     try:  # not `deepcopy(optimizer)`, which loses what a wrapper such as Lookahead holds
         held = {key: value for key, value in vars(optimizer).items() if not key.endswith("hooks")}

@@ -8,9 +8,11 @@ has a file could see there that it was trained on.
 
 from __future__ import annotations
 
+import filecmp
 import logging
 import os
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, fields, replace
 from functools import lru_cache
 from pathlib import Path
@@ -153,46 +155,46 @@ def read_spendings(
     Raises:
         UserError: a run's files are damaged, so that its ε would be missing.
     """
-    homes, copies, ledgers, contents = list[Path](), list[Path](), list[Path](), set[bytes]()
+    homes, ledgers = list[Path](), list[Path]()
     for folder, subfolders, files in os.walk(results):
         subfolders.sort(key=lambda name: (name != "runs", name))  # elsewhere are copies
         home = Path(folder)
         if EXPORTED in files:
             continue
         ledgers += [home / name for name in sorted(files) if ".jsonl" in name]
-        if RECORD in files:
-            content = _read_content(home / RECORD)
-            (copies if content in contents else homes).append(home)
-            contents.add(content)
-        elif FILE in files:
+        if RECORD in files or FILE in files:
             homes.append(home)
     finished = {record.path.parent: record for record in records.read_all(results) if record.path}
+    homes_of_run: dict[str, list[Path]] = defaultdict(list)
     spendings, unknown = list[Spending](), list[Path]()
     for home in homes:
-        if home == but:
-            continue
         try:
-            record = finished.get(home) or records.read(home / RECORD)
-            spendings.append(_spending_in(home, record))
+            record = finished.get(home)
+            if record is None and home != but:
+                record = records.read(home / RECORD)
+            if record:
+                others = homes_of_run[record.run]
+                if _is_copy(home, others):
+                    continue
+                others.append(home)
+            if home != but:
+                spendings.append(_spending_in(home, record))
         except UserError as error:
             if not skip_damaged:
                 raise
             records.warn_left_out(str(error))
             unknown.append(home)
-    explained = {*homes, *copies, but}
+    explained = {*homes, but}
     for path in ledgers:
         if explained.isdisjoint(path.parents) and is_ledger(path) and has_steps(path):
             unknown.append(path)
     return spendings, unknown
 
 
-def _read_content(record: Path) -> bytes:
-    """Return what tells a record from a copy; the path of one that cannot be read."""
-    try:
-        with open_regular(record) as file:
-            return file.read()
-    except (OSError, UserError):
-        return os.fsencode(record)
+def _is_copy(home: Path, others: Sequence[Path]) -> bool:
+    """True if the record in a folder is that in another one, of the same run."""
+    record = home / RECORD
+    return any(filecmp.cmp(record, other / RECORD, shallow=False) for other in others)
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:

@@ -10,6 +10,7 @@ import hashlib
 import json
 import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -21,6 +22,7 @@ from zdp_bench import records
 from zdp_bench.errors import UserError
 
 SIZES = (1_000, 10_000)  # records
+BESIDE = ("ledger.jsonl", "run.log", "spending.json")
 ROUNDS = 3  # the least counts
 TORCH = "import torch"
 RUN = ["run", "recipe=quickstart", "trainer.epochs=1", "threads=1"]
@@ -83,7 +85,10 @@ def _words(words: list[str], results: Path) -> list[str]:
 
 
 def copy_record(results: Path, size: int) -> None:
-    """Copy the one run of a results folder, with other seeds, until there are so many records."""
+    """Copy the one run of a results folder, with other seeds, until there are so many records.
+
+    A copy has the small files of the run beside its record: ledger, log, and what it spends.
+    """
     (path,) = results.glob("runs/*/*/record.json")
     document = records.read_document(path)
     assert document is not None
@@ -91,6 +96,9 @@ def copy_record(results: Path, size: int) -> None:
         run = hashlib.sha256(f"{seed}".encode()).hexdigest()
         home = records.folder(results, document["recipe"], run)
         home.mkdir()
+        for name in BESIDE:
+            if (path.parent / name).is_file():
+                shutil.copyfile(path.parent / name, home / name)
         copy = records.to_json(document | {"run": run, "seed": seed})
         (home / "record.json").write_text(json.dumps(copy, indent=1, sort_keys=True))
 

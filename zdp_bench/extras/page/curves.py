@@ -2,16 +2,36 @@
 
 from __future__ import annotations
 
+from hashlib import sha256
+from pathlib import Path
 from typing import Any
 
+from zdp_bench import records
+from zdp_bench.errors import UserError
 from zdp_bench.records import Record
+from zdp_bench.records.index import read_of_each
 
+INDEX = ".curves.index"  # in a results folder
 MOST_POINTS = 100  # of a curve; more are not told apart at the width of a page
 DIGITS = 5  # of a value
 
-Curves = dict[
-    str, list[float]
-]  # "epoch", "epsilon_tight" and each metric -> a value per evaluation
+# "epoch", "epsilon_tight" and each metric -> a value per evaluation
+Curves = dict[str, list[float]]
+
+
+def curves_of_all(results: Path) -> dict[Path, Curves]:
+    """Return the curves of each run in a results folder, by its record's file."""
+    version = sha256(Path(__file__).read_bytes()).hexdigest()[:16]
+    return read_of_each(results, INDEX, version, _read_curves)
+
+
+def _read_curves(path: Path) -> Curves | None:
+    """Return the curves of a record's file; None if it is damaged."""
+    try:
+        record = records.read(path)
+    except UserError:  # which `read_all` tells
+        return None
+    return curves_of(record) if record else None
 
 
 def curves_of(record: Record) -> Curves:

@@ -25,11 +25,11 @@ from markdown_it import MarkdownIt
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
-from zdp_bench.extras.page.curves import curves_of
+from zdp_bench.extras.page.curves import curves_of_all
 from zdp_bench.records import Record, to_json
 from zdp_bench.report import coverage, names, papers
 from zdp_bench.report.cells import RULE
-from zdp_bench.report.results import flatten, read_frame, tell_differences
+from zdp_bench.report.results import read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import BUILT_IN, describe
 
@@ -54,6 +54,7 @@ CELLS = (
     *("metric", "value", "epsilon_tight", "epsilon_claimed", "epsilon_of", "delta", "provenance"),
     *("recipe", "seed", "started_utc", "variant"),
 )
+COMPUTED_FROM = ("model", "dataset", "algorithm")  # columns of `records.COLUMNS`
 # Heading in the page's view of one run -> section of its record.
 SECTIONS = {
     "Name, tags and notes": "labels",
@@ -113,36 +114,54 @@ def runs_of(every: list[Record], results: Path, page: Path) -> dict[str, Any]:
     """
     frame, keys = read_frame(every)
     differs = tell_differences(frame, keys)
-    lines: list[dict[Any, Any]] = frame.astype(object).where(frame.notna(), None).to_dict("records")
+    shown = frame[[*CELLS, *COMPUTED_FROM]].astype(object)
+    lines: list[dict[Any, Any]] = shown.where(shown.notna(), None).to_dict("records")
     titles = name_runs(every, list(differs))
-    places: dict[str, int] = {}
-    pairs: list[tuple[str, Any]] = []
-
-    def place(pair: tuple[str, Any]) -> int:
-        if repr(pair) not in places:
-            places[repr(pair)] = len(pairs)
-            pairs.append(pair)
-        return places[repr(pair)]
-
+    curves, pairs = curves_of_all(results), Pairs()
+    from_page = Path(os.path.relpath(results, page.parent))
     runs = []
     for run, line, title in zip(every, lines, titles, strict=True):
-        record = records.folder(results, run.recipe, run.run) / "record.json"
-        link = quote(Path(os.path.relpath(record, page.parent)).as_posix())
+        record = records.folder(from_page, run.recipe, run.run) / "record.json"
+        link = quote(record.as_posix())
         facts: dict[str, Any] = {"cells": _cells(run, line, title), "record": link}
         for heading, section in SECTIONS.items():
-            settings = flatten(run.values.get(section) or {})
-            if settings:
-                facts[heading] = [place(pair) for pair in settings.items()]
-        curves = curves_of(run)
-        if curves:
-            facts["curves"] = curves
+            places = pairs.places_of(run.values.get(section) or {})
+            if places:
+                facts[heading] = places
+        if run.path and curves.get(run.path):
+            facts["curves"] = curves[run.path]
         runs.append(facts)
     metrics = dict.fromkeys(metric.name for metric in BUILT_IN)
     for run in every:
         metrics |= dict.fromkeys(run.metrics)
     described = map(describe, metrics)
     about = {metric.name: [metric.label, metric.unit] for metric in described}
-    return {"metrics": about, "pairs": pairs, "runs": runs}
+    return {"metrics": about, "pairs": pairs.all, "runs": runs}
+
+
+class Pairs:
+    """Settings and their values, each once: (dotted key, value)."""
+
+    def __init__(self) -> None:
+        self.all: list[tuple[str, Any]] = []
+        self._places: dict[str, list[int]] = {}  # by a key and the text of its value
+
+    def places_of(self, section: Mapping[str, Any], prefix: str = "") -> list[int]:
+        """Return the places in `all` of a section of a record, which are added where new."""
+        places: list[int] = []
+        for key, value in section.items():
+            known_by = f"{prefix}{key} {value!r}"
+            if known_by not in self._places:
+                self._places[known_by] = self._add(f"{prefix}{key}", value)
+            places += self._places[known_by]
+        return places
+
+    def _add(self, key: str, value: Any) -> list[int]:
+        if isinstance(value, dict):
+            return self.places_of(value, f"{key}.")
+        shown = json.dumps(value) if isinstance(value, list) else value
+        self.all.append((key, shown))
+        return [len(self.all) - 1]
 
 
 def name_runs(every: list[Record], differs: list[str]) -> list[str]:
