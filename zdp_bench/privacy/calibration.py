@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 from zdp_bench.lazy import LazyModule
 from zdp_bench.privacy.accountants import Claim
 from zdp_bench.privacy.accounting import tight_epsilon
+from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.memory import remember
 from zdp_bench.registry import lookup, package_of
@@ -63,6 +64,42 @@ def calibrate_mechanism(
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
     z = remember(solve, target, _tight, unit.sampling, steps, delta)
     return float(z / unit.z * (1 + 1e-12))  # z must not come out one rounding lower
+
+
+def calibrate_beside(
+    target: float,
+    earlier: Sequence[Spent],
+    own: Spent,
+    runs: int,
+    delta: float,
+) -> float:
+    """Return the smallest noise multiplier of runs that come after others on the same examples.
+
+    Formal guarantees: what was spent earlier, and all the runs with it, have together a tight ε of
+    at most `target`.
+
+    Args:
+        earlier: what was spent.
+        own: what one run will spend at noise multiplier 1.
+        runs: how many there will be.
+
+    Raises:
+        ValueError: see `calibrate_mechanism`; or no ε is known of all together.
+    """
+    if own.z == 0:
+        raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
+    z = remember(solve, target, _beside, list(earlier), own, runs, delta)
+    return float(z / own.z * (1 + 1e-12))  # as above
+
+
+def _beside(
+    z: float,
+    earlier: Sequence[Spent],
+    own: Spent,
+    runs: int,
+    delta: float,
+) -> float:
+    return together([*earlier, *[dataclasses.replace(own, z=z)] * runs], delta)
 
 
 def _tight(

@@ -20,7 +20,8 @@ from optuna.samplers import RandomSampler
 from tests.drivers import start
 from tests.tasks.plugin import WORDS, register_task
 from tests.test_cli import run as command
-from zdp_bench import cli, records
+from zdp_bench import assets, cli, records
+from zdp_bench.config import configured
 from zdp_bench.errors import UserError
 from zdp_bench.experiments.sweep import run_one
 from zdp_bench.extras.search import search as module
@@ -51,6 +52,12 @@ def by_dp_accounting(found: list[tuple[float, int]], rate: float, delta: float) 
         event = dp_accounting.PoissonSampledDpEvent(rate, dp_accounting.GaussianDpEvent(z))
         accountant.compose(event, steps)
     return float(accountant.get_epsilon(delta))
+
+
+def together_of(found: list[Record]) -> float:
+    """The ε of runs with batches of a fifth, composed."""
+    spent = [(record.privacy.z, record.privacy.steps) for record in found]
+    return by_dp_accounting(spent, 0.2, found[0].privacy.delta)
 
 
 def test_the_best_is_chosen_by_validation_records_and_epsilon_is_of_all_runs_composed(
@@ -110,6 +117,18 @@ def test_a_trial_that_is_drawn_again_otherwise_counts_twice(
     assert found["privacy"]["epsilon_all"] == pytest.approx(expected, rel=3e-3)
 
 
+def test_the_command_for_other_seeds_names_a_recipe_file_as_it_was_typed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "own_digits.yaml").write_text((assets.RECIPES / "quickstart.yaml").read_text())
+    words = ["recipe=./own_digits.yaml", *TINY[1:], "optimizer.lr=0.5,1"]
+    found = search(read_search(words), "nothing")[0]
+    again = shlex.split(sheet(found).notes[-1].partition(": zdp-bench ")[2])
+    assert again[:3] == ["run", "-m", "recipe=./own_digits.yaml"]
+    assert configured(again[2:-1]).recipe == "own_digits"
+
+
 @pytest.mark.parametrize("epsilon", [None, 2.0])
 def test_a_search_ends_with_commands_that_export_the_best_run_and_repeat_it(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], epsilon: float | None
@@ -148,18 +167,35 @@ def test_a_trial_that_would_pass_epsilon_is_not_begun(tmp_path: Path) -> None:
 
 
 def test_earlier_runs_of_the_recipe_leave_less_room_or_none(tmp_path: Path) -> None:
-    for home in ("more", "less"):
+    for seed in (7, 8):
         noise = "algorithm.noise_multiplier=1.5"
-        run_one([*WHOLE, noise, "seed=7", f"paths.results={tmp_path / home}"])
-    (earlier,) = records.read_all(tmp_path / "more")
-    epsilon = earlier.privacy.epsilon_tight
-    with pytest.raises(UserError, match=r"the 1 runs of quickstart .* with trial 1 it would be"):
-        carry_out(tmp_path / "less", RATES, epsilon=epsilon, trials=2)
-    found = carry_out(tmp_path / "more", RATES, epsilon=2 * epsilon, trials=3)
-    assert 0 < len(found["trials"]) < 3
-    assert epsilon < found["privacy"]["epsilon_all"] <= 2 * epsilon
-    again = carry_out(tmp_path / "more", RATES, epsilon=2 * epsilon, trials=3)
+        run_one([*WHOLE, noise, f"seed={seed}", f"paths.results={tmp_path / 'beside'}"])
+    results = tmp_path / "beside"
+    earlier = records.read_all(results)
+    alone = carry_out(tmp_path / "alone", RATES, epsilon=3.0, trials=2)
+    found = carry_out(results, RATES, epsilon=3.0, trials=2)
+    assert len(found["trials"]) == 2
+    every = records.read_all(results)
+    assert found["privacy"]["epsilon_all"] == pytest.approx(together_of(every), rel=3e-3)
+    assert 2.99 < found["privacy"]["epsilon_all"] <= 3.0
+    with_more_noise = min(record.privacy.z for record in every if record not in earlier)
+    assert with_more_noise > records.read_all(tmp_path / "alone")[0].privacy.z
+    assert alone["privacy"]["runs"] == 2
+    again = carry_out(results, RATES, epsilon=3.0, trials=2)
     assert again == found
+    epsilon = together_of(earlier)
+    with pytest.raises(UserError, match=r"the 4 runs of .* already, so nothing is left"):
+        carry_out(results, RATES, epsilon=epsilon, trials=3)
+
+
+def test_a_search_goes_on_with_its_own_noise_after_runs_that_came_between(tmp_path: Path) -> None:
+    """Its trials are found again, whatever was spent since."""
+    found = carry_out(tmp_path, RATES, epsilon=2.0, trials=2)
+    run_one([*WHOLE, "algorithm.noise_multiplier=1.0", "seed=7", f"paths.results={tmp_path}"])
+    again = carry_out(tmp_path, RATES, epsilon=2.0, trials=2)
+    assert again["trials"] == found["trials"]
+    assert again["privacy"]["epsilon_all"] > 2.0
+    assert len(records.read_all(tmp_path)) == 3
 
 
 def rename_a_trial(results: Path, monkeypatch: pytest.MonkeyPatch) -> None:

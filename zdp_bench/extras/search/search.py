@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal
@@ -30,8 +30,9 @@ from zdp_bench.data import Splits
 from zdp_bench.errors import UserError, unknown
 from zdp_bench.experiments.sweep import Shown, carry_out
 from zdp_bench.extras.search.space import Search, grid_of
+from zdp_bench.foreign_files import read_json
 from zdp_bench.privacy.accounting import tight_epsilon
-from zdp_bench.privacy.calibration import calibrate_mechanism
+from zdp_bench.privacy.calibration import calibrate_beside, calibrate_mechanism
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
@@ -71,6 +72,8 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     metric = choose_by(options, config, data)
     folder = config.results / FOLDER / f"{config.recipe}-{options.name}"
     study = create_study(options, config, metric)
+    known = _read_trials(folder / "search.json")
+    earlier = find_earlier(options, config, data, known)
     lines = list[Document]()
     ended_by = ""
 
@@ -83,7 +86,13 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
         for number in range(1, options.trials + 1):
             trial = study.ask(options.searched)
             words = options.words(trial.params)
-            noise = noise_words(options, words, data)
+            before = known.get(number, {})
+            if before.get("values") == trial.params:
+                noise = before["noise"]  # earlier runs may have more now: the trial stays the same
+            else:
+                noise = noise_words(options, words, data, earlier)
+                if earlier and number == len(known) + 1:
+                    say(_describe_earlier(options, config, earlier))
             words += noise
             run = digest_of(configured(words), data.digest)
             ended_by = find_limit(options, configured(words), data, run, number)
@@ -102,6 +111,61 @@ def search(options: Search, show: Shown = "progress") -> tuple[Document, Path]:
     finally:  # what was spent is stated, however the search ended
         record = write_record()
     return record, folder
+
+
+def _read_trials(path: Path) -> dict[int, Document]:
+    """Return the trials of a search that is continued, by number."""
+    if not path.is_file():
+        return {}
+    lines: list[Document] = read_json(path).get("trials") or []
+    return {line["trial"]: line for line in lines}
+
+
+def find_earlier(
+    options: Search, config: Run, data: Splits, known: Mapping[int, Document]
+) -> list[Spending]:
+    """Return the runs of the recipe on these data that are no trials of a search within an ε."""
+    if options.epsilon is None:
+        return []
+    trials = {records.folder(config.results, config.recipe, line["run"]) for line in known.values()}
+    spendings = read_recipes_spendings(config, data)
+    return [spending for spending in spendings if spending.home not in trials]
+
+
+def _require_rest(options: Search, config: Run, earlier: Sequence[Spending]) -> None:
+    """Reject a search whose ε is spent before it begins, or if no ε of earlier runs is known."""
+    name = f"--epsilon {options.epsilon:g}"
+    try:
+        spent = _epsilon_of_earlier(config, earlier)
+    except ValueError as error:
+        raise UserError(
+            f"{name}: no ε is known of {_name_runs(config, earlier)}: {error}. Choose another "
+            "paths.results for this search, and add its ε to theirs."
+        ) from None
+    if options.epsilon is not None and spent >= options.epsilon:
+        raise UserError(
+            f"{name}: {_name_runs(config, earlier)} have a tight ε of {show_epsilon(spent)} "
+            "already, so nothing is left for a search. Give a larger --epsilon, which counts them "
+            "too."
+        )
+
+
+def _epsilon_of_earlier(config: Run, earlier: Sequence[Spending]) -> float:
+    return together(spent_of_one(earlier, config.privacy.by_patient), config.privacy.delta)
+
+
+def _name_runs(config: Run, runs: Sequence[Spending]) -> str:
+    noun = "run" if len(runs) == 1 else "runs"
+    return f"the {len(runs)} {noun} of {config.recipe} on these data in {config.results}"
+
+
+def _describe_earlier(options: Search, config: Run, earlier: Sequence[Spending]) -> str:
+    spent = _epsilon_of_earlier(config, earlier)
+    return (
+        f"--epsilon {options.epsilon:g}: {_name_runs(config, earlier)} have spent a tight ε of "
+        f"{show_epsilon(spent)}; the {options.trials} trials get more noise, so that all together "
+        f"stay within {options.epsilon:g}"
+    )
 
 
 def create_study(
@@ -197,11 +261,13 @@ def noise_words(
     search: Search,
     words: Sequence[str],
     data: Splits,
+    earlier: Sequence[Spending],
 ) -> list[str]:
     """Return the overrides that give a trial its share of the search's ε; [] without one.
 
-    Formal guarantees: as many trials as this one as are planned have together a tight ε of at most
-    `search.epsilon`. `max_epsilon` ends a trial that has to repeat steps after a kill.
+    Formal guarantees: the earlier runs, and as many trials as this one as are planned, have
+    together a tight ε of at most `search.epsilon`. `max_epsilon` ends a trial that has to repeat
+    steps after a kill.
     """
     if search.epsilon is None:
         return []
@@ -214,11 +280,17 @@ def noise_words(
             "within an ε; choose a private algorithm, or remove --epsilon."
         )
     delta = config.privacy.delta
+    if earlier:
+        _require_rest(search, config, earlier)
     at_1 = spend(configured([*words, "algorithm.noise_multiplier=1.0"]), data)
     try:
-        mechanism = Mechanism.of_z(at_1.z, at_1.sampling)
-        steps = at_1.steps * search.trials
-        multiplier = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
+        if earlier:
+            spent_before = spent_of_one(earlier, config.privacy.by_patient)
+            multiplier = calibrate_beside(search.epsilon, spent_before, at_1, search.trials, delta)
+        else:
+            mechanism = Mechanism.of_z(at_1.z, at_1.sampling)
+            steps = at_1.steps * search.trials
+            multiplier = calibrate_mechanism(search.epsilon, mechanism, steps, delta)
     except ValueError as error:
         raise UserError(f"--epsilon {search.epsilon:g}: {error}.") from None
     noise = f"algorithm.noise_multiplier={multiplier!r}"
@@ -243,7 +315,7 @@ def find_limit(
     spendings = read_recipes_spendings(config, data)
     others = [spending for spending in spendings if spending.home != home]
     delta = config.privacy.delta
-    earlier = f"the {len(others)} runs of {config.recipe} on these data in {config.results}"
+    earlier = _name_runs(config, others)
     try:
         spent = spent_of_one([*others, own], own.by_unit)
         before = together(spent[:-1], delta)
@@ -283,6 +355,7 @@ def describe(
     return {
         "recipe": config.recipe,
         "fixed": list(options.fixed),
+        "recipe_as_typed": options.recipe,
         "searched": {key: str(values) for key, values in options.searched.items()},
         "sampler": options.sampler,
         "asked": options.trials,
@@ -387,7 +460,8 @@ def _commands(record: Document) -> list[str]:
     for word in record["fixed"]:
         if word.startswith("paths.results="):
             export += ["--results", word.partition("=")[2]]
-    fixed = [word for word in record["fixed"] if not word.startswith("seed=")]
+    fixed = [word for word in record["fixed"] if not word.startswith(("seed=", "recipe="))]
+    fixed.insert(0, record["recipe_as_typed"])
     values = [f"{key}={value}" for key, value in best["values"].items()]
     again = ["zdp-bench", "run", "-m", *fixed, *values, *best["noise"], "seed=1,2,3"]
     return [

@@ -42,6 +42,7 @@ class Search:
         epsilon: the whole search stays within it, by the noise it gives each trial; None: each
             trial has the noise of its configuration.
         metric: by which the best is chosen; None: the task's headline.
+        recipe: the word that names the recipe, as it was typed; `fixed` has a file's by its name.
     """
 
     fixed: tuple[str, ...]
@@ -50,6 +51,7 @@ class Search:
     trials: int
     epsilon: float | None = None
     metric: str | None = None
+    recipe: str = ""
 
     @property
     def name(self) -> str:
@@ -121,7 +123,8 @@ def read_search(
         trials = min(trials or size, size)
     if trials is None:
         raise UserError(f"--trials N is missing: how many runs --sampler {sampler} makes.")
-    return Search(fixed, searched, sampler, trials, epsilon, metric)
+    recipe = next((word for word in overrides if word.startswith("recipe=")), "")
+    return Search(fixed, searched, sampler, trials, epsilon, metric, recipe)
 
 
 def grid_of(searched: dict[str, BaseDistribution]) -> list[dict[str, Any]]:
