@@ -132,22 +132,21 @@ def frame(records: list[Record]) -> pd.DataFrame:
     """Return a table of one row a record, with `COLUMNS`."""
     import pandas as pd  # here, for it takes a quarter of a second
 
-    columns = {column: _cells(records, path) for column, path in COLUMNS.items()}
-    columns["dataset"] = [record.data.title or record.data.name for record in records]
-    return pd.DataFrame(columns)
+    cells = {column: [_cell(record, keys) for record in records] for column, keys in _KEYS.items()}
+    return pd.DataFrame(cells)
 
 
-def _cells(records: list[Record], path: str) -> list[Any]:
-    """Return each record's value at a dotted path; a list as its entries with commas between."""
-    *sections, last = path.split(".")
-    cells = []
-    for record in records:
-        section: Any = record.values
-        for key in sections:
-            section = section.get(key) if isinstance(section, dict) else None
-        value = section.get(last) if isinstance(section, dict) else None
-        cells.append(", ".join(value) if isinstance(value, list) else value)
-    return cells
+_KEYS = {column: tuple(path.split(".")) for column, path in COLUMNS.items()}
+
+
+def _cell(record: Record, keys: tuple[str, ...]) -> Any:
+    """Return the value at the keys of a path; a list as its entries with commas between them."""
+    value: Any = record.values
+    for key in keys:
+        value = value.get(key) if isinstance(value, dict) else None
+    if keys == _KEYS["dataset"]:
+        value = record.data.title or value
+    return ", ".join(value) if isinstance(value, list) else value
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
@@ -203,7 +202,7 @@ def renew_csv(results: Path, record: Record | None = None) -> None:
 
 
 def _row_of(record: Record) -> list[Any]:
-    return [plain_cell(_cell(record, path)) for path in COLUMNS.values()]
+    return [plain_cell(_cell(record, keys)) for keys in _KEYS.values()]
 
 
 def _as_csv(rows: Sequence[Sequence[Any]]) -> bytes:

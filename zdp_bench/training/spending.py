@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 
 from zdp_bench import records
 from zdp_bench.errors import UserError
-from zdp_bench.foreign_files import Unfit, open_regular, parse_as, read_json
+from zdp_bench.foreign_files import Unfit, parse_as, read_json
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.ledger import (
     count_releases,
