@@ -76,6 +76,7 @@ def test_rows_that_keep_little_have_a_panel_of_their_own(tmp_path: Path) -> None
     kept = {"MNIST": (0.99, 0.97), "ICU": (0.9, 0.4), "MRI": (0.07, -0.05)}
     figure = figures.draw("cost", kept_table(tmp_path, kept))
     much, little = figure.axes
+    assert much.get_title(loc="left") == "What privacy costs, at a tight ε"
     assert [label.get_text() for label in much.get_yticklabels()] == ["MNIST", "ICU"]
     assert [label.get_text() for label in little.get_yticklabels()] == ["MRI"]
     assert lines(little)["ε = 8"] == [0]
@@ -86,6 +87,13 @@ def test_rows_that_keep_little_have_a_panel_of_their_own(tmp_path: Path) -> None
 def test_without_rows_that_keep_little_there_is_one_panel(tmp_path: Path) -> None:
     figure = figures.draw("cost", kept_table(tmp_path, {"MNIST": (0.99, 0.97)}))
     assert len(figure.axes) == 1
+
+
+def test_a_long_name_of_a_row_stands_on_two_lines(tmp_path: Path) -> None:
+    rows = ("Hippocampus, whole volumes", "CIFAR-10, learnt from generated pictures", "x" * 40)
+    figure = figures.draw("cost", kept_table(tmp_path, dict.fromkeys(rows, (0.99, 0.97))))
+    labels = [label.get_text() for label in figure.axes[0].get_yticklabels()]
+    assert labels == [rows[0], "CIFAR-10,\nlearnt from generated pictures", rows[2]]
 
 
 def test_reconstructions_are_of_one_data_set_network_by_network(tmp_path: Path) -> None:

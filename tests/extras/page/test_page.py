@@ -109,6 +109,18 @@ def test_what_privacy_costs_and_how_tables_stand_come_before_the_runs(path: Path
     assert "do not edit" not in text
 
 
+def test_a_phone_leaves_out_the_same_columns_wherever_they_stand(path: Path) -> None:
+    for columns in (["task", "δ", "n", "runs"], ["task", "n", "δ", "metric", "runs", "others"]):
+        lines = (columns, ["---"] * len(columns), [f"of {column}" for column in columns])
+        table = "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
+        (path.parent / "tables" / "cost.md").write_text(f"# What privacy costs\n\n{table}\n")
+        text = write_page(path.parent).read_text(encoding="utf-8")
+        for column in columns:
+            aside = ' class="aside"' if column in ("n", "δ", "runs") else ""
+            assert f"<th{aside}>{column}</th>" in text
+            assert f"<td{aside}>of {column}</td>" in text
+
+
 def test_a_folder_of_own_runs_has_no_tables_of_papers(tmp_path: Path) -> None:
     save(tmp_path, record("mine", 4, 0.25, claims={"table": None, "row": None, "variant": None}))
     text = write_page(tmp_path).read_text(encoding="utf-8")

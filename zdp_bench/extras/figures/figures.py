@@ -10,6 +10,7 @@ import matplotlib as mpl
 import pandas as pd
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, unknown
@@ -19,6 +20,8 @@ from zdp_bench.report import names, papers, results
 from zdp_bench.tasks.metric import describe
 
 HALF = 50  # percent of the gain
+ROW = 0.34  # inches between rows
+LONG = 30  # characters of a row's label
 SPREAD = 8  # of your runs, a positive x axis over this factor or more is logarithmic
 
 
@@ -116,9 +119,10 @@ def draw_ours(name: str, folder: Path) -> Figure:
     """Draw a table of our own: what is kept, a line for each row, or a panel for each against ε."""
     points = read_table(name, folder, f"zdp-bench table {name} --write")
     points["x"] = points["target_epsilon"].astype(float)
-    if papers.ours()[name].get("kept"):
+    layout = papers.ours()[name]
+    if layout.get("kept"):
         is_kept = points["kept"] != ""
-        return draw_kept(points[(points["x"] < math.inf) & is_kept])
+        return draw_kept(points[(points["x"] < math.inf) & is_kept], layout["title"])
     metrics = points["metric"].map(describe)
     points["values"] = [
         [metric.scale * value for value in values]
@@ -130,7 +134,7 @@ def draw_ours(name: str, folder: Path) -> Figure:
     return drawing.draw_panels(points, "tight ε", log=True)
 
 
-def draw_kept(points: pd.DataFrame) -> Figure:
+def draw_kept(points: pd.DataFrame, title: str) -> Figure:
     """Draw a line for each row of a table, with a mark at what is kept at each ε.
 
     Rows that keep less than half at every ε have a panel of their own, so that the others use
@@ -141,7 +145,7 @@ def draw_kept(points: pd.DataFrame) -> Figure:
     keeps_half = points.groupby("row")["kept"].transform("max") >= HALF
     panels = [panel for panel in (points[keeps_half], points[~keeps_half]) if len(panel)]
     heights = [panel["row"].nunique() + 1 for panel in panels]
-    figure = Figure(figsize=(drawing.WIDTH, 1 + 0.28 * sum(heights)))
+    figure = Figure(figsize=(drawing.WIDTH, 1 + ROW * sum(heights)))
     grid = figure.subplots(
         len(panels),
         squeeze=False,
@@ -150,7 +154,7 @@ def draw_kept(points: pd.DataFrame) -> Figure:
     column = grid[:, 0]
     for axes, panel in zip(column, panels, strict=True):
         _draw_rows(axes, panel)
-    column[0].set_title("What privacy costs, at a tight ε")
+    column[0].set_title(f"{title}, at a tight ε")
     column[-1].set_xlabel("share of the non-private gain kept, %")
     handles, labels = column[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=len(labels))
@@ -172,8 +176,16 @@ def _draw_rows(axes: Axes, points: pd.DataFrame) -> None:
     for place, (target, marks) in enumerate(points.groupby("x")):
         style = drawing.curve_style(place) | {"linestyle": "none"}
         axes.plot(marks["kept"], marks["height"], label=f"ε = {target:g}", **style)
-    axes.set_yticks(range(len(rows)), rows)
+    axes.xaxis.set_major_locator(MaxNLocator(nbins="auto", steps=[1, 2, 5, 10]))
+    axes.set_yticks(range(len(rows)), list(map(_wrap_label, rows)), linespacing=1.0)
     axes.set_ylim(len(rows) - 0.5, -0.5)
+
+
+def _wrap_label(label: str) -> str:
+    """Return a long label on two lines, broken at its last comma."""
+    if len(label) <= LONG:
+        return label
+    return ",\n".join(label.rsplit(", ", 1))
 
 
 def draw_epsilon(name: str, folder: Path) -> Figure:

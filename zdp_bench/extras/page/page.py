@@ -12,16 +12,18 @@ import os
 import re
 from base64 import b64encode
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from hashlib import sha256
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
 from markdown_it import MarkdownIt
+from markdown_it.token import Token
 from markupsafe import Markup, escape
 
 from zdp_bench import __version__, records
@@ -48,6 +50,7 @@ PARTS = {
     "": ("measured", "Measurements and curves", MEASURED),
 }
 MADE_BY = r"\n`zdp-bench [^`]*`[^\n]* do not edit\.\n"  # the page is not edited
+ASIDE = ("n", "δ", "runs")  # columns of a table that a phone leaves out
 OWN = "outside papers"
 # What the table of runs shows, sorts or filters by.
 CELLS = (
@@ -235,12 +238,30 @@ def _markdown(text: str) -> Markup:
     """Return a generated page as HTML without its title; raw HTML in it stays text."""
     parser = MarkdownIt("commonmark", {"html": False}).enable("table").disable("image")
     body = text.partition("\n")[2] if text.startswith("# ") else text
-    html = parser.render(re.sub(MADE_BY, "", body, count=1))
+    tokens = parser.parse(re.sub(MADE_BY, "", body, count=1))
+    _mark_aside(tokens)
+    html = parser.renderer.render(tokens, parser.options, {})
     html = html.replace("h2>", "h5>").replace("h1>", "h4>")
     for paper, title in papers.titles().items():
         html = html.replace(f"<td>{paper}</td>", f"<td>{escape(title)}</td>")
     html = html.replace("<table>", '<div class="wide"><table>')
     return Markup(html.replace("</table>", "</table></div>"))
+
+
+def _mark_aside(tokens: Sequence[Token]) -> None:
+    """Give the cells of columns that a phone has no room for the class `aside`."""
+    column, aside = 0, set[int]()
+    for token, content in pairwise(tokens):
+        if token.type == "thead_open":
+            aside.clear()
+        elif token.type == "tr_open":
+            column = 0
+        elif token.type in ("th_open", "td_open"):
+            if token.type == "th_open" and content.content in ASIDE:
+                aside.add(column)
+            if column in aside:
+                token.attrJoin("class", "aside")
+            column += 1
 
 
 # -------------------------------------------------------------------------- scripts and safety
