@@ -19,7 +19,7 @@ from zdp_bench.data import cache, files, mnist
 from zdp_bench.data.files import Card, RemoteFile, fetch, md5
 from zdp_bench.data.mnist import Mnist
 from zdp_bench.errors import UserError
-from zdp_bench.report.terminal import say_state
+from zdp_bench.report.terminal import describe_state
 
 RAW = Path("MNIST/raw")
 OWN = [of for of in files.cards() if not of.uses]
@@ -51,7 +51,7 @@ NEEDING_FILES = [of for of in files.cards() if of.holds or of.files or of.uses]
 def test_what_is_not_there_is_missing_and_says_where_it_comes_from(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], of: Card
 ) -> None:
-    assert say_state(tmp_path, of).startswith("missing: ")
+    assert describe_state(tmp_path, of).startswith("missing: ")
     code, _, err = run(capsys, "data", "check", of.name, "--root", str(tmp_path))
     assert (code, "is missing" in err) == (2, True)
     if of.holds:

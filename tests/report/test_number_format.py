@@ -6,7 +6,8 @@ import math
 
 import pytest
 
-from zdp_bench.report.number_format import epsilon, interval, mean_and_deviation
+from zdp_bench.privacy.statement import show_epsilon
+from zdp_bench.report.number_format import interval, mean_and_deviation
 
 
 @pytest.mark.parametrize(
@@ -27,7 +28,7 @@ def test_an_interval_is_shown_where_its_ends_differ(
 
 def test_epsilon_has_three_digits() -> None:
     values = (math.inf, 3.3967, 0.05, None, math.nan)
-    assert [epsilon(value) for value in values] == ["∞", "3.4", "0.05", "", ""]
+    assert [show_epsilon(value) for value in values] == ["∞", "3.4", "0.05", "", ""]
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,9 @@ from zdp_bench import records
 from zdp_bench.config import compose, parse
 from zdp_bench.config.words import read_words
 from zdp_bench.errors import Busy, UserError
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
 from zdp_bench.report.budget import say_together
-from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import Stopped, end_with_parent, explain, find_stop
@@ -168,7 +168,11 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
     for job in jobs:
         made, shown = job.ended, ["failed", "", ""]
         if isinstance(made, Made):
-            shown = [f"{made.metric} {made.value:.4f}", epsilon(made.epsilon), made.home.name[:8]]
+            shown = [
+                f"{made.metric} {made.value:.4f}",
+                show_epsilon(made.epsilon),
+                made.home.name[:8],
+            ]
         rows.append([name_job(job.words), *shown])
     homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
     notes = say_together([read_spending(home) for home in homes if home.is_dir()])
@@ -216,5 +220,5 @@ def carry_out(
         console().print(show_run(outcome.record, outcome.path, outcome.found))
     elif show == "all":
         headline, spent = outcome.record.headline, outcome.record.privacy.epsilon_tight
-        print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {epsilon(spent)}")
+        print(f"{name}: {headline.name} {headline.value:.4f}, tight ε {show_epsilon(spent)}")
     return outcome

@@ -44,10 +44,10 @@ from zdp_bench.training.distributed import Ranks, join
 from zdp_bench.training.machine import check_precision, code_digest, execution_digest
 from zdp_bench.training.plan import Plan
 
-LEAST_PUBLIC = 100  # of fewer units, one more or less moves batch_size / n by over 1 %
+MIN_PUBLIC_UNITS = 100  # with fewer, adding or removing one changes the sampling rate by over 1 %
 
 
-@for_python()
+@for_python()  # errors name settings as arguments
 def make_private(
     model: nn.Module,
     optimizer: torch.optim.Optimizer | Sequence[torch.optim.Optimizer],
@@ -75,60 +75,66 @@ def make_private(
     secure: bool = False,
     **options: Any,
 ) -> Private:
-    """Return a private training run of your model, with the step, checks and ledger of a run.
+    """Return a private training of your model, with the step, checks and ledger of `zdp-bench run`.
 
-    The model is checked on random inputs and left as it is: no wrapper, no hook, no other class.
+    The model is checked on random inputs and not changed: it gets no wrapper, hook or other class.
 
     Args:
         model: on the device of the training, in training mode. Parameters that do not require a
             gradient stay frozen, and are public.
-        optimizer: any of torch's that steps from gradients alone, or a list of several that share
-            the model's parameters. A schedule is yours to step.
-        dataset: map-style, with items (input, target). Inputs in a tuple or a dictionary are the
-            model's arguments, in order or by name.
-        loss: (outputs, targets) -> one loss per example, [B]; never a mean. It is given one example
-            at a time: nothing of another can reach it.
-        epochs: 1 / rate steps each, in all: with more of them, `resume` goes on with a training
-            that has ended, and the same noise.
-        batch_size: each step draws each of the n examples with probability `batch_size` / n, and
-            the noisy sum is divided by `batch_size`. n is then public, and must be 100 or more.
-            With `unit`, of owners.
-        target_epsilon, noise_multiplier: one of the two. The noise is calibrated so that all steps
-            have at most the tight ε asked for, and no step beyond it is taken.
-        delta: of (ε, δ); at most 1 / n is usual.
-        max_grad_norm: the bound C that each example's gradient is clipped to.
-        ledger: the file that lists every step before its noise is drawn. `save` writes beside it,
-            with the suffix .pt; `resume` goes on from there. None: one in the folder `ledgers`,
-            named after the model's class and the training's plan and noise.
-        count_earlier: train a model that has not taken the steps that the ledger holds already;
-            they count in every ε.
-        regulariser: model -> a real number, whose gradient is added to each step's, after the
-            noise: a penalty on the weights, a loss of public or generated examples. It costs no ε,
-            so no training example may reach it.
-        probe: examples (inputs, targets) [B, ...] that are public or made up. The checks run on
-            them, where random numbers are none that model and loss can take.
-        unit: whose ε it is. None: an example's. Else the owner of each example, say its patient: a
-            column of strings or numbers, [n], or a function of an example's index. Each step draws
-            owners, and the mean gradient of an owner's examples is clipped.
-        max_examples: at most so many examples of a drawn owner, drawn anew at each step.
-        sample_rate, expected_batch: instead of `batch_size`, where n is private: the probability,
-            and what the noisy sum is divided by. Choose both without a look at the data.
-        algorithm: a private algorithm's name; `zeta_dp_sgd` for complex parameters.
-        micro_batch: how many examples are processed at once (1,024 at most); halved when memory
-            runs out. It changes memory and speed only.
+        optimizer: one of torch.optim's that needs gradients only, or a list of several that share
+            the model's parameters. Call a scheduler's `step` yourself.
+        dataset: a map-style dataset whose items are (input, target). Inputs in a tuple or a
+            dictionary are passed to the model as its arguments, in order or by name.
+        loss: a function of (outputs, targets) that returns one loss per example, [B], never their
+            mean. It is evaluated separately for each example, so examples cannot mix.
+        epochs: Total number of epochs, each 1 / sample rate steps. To extend a finished training,
+            pass a larger number and call `resume`; the noise multiplier must stay the same.
+        batch_size: Expected batch size. Each step draws each of the n examples with probability
+            `batch_size` / n, and divides the noisy sum by `batch_size`. n is then public, and must
+            be at least 100. With `unit`, n counts owners.
+        target_epsilon, noise_multiplier: Give one of the two. With `target_epsilon`, the noise is
+            calibrated so that the tight ε of all steps is at most this value, and no step that
+            would exceed it is taken.
+        delta: δ of (ε, δ)-differential privacy; usually at most 1 / n. Default: 1e-5.
+        max_grad_norm: Bound C that each example's gradient is clipped to. Default: 1.0.
+        ledger: File that lists every step before its noise is drawn. `save` writes a file beside it
+            with the suffix .pt, from which `resume` continues. Default: a file in the folder
+            `ledgers`, named after the model's class and the training's sampling and noise.
+        count_earlier: Count the steps that the ledger already holds in every ε, although it is not
+            known whether this model took them. Default: False.
+        regulariser: A function of the model that returns a real number, such as a penalty on the
+            weights or a loss of public examples. Its gradient is added to each step's after the
+            noise. It costs no ε, so it must not depend on any training example.
+        probe: Examples (inputs, targets), [B, ...], that are public or made up. Needed if model or
+            loss cannot run on random inputs; the checks then use these examples.
+        unit: The owner of each example, such as its patient: a column of strings or numbers, [n],
+            or a function of an example's index. Each step then draws owners, the mean gradient of
+            an owner's examples is clipped, and ε is an owner's. Default: ε is an example's.
+        max_examples: Largest number of examples used of an owner in a step. Of an owner with more,
+            each step draws others. Default: no limit.
+        sample_rate, expected_batch: Use these instead of `batch_size` if n is private: the
+            probability that a step draws an example, and the divisor of the noisy sum. Choose both
+            without looking at the data.
+        algorithm: Name of a private algorithm; `zeta_dp_sgd` for complex parameters.
+        micro_batch: Number of examples processed at once, at most 1,024; halved if memory runs out.
+            It affects memory and speed only.
         precision: "bf16" runs the forward pass in bfloat16; sums stay in float32.
-        seed: repeats a training run on the same machine; for experiments. Every example is read
-            once to make the key of the noise, and all weights at every step (`library.keys`).
-            Without it, the operating system gives the key.
-        secure: cryptographic noise and batches, for weights that are released to an adversary.
-        options: of the algorithm, as in the configuration: `per_layer=True`, `noise="circular"`.
+        seed: Makes a training repeatable on the same machine, for experiments. The noise key hashes
+            every example once, and all weights at each step, which is slow for large models
+            (`library.keys`). Default: keys come from the operating system.
+        secure: Draw noise and batches from a cryptographic generator, for weights that are released
+            to an adversary. Default: False.
+        options: Options of the algorithm, as in the configuration: `per_layer=True`,
+            `noise="circular"`.
 
-    Formal guarantees: those of `Private`, for neighbours that are drawn at the same rate.
-        - With `sample_rate`, they may differ in n: rate, divisor, mechanism, count of steps, report
-          and exported folder follow from the arguments, and none of them from n. (The steps' time
-          and memory do.) With `unit`, `max_examples` is needed: owners' sizes are private too.
-        - With `batch_size`, n is public: ε holds for data sets at the rate `batch_size` / n of this
-          one, which says n.
+    Formal guarantees: those of `Private`, for neighbouring data sets sampled at the same rate.
+        - With `sample_rate`, they may differ in n: sampling rate, divisor, mechanism, number of
+          steps, report and exported folder follow from the arguments, never from n. (The time and
+          memory of a step depend on n.) With `unit`, `max_examples` is required, because the number
+          of an owner's examples is private too.
+        - With `batch_size`, n is public: ε compares data sets sampled at the same rate
+          `batch_size` / n, so n itself is not protected.
 
     Raises:
         UserError: an argument, the model, the loss or the ledger cannot be used; says what to do.
@@ -148,7 +154,7 @@ def make_private(
     require_loss(loss)
     require_options(algorithm, options, inspect.signature(make_private).parameters)
 
-    seed = None if seed is None else int(seed)  # of numpy's too
+    seed = None if seed is None else int(seed)  # accept numpy integers
 
     examples = Items(dataset)
     number_is_private = sample_rate is not None
@@ -157,9 +163,10 @@ def make_private(
     if not number_is_private:
         warn_of(delta, units.count)
 
-    empty_batch = examples.like()
+    empty_batch = examples.empty_batch()
     example_loss = per_example(loss)
-    problem = Problem(model, example_loss, plan.sampling, seed or 0, empty_batch[0])
+    empty_inputs, _ = empty_batch
+    problem = Problem(model, example_loss, plan.sampling, seed or 0, empty_inputs)
     settings = {"name": algorithm, "max_grad_norm": max_grad_norm} | options
     noise = Noise(noise_multiplier, target_epsilon, delta)
     private_algorithm = _build_algorithm(problem, plan, settings, noise)
@@ -172,22 +179,27 @@ def make_private(
     ranks = join(device.type)
     name = TrainingName.of(mechanism, plan, units.stated)
     path = name.ledger_of(model) if ledger is None else Path(ledger)
-    path = path.absolute()  # the loop may change its folder
+    path = path.absolute()  # the training loop may change the working directory
     if ranks.size > 1:
-        # Rank 0 draws the noise, which covers rank 0's sum alone: one safeguard short with a seed.
+        # Seeded noise is keyed by the sum it is added to (`HedgedNoise`), and rank 0, which draws
+        # it, has only its own part of the sum.
         rule = f"is for one process, and {ranks.size} train together; leave it out"
         require(seed is None, "seed", seed, rule)
         sampling = batch_size, sample_rate, expected_batch, epochs, max_examples
-        asked = sampling, settings, noise, precision, secure, count_earlier
-        _require_same_on_ranks(ranks, asked, examples, units, model, optimizer, mechanism, plan)
+        arguments = sampling, settings, noise, precision, secure, count_earlier
+        _require_same_on_ranks(ranks, arguments, examples, units, model, optimizer, mechanism, plan)
     ranks.copy_from_first([*model.parameters(), *model.buffers()])
 
     public_batch = None if probe is None else (pack(probe[0]), pack(probe[1]))
     has_owners = units.owners is not None
     checked = check(model, private_algorithm, example_loss, empty_batch, has_owners, public_batch)
     size = Size(micro_batch or MICRO_BATCH)
-    execution = execution_digest((), device, size.examples, ranks.size, True)
-    given = f"{execution}:{precision}:{sorted(settings.items())}:{units.digest}:{max_examples}"
+    # No digest covers the caller's code; `make_keys` covers what model and loss compute.
+    execution = execution_digest(
+        (), device, micro_batch=size.examples, ranks=ranks.size, deterministic=True
+    )
+    options_text = f"{sorted(settings.items())}"
+    key_inputs = f"{execution}:{precision}:{options_text}:{units.digest}:{max_examples}"
     keys = make_keys(
         seed,
         secure,
@@ -197,7 +209,7 @@ def make_private(
         optimizer,
         examples,
         checked.batch,
-        given,
+        key_inputs,
     )
     keys = ranks.broadcast(keys)
     randomness = kind_of(keys.source())
@@ -220,7 +232,7 @@ def make_private(
 
 @dataclass(frozen=True)
 class Noise:
-    """The noise that was asked for: as a multiplier, or by the ε of all steps."""
+    """The requested noise: a multiplier, or the ε that all steps may have together."""
 
     multiplier: float | None
     target_epsilon: float | None
@@ -230,19 +242,19 @@ class Noise:
 def _build_algorithm(
     problem: Problem, plan: Plan, settings: dict[str, Any], noise: Noise
 ) -> Algorithm:
-    """Return the algorithm with its noise, as given or calibrated; reject one that adds none."""
+    """Return the algorithm with the requested noise; reject an algorithm that adds none."""
     target = noise.target_epsilon
     if (noise.multiplier is None) == (target is None):
         raise UserError("give noise_multiplier or target_epsilon, and not both.")
     name = settings["name"]
     make = algorithm_type(name)
-    keys = inspect.signature(make).parameters
-    if "noise_multiplier" not in keys:
+    parameter_names = inspect.signature(make).parameters
+    if "noise_multiplier" not in parameter_names:
         raise UserError(f"{setting('algorithm', name)} is not private: train without make_private.")
-    if "max_grad_norm" not in keys:
+    if "max_grad_norm" not in parameter_names:
         raise UserError(
-            f"{setting('algorithm', name)} clips no gradients, so a loop cannot take its steps: "
-            "use `zdp-bench run`."
+            f"{setting('algorithm', name)} does not clip gradients, so it cannot run in your own "
+            "loop: use `zdp-bench run`."
         )
 
     def build(multiplier: float) -> Algorithm:
@@ -257,9 +269,9 @@ def _build_algorithm(
     if noise.multiplier is not None:
         return build(noise.multiplier)
     assert target is not None
-    of_one = build(1.0).mechanism()
+    unit_noise_mechanism = build(1.0).mechanism()
     try:
-        multiplier = calibrate_mechanism(target, of_one, plan.steps, noise.delta)
+        multiplier = calibrate_mechanism(target, unit_noise_mechanism, plan.steps, noise.delta)
     except ValueError as error:
         raise UserError(f"target_epsilon={target:g}: {error}.") from None
     return build(multiplier)
@@ -275,8 +287,8 @@ def _require_same_on_ranks(
     mechanism: Mechanism,
     plan: Plan,
 ) -> None:
-    """Reject processes that were given different things to train together."""
-    # so that randomly changed examples have one digest
+    """Reject processes whose arguments, data, code or model differ: they must train one model."""
+    # Seed all ranks alike: a dataset with random augmentation then has the same digest everywhere.
     seed_layers(ranks.broadcast(os.urandom(16).hex()), 0, 0)
     facts = {
         "set of arguments": arguments,
@@ -298,18 +310,23 @@ def plan_of(
     epochs: int,
     units: int,
 ) -> Plan:
-    """Return the plan of a training: with `sample_rate` from what was given alone, not from n."""
+    """Return the plan of a training; with `sample_rate`, it does not depend on `units`."""
     if sample_rate is not None:
         assert expected_batch is not None
-        sampling = Sampling("poisson", float(sample_rate), float(expected_batch), 0)
+        sampling = Sampling(
+            "poisson",
+            sample_rate=float(sample_rate),
+            expected_batch_size=float(expected_batch),
+            records=0,  # private
+        )
         return Plan(sampling, epochs, max(1, round(epochs / sample_rate)))
     assert batch_size is not None
-    few = (
-        f"its rate is batch_size / n, and with only n = {units:,} to draw from one more or less "
-        "changes that rate, which ε takes for public: give sample_rate and expected_batch instead, "
-        "neither taken from the data"
+    too_few = (
+        f"with n = {units:,}, adding or removing one changes the sampling rate batch_size / n, "
+        "which ε treats as public: give sample_rate and expected_batch instead, neither taken from "
+        "the data"
     )
-    require(units >= LEAST_PUBLIC, "batch_size", batch_size, few)
+    require(units >= MIN_PUBLIC_UNITS, "batch_size", batch_size, too_few)
     too_large = f"the dataset has only {units:,} to draw from"
     require(batch_size <= units, "batch_size", batch_size, too_large)
     return Plan.poisson(units, batch_size / units, epochs)

@@ -76,15 +76,15 @@ class Items:
     def _own_dtypes(self) -> list[torch.dtype]:
         return _dtypes(self.batch([0]))
 
-    def like(self) -> Batch:
-        """Return a batch without an example, of the first and the last item's shapes and dtypes."""
+    def empty_batch(self) -> Batch:
+        """Return a batch of no examples, of the first and last item's shapes and dtypes."""
         both = self.batch([0, len(self) - 1])
         inputs, targets = (map_leaves(lambda leaf: leaf[:0], part) for part in both)
         return inputs, targets
 
     def describe(self) -> str:
         """Return the dtype and shape of a batch of inputs: 'float32 [n, 3, 32, 32]'."""
-        leaves = leaves_of(self.like()[0])
+        leaves = leaves_of(self.empty_batch()[0])
         parts = [f"{leaf.dtype} {['n', *leaf.shape[1:]]}" for leaf in leaves]
         return " and ".join(parts).replace("torch.", "").replace("'", "")
 

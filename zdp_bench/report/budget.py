@@ -10,8 +10,8 @@ from typing import Any
 
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import is_deleted
-from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 COLUMNS = ("data set", "digest", "noise", "runs", "total ε", "ε per unit", "unit", "δ")
@@ -90,8 +90,8 @@ class Line:
             ", ".join(digests),
             self.noise,
             str(self.runs),
-            epsilon(self.epsilon),
-            epsilon(self.epsilon_unit),
+            show_epsilon(self.epsilon),
+            show_epsilon(self.epsilon_unit),
             self.unit or "",
             f"{self.delta:g}",
         ]
@@ -127,8 +127,8 @@ def say_together(spendings: Sequence[Spending]) -> list[str]:
         if len(group) < 2:
             continue
         line = Line.of(ALL, group, min(run.delta for run in group))
-        whole = epsilon(line.epsilon) or "not known"
-        of_unit = epsilon(line.epsilon_unit)
+        whole = show_epsilon(line.epsilon) or "not known"
+        of_unit = show_epsilon(line.epsilon_unit)
         owner = f", per {line.unit} {of_unit}" if of_unit else ""
         sentences.append(
             f"Tight ε of these {len(group)} runs on {line.dataset} together: {whole}{owner} "

@@ -101,7 +101,7 @@ class Filling:
         They have this experiment digest, whatever their recipe. It covers all that a run computes
         but its seed, so a run made before the recipe changed fills nothing.
         """
-        runs = list_once(
+        runs = deduplicate(
             run
             for run in every
             if run.experiment == self.digest and run.data.provenance != "synthetic"
@@ -119,8 +119,8 @@ class Filling:
         return " ".join(words)
 
 
-def list_once(runs: Iterable[Record]) -> list[Record]:
-    """Return runs by seed; one that two recipes made counts once."""
+def deduplicate(runs: Iterable[Record]) -> list[Record]:
+    """Return runs sorted by seed; a run that two recipes share counts once."""
     by_digest: dict[str, Record] = {}
     for run in sorted(runs, key=lambda run: (run.seed, run.recipe, run.run)):
         by_digest.setdefault(run.run, run)
@@ -205,7 +205,7 @@ class Line:
     @cached_property
     def runs(self) -> list[Record]:
         """All runs, by seed; there may be none."""
-        return list_once(run for _, runs in self.jobs for run in runs)
+        return deduplicate(run for _, runs in self.jobs for run in runs)
 
     @property
     def is_papers(self) -> bool:

@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 from zdp_bench.errors import UserError
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record, is_named
 from zdp_bench.report.comparisons import compare_pairs
-from zdp_bench.report.number_format import epsilon, mean_and_deviation
+from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.results import NO_RESULT, flatten, keep, read_frame, tell_differences
 from zdp_bench.report.sheet import Sheet
 
@@ -81,9 +82,9 @@ FACTS: dict[str, Callable[[Record], str]] = {
     "notes": lambda run: run.labels.notes or "",
     "seed": lambda run: str(run.seed),
     "data": lambda run: run.data.shown,
-    "tight ε": lambda run: epsilon(run.privacy.epsilon_tight),
-    "claimed ε": lambda run: epsilon(run.privacy.epsilon_claimed),
-    "ε per unit": lambda run: epsilon(run.privacy.epsilon_patient),
+    "tight ε": lambda run: show_epsilon(run.privacy.epsilon_tight),
+    "claimed ε": lambda run: show_epsilon(run.privacy.epsilon_claimed),
+    "ε per unit": lambda run: show_epsilon(run.privacy.epsilon_patient),
     "δ": lambda run: f"{run.privacy.delta:g}",
     "z": lambda run: f"{run.privacy.z:.4g}",
     "steps": lambda run: f"{run.privacy.steps:,}",

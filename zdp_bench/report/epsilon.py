@@ -44,8 +44,8 @@ from zdp_bench.privacy.mechanism import (
 )
 from zdp_bench.privacy.memory import remember
 from zdp_bench.privacy.statement import question, require_delta
+from zdp_bench.privacy.statement import show_epsilon as shown
 from zdp_bench.report import papers
-from zdp_bench.report.number_format import epsilon as shown
 from zdp_bench.report.number_format import interval, rounded
 from zdp_bench.report.sheet import Sheet
 

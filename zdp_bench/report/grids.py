@@ -1,8 +1,9 @@
 """Builds tables of our own: what recipes reach at several ε, side by side (`papers/ours.yaml`).
 
-A line is a row, or a variant of one. Its columns are the targets of ε, of the runs whose experiment
-digest is that of a job of the recipes that claim it. ε = ∞ is training without privacy. With
-`compare: VARIANT`, notes below hold that variant against the others of its row, seed by seed.
+A line is a row, or a variant of one. There is one column per target ε; ε = ∞ is training without
+privacy. A run belongs to a line if its experiment digest matches a job of a recipe that claims the
+line. With `compare: VARIANT`, notes below the table compare that variant with the others of its
+row, seed by seed.
 """
 
 from __future__ import annotations
@@ -20,11 +21,12 @@ from zdp_bench.errors import UserError
 from zdp_bench.privacy.accounting import part_epsilon
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.memory import remember
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Privacy, Record
 from zdp_bench.report import names, papers
-from zdp_bench.report.cells import Filling, list_once
+from zdp_bench.report.cells import Filling, deduplicate
 from zdp_bench.report.comparisons import Paired, bonferroni, paired_t, show_p
-from zdp_bench.report.number_format import epsilon, mean_and_deviation
+from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.report.tables import origin
 from zdp_bench.tasks.metric import Metric, describe
@@ -35,13 +37,13 @@ class Line:
     """A row, or one variant of it.
 
     Attributes:
-        floor: the metric of knowing nothing; None where no share is shown.
-        runs: target ε, ∞ without privacy -> a run for each seed and fold.
+        baseline: Score of the trivial baseline; None if the table does not show the retained gain.
+        runs: By target ε, ∞ without privacy: a run for each seed and fold.
     """
 
     row: str
     variant: str | None
-    floor: float | None
+    baseline: float | None
     runs: dict[float, list[Record]]
 
     @property
@@ -50,8 +52,8 @@ class Line:
         return describe(next(iter(self.runs.values()))[0].headline.name)
 
     @property
-    def form(self) -> tuple[float, int, str]:
-        """How its metric is shown: factor, digits, unit."""
+    def display_format(self) -> tuple[float, int, str]:
+        """How its metric is shown: scale, digits, unit."""
         metric = self.metric
         if metric.unit:
             digits = 1
@@ -63,7 +65,7 @@ class Line:
 
     @property
     def targets(self) -> list[float]:
-        """The targets of its private runs, the largest first."""
+        """The target ε of its private runs, the largest first."""
         return sorted((target for target in self.runs if target < math.inf), reverse=True)
 
     @property
@@ -73,42 +75,45 @@ class Line:
 
     @property
     def owners(self) -> list[int]:
-        """How many owners, or examples that have none, its private runs train on; of each size."""
+        """The distinct numbers of units that its private runs train on, in ascending order."""
         counts: set[int] = set()
         for target in self.targets:
             counts |= {run.privacy.sampling.records for run in self.runs[target]}
         return sorted(counts)
 
     @property
-    def unit(self) -> str:
+    def privacy_unit(self) -> str:
         """Whose participation ε protects; empty without a private run."""
         if not self.targets:
             return ""
         return self.spent[self.targets[0]].epsilon_of
 
     def values(self, target: float) -> dict[int, float]:
-        """Return the test metric of each seed, the mean of its folds."""
+        """Return the test metric of each seed, averaged over its folds."""
         folds: dict[int, list[float]] = {}
         for run in self.runs.get(target, []):
             folds.setdefault(run.seed, []).append(float(run.headline.value))
         return {seed: mean(values) for seed, values in folds.items()}
 
-    def kept(self, target: float) -> float | None:
-        """Return the share of the non-private gain over the floor that is kept, or None."""
+    def retained_gain(self, target: float) -> float | None:
+        """Return (private − baseline) / (non-private − baseline) at a target ε.
+
+        None without a baseline, without runs, or if non-private training gains nothing.
+        """
         non_private = self.values(math.inf).values()
         private = self.values(target).values()
-        if self.floor is None or not non_private or not private:
+        if self.baseline is None or not non_private or not private:
             return None
-        whole_gain = self.metric.gain(mean(non_private), self.floor)
+        whole_gain = self.metric.gain(mean(non_private), self.baseline)
         if whole_gain <= 0:
             return None
-        return self.metric.gain(mean(private), self.floor) / whole_gain
+        return self.metric.gain(mean(private), self.baseline) / whole_gain
 
 
 def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     """Lay out a table of our own from `experiments.claims.fillings`."""
     layout = papers.ours()[name]
-    lines = _make_lines(layout, _runs_of_rows(fillings, records.read_all(results)))
+    lines = _make_lines(layout, _group_runs(fillings, records.read_all(results)))
     if not lines:
         raise UserError(
             f"{results}: has no run of table {name}. `zdp-bench reproduce {name}` makes them."
@@ -116,55 +121,61 @@ def build(name: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     targets = sorted({target for line in lines for target in line.runs}, reverse=True)
     published = papers.published().get(name, {})
     has_variants = any(line.variant for line in lines)
-    shown = [_show(line, targets, has_variants, published) for line in lines]
-    notes = [*(layout.get("notes") or ()), *_of_parts(lines)]
+    shows_owners = bool(layout.get("kept"))  # tables of what an owner's privacy costs
+    cells_of_lines = [_show(line, targets, published, has_variants, shows_owners) for line in lines]
+    notes = [*(layout.get("notes") or ()), *_note_epsilon_of_one_example(lines)]
     notes += compare_variants(lines, layout.get("compare"))
     notes += _works_cited(published)
     numbers = [_numbers(line, target) for line in lines for target in sorted(line.runs)]
-    columns = list(shown[0])
-    cells = [list(row.values()) for row in shown]
-    return Sheet(layout["title"], columns, cells, notes, origin(name), numbers)
+    columns = list(cells_of_lines[0])
+    rows = [list(cells.values()) for cells in cells_of_lines]
+    return Sheet(layout["title"], columns, rows, notes, origin(name), numbers)
 
 
 Runs = dict[float, list[Record]]  # by target ε
 
 
-def _runs_of_rows(
+def _group_runs(
     fillings: Sequence[Filling], every: Sequence[Record]
 ) -> dict[tuple[str, str | None], Runs]:
-    """Return the runs of each row and variant that has any, on the recipes' own data."""
+    """Group runs by row and variant, then by target ε; runs on substitute data are left out."""
     rows: dict[tuple[str, str | None], Runs] = {}
     for filling in fillings:
-        if filling.on:
+        if filling.on:  # a substitute data set
             continue
         for run in filling.runs_of(every):
+            # Every private recipe of these tables sets a target ε.
             target = float(run.config["privacy"].get("target_epsilon") or math.inf)
             by_target = rows.setdefault((filling.row, filling.variant), {})
-            by_target[target] = list_once([*by_target.get(target, []), run])
+            by_target[target] = deduplicate([*by_target.get(target, []), run])
     return rows
 
 
 def _make_lines(
     layout: Mapping[str, Any], runs: Mapping[tuple[str, str | None], Runs]
 ) -> list[Line]:
-    """Return the lines in the order of the table's rows, and of its variants within each."""
+    """Return the lines in the order of the table's rows and, within each, of its variants."""
     rows = layout["rows"]
     lines = []
     for (row, variant), by_target in runs.items():
-        floor = (rows[row] or {}).get("floor") if layout.get("kept") else None
-        lines.append(Line(row, variant, floor, by_target))
+        baseline = None
+        if layout.get("kept"):
+            baseline = (rows[row] or {}).get("floor")
+        lines.append(Line(row, variant, baseline, by_target))
     variants = list(layout.get("variants") or ())
 
-    def place(line: Line) -> tuple[int, int, str]:
+    def sort_key(line: Line) -> tuple[int, int, str]:
         variant = str(line.variant)
-        place = variants.index(variant) if variant in variants else len(variants)  # others behind
-        return list(rows).index(line.row), place, variant
+        rank = len(variants)  # unlisted variants come last
+        if variant in variants:
+            rank = variants.index(variant)
+        return list(rows).index(line.row), rank, variant
 
-    return sorted(lines, key=place)
+    return sorted(lines, key=sort_key)
 
 
 def _works_cited(published: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[str]:
-    """Return a note for each work that a row names."""
+    """Return a note for each work that a row cites."""
     numbers = sorted({result["work"] for results in published.values() for result in results})
     works = papers.published()["works"] if numbers else {}
     return [f"[{number}] {works[number]}." for number in numbers]
@@ -173,15 +184,16 @@ def _works_cited(published: Mapping[str, Sequence[Mapping[str, Any]]]) -> list[s
 def _show(
     line: Line,
     targets: Sequence[float],
-    has_variants: bool,
     published: Mapping[str, list[dict[str, Any]]],
+    has_variants: bool,
+    shows_owners: bool,
 ) -> dict[str, str]:
-    """Return the cells of a line by column: '89.3 ± 0.1 % (98 %)', with what is kept."""
+    """Return the cells of a line by column; all lines of a table have the same columns."""
     cells = {"task": line.row}
     if has_variants:
         cells["variant"] = names.algorithm(line.variant or "")
-    cells["ε protects"] = line.unit
-    if line.floor is not None:
+    cells["ε protects"] = line.privacy_unit
+    if shows_owners:
         cells["n"] = " or ".join(f"{owners:,}" for owners in line.owners)
     deltas = sorted({f"{privacy.delta:g}" for privacy in line.spent.values()})
     cells["δ"] = ", ".join(deltas)
@@ -191,28 +203,28 @@ def _show(
     if len(counts) > 1:
         cells["runs"] = f"{counts[0]} to {counts[-1]}"
     for target in targets:
-        cells[_head(target)] = _show_values(line, target)
+        cells[_heading(target)] = _show_values(line, target)
     if published:
         cells["others"] = _cite(published.get(line.row))
     return cells
 
 
 def _show_values(line: Line, target: float) -> str:
-    """Return mean and deviation at a target ε, and what is kept; empty without a run."""
-    scale, digits, unit = line.form
+    """Return mean, deviation and retained gain: '89.3 ± 0.1 % (98 %)'; empty without a run."""
+    scale, digits, unit = line.display_format
     values = list(line.values(target).values())
     if not values:
         return ""
-    shown = mean_and_deviation(values, unit, digits, scale).partition(" (n")[0]
-    kept = line.kept(target)
-    if kept is None or math.isinf(target):
+    shown = mean_and_deviation(values, unit, digits, scale, with_count=False)
+    retained = line.retained_gain(target)
+    if retained is None or math.isinf(target):
         return shown
-    return f"{shown} ({100 * kept:.0f} %)"
+    return f"{shown} ({100 * retained:.0f} %)"
 
 
 def _cite(results: list[dict[str, Any]] | None) -> str:
-    """Return published results in words: '69.3 % at ε = 3 [1]'; None if nobody searched."""
-    if results is None:
+    """Return published results in words: '69.3 % at ε = 3 [1]', or 'none known'."""
+    if results is None:  # nobody searched for any
         return ""
     cited = []
     for result in results:
@@ -221,13 +233,13 @@ def _cite(results: list[dict[str, Any]] | None) -> str:
     return ", ".join(cited) or "none known"
 
 
-def _head(target: float) -> str:
+def _heading(target: float) -> str:
     return "non-private" if math.isinf(target) else f"ε = {target:g}"
 
 
 def _numbers(line: Line, target: float) -> dict[str, object]:
-    """Return what the CSV holds of a cell: the numbers behind it."""
-    runs, values, kept = line.runs[target], line.values(target), line.kept(target)
+    """Return the CSV's values of one line and target ε."""
+    runs, values, retained = line.runs[target], line.values(target), line.retained_gain(target)
     privacy, data = runs[0].privacy, runs[0].data
     return {
         "row": line.row,
@@ -235,13 +247,13 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
         "recipe": runs[0].recipe,
         "metric": line.metric.name,
         "target_epsilon": target,
-        "epsilon_tight": epsilon(privacy.epsilon_tight),
-        "epsilon_of_owner": epsilon(privacy.epsilon_patient),
-        "unit": line.unit,
+        "epsilon_tight": show_epsilon(privacy.epsilon_tight),
+        "epsilon_of_owner": show_epsilon(privacy.epsilon_patient),
+        "unit": line.privacy_unit,
         "owners": " ".join(map(str, line.owners)),
         "delta": privacy.delta,
         "mean": round(mean(values.values()), 6),
-        "kept": None if kept is None else round(kept, 4),
+        "kept": None if retained is None else round(retained, 4),
         "n": len(values),
         "values": " ".join(f"{value:.6g}" for value in values.values()),
         "seeds": " ".join(map(str, values)),
@@ -252,10 +264,10 @@ def _numbers(line: Line, target: float) -> dict[str, object]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """A variant held against another of its row at one ε, over the seeds that both have.
+    """A variant compared with another of its row at one ε, over the seeds that both have.
 
     Attributes:
-        gain: by how much the variant is better, in the metric; negative if it is worse.
+        gain: How much better the variant is, in the metric; negative if it is worse.
     """
 
     line: Line
@@ -266,20 +278,21 @@ class Comparison:
 
     def __str__(self) -> str:
         """'ε = 3: +0.5 [+0.1, +0.9] points, p < 0.001'."""
-        scale, digits, unit = self.line.form
+        scale, digits, unit = self.line.display_format
         test = self.test
-        mean, low, high = (
-            f"{scale * number:+.{digits}f}" for number in (test.mean, test.low, test.high)
-        )
+        difference = f"{scale * test.mean:+.{digits}f}"
+        interval = f"[{scale * test.low:+.{digits}f}, {scale * test.high:+.{digits}f}]"
         points = " points" if unit == "%" else ""
-        return f"{_head(self.target)}: {mean} [{low}, {high}]{points}, p {show_p(test.p)}"
+        return f"{_heading(self.target)}: {difference} {interval}{points}, p {show_p(test.p)}"
 
 
 def compare_variants(lines: Sequence[Line], chosen: str | None) -> list[str]:
     """Compare the chosen variant with the others of its row, at each ε, by a paired t-test.
 
-    Bonferroni's threshold is that of all comparisons.
+    The Bonferroni correction counts all comparisons of the table.
     """
+    if chosen is None:
+        return []
     comparisons: list[Comparison] = []
     sentences = []
     for line, other in product(lines, lines):
@@ -313,28 +326,31 @@ def _compare(line: Line, other: Line) -> list[Comparison]:
         seeds = sorted(ours.keys() & theirs.keys())
         test = paired_t([ours[seed] for seed in seeds], [theirs[seed] for seed in seeds])
         if test is not None:
-            gain = line.metric.gain(test.mean, 0.0)
+            gain = line.metric.gain(test.mean, 0.0)  # positive if better, whatever the metric
             comparisons.append(Comparison(line, other, target, test, gain))
     return comparisons
 
 
-def _of_parts(lines: Sequence[Line]) -> list[str]:
-    """State the ε of one of several examples, where all of an owner's are drawn as one."""
-    rows_of: dict[str, list[str]] = {}  # the ε in words -> the rows that have them
+def _note_epsilon_of_one_example(lines: Sequence[Line]) -> list[str]:
+    """State the ε of a single example where owners are the unit and have several."""
+    rows_of: dict[str, list[str]] = {}  # by the ε in words
     for line in lines:
-        parts = [_epsilon_of_part(privacy) for privacy in line.spent.values()]
-        if parts and all(parts):
-            rows_of.setdefault(", ".join(parts), []).append(line.row)
+        epsilons = [_epsilon_of_one_example(privacy) for privacy in line.spent.values()]
+        if epsilons and all(epsilons):
+            rows_of.setdefault(", ".join(epsilons), []).append(line.row)
     if not rows_of:
         return []
-    stated = "; ".join(f"{', '.join(rows)}: {parts}" for parts, rows in rows_of.items())
+    stated = "; ".join(f"{', '.join(rows)}: {epsilons}" for epsilons, rows in rows_of.items())
     why = "as removing it replaces the owner's mean"
     return [f"A single example of an owner has a larger ε, {why}. {stated}."]
 
 
-def _epsilon_of_part(privacy: Privacy) -> str:
-    """Return the ε of one of an owner's examples; empty where an owner has one, or is no unit."""
+def _epsilon_of_one_example(privacy: Privacy) -> str:
+    """Return the ε of one of an owner's examples.
+
+    Empty if the owner is not the privacy unit, or has one example only.
+    """
     if not privacy.is_of_unit or privacy.examples_per_patient <= 1:
         return ""
     mechanism = Mechanism.of_z(privacy.z, privacy.sampling)
-    return epsilon(remember(part_epsilon, mechanism, privacy.steps, privacy.delta))
+    return show_epsilon(remember(part_epsilon, mechanism, privacy.steps, privacy.delta))

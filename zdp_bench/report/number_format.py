@@ -6,7 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 from statistics import mean, stdev
 
-from zdp_bench.privacy.statement import show_epsilon as epsilon
+from zdp_bench.privacy.statement import show_epsilon
 
 
 def name_one(unit: str) -> str:
@@ -25,23 +25,32 @@ def duration(seconds: float) -> str:
 
 def interval(low: float | None, high: float | None) -> str:
     """Format two bounds on ε: '30.3 to 33.2'; the upper one if they print alike or low is None."""
-    if epsilon(low) in ("", epsilon(high)):
-        return epsilon(high)
-    return f"{epsilon(low, at_least=True)} to {epsilon(high)}"
+    if show_epsilon(low) in ("", show_epsilon(high)):
+        return show_epsilon(high)
+    return f"{show_epsilon(low, at_least=True)} to {show_epsilon(high)}"
 
 
 def mean_and_deviation(
-    values: Sequence[float], unit: str = "", digits: int | None = None, scale: float = 1.0
+    values: Sequence[float],
+    unit: str = "",
+    digits: int | None = None,
+    scale: float = 1.0,
+    with_count: bool = True,
 ) -> str:
     """Format mean and sample standard deviation: '98.01 ± 0.12 % (n = 3)', '0.9601 (n = 1)'.
 
-    'undefined' where a value is NaN: a ROC curve needs examples of both classes.
+    'undefined' if a value is NaN: a ROC curve needs examples of both classes.
     """
+    count = f" (n = {len(values)})" if with_count else ""
     if any(math.isnan(value) for value in values):
-        return f"undefined (n = {len(values)})"
+        return f"undefined{count}"
     digits = digits or (2 if unit else 4)
-    spread = f" ± {scale * stdev(values):.{digits}f}" if len(values) > 1 else ""
-    return f"{scale * mean(values):.{digits}f}{spread}{f' {unit}'.rstrip()} (n = {len(values)})"
+    shown = f"{scale * mean(values):.{digits}f}"
+    if len(values) > 1:
+        shown += f" ± {scale * stdev(values):.{digits}f}"
+    if unit:
+        shown += f" {unit}"
+    return shown + count
 
 
 def rounded(numbers: Mapping[str, object]) -> dict[str, object]:

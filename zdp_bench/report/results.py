@@ -16,8 +16,8 @@ import pandas as pd
 
 from zdp_bench import records
 from zdp_bench.errors import UserError, suggestion, unknown
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
-from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.sheet import Sheet
 
 DIFFERS = "differs"  # a column: the values of what differs between the runs of one recipe
@@ -280,5 +280,5 @@ def cell(column: str, value: Any) -> str:
     if column == TIME:
         return str(value)[:16].replace("T", " ")
     if column.startswith("epsilon") and isinstance(value, int | float):
-        return epsilon(value, at_least=column.endswith("at_least"))
+        return show_epsilon(value, at_least=column.endswith("at_least"))
     return f"{value:.4g}".replace("inf", "∞") if isinstance(value, float) else str(value)

@@ -13,11 +13,12 @@ from pathlib import Path
 from statistics import mean, stdev
 
 from zdp_bench import records
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import cells, coverage, papers
 from zdp_bench.report.cells import RULE, Filling, Line
 from zdp_bench.report.comparisons import compare_pairs
-from zdp_bench.report.number_format import epsilon, mean_and_deviation
+from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import describe
 
@@ -106,7 +107,7 @@ def _show(line: Line) -> dict[str, str]:
         "Δ": _show_difference(line),
         "what differs": line.differs,
         "ε printed": _show_claim(line) if line.is_papers else "",
-        "ε claimed": epsilon(spent.epsilon_claimed) if spent else "",
+        "ε claimed": show_epsilon(spent.epsilon_claimed) if spent else "",
         "ε tight": spent.tight if spent else "",
         "δ": f"{spent.delta:g}" if spent else "",
         "status": f"{line.status} ({line.lacking})" if line.lacking else line.status,

@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(options: argparse.Namespace) -> int:
     from zdp_bench.data import files
     from zdp_bench.registry import lookup, names_of_others
-    from zdp_bench.report.terminal import say_state, show_data_root
+    from zdp_bench.report.terminal import describe_state, show_data_root
 
     if options.action == "cache":
         return _show_cache(options.delete)
@@ -85,7 +85,7 @@ def run(options: argparse.Namespace) -> int:
     for card in chosen:
         if not card.files and files.has_files(root, card) and not counts:
             why = "a run checks its files" if card.holds else "it needs no files here"
-            print(f"{card.name}: {say_state(root, card)}; {why}")
+            print(f"{card.name}: {describe_state(root, card)}; {why}")
         code = max(code, _say_each(card.name, files.check_files(root, card)))
     return _count(options.dataset, root) if counts and code == 0 else code
 
@@ -93,9 +93,9 @@ def run(options: argparse.Namespace) -> int:
 def _is_present(root: Path, name: str) -> bool:
     """True if a data set has its files under the root: others are generated, which takes time."""
     from zdp_bench.data import files
-    from zdp_bench.report.terminal import say_state
+    from zdp_bench.report.terminal import describe_state
 
-    return say_state(root, files.card(name)) == "present"
+    return describe_state(root, files.card(name)) == "present"
 
 
 def _check_recipe(words: list[str], root: Path | None) -> int:

@@ -81,7 +81,7 @@ def _show(
     options: argparse.Namespace,
 ) -> int:
     """Print the findings; return the exit code."""
-    from zdp_bench.report.number_format import epsilon
+    from zdp_bench.privacy.statement import show_epsilon
     from zdp_bench.report.sheet import Sheet
 
     columns = (
@@ -98,8 +98,8 @@ def _show(
         [
             finding.case,
             finding.claim,
-            epsilon(finding.epsilon_claimed),
-            epsilon(finding.lower_bound, at_least=True),
+            show_epsilon(finding.epsilon_claimed),
+            show_epsilon(finding.lower_bound, at_least=True),
             f"{finding.delta:g}",
             f"{100 * finding.confidence:g} %",
             finding.verdict,

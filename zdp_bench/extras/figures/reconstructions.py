@@ -12,9 +12,9 @@ from matplotlib.figure import Figure
 from zdp_bench import records
 from zdp_bench.errors import UserError
 from zdp_bench.extras.figures.drawing import WIDTH
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Record
 from zdp_bench.report import names
-from zdp_bench.report.number_format import epsilon
 from zdp_bench.report.papers import recipes_of
 
 TABLE = "zeta_dp_2021/5"
@@ -136,5 +136,5 @@ def _label(run: Record) -> str:
     if run.claims.row == ROWS[0]:
         return f"{network}\nnon-private\n{ssim}"
     batch = run.privacy.sampling.expected_batch_size
-    tight = epsilon(run.privacy.epsilon_tight)
+    tight = show_epsilon(run.privacy.epsilon_tight)
     return f"{network}\nprivate\nbatch {batch:.0f}\ntight ε {tight}\n{ssim}"

@@ -37,7 +37,7 @@ from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, togethe
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import Document
-from zdp_bench.report.number_format import epsilon, name_one
+from zdp_bench.report.number_format import name_one
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import Metric, metric_of
 from zdp_bench.training.evaluation import DIVERGED, evaluate
@@ -417,7 +417,7 @@ def sheet(record: Document) -> Sheet:
     cells = []
     for row in numbers[:SHOWN]:
         shown = {key: _short(value)[:16] for key, value in row.items()}
-        shown["epsilon_tight"] = epsilon(row["epsilon_tight"])
+        shown["epsilon_tight"] = show_epsilon(row["epsilon_tight"])
         cells.append(list(shown.values()))
     notes = _notes(record)
     if len(numbers) > SHOWN:
@@ -431,11 +431,11 @@ def sheet(record: Document) -> Sheet:
 def _notes(record: Document) -> list[str]:
     """Return what was spent, in sentences, and what each number covers."""
     privacy = record["privacy"]
-    every = epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
+    every = show_epsilon(privacy["epsilon_all"]) or "not known: its runs differ in sampling or unit"
     of_owner = privacy["epsilon_all_unit"]
     owner = ""
     if of_owner is not None:
-        owner = f", of {name_one(privacy['unit'])} {epsilon(of_owner)}"
+        owner = f", of {name_one(privacy['unit'])} {show_epsilon(of_owner)}"
     notes = [record["ended_by"]] if record["ended_by"] else []
     return [
         *notes,

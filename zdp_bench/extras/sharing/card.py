@@ -16,8 +16,9 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.sharing import folder as files
 from zdp_bench.extras.sharing.folder import Source
 from zdp_bench.library.keys import kind_of
+from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.records import to_json
-from zdp_bench.report.number_format import epsilon, interval, name_one
+from zdp_bench.report.number_format import interval, name_one
 
 HUB_TASKS = {
     ("classification", 3): "image-classification",
@@ -82,7 +83,7 @@ def card(source: Source) -> str:
         own=is_own,
         head=head,
         verdict=verdict,
-        epsilon=epsilon,
+        epsilon=show_epsilon,
         interval=interval,
     )
 
