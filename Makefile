@@ -5,22 +5,23 @@ BIN := .venv/bin
 STAMP := .venv/.installed
 WITH := $(if $(wildcard $(BIN)/python),$(BIN)/python,$(PYTHON))
 TABLE ?= zeta_dp_2021/1
+CONSTRAINTS ?= constraints.txt
 SEEDS ?=
 PROFILE ?=
 MUTANTS ?= 300
 
-$(STAMP): constraints.txt pyproject.toml
+$(STAMP): $(CONSTRAINTS) pyproject.toml
 	@test -n "$(PYTHON)" || { echo "make: no Python 3.11 to 3.13 found; set PYTHON=/path/to/python3.11" >&2; exit 2; }
 	$(PYTHON) -m venv .venv
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	$(BIN)/python -m pip install --quiet --disable-pip-version-check -c $(CONSTRAINTS) -e '.[dev]'
 	@touch $@
 
-.PHONY: help install run test lint types mutants vulnerabilities format table reproduce gpu report docs wheel clean
+.PHONY: help install run test lint types mutants pins vulnerabilities format table reproduce gpu report docs wheel clean
 
 help: ## list the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-15s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
-install: $(STAMP) ## build .venv from constraints.txt (once)
+install: $(STAMP) ## build .venv from CONSTRAINTS=constraints.txt, or constraints-newest.txt (once)
 
 run: $(STAMP) ## the main job: a complex network trained privately in under a minute
 	$(BIN)/zdp-bench run recipe=quickstart
@@ -36,6 +37,9 @@ types: $(STAMP) ## mypy
 
 mutants: $(STAMP) ## change the private code at random, for MUTANTS=300 seconds, and see that tests fail; SEED=... draws the same again
 	$(BIN)/python .ci/mutants.py --seconds $(MUTANTS) $(if $(SEED),--seed $(SEED))
+
+pins: $(STAMP) ## write the hashes of what the image installs, from constraints.txt
+	$(BIN)/python .ci/pins.py
 
 vulnerabilities: $(STAMP) ## hold the pinned dependencies against the OSV database; says so where that cannot be reached
 	.ci/vulnerabilities $(BIN)/pip-audit

@@ -12,6 +12,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import Version
 
 from tests.drivers import ROOT, python
 from tests.test_architecture import EXTRAS as EXTRA_FOLDERS
@@ -108,6 +111,54 @@ def test_what_a_caller_changes_nobody_else_sees() -> None:
 # extras
 
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+ENDS = ("constraints.txt", "constraints-newest.txt")  # of the versions that are supported
+
+
+def read_pins(name: str) -> dict[str, Version]:
+    """Return version by package of a file of pins, with or without hashes."""
+    lines = (ROOT / name).read_text(encoding="utf-8").splitlines()
+    pairs = [line.rstrip(" \\").split("==") for line in lines if "==" in line]
+    return {canonicalize_name(package): Version(version) for package, version in pairs}
+
+
+def requirements() -> list[Requirement]:
+    """Return what the package and its extras require, but for itself."""
+    groups = [PROJECT["dependencies"], *PROJECT["optional-dependencies"].values()]
+    every = [Requirement(line) for group in groups for line in group]
+    return [needed for needed in every if needed.name != PROJECT["name"]]
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_each_file_of_pins_has_every_requirement_in_its_range(name: str) -> None:
+    pins = read_pins(name)
+    for needed in requirements():
+        version = pins[canonicalize_name(needed.name)]
+        assert needed.specifier.contains(version), f"{needed} {version}"
+
+
+@pytest.mark.parametrize("package", ["torch", "flwr"])
+def test_the_tested_versions_are_the_ends_of_the_range(package: str) -> None:
+    """A minor version beyond the newest that CI tests, or below the oldest, is not claimed."""
+    (needed,) = [needed for needed in requirements() if needed.name == package]
+    bounds = {bound.operator: Version(bound.version) for bound in needed.specifier}
+    oldest, newest = (read_pins(name)[package] for name in ENDS)
+    assert oldest.release[:2] == bounds[">="].release[:2]
+    assert (newest.major, newest.minor + 1) == bounds["<"].release[:2]
+
+
+def test_the_image_installs_the_pinned_versions_by_hash() -> None:
+    pins = read_pins("constraints.txt")
+    for name in ("requirements-torch.txt", "requirements-image.txt"):
+        text = (ROOT / name).read_text(encoding="utf-8")
+        locked = read_pins(name)
+        assert locked.items() <= (pins | {"setuptools": locked.get("setuptools")}).items()
+        assert all("--hash=sha256:" in part for part in re.split(r"\n(?=\w)", text.strip()))
+        assert "://" not in text
+    core = [Requirement(line) for line in PROJECT["dependencies"]]
+    locked = read_pins("requirements-torch.txt") | read_pins("requirements-image.txt")
+    assert {canonicalize_name(needed.name) for needed in core} <= {*locked}
+
+
 NEEDED = {
     "nibabel": ["recipe=msd_hippocampus_private", "dataset=msd_synthetic"],
     "h5py": ["recipe=mri_recon", "dataset=kspace_phantom", "dataset.patients=4"],
