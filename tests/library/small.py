@@ -7,9 +7,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import dp_accounting
 import pytest
 import torch
 import torch.nn.functional as F
+from dp_accounting.pld.pld_privacy_accountant import PLDAccountant
 from torch import Tensor, nn
 from torch.utils.data import TensorDataset
 
@@ -91,3 +93,11 @@ def refusal(act: Callable[[], object]) -> str:
     except UserError as error:
         return str(error)
     return ""
+
+
+def by_dp_accounting(noise: float, steps: int) -> float:
+    """The ε of steps at the rate of the tests, at δ = 1e-3."""
+    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(noise))
+    accountant = PLDAccountant(value_discretization_interval=1e-3)
+    accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
+    return float(accountant.get_epsilon(1e-3))

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 import contextlib
-import copy
-import errno
-import gc
 import json
 import logging
 import math
-import os
 import re
-import shutil
 import signal
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
 from types import FrameType
@@ -29,11 +24,17 @@ from torch import Tensor, nn
 from torch.utils.data import IterableDataset, TensorDataset
 
 import zdp_bench
-from tests.ledgers import OnDisk
 from tests.library.conftest import Make
-from tests.library.small import CLASSES, EXAMPLES, begin, data, defaults, network, reading, train
+from tests.library.small import (
+    CLASSES,
+    by_dp_accounting,
+    data,
+    defaults,
+    network,
+    reading,
+    train,
+)
 from zdp_bench.errors import UserError
-from zdp_bench.library import starts
 from zdp_bench.library.keys import Keys
 from zdp_bench.privacy import ledger
 from zdp_bench.privacy.accounting import pld
@@ -188,98 +189,6 @@ def test_the_stages_of_a_schedule_are_counted_exactly(make: Make, tmp_path: Path
     assert exported["start"]["epsilon_tight"] == pytest.approx(whole)
 
 
-HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
-    "itself": lambda model: model,
-    "wrapped": lambda model: nn.Sequential(*model.children()),
-    "copied": copy.deepcopy,
-}
-
-
-@pytest.mark.parametrize("holder", HOLDERS)
-def test_export_composes_the_training_that_the_starting_weights_went_through(
-    make: Make, tmp_path: Path, holder: str
-) -> None:
-    first = make(model := network(), ledger=tmp_path / "first.jsonl")
-    train(first, most=3)
-    assert first.report()["start"]["weights"] == "unknown, declared public"
-    other = HOLDERS[holder](model)
-    if holder == "copied":
-        train(first, most=2)  # after which the copy is no more what the training holds
-    second = make(other, ledger=tmp_path / "second.jsonl")
-    train(second, most=2)
-    second.export(tmp_path / "model")
-    start = second.report()["start"]
-    assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
-    assert start["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 5), rel=2e-3)
-    assert "went through" in (tmp_path / "model" / "README.md").read_text()
-    if holder != "copied":  # the same tensors
-        first.export(tmp_path / "again")
-        assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"
-
-
-@pytest.mark.parametrize("bias", [True, False])
-def test_weights_of_an_exported_model_are_known_in_another_process(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias: bool
-) -> None:
-    model = nn.Sequential(nn.Linear(4, 6, bias), nn.Tanh(), nn.Linear(6, CLASSES, bias))
-    first = make(model, ledger=tmp_path / "first.jsonl")
-    train(first, most=3)
-    first.export(tmp_path / "model")
-    monkeypatch.setattr(starts, "_KNOWN", {})
-    second = make(
-        zdp_bench.load(tmp_path / "model", model=model).train(), ledger=tmp_path / "b.jsonl"
-    )
-    train(second, most=2)
-    second.save()
-    monkeypatch.setattr(starts, "_KNOWN", {})  # and in a third
-    third = make(model, ledger=tmp_path / "b.jsonl")
-    third.resume()
-    for steps in (5, 6):
-        assert third.report()["start"]["epsilon_tight"] == pytest.approx(
-            by_dp_accounting(1.2, steps), rel=2e-3
-        )
-        train(third, most=1)
-
-
-def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_ledger(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    first = make(model := network(), ledger=tmp_path / "first.jsonl")
-    train(first, most=3)
-    first.save()
-    torch.save(model.state_dict(), tmp_path / "weights.pt")
-    monkeypatch.setattr(starts, "_KNOWN", {})
-    loaded = network()
-    loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
-    second = make(loaded, ledger=tmp_path / "second.jsonl")
-    assert [one["ledger"] for one in second.report()["start"]["trainings"]] == ["first.jsonl"]
-    (tmp_path / "first.weights.json").write_text("{}")
-    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged\. Delete it"):
-        make(loaded, ledger=tmp_path / "second.jsonl")
-
-
-def test_weights_of_a_training_with_other_units_are_not_exported(
-    make: Make, tmp_path: Path
-) -> None:
-    train(first := make(model := network(), ledger=tmp_path / "first.jsonl"), most=1)
-    owners = {"unit": [index // 2 for index in range(EXAMPLES)], "max_examples": 2}
-    second = make(model, ledger=tmp_path / "second.jsonl", **owners)
-    train(second, most=1)
-    assert first.done == second.done == 1
-    with pytest.raises(UserError, match=r"also trained under first\.jsonl, of another unit"):
-        second.export(tmp_path / "model")
-
-
-def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
-    make: Make, tmp_path: Path
-) -> None:
-    for number in range(2):
-        private = make(network(), seed=3, ledger=tmp_path / f"{number}.jsonl")
-        train(private)
-        private.save()
-        assert private.report()["start"] == {"weights": "unknown, declared public"}
-
-
 def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
     make: Make, tmp_path: Path
 ) -> None:
@@ -301,14 +210,6 @@ def test_a_model_that_has_not_taken_the_steps_of_its_ledger_is_refused(
     assert forgetful.resume()
     assert len(train(forgetful)) == 8
     assert len(train(make(ledger=tmp_path / "another.jsonl"))) == 10
-
-
-def by_dp_accounting(noise: float, steps: int) -> float:
-    """The ε of steps at the rate of the tests, at δ = 1e-3."""
-    event = dp_accounting.PoissonSampledDpEvent(0.2, dp_accounting.GaussianDpEvent(noise))
-    accountant = PLDAccountant(value_discretization_interval=1e-3)
-    accountant.compose(dp_accounting.SelfComposedDpEvent(event, steps))
-    return float(accountant.get_epsilon(1e-3))
 
 
 @pytest.mark.parametrize(
@@ -511,90 +412,6 @@ def test_bf16_changes_the_forward_pass_and_not_the_bound(make: Make, tmp_path: P
     torch.testing.assert_close(gradient[None], gradient["bf16"], rtol=0.0, atol=0.02 * 0.1)
 
 
-@pytest.mark.parametrize("link", [os.symlink, os.link])
-def test_a_ledger_of_two_names_is_refused(make: Make, tmp_path: Path, link: Any) -> None:
-    make()
-    link(tmp_path / "ledger.jsonl", tmp_path / "other.jsonl")
-    with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second name"):
-        begin(network(), tmp_path / "other.jsonl")
-
-
-@pytest.mark.parametrize("where", ["save", "export", "close", "step"])
-@pytest.mark.parametrize(
-    "harm",
-    [
-        Path.unlink,
-        lambda path: path.rename(path.with_name("moved")),
-        lambda path: os.truncate(path, 9),
-        lambda path: path.write_bytes(path.read_bytes() + b"\n"),
-        lambda path: (
-            path.rename(path.with_name("of.jsonl"))
-            .with_name("ledger.jsonl")
-            .symlink_to(path.with_name("of.jsonl"))
-        ),
-    ],
-    ids=["unlinked", "renamed", "cut", "longer", "linked"],
-)
-def test_a_ledger_that_is_harmed_while_its_training_runs(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, harm: Any, where: str
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    private = make(ledger="ledger.jsonl")
-    (tmp_path / "elsewhere").mkdir()
-    monkeypatch.chdir("elsewhere")  # which is no harm
-    train(private, most=2)
-    private.save()
-    assert (tmp_path / "ledger.pt").is_file()
-    harm(tmp_path / "ledger.jsonl")
-    acts = {"save": private.save, "close": private.close, "step": lambda: train(private)}
-    acts["export"] = lambda: private.export(tmp_path / "model")
-    with pytest.raises(UserError, match=r"ledger\.jsonl: was moved, deleted, cut or written to"):
-        acts[where]()
-    assert not (tmp_path / "model").exists()
-    with contextlib.suppress(UserError):
-        private.close()
-    assert private.ledger._file.closed
-
-
-def move_away(path: Path, make: Make) -> None:
-    path.rename(path.with_name("moved.jsonl"))
-
-
-def continue_it(path: Path, make: Make) -> None:
-    later = make(count_earlier=True)
-    train(later, most=2)
-    later.close()
-
-
-def continue_another(path: Path, make: Make) -> None:
-    move_away(path, make)
-    continue_it(path, make)
-
-
-@pytest.mark.parametrize("harm", [continue_it, continue_another, move_away])
-def test_a_closed_training_states_no_epsilon_of_a_ledger_that_goes_on(
-    make: Make, tmp_path: Path, harm: Callable[[Path, Make], None]
-) -> None:
-    closed = make()
-    train(closed, most=1)
-    epsilon = closed.epsilon
-    other = make(ledger=tmp_path / "other.jsonl")
-    closed.close()
-    assert closed.epsilon == closed.report()["epsilon_tight"] == epsilon
-    assert other.epsilon_with(closed) == epsilon
-    harm(tmp_path / "ledger.jsonl", make)
-    acts: dict[str, Callable[[], object]] = {
-        "epsilon": lambda: closed.epsilon,
-        "epsilon_with": lambda: other.epsilon_with(closed),
-        "report": closed.report,
-        "export": lambda: closed.export(tmp_path / "model"),
-        "save": closed.save,
-    }
-    for act in acts.values():
-        with pytest.raises(UserError, match=r"another training continued .* ask that"):
-            act()
-
-
 @pytest.mark.parametrize(("rate", "steps"), [(0.5, 60), (1e4, 60), (1e4, 10), (math.inf, 60)])
 def test_a_training_that_diverges_says_so(
     make: Make, caplog: pytest.LogCaptureFixture, rate: float, steps: int
@@ -610,65 +427,6 @@ def test_a_training_that_diverges_says_so(
     else:
         train(private)
         assert caplog.text.count("it seems: the loss on the check's examples rose") == (rate > 1)
-
-
-@pytest.mark.parametrize("act", ["save", "step", "close"])
-def test_a_full_disk_is_one_sentence_and_loses_no_step(
-    make: Make, monkeypatch: pytest.MonkeyPatch, act: str
-) -> None:
-    def full(_: int) -> None:
-        raise OSError(errno.ENOSPC, "No space left on device")
-
-    monkeypatch.setattr(ledger, "SYNC_SECONDS", 0 if act == "step" else 1e9)
-    private = make()
-    train(private, most=3)
-    batch = next(private.batches())
-    acts = {"save": private.save, "close": private.close, "step": lambda: private.step(batch)}
-    with monkeypatch.context() as patch:
-        patch.setattr(os, "fsync", full)
-        with pytest.raises(
-            UserError, match=r"ledger\.(pt|jsonl): No space left .* is intact: once"
-        ):
-            acts[act]()
-    if act != "close":
-        private.step(batch)
-        private.save()
-    counted = private.ledger.releases
-    private.close()
-    again = make()
-    assert again.ledger.releases >= counted
-    assert again.resume() == (act != "close")
-
-
-@pytest.mark.parametrize("act", ["save", "close", "export", "epsilon", "report", "epsilon_with"])
-def test_all_steps_are_on_disk_before_what_they_led_to_leaves(
-    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, act: str
-) -> None:
-    held = OnDisk(monkeypatch)
-    private = make()
-    train(private, most=3)
-    path = tmp_path / "ledger.jsonl"
-    with pytest.raises(AssertionError):
-        held.check(path)
-    other = make(ledger=tmp_path / "other.jsonl") if act == "epsilon_with" else None
-    acts: dict[str, Callable[[], object]] = {
-        "save": private.save,
-        "close": private.close,
-        "export": lambda: private.export(tmp_path / "model"),
-        "epsilon": lambda: private.epsilon,
-        "report": private.report,
-        "epsilon_with": lambda: other and other.epsilon_with(private),
-    }
-    acts[act]()
-    held.check(path)
-
-
-def test_a_training_that_is_let_go_with_its_folder_says_nothing(tmp_path: Path) -> None:
-    private = begin(network(), tmp_path / "own/ledger.jsonl")
-    train(private, most=1)
-    shutil.rmtree(tmp_path / "own")
-    del private
-    gc.collect()  # an error there is a warning, which fails here
 
 
 def by_size(batch_size: int, dataset: Any = None) -> dict[str, Any]:

@@ -1,0 +1,114 @@
+"""Weights that went through a training before: who knows them, and the ε of all."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from torch import nn
+
+import zdp_bench
+from tests.library.conftest import Make
+from tests.library.small import (
+    CLASSES,
+    EXAMPLES,
+    by_dp_accounting,
+    network,
+    train,
+)
+from zdp_bench.errors import UserError
+from zdp_bench.library import starts
+
+HOLDERS: dict[str, Callable[[nn.Module], nn.Module]] = {
+    "itself": lambda model: model,
+    "wrapped": lambda model: nn.Sequential(*model.children()),
+    "copied": copy.deepcopy,
+}
+
+
+@pytest.mark.parametrize("holder", HOLDERS)
+def test_export_composes_the_training_that_the_starting_weights_went_through(
+    make: Make, tmp_path: Path, holder: str
+) -> None:
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    assert first.report()["start"]["weights"] == "unknown, declared public"
+    other = HOLDERS[holder](model)
+    if holder == "copied":
+        train(first, most=2)  # after which the copy is no more what the training holds
+    second = make(other, ledger=tmp_path / "second.jsonl")
+    train(second, most=2)
+    second.export(tmp_path / "model")
+    start = second.report()["start"]
+    assert [(one["ledger"], one["steps"]) for one in start["trainings"]] == [("first.jsonl", 3)]
+    assert start["epsilon_tight"] == pytest.approx(by_dp_accounting(1.2, 5), rel=2e-3)
+    assert "went through" in (tmp_path / "model" / "README.md").read_text()
+    if holder != "copied":  # the same tensors
+        first.export(tmp_path / "again")
+        assert first.report()["start"]["trainings"][0]["ledger"] == "second.jsonl"
+
+
+@pytest.mark.parametrize("bias", [True, False])
+def test_weights_of_an_exported_model_are_known_in_another_process(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bias: bool
+) -> None:
+    model = nn.Sequential(nn.Linear(4, 6, bias), nn.Tanh(), nn.Linear(6, CLASSES, bias))
+    first = make(model, ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    first.export(tmp_path / "model")
+    monkeypatch.setattr(starts, "_KNOWN", {})
+    second = make(
+        zdp_bench.load(tmp_path / "model", model=model).train(), ledger=tmp_path / "b.jsonl"
+    )
+    train(second, most=2)
+    second.save()
+    monkeypatch.setattr(starts, "_KNOWN", {})  # and in a third
+    third = make(model, ledger=tmp_path / "b.jsonl")
+    third.resume()
+    for steps in (5, 6):
+        assert third.report()["start"]["epsilon_tight"] == pytest.approx(
+            by_dp_accounting(1.2, steps), rel=2e-3
+        )
+        train(third, most=1)
+
+
+def test_weights_that_another_process_saved_are_known_by_the_file_beside_its_ledger(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    first = make(model := network(), ledger=tmp_path / "first.jsonl")
+    train(first, most=3)
+    first.save()
+    torch.save(model.state_dict(), tmp_path / "weights.pt")
+    monkeypatch.setattr(starts, "_KNOWN", {})
+    loaded = network()
+    loaded.load_state_dict(torch.load(tmp_path / "weights.pt"))
+    second = make(loaded, ledger=tmp_path / "second.jsonl")
+    assert [one["ledger"] for one in second.report()["start"]["trainings"]] == ["first.jsonl"]
+    (tmp_path / "first.weights.json").write_text("{}")
+    with pytest.raises(UserError, match=r"first\.weights\.json: is damaged\. Delete it"):
+        make(loaded, ledger=tmp_path / "second.jsonl")
+
+
+def test_weights_of_a_training_with_other_units_are_not_exported(
+    make: Make, tmp_path: Path
+) -> None:
+    train(first := make(model := network(), ledger=tmp_path / "first.jsonl"), most=1)
+    owners = {"unit": [index // 2 for index in range(EXAMPLES)], "max_examples": 2}
+    second = make(model, ledger=tmp_path / "second.jsonl", **owners)
+    train(second, most=1)
+    assert first.done == second.done == 1
+    with pytest.raises(UserError, match=r"also trained under first\.jsonl, of another unit"):
+        second.export(tmp_path / "model")
+
+
+def test_a_training_from_the_same_start_or_repeated_by_its_seed_is_apart(
+    make: Make, tmp_path: Path
+) -> None:
+    for number in range(2):
+        private = make(network(), seed=3, ledger=tmp_path / f"{number}.jsonl")
+        train(private)
+        private.save()
+        assert private.report()["start"] == {"weights": "unknown, declared public"}
