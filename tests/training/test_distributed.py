@@ -3,6 +3,8 @@ writes."""
 
 from __future__ import annotations
 
+import os
+import signal
 import subprocess
 from collections.abc import Callable
 from dataclasses import replace
@@ -194,6 +196,41 @@ def test_no_rank_waits_for_one_that_ends(tmp_path: Path) -> None:
         assert sentence in one.stderr
         assert len(one.stderr.splitlines()) <= 2  # and how many runs were counted
     assert not [*tmp_path.rglob("record.json")]
+
+
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize(
+    ("size", "killed"),
+    [(2, 0), (2, 1), *(pytest.param(4, each, marks=pytest.mark.slow) for each in range(4))],
+)
+def test_a_rank_that_is_killed_ends_the_others_and_the_same_command_goes_on(
+    tmp_path: Path, size: int, killed: int
+) -> None:
+    words = [*QUICK, "trainer.sample_rate=0.2", "threads=1", "execution.checkpoint_steps=2"]
+    words.append(f"paths.results={tmp_path / 'results'}")
+
+    def begin() -> None:
+        def step_or_die(training: Training, step: int, *rest: Any) -> None:
+            if (rank(), step) == (killed, 3):
+                os.kill(os.getpid(), signal.SIGKILL)
+            private_step(training, step, *rest)
+
+        module.private_step = step_or_die  # type: ignore[attr-defined] # in a fork
+        cli.main(["run", *words])
+
+    for number, done in enumerate(together(size, begin, at=tmp_path)):
+        assert done.returncode == (-signal.SIGKILL if number == killed else 2), done.stderr
+        if number != killed:
+            assert "another process of this run has stopped" in done.stderr
+    assert not [*tmp_path.rglob("record.json")]
+    again = together(size, command(*words), at=tmp_path)
+    assert [done.returncode for done in again] == [0] * size, again[0].stderr
+    (record,) = records.read_all(tmp_path / "results")
+    assert record.measured.resumed_at_step == 2
+    alone = carry_out(tmp_path / "alone", *words[:-1]).record
+    assert record.privacy.steps == alone.privacy.steps
+    assert record.privacy.epsilon_tight == alone.privacy.epsilon_tight
+    assert record.headline.value == pytest.approx(alone.headline.value, abs=1e-3)
 
 
 def test_a_run_by_two_processes_equals_the_run_of_one(tmp_path: Path) -> None:
