@@ -46,7 +46,8 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
 
 def write_changed(path: Path, content: bytes) -> None:
     """Write `content` to `path` as `write_bytes` does, unless that is what the file holds."""
-    if not path.is_file() or path.read_bytes() != content:
+    has_size = path.is_file() and path.stat().st_size == len(content)
+    if not has_size or path.read_bytes() != content:
         write_bytes(path, content)
 
 

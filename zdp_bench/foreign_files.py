@@ -126,6 +126,19 @@ def open_regular(path: Path, flags: int = 0) -> BufferedReader:
     return file
 
 
+def read_bytes(path: Path, limit: int) -> bytes:
+    """Return the content of a regular file of at most `limit` bytes.
+
+    Raises:
+        UserError: it is larger, or no regular file.
+    """
+    with open_regular(path) as file:
+        content = file.read(limit + 1)
+    if len(content) > limit:
+        raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")
+    return content
+
+
 def read_text(
     path: Path,
     limit: int = MOST_TEXT,
@@ -137,10 +150,7 @@ def read_text(
         UserError: the file is missing, larger, of another encoding, or damaged.
     """
     try:
-        with open_regular(path) as file:
-            content = file.read(limit + 1)
-        if len(content) > limit:
-            raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")
+        content = read_bytes(path, limit)
         return require_text(content.decode(encoding))
     except Unfit as error:
         raise UserError(f"{path}: {error}.") from None

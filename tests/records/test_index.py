@@ -117,3 +117,31 @@ def test_fields_that_are_not_known_stay_in_the_document(results: Path) -> None:
     found = read_anew(results)[-1]
     assert found.get("later.than") == "this"
     assert found.document["later"] == {"than": "this"}
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [
+        lambda path: path.write_text("[" * 100_000),
+        lambda path: path.write_text('{"version": []}'),
+        lambda path: path.symlink_to("/dev/zero"),
+        lambda path: (path.touch(), os.truncate(path, 1 << 40)),
+        os.mkfifo,
+    ],
+    ids=["deep", "other", "endless", "huge", "fifo"],
+)
+@pytest.mark.timeout(60)
+def test_a_damaged_index_is_not_read(tmp_path: Path, damage: Callable[[Path], object]) -> None:
+    """It was read whole: one that was a FIFO hung every command, an endless one took all memory."""
+    save(tmp_path, record("a"))
+    damage(tmp_path / index.NAME)
+    assert [run.recipe for run in records.read_all(tmp_path)] == ["a"]
+
+
+def test_of_a_damaged_index_the_records_are_read(results: Path) -> None:
+    before = read_anew(results)
+    path = results / index.NAME
+    body = bytearray(path.read_bytes())
+    for place in range(0, len(body), 97):
+        path.write_bytes(body[:place] + bytes([body[place] ^ 2]) + body[place + 1 :])
+        assert read_anew(results) == before

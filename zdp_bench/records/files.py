@@ -16,6 +16,7 @@ import numpy as np
 
 from zdp_bench.disk import hold_lock, write_bytes, write_changed
 from zdp_bench.errors import UserError, printable
+from zdp_bench.foreign_files import read_bytes
 from zdp_bench.records.index import read_all
 from zdp_bench.records.json_numbers import to_json
 from zdp_bench.records.record import Document, Record
@@ -72,6 +73,7 @@ COLUMNS: dict[str, str] = {
 
 DELETED = ".deleted-"  # in the name of the folder of a deleted run, before a number
 LOCK = ".records.lock"
+MOST_CSV = 1 << 28  # bytes: half a million rows
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
@@ -175,7 +177,7 @@ def add_to_csv(results: Path, record: Record) -> None:
     """Append a run's row to `records.csv`; rebuild one that is cut, or of another version."""
     path = results / "records.csv"
     with hold_lock(results / LOCK):
-        written = path.read_bytes() if path.is_file() else b""
+        written = _read_csv(path)
         is_whole = written.startswith(_as_csv([[*COLUMNS]])) and written.endswith(b"\n")
         has_row = record.run.encode() in written
         if is_whole and not has_row:
@@ -183,6 +185,14 @@ def add_to_csv(results: Path, record: Record) -> None:
                 file.write(_as_csv([_row_of(record)]))
     if not is_whole:
         rebuild_csv(results)
+
+
+def _read_csv(path: Path) -> bytes:
+    """Return what `records.csv` holds; nothing if it cannot be read, so that it is rebuilt."""
+    try:
+        return read_bytes(path, MOST_CSV)
+    except (OSError, UserError):
+        return b""
 
 
 def renew_csv(results: Path, record: Record | None = None) -> None:

@@ -20,10 +20,12 @@ from typing import Any
 
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
+from zdp_bench.foreign_files import read_bytes
 from zdp_bench.records import record as record_module
 from zdp_bench.records.record import Document, Record, read_document, without_large
 
 NAME = ".records.index"
+MOST_INDEX = 1 << 29  # bytes: a hundred thousand records
 State = tuple[int, int, int]  # a new version of a file has an inode of its own
 
 _READ: dict[Path, tuple[State, Record]] = {}  # by file: a page asks 20 times
@@ -119,22 +121,27 @@ def _read_values(path: Path) -> Document | None:
 
 
 def _read_index(path: Path, version: str) -> dict[str, Any]:
-    """Return [state, values] by a record's path; {} if there is no index of this version."""
+    """Return [state, values] by a record's path; {} if there is no whole index of this version."""
     try:
-        index = json.loads(path.read_bytes())
-        if index["version"] == version:
-            records: dict[str, Any] = index["records"]
-            return records
-    except (OSError, ValueError, KeyError, TypeError):
-        pass
-    return {}
+        head, _, body = read_bytes(path, MOST_INDEX).partition(b"\n")
+    except (OSError, UserError):
+        return {}
+    if head != _head(version, body):
+        return {}
+    index: dict[str, Any] = json.loads(body)
+    return index
 
 
 def _write_index(path: Path, version: str, kept: dict[str, tuple[State, Any]]) -> None:
     """Write the index; a folder that cannot be written only makes reading slow."""
-    body = json.dumps({"version": version, "records": kept}, separators=(",", ":"))
+    body = json.dumps(kept, separators=(",", ":")).encode()
     with suppress(OSError, UserError):
-        write_bytes(path, body.encode())
+        write_bytes(path, _head(version, body) + b"\n" + body)
+
+
+def _head(version: str, body: bytes) -> bytes:
+    """Return the first line of an index, which tells a damaged one."""
+    return f"{version} {hashlib.sha256(body).hexdigest()}".encode()
 
 
 @cache

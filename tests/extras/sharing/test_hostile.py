@@ -13,16 +13,15 @@ import shutil
 import signal
 import struct
 import traceback
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
-from copy import deepcopy
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 import zdp_bench
+from tests.damage import edit_json, replace_file, spoil_bytes
 from tests.extras.sharing.conftest import edit_source, source_of
 from tests.library.conftest import Make
 from tests.library.small import network, train
@@ -33,76 +32,21 @@ from zdp_bench.extras.sharing.verification import verify
 
 SECONDS = 20  # for one folder; on a busy machine a sound one takes two
 MORE = 300_000  # kB; torch and what a sound folder needs take 700,000
-VALUES: list[Any] = [
-    *(None, True, 0, -1, 1, 3, 2**31, 10**9, 10**12, 2**63, 10**30, 10**400),
-    *(0.5, -0.0, 1e-300, 1e308),
-    *("", "inf", "-inf", "nan", "x", "ε" * 3000, "\ud800", "\x1b]0;a\x07", "${oc.env:HOME}", "???"),
-    *([], {}, [1], [[]], [None], [10**7, 10**7], [10**10], {"": 1}, {"name": []}, [3] * 2000),
-    *("float32", "bool", "nn", "complex128", "none", "/dev/zero", "../../x"),
-]
 
 
-def places(node: Any) -> Iterator[tuple[Any, Any]]:
-    """Yield (container, key) of every value within."""
-    for key in list(node) if isinstance(node, dict) else range(len(node)):
-        yield node, key
-        if isinstance(node[key], dict | list):
-            yield from places(node[key])
-
-
-def edit_json(folder: Path, draw: random.Random) -> None:
+def edit_source_of(folder: Path, draw: random.Random) -> None:
     """Change, drop or add some values of the record, or report."""
-    path = source_of(folder)
-    body = json.loads(path.read_text())
-    for _ in range(draw.choice([1, 1, 1, 3])):
-        known = [(node, key) for node, key in places(body) if not isinstance(node, list) or node]
-        node, key = draw.choice(known)
-        how = draw.randrange(8)
-        if how == 0:
-            del node[key]
-        elif how == 1 and isinstance(node, dict):
-            node[draw.choice(["x", "nodes", "start", "weights", "hydra"])] = deepcopy(
-                draw.choice(VALUES)
-            )
-        elif how == 2 and isinstance(node[key], int | float):
-            node[key] *= draw.choice([-1, 0, 1000, 10**9])
-        else:
-            node[key] = deepcopy(draw.choice(VALUES))
-    text = json.dumps(body, indent=1)
-    path.write_text(text.replace("NaN", '"nan"') if draw.random() < 0.5 else text)
+    edit_json(source_of(folder), draw)
 
 
-def replace_file(folder: Path, draw: random.Random) -> None:
+def replace_any(folder: Path, draw: random.Random) -> None:
     """Put something else in the place of a file."""
-    path = draw.choice(sorted(folder.iterdir()))
-    path.unlink()
-    links = ["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]
-    texts = ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]
-    makers: list[Callable[[], object]] = [
-        lambda: os.mkfifo(path),
-        lambda: path.symlink_to(draw.choice(links)),
-        lambda: path.mkdir(),
-        lambda: path.write_bytes(draw.randbytes(draw.choice([0, 1, 100]))),
-        lambda: path.write_text(draw.choice(texts)),
-        lambda: (path.touch(), os.truncate(path, 1 << 36)),
-    ]
-    draw.choice(makers)()
+    replace_file(draw.choice(sorted(folder.iterdir())), draw)
 
 
-def spoil_bytes(folder: Path, draw: random.Random) -> None:
+def spoil_any(folder: Path, draw: random.Random) -> None:
     """Flip, cut or double bytes of a file."""
-    path = draw.choice(sorted(folder.iterdir()))
-    body = bytearray(path.read_bytes())
-    for _ in range(draw.choice([1, 1, 4])):
-        place, how = draw.randrange(len(body)), draw.randrange(3)
-        if how == 0:
-            body[place] ^= 1 << draw.randrange(8)
-        elif how == 1:
-            del body[place : place + draw.choice([1, 100, 10**6])]
-            body = body or bytearray(b"\xff")
-        else:
-            body[place:place] = draw.choice([b"\xff\xfe", b"\n", b"\x00", b"[" * 5000])
-    path.write_bytes(body)
+    spoil_bytes(draw.choice(sorted(folder.iterdir())), draw)
 
 
 def edit_head(folder: Path, draw: random.Random) -> None:
@@ -133,7 +77,7 @@ def edit_text(folder: Path, draw: random.Random) -> None:
     path.write_text(draw.choice(texts))
 
 
-DAMAGES = [*[edit_json] * 5, replace_file, spoil_bytes, edit_head, edit_text]
+DAMAGES = [*[edit_source_of] * 5, replace_any, spoil_any, edit_head, edit_text]
 
 
 def answer(folder: Path, spoilt: Path) -> None:
@@ -164,7 +108,7 @@ def attack(sound: list[Path], place: Path, seeds: range) -> list[str]:
         folder = Path(shutil.copytree(draw.choice(sound), place / f"{seed}" / "model"))
         damage = draw.choice(DAMAGES)
         damage(folder, draw)
-        if draw.random() < 0.7 and damage is not replace_file:
+        if draw.random() < 0.7 and damage is not replace_any:
             write_sums(folder)
         signal.alarm(SECONDS)
         try:

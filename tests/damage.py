@@ -1,0 +1,101 @@
+"""Damage to files: other values in their JSON, other bytes, something else in their place."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+from collections.abc import Callable, Iterator
+from copy import deepcopy
+from pathlib import Path
+from typing import Any
+
+VALUES: list[Any] = [
+    *(None, True, 0, -1, 1, 3, 2**31, 10**9, 10**12, 2**63, 10**30, 10**400),
+    *(0.5, -0.0, 1e-300, 1e308),
+    *("", "inf", "-inf", "nan", "x", "ε" * 3000, "\ud800", "\x1b]0;a\x07", "${oc.env:HOME}", "???"),
+    *([], {}, [1], [[]], [None], [10**7, 10**7], [10**10], {"": 1}, {"name": []}, [3] * 2000),
+    *("float32", "bool", "nn", "complex128", "none", "/dev/zero", "../../x"),
+]
+
+
+def places(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield (container, key) of every value within."""
+    for key in list(node) if isinstance(node, dict) else range(len(node)):
+        yield node, key
+        if isinstance(node[key], dict | list):
+            yield from places(node[key])
+
+
+def edit_values(body: Any, draw: random.Random) -> None:
+    """Change, drop or add some values of a JSON document."""
+    for _ in range(draw.choice([1, 1, 1, 3])):
+        known = [(node, key) for node, key in places(body) if not isinstance(node, list) or node]
+        if not known:
+            return
+        node, key = draw.choice(known)
+        how = draw.randrange(8)
+        if how == 0:
+            del node[key]
+        elif how == 1 and isinstance(node, dict):
+            node[draw.choice(["x", "nodes", "start", "weights", "hydra"])] = deepcopy(
+                draw.choice(VALUES)
+            )
+        elif how == 2 and isinstance(node[key], int | float):
+            node[key] *= draw.choice([-1, 0, 1000, 10**9])
+        else:
+            node[key] = deepcopy(draw.choice(VALUES))
+
+
+def replace_file(path: Path, draw: random.Random) -> None:
+    """Put something else in the place of a file."""
+    path.unlink()
+    links = ["/dev/zero", "/dev/random", "/dev/tty", path.name, "/none"]
+    texts = ["[" * 100_000, '{"a":' * 500 + "1" + "}" * 500, "null", "[]"]
+    makers: list[Callable[[], object]] = [
+        lambda: os.mkfifo(path),
+        lambda: path.symlink_to(draw.choice(links)),
+        lambda: path.mkdir(),
+        lambda: path.write_bytes(draw.randbytes(draw.choice([0, 1, 100]))),
+        lambda: path.write_text(draw.choice(texts)),
+        lambda: (path.touch(), os.truncate(path, 1 << 36)),
+    ]
+    draw.choice(makers)()
+
+
+def spoil_bytes(path: Path, draw: random.Random) -> None:
+    """Flip, cut or double bytes of a file."""
+    body = bytearray(path.read_bytes())
+    for _ in range(draw.choice([1, 1, 4])):
+        place, how = draw.randrange(len(body)), draw.randrange(3)
+        if how == 0:
+            body[place] ^= 1 << draw.randrange(8)
+        elif how == 1:
+            del body[place : place + draw.choice([1, 100, 10**6])]
+            body = body or bytearray(b"\xff")
+        else:
+            body[place:place] = draw.choice([b"\xff\xfe", b"\n", b"\x00", b"[" * 5000])
+    path.write_bytes(body)
+
+
+def edit_lines(path: Path, draw: random.Random) -> None:
+    """Change values in a line of a file of JSON lines, or drop, repeat or swap lines."""
+    lines = path.read_text().splitlines()
+    number, how = draw.randrange(len(lines)), draw.randrange(5)
+    if how == 0:
+        del lines[number]
+    elif how == 1:
+        lines.insert(number, lines[draw.randrange(len(lines))])
+    else:
+        body = json.loads(lines[number])
+        edit_values(body, draw)
+        lines[number] = json.dumps(body)
+    path.write_text("\n".join(lines) + "\n")
+
+
+def edit_json(path: Path, draw: random.Random) -> None:
+    """Change, drop or add some values of a JSON file."""
+    body = json.loads(path.read_text())
+    edit_values(body, draw)
+    text = json.dumps(body, indent=1)
+    path.write_text(text.replace("NaN", '"nan"') if draw.random() < 0.5 else text)

@@ -1,0 +1,120 @@
+"""Damaged files in a results folder: every command answers, or says in one sentence what is wrong.
+
+A few whenever the tests are run; with `--slow`, as many as `--damaged` says, drawn from `--seed`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import random
+import resource
+import shutil
+import signal
+import traceback
+from pathlib import Path
+
+import pytest
+
+from tests.damage import edit_json, edit_lines, replace_file, spoil_bytes
+from tests.training.test_run import TINY, carry_out
+from zdp_bench import cli, records
+from zdp_bench.training.spending import FILE
+
+SECONDS = 20  # for the commands on one folder
+MOST = 1000  # characters on stderr
+MORE = 500_000  # kB, whatever a file claims to hold
+DAMAGES = {
+    "record.json": [edit_json, edit_json, edit_json, spoil_bytes, replace_file],
+    FILE: [edit_json, edit_json, edit_json, spoil_bytes, replace_file],
+    "ledger.jsonl": [edit_lines, edit_lines, edit_lines, spoil_bytes, replace_file],
+    "checkpoint.pt": [spoil_bytes, replace_file],
+    "records.csv": [spoil_bytes, replace_file],
+    ".records.index": [spoil_bytes, replace_file],
+}
+READING = [
+    ["results"],
+    ["results", "--format", "json", "--columns", "seed,epsilon_tight,accuracy,lr"],
+    ["budget"],
+    ["compare", "seed=0", "seed=1"],
+    ["table", "zeta_dp_2021/1"],
+]
+GOING_ON = ["run", *TINY, "trainer.epochs=1", "threads=1"]
+
+
+@pytest.fixture(scope="module")
+def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A results folder with two finished runs and one that was stopped."""
+    results = tmp_path_factory.mktemp("sound")
+    for seed in range(3):
+        outcome = carry_out(results, f"seed={seed}", "trainer.epochs=1", "threads=1")
+        if seed == 2:
+            outcome.path.unlink()
+    records.rebuild_csv(results)  # which leaves an index as well
+    return results
+
+
+def answer(results: Path, commands: list[list[str]]) -> list[str]:
+    """Return what commands said that they must not, each on the results folder."""
+    wrong = []
+    for words in commands:
+        place = [f"paths.results={results}"] if words[0] == "run" else ["--results", str(results)]
+        out, err = io.StringIO(), io.StringIO()
+        code: object = None
+        with contextlib.redirect_stdout(out), contextlib.redirect_stderr(err):
+            try:
+                cli.main([*words, *place])
+            except SystemExit as left:
+                code = left.code or 0
+        said = err.getvalue()
+        if code not in (0, 1, 2) or "Traceback" in said or len(said) > MOST:
+            wrong.append(f"{words[0]}: {code} {said[-300:]}")
+    return wrong
+
+
+def attack(sound: Path, place: Path, seeds: range) -> list[str]:
+    """Return what the commands did with a folder of each seed that they must not."""
+    failed: list[str] = []
+
+    def too_long(*_: object) -> None:
+        raise TimeoutError(f"longer than {SECONDS} s")
+
+    before = signal.signal(signal.SIGALRM, too_long)
+    for seed in seeds:
+        draw = random.Random(seed)
+        results = Path(shutil.copytree(sound, place / f"{seed}"))
+        name = draw.choice([*DAMAGES])
+        path = draw.choice(sorted(results.rglob(name)))
+        damage = draw.choice(DAMAGES[name])
+        damage(path, draw)
+        commands = [draw.choice(READING), ["budget"]]
+        if draw.random() < 0.1:
+            commands = [[*GOING_ON, f"seed={draw.randrange(3)}"]]
+        signal.alarm(SECONDS)
+        try:
+            wrong = answer(results, commands)
+        except BaseException as error:
+            last = traceback.extract_tb(error.__traceback__)[-1]
+            wrong = [f"{commands}: {error!r:.200} {last.filename}:{last.lineno}"]
+        signal.alarm(0)
+        failed += [f"{seed} {damage.__name__} {path.name}: {what}" for what in wrong]
+        shutil.rmtree(results)
+    signal.signal(signal.SIGALRM, before)
+    return failed
+
+
+@pytest.mark.filterwarnings("ignore")
+def test_a_damaged_results_folder_is_answered_or_refused(sound: Path, tmp_path: Path) -> None:
+    assert attack(sound, tmp_path, range(8)) == []
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.filterwarnings("ignore")
+def test_many_damaged_results_folders_take_little_memory(
+    sound: Path, tmp_path: Path, request: pytest.FixtureRequest
+) -> None:
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    seed, count = request.config.getoption("seed"), request.config.getoption("damaged")
+    assert attack(sound, tmp_path, range(seed, seed + count)) == []
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < MORE
