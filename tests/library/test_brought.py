@@ -110,7 +110,7 @@ def test_an_optimizer_holds_each_parameter_of_the_model_once(make: Make) -> None
     private = make(model, optimizer=sgd)
     sgd.add_param_group({"params": [nn.Parameter(torch.ones(1))]})
     for late in (lambda: train(private), lambda: make(model, optimizer=sgd)):
-        with pytest.raises(UserError, match="a parameter that is none of the model's"):
+        with pytest.raises(UserError, match="a parameter that is not the model's"):
             late()
     with pytest.raises(UserError, match=r"^optimizer: dict is none of torch\.optim's"):
         make(model, optimizer={"lr": 0.5})

@@ -1,12 +1,16 @@
 """zdp-bench for your own model, loop and data; `import zdp_bench` exports all of it.
 
-build           `make_private`: from a model, an optimiser and a dataset to a `Private`
-private         the `Private` itself: steps, ε, report, saved state
-examples        a batch out of any torch Dataset; whose the examples are, with `unit=`
+build           `make_private`: builds a `Private` from a model, an optimizer and a dataset
+arguments       checks of its arguments
+private         `Private`: steps, ε, report, saved state
+examples        batches of any torch Dataset
+units           the owners of examples, with `unit=`
+journal         the ledger and the saved state on disk
 keys            keys that seed noise and batches
-starts          which private trainings the starting weights went through
-model_check     `check_model`: is this model protected by clipping?
-sums            `clipped_sum`: the sum of clipped gradients alone
+starts          the private trainings that starting weights come from
+optimizers      the optimizers of a training, with an optional regulariser
+model_check     `check_model`: does clipping protect this model?
+sums            `clipped_sum`: the sum of clipped gradients, without noise
 """
 
 from zdp_bench.library.build import make_private

@@ -1,4 +1,4 @@
-"""Optimisers of a private training: one or several, with an optional regulariser."""
+"""The optimizers of a private training, one or several, with an optional regulariser."""
 
 from __future__ import annotations
 
@@ -21,43 +21,43 @@ from zdp_bench.training.distributed import Ranks
 
 log = logging.getLogger(__name__)
 Regulariser = Callable[[nn.Module], Tensor]
-_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()  # whose state is of private steps alone
-_IN_STEP = ContextVar("whether this thread takes a private step", default=False)
+_PRIVATE: WeakSet[torch.optim.Optimizer] = WeakSet()  # their state comes from private steps only
+_IN_STEP = ContextVar("_IN_STEP", default=False)  # True while this thread takes a private step
 
 
 @dataclass(frozen=True)
 class Several:
-    """Optimisers that share a model's parameters, as one: a step is a step of each."""
+    """Several optimizers that share a model's parameters and step together."""
 
     optimizers: tuple[torch.optim.Optimizer, ...]
 
     @property
     def param_groups(self) -> list[dict[str, Any]]:
-        return [group for one in self.optimizers for group in one.param_groups]
+        return [group for optimizer in self.optimizers for group in optimizer.param_groups]
 
     def step(self) -> None:
-        for one in self.optimizers:
-            one.step()
+        for optimizer in self.optimizers:
+            optimizer.step()
 
     def zero_grad(self, set_to_none: bool = True) -> None:
-        for one in self.optimizers:
-            one.zero_grad(set_to_none)
+        for optimizer in self.optimizers:
+            optimizer.zero_grad(set_to_none)
 
     def state_dict(self) -> dict[str, Any]:
-        return {"each": [one.state_dict() for one in self.optimizers]}
+        return {"each": [optimizer.state_dict() for optimizer in self.optimizers]}
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
-        for one, own in zip(self.optimizers, state["each"], strict=True):
-            one.load_state_dict(own)
+        for optimizer, own_state in zip(self.optimizers, state["each"], strict=True):
+            optimizer.load_state_dict(own_state)
 
 
 def each_of(optimizer: Any) -> tuple[torch.optim.Optimizer, ...]:
-    """Return the optimisers of one or `Several`."""
+    """Return the optimizers of `Several`, or the one optimizer, as a tuple."""
     return optimizer.optimizers if isinstance(optimizer, Several) else (optimizer,)
 
 
 def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:
-    """Reject an optimiser that does not hold each parameter that trains once, or holds others."""
+    """Reject an optimizer that lacks a trained parameter, has one twice, or has others."""
     held = Counter(id(p) for group in optimizer.param_groups for p in group["params"])
     for name, parameter in parameters.items():
         times = held[id(parameter)] if parameter.requires_grad else 1
@@ -73,14 +73,14 @@ def require_held(parameters: dict[str, nn.Parameter], optimizer: Any) -> None:
             )
     if held.keys() - set(map(id, parameters.values())):
         raise UserError(
-            "optimizer: it holds a parameter that is none of the model's: make it from this "
-            "model's parameters, and step what else trains by itself."
+            "optimizer: it holds a parameter that is not the model's: make it from this model's "
+            "parameters, and use another optimizer for anything else that trains."
         )
 
 
 @contextmanager
 def in_private_step() -> Iterator[None]:
-    """Let watched optimisers step."""
+    """Allow watched optimizers to step inside."""
     before = _IN_STEP.set(True)
     try:
         yield
@@ -94,15 +94,15 @@ def _note_step(optimizer: torch.optim.Optimizer, *_: object) -> None:
 
 
 def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
-    """Reject any optimiser's other steps of the weights until the training is closed.
+    """Reject steps of the weights outside private steps until the training is closed.
 
-    Warn of a state of earlier ones.
+    Warn if an optimizer already has a state, which may come from training examples.
     """
     trained = set(map(id, trainable(model).values()))
 
     def refuse(other: torch.optim.Optimizer, *_: object) -> None:
-        held = {id(p) for group in other.param_groups for p in group["params"]}
-        if not _IN_STEP.get() and held & trained:
+        parameters = {id(p) for group in other.param_groups for p in group["params"]}
+        if not _IN_STEP.get() and parameters & trained:
             raise UserError(
                 "an optimizer was stepped on the model's weights outside private.step: its "
                 "gradient is not private, and no ε covers it. Leave that step out (public terms go "
@@ -110,11 +110,12 @@ def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
             )
 
     training.callback(register_optimizer_step_pre_hook(refuse).remove)
-    for one in each_of(optimizer):
-        states = (own for own in one.state.values() if isinstance(own, dict) and own)
-        if all(float(own.get("step", 1)) == 0 for own in states):  # Adagrad's begins at 0
-            _PRIVATE.add(one)
-            one.register_step_pre_hook(_note_step)
+    for member in each_of(optimizer):
+        states = [state for state in member.state.values() if isinstance(state, dict) and state]
+        # Adagrad creates its state, with a step of 0, before the first step.
+        if all(float(state.get("step", 1)) == 0 for state in states):
+            _PRIVATE.add(member)
+            member.register_step_pre_hook(_note_step)
     if not _PRIVATE.issuperset(each_of(optimizer)):
         log.warning(
             "the optimizer holds a state of earlier steps, which no ε covers: make a new one, "
@@ -126,9 +127,10 @@ def watch_steps(model: nn.Module, optimizer: Any, training: ExitStack) -> None:
 def adds_gradient(
     model: nn.Module, optimizer: Any, regulariser: Regulariser | None, ranks: Ranks
 ) -> Iterator[None]:
-    """Add the regulariser's gradient, at the current weights, in the optimiser's next step.
+    """Add the regulariser's gradient at the current weights to the optimizer's next step.
 
-    It is taken before the examples are read: random numbers that it draws tell nothing of them.
+    The gradient is computed before the examples are read, so random numbers that the regulariser
+    draws reveal nothing of them.
     """
     if regulariser is None:
         yield
@@ -142,13 +144,13 @@ def adds_gradient(
                 "regulariser: it must give one real number that depends on the model's weights, "
                 "lambda model: ..."
             )
-        found = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
-    added = [
-        torch.zeros_like(p) if g is None else g for p, g in zip(parameters, found, strict=True)
-    ]
+        gradients = torch.autograd.grad(value.sum(), parameters, allow_unused=True)
+    added = []
+    for parameter, gradient in zip(parameters, gradients, strict=True):
+        added.append(torch.zeros_like(parameter) if gradient is None else gradient)
     if not all(bool(torch.isfinite(g).all()) for g in added):
         raise UserError("regulariser: its gradient is not finite, and would spoil the weights.")
-    ranks.copy_from_first(added)  # it may draw numbers
+    ranks.copy_from_first(added)  # the regulariser may draw random numbers
 
     def add(*_: object) -> None:
         with torch.no_grad():

@@ -1,4 +1,4 @@
-"""A private training run in your own loop: the steps of a run, one at a time."""
+"""A private training in your own loop, which takes its steps one at a time."""
 
 from __future__ import annotations
 
@@ -56,18 +56,18 @@ from zdp_bench.training.run import released_report
 from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
-EARLIER = "earlier trainings"  # a key of what `save` writes
-_STEP = Lock()  # one thread steps at a time: a step's hooks and generators are the process's
+EARLIER = "earlier trainings"  # a key of the file that `save` writes
+_STEP = Lock()  # threads step one at a time: hooks and generators belong to the whole process
 
 
 @dataclass(frozen=True, eq=False)
 class Batch:
-    """The batch of one step, for `Private.step`, which draws it.
+    """The batch of one step, which `Private.step` draws.
 
-    Nobody else sees its examples, or how many there are: both are private.
+    It gives no access to its examples or their number: both are private.
 
     Attributes:
-        number: the step's, from 0.
+        number: Number of the step, from 0.
     """
 
     number: int
@@ -75,12 +75,12 @@ class Batch:
 
 @dataclass(frozen=True)
 class Terms:
-    """What a training was asked to keep to.
+    """The arguments of `make_private` that hold for the whole training.
 
     Attributes:
-        algorithm: its name.
-        target_epsilon: no step beyond it is taken; None without a limit.
-        count_earlier: steps of the ledger that the model has not taken may count in ε.
+        algorithm: Name of the algorithm.
+        target_epsilon: No step that would exceed it is taken; None for no limit.
+        count_earlier: Count steps of the ledger in ε although this model may not have taken them.
     """
 
     algorithm: str
@@ -93,22 +93,22 @@ class Terms:
 
 @dataclass(eq=False, repr=False)
 class Private:
-    """A private training run. Make it with `make_private`.
+    """A private training, made by `make_private`.
 
         for batch in private.batches():
             private.step(batch)
         print(private.epsilon)
 
-    Formal guarantees, as far as the training examples reach nothing but `step`:
-        - the weights, at any time, are (`epsilon`, δ)-differentially private, for data sets that
-          differ in one example or, with `unit`, in all examples of one owner;
-        - `epsilon` counts every step that the ledger holds, of this process and of those before;
-        - with `target_epsilon`, `batches` ends before ε would exceed it;
-        - a copy of the process takes no step, and two threads take theirs one after the other.
+    Formal guarantees, provided that the training examples are used in `step` only:
+        - At any time, the weights are (`epsilon`, δ)-differentially private for data sets that
+          differ in one example or, with `unit`, in all examples of one owner.
+        - `epsilon` counts every step in the ledger, of this and of earlier processes.
+        - With `target_epsilon`, `batches` ends before ε would exceed it.
+        - A copy of the process takes no step, and threads take their steps one after the other.
 
     Attributes:
-        steps: how many the epochs are.
-        done: steps that the model has taken.
+        steps: Number of steps of all epochs.
+        done: Number of steps that the model has taken.
     """
 
     model: nn.Module
@@ -127,7 +127,7 @@ class Private:
     done: int = 0
 
     def __post_init__(self) -> None:
-        finalize(self, _let_go, self.journal.resources)  # a notebook's user closes nothing
+        finalize(self, _let_go, self.journal.resources)  # users of notebooks rarely call close()
         self._next: Batch | None = None
         self._taken = 0  # steps of this process
         self._not_taken = 0 if self.terms.count_earlier else self.ledger.releases
@@ -167,15 +167,15 @@ class Private:
 
     @property
     def ledger(self) -> Tally:
-        """Every step of this training, in all processes so far."""
+        """The steps of this training in all processes so far."""
         return self.journal.ledger
 
     def batches(self) -> Iterator[Batch]:
-        """Yield the batch of every step that is left; call `step` on each.
+        """Yield the batch of every remaining step; call `step` on each.
 
         Raises:
-            UserError: the last batch was left out, or the ledger holds steps that the model has not
-                taken.
+            UserError: The previous batch was skipped, or the ledger holds steps that the model has
+                not taken.
         """
         self._require_taken()
         try:
@@ -188,7 +188,9 @@ class Private:
                         "every batch. Steps that depend on a batch's contents are not private."
                     )
         finally:
-            if self._taken:  # so that a training that starts from these weights knows it
+            if (
+                self._taken
+            ):  # a training that starts from these weights then composes its ε with this one
                 starts.note(self.model, self._trainings())
         self._require_sound()
         if self.done < self.steps:
@@ -201,7 +203,7 @@ class Private:
             )
 
     def _require_taken(self) -> None:
-        """Reject weights that are not those of the ledger's steps."""
+        """Reject a model that has not taken the steps in the ledger."""
         if not self._not_taken:
             return
         first = (
@@ -219,15 +221,15 @@ class Private:
         return self._limit is not None and self.ledger.releases >= self._limit
 
     def step(self, batch: Batch) -> None:
-        """Draw the batch, and take one private step of the optimiser on it.
+        """Draw the batch, and take one private step of the optimizer on it.
 
-        The step is in the ledger before its noise is drawn. Every module is in the mode it was in
-        when `make_private` saw it, so evaluation in between may leave the model in `eval()`. A
-        signal waits for the step's end; a second ctrl-C does not.
+        The step is written to the ledger before its noise is drawn. Every module is set to the mode
+        it had when `make_private` checked it, so you may leave the model in `eval()` after an
+        evaluation. A signal is handled after the step; a second ctrl-C is not held back.
 
         Raises:
-            UserError: it is not the batch that `batches` gave last, the model is another than the
-                one that was checked, or another process began the training.
+            UserError: `batch` is not the last one that `batches` yielded, the model is not the one
+                that was checked, or the training belongs to another process.
         """
         self.ledger.require_own_process()
         unwritten = explain_write_errors(self.journal.path, "call it again")
@@ -259,7 +261,7 @@ class Private:
         device = next(iter(parameters.values())).device
         training = replace(self._training, noise=keys.noise(key))
         exact = arithmetic(self.terms.precision, False, model, self.algorithm, device)
-        # Dropout draws for every example, so the generator's state would tell how many there were.
+        # Dropout draws for every example, so the generator's state would reveal their number.
         seeds = torch.random.fork_rng([device] if device.type == "cuda" else [])
         with adding, seeds, takes_parts(model), exact:
             units = self.units
@@ -272,7 +274,8 @@ class Private:
                 return first.pop(str(cut), None) or self.examples.batch(indices[cut])
 
             pieces = read_in_pieces(read, len(indices), self.size, device, shares=shares)
-            for cut, _ in pieces.cuts()[:1]:  # items that make no batch raise before a step counts
+            # Read the first piece now: items that do not form a batch raise before the step counts.
+            for cut, _ in pieces.cuts()[:1]:
                 first[str(cut)] = read(cut)
             try:
                 with in_private_step():
@@ -280,7 +283,9 @@ class Private:
             except WrittenError as error:
                 self._written = error
                 raise
-            except KeyboardInterrupt:  # half a step may be in the weights: noisy, so no ε is lost
+            except (
+                KeyboardInterrupt
+            ):  # the weights may hold half a step, with its noise: ε still holds
                 self._left = {}
                 raise
         self.done += 1
@@ -289,9 +294,9 @@ class Private:
             self._left = mark_weights(parameters)
 
     def _require_sound(self) -> None:
-        """Reject a model that diverged; warn once if that is likely.
+        """Reject a model that has diverged; warn once if it seems to.
 
-        Of the examples nothing is looked at but the noisy weights.
+        This looks at the noisy weights and at public examples, never at training examples.
         """
         advice = "Lower the learning rate, the noise or max_grad_norm."
         if not all(bool(p.isfinite().all()) for p in self.model.parameters()):
@@ -302,17 +307,17 @@ class Private:
                 "%s step %d, it seems: the loss on the check's examples rose from %.3g to %.3g. %s",
                 *(DIVERGED, self.done, self._start, loss, advice),
             )
-            self._start = math.inf  # said
+            self._start = math.inf  # do not warn again
 
     def _checked_loss(self) -> float:
-        """Return the mean loss on the examples of the check, with the same draws at every call."""
+        """Return the mean loss on the examples of the check, with the same draws each time."""
         inputs, targets = self.checked.batch
         with torch.no_grad(), takes_parts(self.model), kept_draws():
             set_seed(0)
             return float(self.loss(reference.outputs_of(self.model, inputs), targets).mean())
 
     def _check_weights(self) -> dict[str, nn.Parameter]:
-        """Return the parameters; warn once of weights that are not those the last step left."""
+        """Return the parameters; warn once if something other than `step` changed them."""
         if self._written is not None:
             raise self._written
         parameters = dict(self.model.named_parameters())
@@ -326,10 +331,12 @@ class Private:
         return parameters
 
     def _check_trained(self, parameters: dict[str, nn.Parameter]) -> None:
+        """Reject a model whose trained parameters are not those that were checked."""
         now = _what_trains(parameters)
         names = now.keys() | self._trained.keys()
-        kept = {name for name in names if _is_same(now.get(name), self._trained.get(name))}
-        if changed := names - kept:
+        unchanged = {name for name in names if _is_same(now.get(name), self._trained.get(name))}
+        changed = names - unchanged
+        if changed:
             raise UserError(
                 f"parameter '{min(changed)}' was frozen, set free, or replaced after make_private "
                 "checked the model: call make_private again, with another ledger, and state "
@@ -338,25 +345,26 @@ class Private:
         require_held(parameters, self.optimizer)
 
     def _sync(self) -> None:
-        """Force the ledger to disk, before what its steps led to leaves the process."""
+        """Force the ledger to disk, before any result of its steps leaves the process."""
         with explain_write_errors(self.journal.path, "call it again"):
             self.ledger.sync()
 
     @property
     def epsilon(self) -> float:
-        """The tight ε of all releases so far, which are on disk then."""
+        """The tight ε of all releases so far, which this call forces to disk."""
         self._sync()
         mechanism = self.algorithm.mechanism()
         return tight_epsilon(mechanism, self.ledger.releases, self.delta)
 
     def epsilon_with(self, *others: Private) -> float:
-        """Return the tight ε of these runs together, each with its own noise, bound and rate.
+        """Return the tight ε of several trainings together.
 
-        The stages of a schedule, say: the weights that the last leaves have this ε. All steps of
-        every ledger count, in any order (`composition.together`).
+        Each may have its own noise, bound and sampling rate, such as the stages of a schedule: the
+        final weights then have this ε. All steps of every ledger count, in whatever order they were
+        taken (`composition.together`).
 
         Raises:
-            UserError: another run has another δ, or hides other units.
+            UserError: Another training has a different δ or protects different units.
         """
         trainings = (self, *others)
         if not all(isinstance(training, Private) for training in trainings):
@@ -376,14 +384,18 @@ class Private:
         return together(spent, self.delta)
 
     def report(self) -> dict[str, Any]:
-        """Return what a record's `privacy` holds, but for a paper's claim.
+        """Return the `privacy` section of a record, without a paper's claimed ε.
 
-        `epsilon_of` says whose ε it is: an example's or, with `unit`, an owner's, with at most
-        `examples_per_owner` examples in a step; `epsilon_part` is that of one of these. Beside it:
-        `randomness_from`, and `fixed_state`, the buffers and frozen parameters that the output
-        depends on and no ε covers. `start` says which trainings the starting weights are known to
-        have gone through, and the ε of all. `steps_taken` are those that led to these weights;
-        `steps`, which ε counts, are all of the ledger.
+        `epsilon_of` says what ε protects: an example or, with `unit`, an owner with at most
+        `examples_per_owner` examples in a step; `epsilon_part` is then the ε of one of these
+        examples. In addition:
+            - `randomness_from` is the source of noise and batches;
+            - `fixed_state` lists the buffers and frozen parameters that the output depends on, and
+              that no ε covers;
+            - `start` lists the earlier trainings that the starting weights are known to come from,
+              and the ε of all together;
+            - `steps_taken` counts the steps that led to these weights, and `steps`, which ε counts,
+              all steps in the ledger.
         """
         self._sync()
         releases = self.ledger.releases
@@ -411,18 +423,18 @@ class Private:
         )
 
     def _as_earlier(self) -> Earlier:
-        """Return this training as a later one will know it."""
+        """Describe this training for a later one that starts from its weights."""
         mechanism, steps = self.algorithm.mechanism(), self.ledger.releases
         ledger = str(self.journal.path.resolve())
         return Earlier(ledger, self.units.stated, mechanism.z, mechanism.sampling, steps)
 
     def _before(self) -> Trainings:
-        """Return the trainings that the weights went through before, or beside, this one."""
+        """Return the other trainings that took part in these weights."""
         own = str(self.journal.path.resolve())
         return frozenset(training for training in self._earlier if training.ledger != own)
 
     def _trainings(self) -> Trainings:
-        """Return all trainings that the weights went through."""
+        """Return all trainings that took part in these weights."""
         return self._before() | {self._as_earlier()}
 
     def export(
@@ -433,20 +445,20 @@ class Private:
         data: str = "own data",
         metrics: Mapping[str, float] | None = None,
     ) -> None:
-        """Write the model, as it is now, as a folder to share (`sharing`); its ε is that so far.
+        """Write the model in its current state to a folder that can be shared.
 
-        `zdp_bench.load(folder, model=...)` reads it, `zdp-bench verify` computes its ε again.
+        `zdp_bench.load(folder, model=...)` reads it, and `zdp-bench verify` recomputes its ε.
 
         Args:
-            folder: is made, or empty.
-            name: of the model, on its card; the name of its class otherwise.
-            data: what to call the training data.
-            metrics: what you measured on data that is not of the training, by name.
+            folder: Folder to create; if it exists, it must be empty.
+            name: Name of the model on its card. Default: the name of its class.
+            data: Name of the training data on the card.
+            metrics: Metrics by name, measured on data that was not used in training.
 
         Raises:
-            UserError: the folder holds something, a metric is no number, the model has changed
-                beside its trained weights, or they had another private training with which no ε
-                is known.
+            UserError: The folder is not empty, a metric is not a number, something other than the
+                trained weights has changed, or no ε is known for this training together with an
+                earlier one of these weights.
         """
         write_own = lookup("exporter", "folder")
         self._require_sound()
@@ -476,11 +488,11 @@ class Private:
 
     @property
     def checkpoint(self) -> Path:
-        """Where `save` writes: beside the ledger."""
+        """The file that `save` writes, beside the ledger."""
         return self.journal.path.with_suffix(".pt")
 
     def save(self, scheduler: LRScheduler | None = None) -> None:
-        """Save weights, optimiser and schedule beside the ledger, whole or not at all."""
+        """Save weights, optimizer and scheduler beside the ledger, completely or not at all."""
         self._check_weights()
         if not self.ranks.is_first:  # all have the same
             return
@@ -502,7 +514,7 @@ class Private:
             starts.save(self.journal.path, self.model, self._trainings())
 
     def _describe_built(self, scheduler: LRScheduler | None) -> dict[str, Any]:
-        """Return what torch does not compare when it loads a state."""
+        """Return what must be equal on resuming although torch does not compare it."""
 
         def kinds(schedule: Any) -> list[Any]:
             inner = getattr(schedule, "_schedulers", ())
@@ -511,7 +523,7 @@ class Private:
         optimizer = self.optimizer
         names = {id(p): name for name, p in self.model.named_parameters()}
         return {
-            "class of the optimizer": [type(one).__name__ for one in each_of(optimizer)],
+            "class of the optimizer": [type(member).__name__ for member in each_of(optimizer)],
             "order of the optimizer's parameters": [
                 [names.get(id(p)) for p in group["params"]] for group in optimizer.param_groups
             ],
@@ -519,13 +531,14 @@ class Private:
         }
 
     def resume(self, scheduler: LRScheduler | None = None) -> bool:
-        """Continue from the state that `save` stored before this process; False if there is none.
+        """Continue from the state that an earlier process saved; return False if there is none.
 
-        Steps that a killed process took after it are taken again as new releases, and count again:
-        nothing tells whether foreign code would repeat them bit for bit.
+        Steps that a killed process took after saving are taken again as new releases, and count
+        again, because nothing guarantees that your code repeats them bit for bit.
 
         Raises:
-            UserError: steps were taken already, or another model or optimiser was saved.
+            UserError: This process has already taken steps, or the saved model, optimizer or
+                scheduler is a different one.
         """
         if self.done:
             raise UserError("private.resume() comes before the first step.")
@@ -551,7 +564,7 @@ class Private:
         return True
 
     def close(self) -> None:
-        """Close the ledger and release its lock; the end of the process does so too."""
+        """Close the ledger and release its lock, as the end of the process does."""
         with explain_write_errors(self.journal.path, "the training can be resumed"):
             self.journal.resources.close()
 
@@ -569,20 +582,20 @@ class Private:
 
 
 def _let_go(resources: ExitStack) -> None:
-    """Close the ledger of a training that is no longer referenced."""
-    with suppress(UserError):  # nobody is there to hear that the ledger's folder was deleted
+    """Close the ledger of a training that nothing refers to any more."""
+    with suppress(UserError):  # no caller is left to be told that the folder was deleted
         resources.close()
 
 
 def _join_lines(text: str) -> str:
-    """Return a text as a line of a model card, where a line break would begin another."""
+    """Return a text on one line, for a model card whose fields are lines."""
     return printable(" ".join(text.split()))
 
 
 def _what_trains(
     parameters: dict[str, nn.Parameter],
 ) -> dict[str, tuple[nn.Parameter, torch.dtype]]:
-    """Return each trained parameter and its type, by name."""
+    """Return each trained parameter and its dtype, by name."""
     return {name: (p, p.dtype) for name, p in parameters.items() if p.requires_grad}
 
 

@@ -1,8 +1,8 @@
-"""Which private trainings a model's starting weights went through, by the weights' digest.
+"""Finds the private trainings that a model's starting weights come from, by the weights' digest.
 
-A training notes the digest of what it leaves: in this process when a loop over its batches ends,
-and in a file beside its ledger when it is saved. `zdp_bench.load` notes what a folder holds.
-Weights of no known digest are taken for public, and `Private.report` says so.
+A training records the digest of its final weights: in this process when the loop over its batches
+ends, and in a file beside its ledger when it is saved. `zdp_bench.load` records the weights that it
+reads. Weights with an unknown digest are assumed to be public, and `Private.report` says so.
 """
 
 from __future__ import annotations
@@ -19,13 +19,14 @@ from torch import nn
 from zdp_bench.disk import write_bytes
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import Shape, misfits, read_json
+from zdp_bench.library.units import PRIVATE_OWNERS
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.training.checkpoint import state_digest
 
 SUFFIX = ".weights.json"  # of the file beside a ledger
 PUBLIC = "unknown, declared public"
-UNKNOWN_OWNERS = "owners"  # what `make_private` says where a digest would tell how many they are
+UNKNOWN_OWNERS = PRIVATE_OWNERS
 NUMBER = int | float
 SHAPE: Shape = {
     "ledger": str,
@@ -38,13 +39,13 @@ SHAPE: Shape = {
 
 @dataclass(frozen=True)
 class Earlier:
-    """A private training that weights went through.
+    """An earlier private training of the same weights.
 
     Attributes:
-        ledger: its file.
-        owners: the digest of who owns what; empty where an example is its own owner.
-        z: of its mechanism.
-        steps: how many its ledger holds.
+        ledger: Path of its ledger.
+        owners: Digest of who owns which examples; empty if ε is an example's.
+        z: Noise multiplier of its mechanism in the weakest direction.
+        steps: Number of steps in its ledger.
     """
 
     ledger: str
@@ -55,8 +56,8 @@ class Earlier:
 
     @property
     def spent(self) -> Spent:
-        """What it spent."""
-        records = max(1, self.sampling.records)  # 0 where their number is private
+        """Mechanism and steps, for composition."""
+        records = max(1, self.sampling.records)  # 0 if their number is private
         return Spent(self.z, replace(self.sampling, records=records), self.steps)
 
     def as_dict(self) -> dict[str, Any]:
@@ -68,7 +69,7 @@ class Earlier:
         """Return the training that `as_dict` described.
 
         Raises:
-            ValueError: it describes none.
+            ValueError: `plain` does not describe a training.
         """
         try:
             return Earlier(**{**plain, "sampling": Sampling(**plain["sampling"])})
@@ -77,22 +78,22 @@ class Earlier:
 
 
 Trainings = frozenset[Earlier]
-_KNOWN: dict[str, Trainings] = {}  # digest of weights -> what they went through, in this process
+_KNOWN: dict[str, Trainings] = {}  # by digest of weights; of this process
 
 
 def weights_digest(model: nn.Module) -> str:
-    """Return the SHA-256 of a model's parameters, under any names and in any order."""
-    each = sorted(state_digest({"": parameter}) for parameter in model.parameters())
-    return hashlib.sha256("".join(each).encode()).hexdigest()
+    """Return the SHA-256 of a model's parameters, whatever their names and order."""
+    digests = sorted(state_digest({"": parameter}) for parameter in model.parameters())
+    return hashlib.sha256("".join(digests).encode()).hexdigest()
 
 
 def note(model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Note, in this process, the trainings that a model's weights went through."""
+    """Record, in this process, the trainings that a model's weights come from."""
     _KNOWN[weights_digest(model)] = frozenset(trainings)
 
 
 def save(ledger: Path, model: nn.Module, trainings: Iterable[Earlier]) -> None:
-    """Note them in this process, and in a file beside a ledger."""
+    """Record the trainings in this process and in a file beside a ledger."""
     note(model, trainings)
     body = {
         "weights": weights_digest(model),
@@ -102,46 +103,46 @@ def save(ledger: Path, model: nn.Module, trainings: Iterable[Earlier]) -> None:
 
 
 def find(model: nn.Module, folder: Path) -> Trainings:
-    """Return the trainings that a model's weights are known to have gone through.
+    """Return the trainings that a model's weights are known to come from.
 
     Args:
-        folder: that of the ledgers, where other processes left notes.
+        folder: Folder of the ledgers, where other processes saved theirs.
     """
     digest = weights_digest(model)
-    found = _KNOWN.get(digest, frozenset())
+    trainings = _KNOWN.get(digest, frozenset())
     for path in sorted(folder.glob(f"*{SUFFIX}")):
         body = read_json(path)
         if [*misfits(body, {"weights": str, "trainings": [SHAPE]})]:
             raise UserError(f"{path}: is damaged. Delete it: weights that it names become unknown.")
         if body["weights"] == digest:
-            found |= {Earlier.from_dict(training) for training in body["trainings"]}
-    return found
+            trainings |= {Earlier.from_dict(training) for training in body["trainings"]}
+    return trainings
 
 
 def note_export(model: nn.Module, source: Mapping[str, Any], ledger: Path) -> None:
-    """Note the trainings of a model that was read from an exported folder.
+    """Record the trainings of a model that was read from an exported folder.
 
     Args:
-        source: the folder's record, or its report.
-        ledger: the folder's.
+        source: Record or report in the folder.
+        ledger: Ledger in the folder.
     """
     privacy = source["privacy"]
-    own = source.get("owners")  # a loop's
-    if own is None:
-        own = "" if privacy["epsilon_of"] == "example" else UNKNOWN_OWNERS
+    owners = source.get("owners")  # stated by reports of your own loops only
+    if owners is None:
+        owners = "" if privacy["epsilon_of"] == "example" else UNKNOWN_OWNERS
     sampling = Sampling(**privacy["sampling"])
-    trainings = {Earlier(str(ledger), own, privacy["z"], sampling, privacy["steps"])}
-    before = (privacy.get("start") or {}).get("trainings", ())
-    trainings |= {Earlier.from_dict(training) for training in before}
+    trainings = {Earlier(str(ledger), owners, privacy["z"], sampling, privacy["steps"])}
+    earlier = (privacy.get("start") or {}).get("trainings", ())
+    trainings |= {Earlier.from_dict(training) for training in earlier}
     note(model, trainings)
 
 
-def describe(own: Earlier, trainings: Trainings, delta: float) -> dict[str, Any]:
-    """Return what a report says of starting weights.
+def describe(this_training: Earlier, trainings: Trainings, delta: float) -> dict[str, Any]:
+    """Describe starting weights for a report.
 
     Returns:
-        `weights`: how they are known. If they went through trainings, also `trainings`, and
-        `epsilon_tight`: of these and the `own` training together, None where none is known.
+        `weights`: what is known of them. If they come from earlier trainings, also `trainings` and
+        `epsilon_tight`, the ε of these and this training together; None if it is not known.
     """
     if not trainings:
         return {"weights": PUBLIC}
@@ -151,16 +152,16 @@ def describe(own: Earlier, trainings: Trainings, delta: float) -> dict[str, Any]
         "trainings": [
             training.as_dict() | {"ledger": Path(training.ledger).name} for training in in_order
         ],
-        "epsilon_tight": _epsilon_of({own, *trainings}, delta),
+        "epsilon_tight": _epsilon_of({this_training, *trainings}, delta),
     }
 
 
 def _epsilon_of(trainings: Iterable[Earlier], delta: float) -> float | None:
-    """Return the tight ε of trainings on the same data; None where none is known."""
+    """Return the tight ε of trainings on the same data; None if it is not known."""
     owners = {training.owners for training in trainings}
     if len(owners) > 1 or UNKNOWN_OWNERS in owners:
         return None
     try:
         return together([training.spent for training in trainings], delta)
-    except ValueError:  # they compare other neighbours
+    except ValueError:  # their neighbouring relations differ
         return None
