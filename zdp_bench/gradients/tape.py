@@ -130,16 +130,14 @@ class Tape:
 
     # ------------------------------------------------------------ what a program enters
 
-    def enter_use(self, number: int, output: Tensor, weights: Any, held: Any) -> Tensor:
+    def enter_use(self, number: int, output: Tensor, weights: Any, others: Any) -> Tensor:
         """Enter an operation that uses parameters; return its output."""
         assert self.program is not None
         use = self.program.uses[number]
         if not torch.is_grad_enabled() or not any(weight.requires_grad for weight in weights):
             return output
-        own, rule = bind(use, weights, held)
-        pairs = list(zip(held, use.places, strict=True))
-        examples = [t for t, place in pairs if place is not None] if use.reads_examples else []
-        places = [p for _, p in pairs if p is not None] if use.reads_examples else []
+        own, rule = bind(use, weights, others)
+        examples, places = use.examples_in(others)
         module = self.modules.get(id(weights[0]))
         layer = Layer(use.name, module or nn.Module(), own)
         x: Any = examples[0] if module is not None else Parts(tuple(examples))

@@ -15,7 +15,8 @@ from torch.nn.utils.rnn import pack_padded_sequence, pad_packed_sequence
 
 from tests.drivers import python
 from tests.modules import Made
-from zdp_bench.gradients.program import Alone, Reference, make, state_of
+from zdp_bench.gradients.program import Alone, make, state_of
+from zdp_bench.gradients.program.signature import Reference
 
 X = torch.randn(5, 4, generator=torch.Generator().manual_seed(0))
 

@@ -75,9 +75,20 @@ def named_arguments(node: Node) -> Iterator[tuple[str, Any]]:
             yield argument.name, argument.default_value if argument.has_default_value() else None
 
 
+def is_mutable(node: Node) -> bool:
+    """True for an operation that writes over one of its arguments."""
+    target: Any = node.target
+    return hasattr(target, "_schema") and bool(target._schema.is_mutable)
+
+
 def is_tensor(node: Node) -> bool:
     """True if a node stands for a tensor."""
     return isinstance(node.meta.get("val"), Tensor)
+
+
+def rank_of(node: Node) -> int:
+    """Return how many dimensions the tensor of a node has."""
+    return int(node.meta["val"].dim())
 
 
 def tensors_in(value: Any) -> list[Tensor]:

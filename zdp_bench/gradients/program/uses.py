@@ -1,19 +1,23 @@
 """The per-example gradients of parameters that an operation of a program uses.
 
-An operation whose weight is a parameter is a layer: `conv2d(x, weight, bias, stride)` has the rule
-of `nn.Conv2d`. So there is one answer to what a layer's per-example gradient is (`rules`), and it
-serves a weight that two layers share, one in an adapter or in `F.linear` as well. Broadcast
-arithmetic with a parameter (`x * scale + shift`) has a rule here, and other operations are
-differentiated by torch.func, one by one.
+A *use* is an operation in which parameters and examples meet: `x * scale`, `conv2d(x, weight)`. Its
+*weights* are the arguments that follow from trainable parameters: a parameter itself, a view of one
+(`weight.T`), or what was computed from some (a normalised weight). The per-example gradients of its
+weights follow from the other arguments and the gradient of its result, in one of these ways:
 
-A weight may be computed from parameters (`weight.T`, a normalised one): its gradient is pulled back
-to them.
+    as a layer        `conv2d(x, weight)` has the rule of `nn.Conv2d` (`layers`)
+    as it is          a weight that is only copied, or added to the examples, has the result's
+    number by number  autograd differentiates `x * scale` with a copy of `scale` for each example
+    by torch.func     any other operation, example by example
+
+They are then pulled back from the weight to its parameters. All of them are added up over the uses
+of a parameter, so that it does not matter whether two layers share it.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -34,469 +38,441 @@ from zdp_bench.gradients.layer_gradient import (
     transform,
 )
 from zdp_bench.gradients.parts import Parts
-from zdp_bench.gradients.program.calls import Place, module_of, name_of, named_arguments
+from zdp_bench.gradients.program.calls import (
+    Place,
+    Places,
+    module_of,
+    name_of,
+    named_arguments,
+    nodes_in,
+    rank_of,
+)
+from zdp_bench.gradients.program.layers import LAYER_PRODUCTS, OF_MAPS, layer_of
 from zdp_bench.gradients.program.table import BY_NUMBER, CUTS, EXPANDS, REPEATS, RESHAPES, VIEWS
 from zdp_bench.gradients.rules import MAX_BYTES, NoRule, Rule, rule_of
 
-Gradients = dict[str, LayerGradient]
+Gradients = dict[str, LayerGradient]  # of the weights, by the argument's name
 COPIES = (*EXPANDS, *REPEATS)
+VIEWS_OF_A_PARAMETER = {*VIEWS, *CUTS, *RESHAPES, "alias", "getitem"} - {"unfold"}
 
 
 @dataclass(frozen=True)
 class Weight:
-    """A place in an operation's arguments, for a tensor that follows from parameters."""
+    """An argument that follows from trainable parameters."""
 
-    number: int
+    node: Node
+    argument: str  # its name
+    is_view: bool  # it holds each number of one parameter at most once
 
 
 @dataclass(frozen=True)
-class Held:
-    """A place in an operation's arguments, for another tensor."""
+class Other:
+    """An argument, a tensor, that follows from no trainable parameter."""
 
-    number: int
+    node: Node
+    place: Place | None  # of the examples; None if it holds none
+    rank: int
 
 
 @dataclass(frozen=True)
 class Use:
-    """One operation that parameters and examples meet in."""
+    """One operation in which parameters and examples meet."""
 
     name: str  # of the module that calls it
-    kind: str
-    target: Any
-    arguments: dict[str, Any]  # by name, with `Weight` and `Held` for tensors
-    by_keyword: frozenset[str]
-    weights: tuple[str, ...]  # names of the arguments that are weights
-    views: tuple[bool, ...]  # whether each is a parameter, or a view of one
-    places: tuple[Place | None, ...]  # of the `Held` ones; None holds no examples
-    ranks: tuple[int, ...]  # of the `Held` ones
-    place: Place  # of the result
-    rank: int
-    layer: nn.Module | None  # without memory, whose rule serves the operation
+    kind: str  # name of the operation
+    target: Any  # the operation itself
+    arguments: dict[str, Any]  # by name; nodes stand for tensors
+    weights: list[Weight]
+    others: list[Other]
+    place: Place  # of the examples in the result
+    rank: int  # of the result
+    layer: nn.Module | None  # whose rule serves the operation; without memory
 
-    @property
-    def reads_examples(self) -> bool:
-        """False if its gradients follow from the output's gradient alone."""
-        return self.kind not in (*COPIES, "add")
+    def examples_in(self, others: Sequence[Tensor]) -> tuple[list[Tensor], list[Place]]:
+        """Return those of the `others` that hold examples which gradients depend on.
 
-    def whole(self, examples: list[Tensor]) -> list[Tensor]:
-        """Return `rows` of the `Held` tensors of examples, with the rank that they had."""
-        pairs = zip(self.places, self.ranks, strict=True)
-        of_examples = [(place, rank) for place, rank in pairs if place is not None]
-        return [_whole(row, *of) for row, of in zip(examples, of_examples, strict=True)]
+        The gradient of a weight that is copied or added is the result's, whatever the examples are.
+        """
+        if self.kind == "add" or self.kind in COPIES:
+            return [], []
+        examples, places = [], []
+        for other, tensor in zip(self.others, others, strict=True):
+            if other.place is not None:
+                examples.append(tensor)
+                places.append(other.place)
+        return examples, places
 
-    def call(self, weights: Any, held: Any) -> Tensor:
-        """Return what the operation makes of other tensors."""
-
-        def fill(value: Any) -> Any:
-            if isinstance(value, Weight):
-                return weights[value.number]
-            return held[value.number] if isinstance(value, Held) else value
-
-        given = {name: tree_map(fill, value) for name, value in self.arguments.items()}
-        positional = [value for name, value in given.items() if name not in self.by_keyword]
-        result: Tensor = self.target(*positional, **{name: given[name] for name in self.by_keyword})
+    def call(self, tensors: dict[Node, Tensor]) -> Tensor:
+        """Return the operation's result, with these tensors in the places of their nodes."""
+        positional = []
+        keywords = {}
+        for argument in self.target._schema.arguments:
+            value = self.arguments[argument.name]
+            filled = tree_map(lambda leaf: tensors.get(leaf, leaf), value)
+            if argument.kwarg_only:
+                keywords[argument.name] = filled
+            else:
+                positional.append(filled)
+        result: Tensor = self.target(*positional, **keywords)
         return result
 
 
-def use_of(node: Node, weights: list[Node], held: list[Node], places: dict[Node, Any]) -> Use:
-    """Return an operation as a use of the parameters that `weights` follow from."""
-    if not isinstance(node.meta["val"], Tensor):
-        raise NoRule(f"{name_of(node)} of parameters")
+def use_of(
+    node: Node,
+    weights: list[Node],
+    others: list[Node],
+    places: Places,
+) -> Use:
+    """Return an operation as a use of the parameters that `weights` follow from.
+
+    Args:
+        node: the operation.
+        weights: its arguments that follow from trainable parameters.
+        others: all other tensors among its arguments.
+        places: where the examples are in each tensor that holds some.
+
+    Raises:
+        NoRule: its per-example gradients are beyond this module.
+    """
+    kind = name_of(node)
     target: Any = node.target
+    if not isinstance(node.meta["val"], Tensor):
+        raise NoRule(f"{kind} of parameters")
     if target._schema.is_mutable:
-        raise NoRule(f"{name_of(node)} of a parameter in place")
-
-    def mark(leaf: Any) -> Any:
-        if leaf in weights:
-            return Weight(weights.index(leaf))
-        return Held(held.index(leaf)) if leaf in held else leaf
-
+        raise NoRule(f"{kind} of a parameter in place")
     arguments = dict(named_arguments(node))
-    named = {name: tree_map(mark, value) for name, value in arguments.items()}
-    sized = any(isinstance(leaf, Node) for leaf in tree_leaves(named))
-    if sized and name_of(node) not in COPIES:
-        raise NoRule(f"{name_of(node)} of parameters and the number of examples")
+    sizes = set(nodes_in(arguments)) - {*weights, *others}
+    if sizes and kind not in COPIES:
+        raise NoRule(f"{kind} of parameters and the number of examples")
     names = [_name_of_argument(arguments, weight) for weight in weights]
-    values = dict(zip(names, [weight.meta["val"] for weight in weights], strict=True))
     return Use(
         name=module_of(node),
-        kind=name_of(node),
+        kind=kind,
         target=target,
-        arguments=named,
-        by_keyword=frozenset(one.name for one in target._schema.arguments if one.kwarg_only),
-        weights=tuple(names),
-        views=tuple(map(_is_view, weights)),
-        places=tuple(places.get(leaf) for leaf in held),
-        ranks=tuple(leaf.meta["val"].dim() for leaf in held),
+        arguments=arguments,
+        weights=[
+            Weight(weight, name, _is_view(weight))
+            for weight, name in zip(weights, names, strict=True)
+        ],
+        others=[Other(other, places.get(other), rank_of(other)) for other in others],
         place=places[node],
-        rank=node.meta["val"].dim(),
-        layer=_layer_of(name_of(node), arguments, values),
+        rank=rank_of(node),
+        layer=layer_of(kind, arguments, names),
     )
 
 
 def _name_of_argument(arguments: dict[str, Any], node: Node) -> str:
-    found = [name for name, value in arguments.items() if node in tree_leaves(value)]
-    return found[0] if len(found) == 1 and arguments[found[0]] is node else str(node)
+    """Return the name of the argument that a node is; the node's if it is in a list, or twice."""
+    names = [name for name, value in arguments.items() if node in tree_leaves(value)]
+    if len(names) == 1 and arguments[names[0]] is node:
+        return names[0]
+    return str(node)
 
 
 def _is_view(node: Node) -> bool:
     """True if a weight holds each number of one parameter at most once."""
-    kinds = {*VIEWS, *CUTS, *RESHAPES, "alias", "getitem"} - {"unfold"}
     while node.op != "placeholder":
-        if name_of(node) not in kinds:
+        if name_of(node) not in VIEWS_OF_A_PARAMETER:
             return False
         node = node.args[0]  # type: ignore[assignment]
     return True
 
 
-# ------------------------------------------------------------------------- operations as layers
-
-
-def _layer_of(kind: str, given: dict[str, Any], weights: dict[str, Tensor]) -> nn.Module | None:
-    """Return the layer that an operation is, without memory; None if it is none with a rule."""
-    make = _LAYERS.get(kind)
-    if make is None or not set(weights) <= {"weight", "bias", "other", "mat2"}:
-        return None
-    with torch.device("meta"):
-        return make(given)
-
-
-def _shape(given: dict[str, Any]) -> Tensor:
-    value: Tensor = given["weight"].meta["val"]
-    return value
-
-
-def _linear(given: dict[str, Any]) -> nn.Module | None:
-    weight = _shape(given)
-    if weight.dim() != 2:
-        return None
-    return nn.Linear(weight.shape[1], weight.shape[0], dtype=weight.dtype)
-
-
-def _product(given: dict[str, Any]) -> nn.Module | None:
-    node: Any = given.get("other", given.get("mat2"))
-    right = node.meta["val"]
-    if right.dim() != 2:
-        return None
-    return nn.Linear(right.shape[0], right.shape[1], dtype=right.dtype)
-
-
-def _convolution(kind: type[nn.Module], transposed: bool) -> Callable[..., nn.Module | None]:
-    def make(given: dict[str, Any]) -> nn.Module:
-        weight = _shape(given)
-        first, second, groups = weight.shape[0], weight.shape[1], given["groups"]
-        channels = (first, second * groups) if transposed else (second * groups, first)
-        dims = weight.dim() - 2
-        numbers = {
-            name: _each(given[name], dims)
-            for name in ("stride", "padding", "dilation", "output_padding")
-            if name in given
-        }
-        bias = given["bias"] is not None
-        size = tuple(weight.shape[2:])
-        return kind(*channels, size, groups=groups, bias=bias, dtype=weight.dtype, **numbers)
-
-    return make
-
-
-def _each(value: Any, dims: int) -> Any:
-    if isinstance(value, str):
-        return value
-    values = tuple(value) if isinstance(value, list | tuple) else (value,)
-    return values * dims if len(values) == 1 else values
-
-
-def _embedding(given: dict[str, Any]) -> nn.Module:
-    table, padding = _shape(given), given["padding_idx"]
-    rows, width = table.shape
-    return nn.Embedding(rows, width, padding_idx=None if padding < 0 else padding)
-
-
-def _layer_norm(given: dict[str, Any]) -> nn.Module:
-    return nn.LayerNorm(list(given["normalized_shape"]), given["eps"])
-
-
-def _rms_norm(given: dict[str, Any]) -> nn.Module:
-    return nn.RMSNorm(list(given["normalized_shape"]), given["eps"])
-
-
-def _group_norm(given: dict[str, Any]) -> nn.Module:
-    channels = given["input"].meta["val"].shape[1]
-    return nn.GroupNorm(given["num_groups"], channels, given["eps"])
-
-
-def _instance_norm(given: dict[str, Any]) -> nn.Module:
-    value = given["input"].meta["val"]
-    kinds = {3: nn.InstanceNorm1d, 4: nn.InstanceNorm2d, 5: nn.InstanceNorm3d}
-    return kinds[value.dim()](value.shape[1], given["eps"], affine=True)
-
-
-def _prelu(given: dict[str, Any]) -> nn.Module:
-    return nn.PReLU(_shape(given).numel())
-
-
-_LAYERS: dict[str, Callable[[dict[str, Any]], nn.Module | None]] = {
-    "linear": _linear,
-    "matmul": _product,
-    "mm": _product,
-    "conv1d": _convolution(nn.Conv1d, False),
-    "conv2d": _convolution(nn.Conv2d, False),
-    "conv3d": _convolution(nn.Conv3d, False),
-    "conv_transpose1d": _convolution(nn.ConvTranspose1d, True),
-    "conv_transpose2d": _convolution(nn.ConvTranspose2d, True),
-    "conv_transpose3d": _convolution(nn.ConvTranspose3d, True),
-    "embedding": _embedding,
-    "layer_norm": _layer_norm,
-    "rms_norm": _rms_norm,
-    "group_norm": _group_norm,
-    "instance_norm": _instance_norm,
-    "prelu": _prelu,
-}
-# Layers of maps [B, C, *]: of several maps an example, each has its gradient, and they are added.
-OF_MAPS = ("conv", "group_norm", "instance_norm", "prelu")
-
-
-# --------------------------------------------------------------------------------- examples first
+# ------------------------------------------------------------------------ examples in front
 
 
 def rows(tensor: Tensor, place: Place, examples: int) -> Tensor:
-    """Return [B, ...]: the examples of a tensor first, its dimension `dim` without them behind."""
+    """Return [B, ...]: the dimension of the examples in front.
+
+    Where there are several numbers of each example in it, they keep a dimension of their own.
+    """
     size = tensor.shape[place.dim]
     if size == examples:
         return tensor if place.dim == 0 else tensor.movedim(place.dim, 0)
     outer = size // (examples * place.inner)
     apart = tensor.unflatten(place.dim, (outer, examples, place.inner))
-    return apart.movedim(place.dim + 1, 0).flatten(place.dim + 1, place.dim + 2)
+    in_front = apart.movedim(place.dim + 1, 0)
+    return in_front.flatten(place.dim + 1, place.dim + 2)
 
 
-def _whole(row: Tensor, place: Place, rank: int) -> Tensor:
-    """Return `rows` with a dimension in the place of the examples': what a batch of one has."""
-    return row if row.dim() > rank else row.unsqueeze(1 + place.dim)
+def _as_batches_of_one(rows: Tensor, place: Place, rank: int) -> Tensor:
+    """Return [B, *]: each example with the `rank` that a tensor of a batch has."""
+    if rows.dim() > rank:
+        return rows
+    return rows.unsqueeze(1 + place.dim)
 
 
-# ------------------------------------------------------------------------------------- gradients
+# --------------------------------------------------------------------------------- gradients
+
+
+@dataclass(frozen=True)
+class _Origin:
+    """A parameter that a weight follows from."""
+
+    key: str  # by which the rule returns the parameter's gradient
+    parameter: nn.Parameter
+    weight: Weight
+    tensor: Tensor  # the weight, as autograd follows it from the parameter
 
 
 def bind(
-    use: Use, weights: tuple[Tensor, ...], held: tuple[Tensor, ...]
+    use: Use,
+    weights: Sequence[Tensor],
+    others: Sequence[Tensor],
 ) -> tuple[dict[str, nn.Parameter], Rule]:
-    """Return the parameters that a call's weights follow from, and the rule of their gradients.
+    """Return the parameters that one call's weights follow from, and the rule of their gradients.
 
-    The rule takes the examples' arguments and the output's gradient, examples first.
+    The rule takes the examples of the call and the gradient of its result, examples in front.
     """
-    own: dict[str, nn.Parameter] = {}
-    sources: dict[str, list[str]] = {}
-    for name, weight in zip(use.weights, weights, strict=True):
-        if not weight.requires_grad:
-            continue
-        parameters = _parameters_of(weight)
-        names = [
-            f"{name} {number}" if len(parameters) > 1 else name for number in range(len(parameters))
-        ]
-        sources[name] = names
-        own.update(zip(names, parameters, strict=True))
-    others = [None if place else tensor for place, tensor in zip(use.places, held, strict=True)]
-    values = [weight.detach() for weight in weights]
-    operands = Operands(use, values, others, [weight.requires_grad for weight in weights])
+    origins = []
+    tensors = {}
+    for weight, tensor in zip(use.weights, weights, strict=True):
+        tensors[weight.node] = tensor.detach()
+        if tensor.requires_grad:
+            origins += _origins_of(weight, tensor)
+    for other, tensor in zip(use.others, others, strict=True):
+        if other.place is None:
+            tensors[other.node] = tensor
+    trained = {origin.weight: None for origin in origins}
+    call = _Call(use, list(trained), tensors)
 
-    def pulled(_: nn.Module, x: Any, g: Tensor) -> Gradients:
-        of_weights = _gradients(operands, x, g)
-        gradients = {}
-        for name, names in sources.items():
-            number = use.weights.index(name)
-            weight, gradient = weights[number], of_weights[name]
-            for key in names:
-                gradients[key] = gradient
-                if weight is not own[key]:
-                    gradients[key] = _pull_back(gradient, weight, own[key], use.views[number])
-        return gradients
+    def rule(_: nn.Module, x: Any, g: Tensor) -> Gradients:
+        of_weights = call.differentiate(x, g)
+        return {
+            origin.key: _pull_back(of_weights[origin.weight.argument], origin) for origin in origins
+        }
 
-    return own, pulled
+    return {origin.key: origin.parameter for origin in origins}, rule
 
 
-def _parameters_of(weight: Tensor) -> list[Any]:
-    """Return the parameters that a weight was computed from."""
+def _origins_of(weight: Weight, tensor: Tensor) -> list[_Origin]:
+    parameters = _parameters_behind(tensor)
+    keys = [weight.argument]
+    if len(parameters) > 1:
+        keys = [f"{weight.argument} {number}" for number in range(len(parameters))]
+    return [
+        _Origin(key, parameter, weight, tensor)
+        for key, parameter in zip(keys, parameters, strict=True)
+    ]
+
+
+def _parameters_behind(weight: Tensor) -> list[Any]:
+    """Return the parameters that a weight is, or was computed from."""
     if weight.is_leaf:
         return [weight]
-    found, seen, left = [], set(), [weight.grad_fn]
-    while left:
-        node: Any = left.pop()
+    parameters = []
+    seen = set()
+    waiting: list[Any] = [weight.grad_fn]
+    while waiting:
+        node = waiting.pop()
         if node is None or node in seen:
             continue
         seen.add(node)
-        if hasattr(node, "variable"):
-            found.append(node.variable)
-        left += [of for of, _ in node.next_functions]
-    return found
+        if hasattr(node, "variable"):  # autograd's node for a leaf
+            parameters.append(node.variable)
+        waiting += [earlier for earlier, _ in node.next_functions]
+    return parameters
 
 
-def _pull_back(
-    gradient: LayerGradient, weight: Tensor, parameter: Tensor, is_view: bool
-) -> LayerGradient:
-    """Return the gradients of a parameter, from those of a weight that was computed from it."""
+def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:
+    """Return the gradients of a parameter, from those of a weight that follows from it."""
+    weight, parameter = origin.tensor, origin.parameter
+    if weight is parameter:
+        return gradient
 
-    def back(gradients: Tensor) -> Tensor:
-        batched = gradients.dim() > weight.dim()
+    def pull_back(gradients: Tensor) -> Tensor:
         gradients = gradients.to(weight.dtype).resolve_conj()
         with torch.enable_grad():
-            (found,) = grad(
-                weight, parameter, gradients, retain_graph=True, is_grads_batched=batched
+            (of_parameter,) = grad(
+                weight,
+                parameter,
+                gradients,
+                retain_graph=True,
+                is_grads_batched=gradients.dim() > weight.dim(),
             )
-        return found.detach()
+        return of_parameter.detach()
 
-    if is_view:  # the same numbers, at other places
-        return transform(gradient, back, 1.0, 1)
-    few = max(1, FORM_BYTES // parameter.nbytes)
+    if origin.weight.is_view:  # the same numbers at other places
+        return transform(gradient, pull_back, 1.0, 1)
+    at_once = max(1, FORM_BYTES // parameter.nbytes)
 
-    def form(start: int, stop: int) -> Tensor:
-        return back(gradient.per_sample(start, stop))
+    def per_sample(start: int, stop: int) -> Tensor:
+        return pull_back(gradient.per_sample(start, stop))
 
     # The sum is that of the gradients which were measured: how far rounding errors of another
     # sum would be stretched on their way back is not known.
     def weighted_sum(factors: Tensor) -> Tensor:
-        parts = [
-            contract(form(at, at + len(some)), some)
-            for at, some in zip(range(0, len(factors), few), factors.split(few), strict=True)
-        ]
-        return torch.stack(parts).sum(dim=0)
+        sums = []
+        start = 0
+        for chunk in factors.split(at_once):
+            stop = start + len(chunk)
+            sums.append(contract(per_sample(start, stop), chunk))
+            start = stop
+        return torch.stack(sums).sum(dim=0)
 
-    def norms(examples: int) -> Tensor:
-        starts = range(0, examples, few)
-        return torch.cat([squared_norms(form(at, min(at + few, examples))) for at in starts])
+    def norms() -> Tensor:
+        examples = len(summands_of(gradient).mass)
+        squares = []
+        for start in range(0, examples, at_once):
+            stop = min(start + at_once, examples)
+            squares.append(squared_norms(per_sample(start, stop)))
+        return torch.cat(squares)
 
-    def count() -> int:
-        return len(summands_of(gradient).mass)
-
-    return LayerGradient(form, weighted_sum, squared_norms=lambda: norms(count()))
+    return LayerGradient(per_sample, weighted_sum, squared_norms=norms)
 
 
 @dataclass(frozen=True)
-class Operands:
-    """What an operation combines in one call, beside its examples."""
+class _Call:
+    """A use with the tensors of one call, except its examples."""
 
     use: Use
-    weights: list[Tensor]
-    others: list[Tensor | None]  # in the place of `Held` ones that hold no examples
-    wanted: list[bool]  # which weights have gradients
+    trained: list[Weight]  # weights whose gradients are wanted
+    tensors: dict[Node, Tensor]  # all weights, and other arguments that hold no examples
 
-    def held(self, examples: list[Tensor]) -> list[Tensor]:
-        """Return all `Held` tensors, with these in the places of the examples."""
-        left = iter(examples)
-        return [next(left) if other is None else other for other in self.others]
+    def differentiate(self, x: Parts, g: Tensor) -> Gradients:
+        """Return the gradients of the trained weights.
+
+        Args:
+            x: the arguments that hold examples, [B, ...] each.
+            g: the gradient of the result, [B, ...].
+
+        Raises:
+            NoRule: they take too much memory, or torch.func cannot take the operation apart.
+        """
+        use = self.use
+        if use.layer is not None:
+            return _differentiate_layer(use, use.layer, x.leaves, g)
+        size = len(g) * sum(self.tensors[weight.node].nbytes for weight in use.weights)
+        if size > MAX_BYTES:
+            raise NoRule(f"{use.kind}, whose per-example gradients take {size:,} bytes")
+        g = _as_batches_of_one(g, use.place, use.rank)
+        if use.kind in REPEATS:
+            copied = use.weights[0]
+            gradients = [_add_copies(g, self.tensors[copied.node])]
+        elif use.kind in EXPANDS:
+            gradients = [g]
+        elif use.kind == "add":
+            is_scaled = use.weights[0].argument == "other" and use.arguments["alpha"] != 1
+            gradients = [g * use.arguments["alpha"] if is_scaled else g]
+        elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # which takes one number alone
+            gradients = self._differentiate_by_number(x, g)
+        else:
+            gradients = self._differentiate_by_torch(x, g)
+        of_weights = {}
+        for weight, wide in zip(self.trained, gradients, strict=True):
+            gradient = _add_broadcast(wide, self.tensors[weight.node])
+            of_weights[weight.argument] = LayerGradient.of(gradient)
+        return of_weights
+
+    def _differentiate_by_number(self, x: Parts, g: Tensor) -> list[Tensor]:
+        """Differentiate broadcast arithmetic: copies of a weight, one for each number of g."""
+        tensors = dict(self.tensors)
+        for node, examples in self._examples(x).items():
+            ones = [1] * (g.dim() - examples.dim())
+            tensors[node] = examples.reshape(len(g), *ones, *examples.shape[1:])
+        for weight in self.use.weights:
+            tensors[weight.node] = tensors[weight.node].expand(g.shape)
+        copies = []
+        for weight in self.trained:
+            copy = tensors[weight.node].clone().requires_grad_()
+            tensors[weight.node] = copy
+            copies.append(copy)
+        with torch.enable_grad():
+            result = self.use.call(tensors)
+        return list(grad(result, copies, g.to(result.dtype)))
+
+    def _differentiate_by_torch(self, x: Parts, g: Tensor) -> list[Tensor]:
+        """Differentiate any operation for one example after another, in one pass of torch.func."""
+        nodes = [weight.node for weight in self.trained]
+        values = [self.tensors[node] for node in nodes]
+
+        def differentiate_one(g: Tensor, example: dict[Node, Tensor]) -> tuple[Tensor, ...]:
+            def output(*weights: Tensor) -> Tensor:
+                trained = dict(zip(nodes, weights, strict=True))
+                return self.use.call(self.tensors | example | trained)
+
+            pull_back = vjp(output, *values)[1]
+            gradients: tuple[Tensor, ...] = pull_back(g)
+            return gradients
+
+        differentiate = vmap(differentiate_one, randomness="error")
+        try:
+            with torch.enable_grad(), warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "There is a performance drop")
+                return list(differentiate(g, self._examples(x)))
+        except RuntimeError as error:
+            reason = str(error).splitlines()[0]
+            raise NoRule(
+                f"{self.use.kind}, which torch.func cannot take apart ({reason})"
+            ) from None
+
+    def _examples(self, x: Parts) -> dict[Node, Tensor]:
+        """Return [B, *] for each argument that holds examples, one with its batch's rank."""
+        arguments = [other for other in self.use.others if other.place is not None]
+        examples = {}
+        for argument, tensor in zip(arguments, x.leaves, strict=True):
+            assert argument.place is not None
+            examples[argument.node] = _as_batches_of_one(tensor, argument.place, argument.rank)
+        return examples
 
 
-def _gradients(operands: Operands, x: Parts, g: Tensor) -> Gradients:
-    """Return the gradients of an operation's weights, by the argument's name."""
-    use = operands.use
-    if use.layer is not None and (rule := rule_of(use.layer)):
-        return _of_layer(use, rule, x.leaves, g)
-    size = len(g) * sum(weight.nbytes for weight in operands.weights)
-    if size > MAX_BYTES:
-        raise NoRule(f"{use.kind}, whose per-example gradients take {size:,} bytes")
-    whole = _whole(g, use.place, use.rank)
-    if use.kind in REPEATS:
-        gradients = [_unrepeated(whole, operands.weights[0])]
-    elif use.kind in EXPANDS:
-        gradients = [whole]
-    elif use.kind == "add":
-        scale = use.arguments["alpha"] if use.weights[0] == "other" else 1
-        gradients = [whole if scale == 1 else whole * scale] * len(use.weights)
-    elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # which takes one number alone
-        gradients = _by_number(operands, x, whole)
-    else:
-        gradients = _by_torch(operands, x, whole)
-    pairs = zip(use.weights, gradients, operands.weights, strict=True)
-    return {name: LayerGradient.of(_reduce(found, weight)) for name, found, weight in pairs}
+def _differentiate_layer(
+    use: Use,
+    layer: nn.Module,
+    examples: list[Tensor],
+    g: Tensor,
+) -> Gradients:
+    """Return the gradients by the rule of the layer that the operation is."""
+    rule = rule_of(layer)
+    assert rule is not None  # `layer_of` makes no other
+    (x,) = examples
+    if use.kind in LAYER_PRODUCTS:
+        transposed = rule(layer, x, g)["weight"]
+        gradient = transform(transposed, lambda gradients: gradients.mT, 1.0, 1)
+        return {use.weights[0].argument: gradient}
+    has_several_maps = use.kind in OF_MAPS and g.dim() > use.rank
+    if not has_several_maps:
+        return rule(layer, x, g)
+    maps = g.shape[1]
+    of_maps = rule(layer, x.flatten(0, 1), g.flatten(0, 1))
+    return {name: _add_maps(gradient, maps) for name, gradient in of_maps.items()}
 
 
-def _of_layer(use: Use, rule: Any, examples: list[Tensor], g: Tensor) -> Gradients:
-    layer, (x,) = use.layer, examples
-    assert layer is not None
-    if use.kind in ("matmul", "mm"):
-        found = rule(layer, x, g)["weight"]
-        return {use.weights[0]: transform(found, lambda gradient: gradient.mT, 1.0, 1)}
-    if not use.kind.startswith(OF_MAPS) or g.dim() == use.rank:
-        gradients: Gradients = rule(layer, x, g)
-        return gradients
-    pieces = g.shape[1]
-    of_pieces = rule(layer, x.flatten(0, 1), g.flatten(0, 1))
-    return {name: _add_pieces(gradient, pieces) for name, gradient in of_pieces.items()}
-
-
-def _add_pieces(gradient: LayerGradient, pieces: int) -> LayerGradient:
-    """Return the gradients of examples, from those of so many pieces of each."""
+def _add_maps(gradient: LayerGradient, maps: int) -> LayerGradient:
+    """Return the gradients of examples, from those of the `maps` that each has."""
 
     def per_sample(start: int, stop: int) -> Tensor:
-        each = gradient.per_sample(start * pieces, stop * pieces)
-        return each.unflatten(0, (-1, pieces)).sum(dim=1)
+        of_maps = gradient.per_sample(start * maps, stop * maps)
+        return of_maps.unflatten(0, (-1, maps)).sum(dim=1)
+
+    def weighted_sum(factors: Tensor) -> Tensor:
+        return gradient.weighted_sum(factors.repeat_interleave(maps))
 
     def summands() -> Summands:
-        each = summands_of(gradient)
-        return Summands(each.mass.unflatten(0, (-1, pieces)).sum(dim=1), each.number * pieces)
+        mass, number = summands_of(gradient)
+        return Summands(mass.unflatten(0, (-1, maps)).sum(dim=1), number * maps)
 
-    return LayerGradient(
-        per_sample,
-        lambda factors: gradient.weighted_sum(factors.repeat_interleave(pieces)),
-        summands=summands,
-    )
+    return LayerGradient(per_sample, weighted_sum, summands=summands)
 
 
-def _reduce(gradients: Tensor, weight: Tensor) -> Tensor:
+def _add_broadcast(gradients: Tensor, weight: Tensor) -> Tensor:
     """Add up [B, *] over the dimensions that a weight was broadcast along: [B, *shape]."""
     if gradients.is_complex() and not weight.is_complex():
         gradients = gradients.real
-    more = gradients.dim() - 1 - weight.dim()
-    dims = [*range(1, 1 + more)]
-    sizes = zip(weight.shape, gradients.shape[1 + more :], strict=True)
-    dims += [1 + more + at for at, (own, size) in enumerate(sizes) if own == 1 and size != 1]
-    reduced = gradients.sum(dim=dims) if dims else gradients
-    return reduced.reshape(len(gradients), *weight.shape)
+    examples = len(gradients)
+    missing = gradients.dim() - 1 - weight.dim()
+    total = gradients.sum_to_size(examples, *[1] * missing, *weight.shape)
+    return total.reshape(examples, *weight.shape)
 
 
-def _unrepeated(gradients: Tensor, weight: Tensor) -> Tensor:
+def _add_copies(gradients: Tensor, weight: Tensor) -> Tensor:
     """Add up the gradients [B, *] of copies that lie behind each other: [B, *shape]."""
     shape = gradients.shape[1:]
-    sizes = [*[1] * (len(shape) - weight.dim()), *weight.shape]
-    pairs = [(whole // size, size) for whole, size in zip(shape, sizes, strict=True)]
-    apart = gradients.reshape(len(gradients), *[number for pair in pairs for number in pair])
-    return apart.sum(dim=[*range(1, 2 * len(shape), 2)])
-
-
-def _by_number(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
-    """Differentiate broadcast arithmetic: every weight once for each number of the result."""
-    use = operands.use
-    shape = g.shape
-    wide = [weight.expand(shape[1:]).expand(shape) for weight in operands.weights]
-    wide = [
-        weight.clone().requires_grad_() if wanted else weight
-        for weight, wanted in zip(wide, operands.wanted, strict=True)
-    ]
-    examples = []
-    for one in use.whole(x.leaves):
-        missing = use.rank - (one.dim() - 1)
-        examples.append(one.reshape(len(one), *[1] * missing, *one.shape[1:]))
-    with torch.enable_grad():
-        result = use.call(wide, operands.held(examples))
-    trained = [weight for weight in wide if weight.requires_grad]
-    found = iter(grad(result, trained, g.to(result.dtype)))
-    return [next(found) if w.requires_grad else torch.zeros_like(w) for w in wide]
-
-
-def _by_torch(operands: Operands, x: Parts, g: Tensor) -> list[Tensor]:
-    """Differentiate an operation for one example after another, in one pass of torch.func."""
-    use = operands.use
-    whole = use.whole(x.leaves)
-
-    def differentiate_one(gradient: Tensor, *examples: Tensor) -> tuple[Tensor, ...]:
-        held = operands.held(list(examples))
-        back = vjp(lambda *weights: use.call(weights, held), *operands.weights)[1]
-        found: tuple[Tensor, ...] = back(gradient)
-        return found
-
-    try:
-        with torch.enable_grad(), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", "There is a performance drop")
-            return list(vmap(differentiate_one, randomness="error")(g, *whole))
-    except RuntimeError as error:
-        reason = str(error).splitlines()[0]
-        raise NoRule(f"{use.kind}, which torch.func cannot take apart ({reason})") from None
+    missing = len(shape) - weight.dim()
+    sizes = [1] * missing + list(weight.shape)
+    copies_and_sizes: list[int] = []
+    for whole, size in zip(shape, sizes, strict=True):
+        copies_and_sizes += [whole // size, size]
+    apart = gradients.reshape(len(gradients), *copies_and_sizes)
+    dims_of_copies = list(range(1, apart.dim(), 2))
+    return apart.sum(dim=dims_of_copies)

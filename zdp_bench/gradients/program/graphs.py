@@ -1,0 +1,196 @@
+"""The graphs that run: a recorded forward function, with or without a tape.
+
+    plain   computes the output
+    taped   computes the output, and enters on a tape every operation that uses parameters
+
+In both, the layers of this package are called as modules, and recurrent operations are torch's.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.fx import Graph, GraphModule, Node
+
+from zdp_bench.gradients.program.calls import (
+    Places,
+    is_mutable,
+    is_tensor,
+    module_of,
+    name_of,
+    named_arguments,
+    nodes_in,
+)
+from zdp_bench.gradients.program.record import Recorded
+from zdp_bench.gradients.program.sequences import is_recurrent, run_plain
+from zdp_bench.gradients.program.table import READS_NO_NUMBER
+from zdp_bench.gradients.program.uses import Use, use_of
+
+
+def plain_graph(recorded: Recorded) -> GraphModule:
+    """Return (*sources, *leaves) -> output."""
+    graph, _ = _copy(recorded.graph)
+    _call_leaves(graph, _call_leaf)
+    return GraphModule(nn.Module(), graph)
+
+
+def taped_graph(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]]:
+    """Return (tape, *sources, *leaves) -> output, and the uses of parameters that it enters.
+
+    What those operations are given of parameters is detached: autograd records nothing of it.
+
+    Raises:
+        NoRule: a use of parameters has no per-example gradients (`uses`).
+    """
+    graph, copies = _copy(recorded.graph)
+    with graph.inserting_before(next(iter(graph.nodes))):
+        tape = graph.placeholder("tape")
+    trained = _follow_parameters(recorded, places)
+    uses: list[Use] = []
+    for node in recorded.graph.nodes:
+        operands = _operands_of_use(node, places)
+        weights = [operand for operand in operands if operand in trained]
+        if not weights:
+            continue
+        copy = copies[node]
+        if is_recurrent(node):
+            inner = places[node.args[0]].inner
+            copy.args = (tape, name_of(node), module_of(node), inner, *copy.args)
+            copy.kwargs = {}
+            copy.target = _enter_recurrent
+            continue
+        for weight in weights:
+            _detach(graph, copy, copies[weight])
+        read = _read_by(node)
+        weights = [weight for weight in weights if weight in read]
+        if not weights:
+            continue
+        untrained = [operand for operand in operands if operand not in trained]
+        others = [operand for operand in untrained if is_tensor(operand)]
+        with graph.inserting_after(copy):
+            entered = graph.call_function(_enter_use)
+        copy.replace_all_uses_with(entered)
+        entered.args = (
+            tape,
+            len(uses),
+            copy,
+            [copies[weight] for weight in weights],
+            [copies[other] for other in others],
+        )
+        uses.append(use_of(node, weights, others, places))
+    _call_leaves(graph, _enter_leaf, tape)
+    return GraphModule(nn.Module(), graph), uses
+
+
+def leaf_names(graph: Graph) -> list[str]:
+    """Return the names of the modules that a recording kept whole."""
+    names = [_leaf_name(node) for node in graph.nodes if _is_leaf(node)]
+    return list(dict.fromkeys(names))
+
+
+def _copy(graph: Graph) -> tuple[Graph, dict[Node, Node]]:
+    """Return a copy of a graph, and the copy of each of its nodes."""
+    new = Graph()
+    copies: dict[Node, Node] = {}
+    output = new.graph_copy(graph, copies)
+    new.output(output)
+    return new, copies
+
+
+def _is_leaf(node: Node) -> bool:
+    return node.op == "call_function" and name_of(node) == "leaf"
+
+
+def _leaf_name(node: Node) -> str:
+    return str(node.args[1])
+
+
+def _call_leaves(graph: Graph, call: Callable[..., Any], *first: Node) -> None:
+    """Have leaves run by `call(*first, module, x)`, and recurrent operations by torch.
+
+    The leaves' modules become the last placeholders.
+    """
+    modules: dict[str, Node] = {}
+    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
+    for node in [*graph.nodes]:
+        if _is_leaf(node):
+            name = _leaf_name(node)
+            if name not in modules:
+                with graph.inserting_after(last):
+                    last = graph.placeholder(f"leaf_{len(modules)}")
+                modules[name] = last
+            node.target = call
+            node.args = (*first, modules[name], node.args[0])
+        elif node.op == "call_function" and is_recurrent(node):
+            run_plain(node)
+    graph.eliminate_dead_code(lambda node: node.op in ("placeholder", "output") or is_mutable(node))
+
+
+def _follow_parameters(recorded: Recorded, places: Places) -> set[Node]:
+    """Return the nodes that follow from parameters and hold no example."""
+    trained: set[Node] = set()
+    for node in recorded.graph.nodes:
+        if node.op == "placeholder":
+            if recorded.sources[node.name].kind == "parameter":
+                trained.add(node)
+        elif node not in places and not trained.isdisjoint(node.all_input_nodes):
+            trained.add(node)
+    return trained
+
+
+def _operands_of_use(node: Node, places: Places) -> list[Node]:
+    """Return an operation's arguments; none of one in which parameters cannot meet examples.
+
+    A leaf enters itself, an item of several results is no operation, and what ran without
+    gradients has none.
+    """
+    if node.op != "call_function" or node not in places or node.meta.get("frozen"):
+        return []
+    if _is_leaf(node) or name_of(node) == "getitem":
+        return []
+    return list(dict.fromkeys(nodes_in(node.args, node.kwargs)))
+
+
+def _read_by(node: Node) -> set[Node]:
+    """Return the arguments whose numbers a differentiable operation reads."""
+    result = node.meta.get("val")
+    if isinstance(result, Tensor) and not (result.is_floating_point() or result.is_complex()):
+        return set()
+    unread = READS_NO_NUMBER.get(name_of(node), frozenset())
+    read: set[Node] = set()
+    for name, argument in named_arguments(node):
+        if name not in unread:
+            read.update(nodes_in(argument))
+    return read
+
+
+def _detach(graph: Graph, node: Node, argument: Node) -> None:
+    """Have an operation read an argument that autograd does not follow."""
+    with graph.inserting_before(node):
+        detached = graph.call_function(torch.ops.aten.detach.default, (argument,))
+    node.replace_input_with(argument, detached)
+
+
+# What the graphs call.
+
+
+def _call_leaf(module: nn.Module, x: Tensor) -> Tensor:
+    output: Tensor = module(x)
+    return output
+
+
+def _enter_leaf(tape: Any, module: nn.Module, x: Tensor) -> Tensor:
+    output: Tensor = tape.call_leaf(module, x)
+    return output
+
+
+def _enter_use(tape: Any, number: int, output: Tensor, weights: Any, others: Any) -> Tensor:
+    entered: Tensor = tape.enter_use(number, output, weights, others)
+    return entered
+
+
+def _enter_recurrent(tape: Any, kind: str, name: str, inner: int, *args: Any) -> Any:
+    return tape.call_recurrent(kind, name, inner, *args)
