@@ -1,7 +1,11 @@
 """Programs: a foreign model's forward function as recorded, checked and run.
 
     record     the forward function as a graph of torch's operations, for any number of examples
-    sequences  recurrent layers in it
+    flatten      in one flat graph
+    leaves       layers of this package in it, which stay whole
+    sequences    recurrent layers in it
+    substitutes  for functions that torch records for one number of examples only
+    ours         what of a model is this package's own
     calls      one call of an operation in it
     rules      where the examples are in an operation's results, by its kind
     table      which operations are of that kind
@@ -36,12 +40,8 @@ from zdp_bench.gradients.program.batch import check
 from zdp_bench.gradients.program.calls import Alone, Place, Places, is_mutable
 from zdp_bench.gradients.program.copies import copy_apart
 from zdp_bench.gradients.program.graphs import leaf_names, plain_graph, taped_graph
-from zdp_bench.gradients.program.record import (
-    Recorded,
-    is_ours,
-    record,
-    require_torch_backward,
-)
+from zdp_bench.gradients.program.ours import is_ours, require_torch_backward
+from zdp_bench.gradients.program.record import Recorded, record
 from zdp_bench.gradients.program.signature import signature_of
 from zdp_bench.gradients.program.uses import Use
 from zdp_bench.gradients.rules import NoRule

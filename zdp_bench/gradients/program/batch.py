@@ -1,9 +1,10 @@
 """Where the examples are in every tensor of a recorded program, or why they cannot be told apart.
 
-`check` walks the operations once. Each tensor that holds examples has a `Place`. A rule (`rules`)
-says of every operation that is known where the examples of its result are; an operation that is not
-known, or whose call lets two examples meet, raises `Alone`. Nothing is run, and no value is looked
-at.
+`check` walks the operations once. Each tensor that holds examples has a `Place`: of x [B, 4, 6],
+`x.transpose(0, 1)` has them in dimension 1, and `x.reshape(-1, 6)` has 4 rows of each behind each
+other in dimension 0. For every operation that is known, a rule (`rules`) states where the examples
+of its result are. An operation that is not known, or whose call lets two examples meet, raises
+`Alone`. Nothing is run, and no value is looked at.
 """
 
 from __future__ import annotations
@@ -18,18 +19,18 @@ from zdp_bench.gradients.program.calls import (
     Call,
     Place,
     Places,
-    factor_of,
+    batch_dim,
     is_size,
+    list_places,
     name_of,
     nodes_in,
-    places_of,
     symbolic_dims,
     tensors_in,
 )
-from zdp_bench.gradients.program.rules import NONE
 from zdp_bench.gradients.program.table import CONSTANTS, IN_PLACE, OF_INDEX, RULES, SIZED
 
 SHAPE_QUERIES = {"sym_size", "sym_numel", "sym_stride", "sym_storage_offset"}
+UNKNOWN = "is not known to keep examples apart"
 
 
 def check(graph: Graph, inputs: set[Node]) -> Places:
@@ -46,80 +47,86 @@ def check(graph: Graph, inputs: set[Node]) -> Places:
         Alone: an operation is not known to do so.
     """
     places: Places = dict.fromkeys(inputs, Place(0, 1))
-    own: set[Node] = set()  # what numbers the examples: `arange(B)`
+    numbering: set[Node] = set()
     for node in graph.nodes:
         if node.op != "call_function":
             continue
-        found = _place_of(node, places, own)
-        if found is not None:
-            places[node] = found
-            _require_consistent(node, found)
+        place = _find_place(node, places, numbering)
+        if place is not None:
+            places[node] = place
+            _require_consistent(node, place)
     for output in tree_leaves(graph.output_node().args):
-        if not isinstance(output, Node) or places.get(output) != Place(0, 1) or output in own:
+        has_rows = isinstance(output, Node) and places.get(output) == Place(0, 1)
+        if not has_rows or output in numbering:
             raise Alone("the output does not have one row for each example", output)
     return places
 
 
-def _place_of(node: Node, places: Places, own: set[Node]) -> Any:
+def _find_place(node: Node, places: Places, numbering: set[Node]) -> Any:
     """Return where the examples are after one operation; None if it holds none."""
     if name_of(node) == "getitem":
-        return _place_of_item(node, places)
+        return _find_place_of_item(node, places)
     if not hasattr(node.target, "_schema"):  # arithmetic of sizes
-        if any(leaf in places for leaf in nodes_in(node.args, node.kwargs)):
-            raise Alone(f"{name_of(node)} is not known to keep examples apart", node)
+        if any(operand in places for operand in nodes_in(node.args, node.kwargs)):
+            raise Alone(f"{name_of(node)} {UNKNOWN}", node)
         return None
-    call = Call(node, places, own)
+    call = Call(node, places, numbering)
     if call.kind in SHAPE_QUERIES:
         return None
-    if any(written.op == "placeholder" and written not in places for written in call.written):
-        raise Alone("the model changes its parameters or buffers in its forward pass", node)
+    for written in call.written:
+        if written.op == "placeholder" and written not in places:
+            raise Alone("the model changes its parameters or buffers in its forward pass", node)
     if _holds_none(call):
         return None
-    call.need(call.schema.name.startswith(("aten::", "zdp_bench::")), "is an operator of its own")
-    call.need(call.kind in RULES, "is not known to keep examples apart")
-    call.need_no_sizes(SIZED.get(call.kind, NONE))
-    _follow_index(call)
+    is_library = call.schema.name.startswith(("aten::", "zdp_bench::"))
+    call.require(is_library, "is an operator of its own")
+    call.require(call.kind in RULES, UNKNOWN)
+    call.require_no_sizes(*SIZED.get(call.kind, ()))
+    _follow_numbering(call)
     may_write = not call.written or call.kind in IN_PLACE
-    call.need(may_write, "is not known to keep examples apart in place")
+    call.require(may_write, f"{UNKNOWN} in place")
     place = RULES[call.kind](call)
-    for argument in call.written:
-        call.need(places.get(argument) == place, "writes examples to another place")
+    for written in call.written:
+        call.require(places.get(written) == place, "writes examples to another place")
     return place
 
 
-def _place_of_item(node: Node, places: Places) -> Any:
-    source: Any = node.args[0]
-    number: Any = node.args[1]
-    if source not in places:
-        return None
-    found = places[source]
-    return found if isinstance(found, Place) else found[number]
+def _find_place_of_item(node: Node, places: Places) -> Any:
+    results: Any
+    number: Any
+    results, number = node.args
+    place = places.get(results)
+    if place is None or isinstance(place, Place):
+        return place
+    return place[number]
 
 
 def _holds_none(call: Call) -> bool:
     """True for a call that neither takes nor makes a tensor of examples."""
-    reads_shape = call.kind in CONSTANTS  # `x.new_zeros(4)` takes the type of `x`, and no number
-    if any(map(symbolic_dims, call.results)) or (call.held and not reads_shape):
+    reads_numbers = call.kind not in CONSTANTS  # `x.new_zeros(4)` takes the type of `x` only
+    takes_examples = bool(call.examples) and reads_numbers
+    if takes_examples or any(map(symbolic_dims, call.results)):
         return False
-    sizes = any(map(is_size, tree_leaves((call.node.args, call.node.kwargs))))
-    call.need(not sizes or not call.results, "computes with the number of examples")
+    has_sizes = any(map(is_size, tree_leaves((call.node.args, call.node.kwargs))))
+    call.require(not has_sizes or not call.results, "computes with the number of examples")
     return True
 
 
-def _follow_index(call: Call) -> None:
+def _follow_numbering(call: Call) -> None:
     """Note what numbers the examples; reject what does more with it than to index."""
     if call.kind == "arange":
-        call.own.add(call.node)
-    elif call.kind != "index" and any(argument in call.own for argument in call.held):
-        call.need(call.kind in OF_INDEX and not call.written, "numbers the examples")
-        call.own.add(call.node)
+        call.numbering.add(call.node)
+    elif call.kind != "index" and not call.numbering.isdisjoint(call.examples):
+        is_harmless = call.kind in OF_INDEX and not call.written
+        call.require(is_harmless, "numbers the examples")
+        call.numbering.add(call.node)
 
 
-def _require_consistent(node: Node, found: Any) -> None:
+def _require_consistent(node: Node, place: Any) -> None:
     """Reject a place that the sizes of the results contradict."""
-    for value, place in zip(tensors_in(node.meta["val"]), places_of(found), strict=True):
-        dims = symbolic_dims(value)
-        factor = factor_of(value.shape[dims[0]]) if len(dims) == 1 else 0
-        whole = factor % max(1, place.inner) == 0
-        if dims != [place.dim] or not factor or not whole:
+    results = tensors_in(node.meta["val"])
+    for result, own_place in zip(results, list_places(place), strict=True):
+        dim, factor = batch_dim(result)
+        is_whole = factor > 0 and factor % max(1, own_place.inner) == 0
+        if dim != own_place.dim or not is_whole:
             raise Alone(f"{name_of(node)} does not keep the dimension of the examples", node)

@@ -24,11 +24,15 @@ class Alone(Exception):  # noqa: N818 - it is an answer
     """The examples of a model must be run one at a time; states the operation and the line."""
 
     def __init__(
-        self, reason: str, node: Node | None = None, line: str = "", layer: str = ""
+        self,
+        reason: str,
+        node: Node | None = None,
+        line: str = "",
+        layer: str = "",
     ) -> None:
         if node is not None:
-            line = line or line_of(node)
-            layer = layer or module_of(node)
+            line = line_of(node)
+            layer = module_of(node)
         super().__init__(f"{reason} ({line})" if line else reason)
         self.layer = layer
 
@@ -36,7 +40,7 @@ class Alone(Exception):  # noqa: N818 - it is an answer
 class Place(NamedTuple):
     """Where the examples are in a tensor.
 
-    Dimension `dim` has o x B x `inner` numbers, in row-major order: those of an example are one
+    Dimension `dim` has outer x B x `inner` rows, in row-major order: those of an example are one
     index of the middle.
     """
 
@@ -47,9 +51,9 @@ class Place(NamedTuple):
 Places = dict[Node, Any]  # a `Place`, or a tuple of them for an operation of several results
 
 
-def places_of(found: Any) -> list[Place]:
-    """Return the places of all results of an operation."""
-    return [found] if isinstance(found, Place) else list(found)
+def list_places(place: Any) -> list[Place]:
+    """Return the places in all results of an operation."""
+    return [place] if isinstance(place, Place) else list(place)
 
 
 # ---------------------------------------------------------------------------- what a node calls
@@ -67,12 +71,13 @@ def named_arguments(node: Node) -> Iterator[tuple[str, Any]]:
     """Yield an operation's arguments with their names, and its defaults."""
     target: Any = node.target
     for position, argument in enumerate(target._schema.arguments):
+        name = argument.name
         if position < len(node.args):
-            yield argument.name, node.args[position]
-        elif argument.name in node.kwargs:
-            yield argument.name, node.kwargs[argument.name]
+            yield name, node.args[position]
+        elif name in node.kwargs:
+            yield name, node.kwargs[name]
         else:
-            yield argument.name, argument.default_value if argument.has_default_value() else None
+            yield name, argument.default_value if argument.has_default_value() else None
 
 
 def is_mutable(node: Node) -> bool:
@@ -101,18 +106,6 @@ def nodes_in(*values: Any) -> list[Node]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, Node)]
 
 
-def written_by(node: Node) -> list[Node]:
-    """Return the arguments that an operation writes."""
-    arguments = dict(named_arguments(node))
-    target: Any = node.target
-    written = []
-    for argument in target._schema.arguments:
-        alias = argument.alias_info
-        if alias is not None and alias.is_write:
-            written += nodes_in(arguments[argument.name])
-    return written
-
-
 def module_of(node: Node) -> str:
     """Return the name of the module whose forward function called an operation."""
     stack = node.meta.get("nn_module_stack")
@@ -126,8 +119,8 @@ def line_of(node: Node) -> str:
     """Return the user's line that called an operation, as "net.py, line 12: x.sum()"."""
     frames = (node.meta.get("stack_trace") or "").strip().split("File ")
     for frame in reversed(frames):
-        place, _, code = frame.partition("\n")
-        file, separator, rest = place.partition('", line ')
+        position, _, code = frame.partition("\n")
+        file, separator, rest = position.partition('", line ')
         file = file.strip('"')
         if separator and is_users(file):
             return show_line(file, rest.partition(",")[0], code)
@@ -136,14 +129,17 @@ def line_of(node: Node) -> str:
 
 def is_users(file: str) -> bool:
     """True for a file that is neither Python's, nor of an installed package, nor of this one."""
-    here = file.rpartition("/")[0].endswith("zdp_bench/gradients/program")
-    return not (here or "site-packages" in file or file.startswith((STDLIB, "<")))
+    folder = file.rpartition("/")[0]
+    is_here = folder.endswith("zdp_bench/gradients/program")
+    is_installed = "site-packages" in file or file.startswith((STDLIB, "<"))
+    return not is_here and not is_installed
 
 
 def show_line(file: str, number: Any, code: str | None) -> str:
     """Return a line for a sentence."""
-    code = (code or "").strip().split("\n")[0].strip()
-    return f"{file.rpartition('/')[2]}, line {number}: {code}"
+    first = (code or "").strip().split("\n")[0].strip()
+    name = file.rpartition("/")[2]
+    return f"{name}, line {number}: {first}"
 
 
 # ------------------------------------------------------------------ sizes that depend on the batch
@@ -156,9 +152,10 @@ def is_size(value: Any) -> bool:
     return isinstance(value, torch.SymInt | torch.SymFloat | torch.SymBool)
 
 
-def symbolic_dims(value: Any) -> list[int]:
+def symbolic_dims(tensor: Tensor) -> list[int]:
     """Return the dimensions of a tensor whose size depends on the number of examples."""
-    return [dim for dim, size in enumerate(value.shape) if isinstance(size, torch.SymInt)]
+    sizes: Any = tensor.shape
+    return [dim for dim, size in enumerate(sizes) if isinstance(size, torch.SymInt)]
 
 
 def factor_of(size: Any) -> int:
@@ -168,8 +165,18 @@ def factor_of(size: Any) -> int:
     if len(symbols) != 1:
         return 0
     factor, rest = expression.as_coeff_Mul()
-    by_values = str(symbols[0]).startswith("u")
-    return int(factor) if rest == symbols[0] and not by_values else 0
+    depends_on_values = str(symbols[0]).startswith("u")
+    if rest != symbols[0] or depends_on_values:
+        return 0
+    return int(factor)
+
+
+def batch_dim(tensor: Tensor) -> tuple[int, int]:
+    """Return the only dimension whose size depends on B, and its factor; 0 if there is none."""
+    dims = symbolic_dims(tensor)
+    if len(dims) != 1:
+        return 0, 0
+    return dims[0], factor_of(tensor.shape[dims[0]])
 
 
 # ------------------------------------------------------------------------------------- a call
@@ -180,43 +187,61 @@ class Call:
 
     Attributes:
         kind: the operation's name; that of the one which makes a new tensor, if it writes.
-        held: the arguments that hold examples.
-        own: all tensors that number the examples.
+        tensors: the arguments that are tensors.
+        examples: those of them that hold examples.
         written: the arguments that the operation writes.
+        results: the tensors that it returns.
+        numbering: all tensors of the program that number the examples, as `arange(B)` does.
     """
 
-    def __init__(self, node: Node, places: Places, own: set[Node]) -> None:
+    def __init__(self, node: Node, places: Places, numbering: set[Node]) -> None:
         target: Any = node.target
-        self.node, self.places, self.own = node, places, own
+        self.node = node
+        self.places = places
+        self.numbering = numbering
         self.schema = target._schema
         self.name = name_of(node)
-        self.kind = self.name
-        if self.schema.is_mutable:
-            self.kind = self.name.removesuffix("_")
+        self.kind = self.name.removesuffix("_") if is_mutable(node) else self.name
         self.arguments = dict(named_arguments(node))
         self.tensors = [leaf for leaf in nodes_in(node.args, node.kwargs) if is_tensor(leaf)]
-        self.held = [leaf for leaf in self.tensors if leaf in places]
-        self.value = node.meta.get("val")
-        self.results = tensors_in(self.value)
-        self.written = written_by(node)
+        self.examples = [tensor for tensor in self.tensors if tensor in places]
+        self.written: list[Node] = []
+        for argument in self.schema.arguments:
+            alias = argument.alias_info
+            if alias is not None and alias.is_write:
+                self.written += nodes_in(self.arguments[argument.name])
+        self.results = tensors_in(node.meta.get("val"))
 
-    def need(self, holds: bool, why: str) -> None:
-        """Reject the call if a condition does not hold."""
+    def require(self, holds: bool, reason: str) -> None:
+        """Reject the call if a condition does not hold.
+
+        Raises:
+            Alone: the operation's name and the reason, as "sum adds up all examples".
+        """
         if not holds:
-            raise Alone(f"{self.name} {why}", self.node)
+            raise Alone(f"{self.name} {reason}", self.node)
 
-    def need_no_sizes(self, allowed: frozenset[str]) -> None:
+    def require_no_sizes(self, *allowed: str) -> None:
         """Reject numbers that are computed from how many examples there are."""
         for name, argument in self.arguments.items():
             has_size = any(map(is_size, tree_leaves(argument)))
-            self.need(not has_size or name in allowed, "computes with the number of examples")
+            is_allowed = name in allowed
+            self.require(is_allowed or not has_size, "computes with the number of examples")
 
     def get(self, *names: str) -> Any:
         """Return the first argument of these names that is given; None if none is."""
-        values = [self.arguments.get(name) for name in names]
-        return next((value for value in values if value is not None), None)
+        for name in names:
+            value = self.arguments.get(name)
+            if value is not None:
+                return value
+        return None
+
+    def holds_examples(self, argument: Any) -> bool:
+        """True for an argument that holds examples."""
+        return argument in self.examples
 
     def place(self, node: Node) -> Place:
+        """Return where the examples are in an argument."""
         place: Place = self.places[node]
         return place
 
@@ -226,11 +251,7 @@ class Call:
 
     def chosen_dim(self, node: Node) -> int:
         """Return the dimension of an argument that the call names as `dim`."""
-        return int(self.arguments["dim"]) % max(1, self.rank(node))
-
-    def rank(self, node: Node) -> int:
-        """Return how many dimensions an argument has."""
-        return int(node.meta["val"].dim())
+        return count_dim(self.arguments["dim"], rank_of(node))
 
     def factor(self, node: Node) -> int:
         """Return how many rows of its dimension of examples an argument has for each of them."""
@@ -238,26 +259,34 @@ class Call:
         return factor_of(shape[self.dim(node)])
 
     @property
-    def result(self) -> Tensor:
-        """The only result."""
-        return self.results[0]
-
-    @property
     def first(self) -> Node:
         """The first argument, which must hold the examples; no other may."""
-        self.need(len(set(self.held)) == 1, "is given another tensor of examples")
+        self.require(len(set(self.examples)) == 1, "is given another tensor of examples")
         first = next(iter(self.arguments.values()))
-        self.need(first is self.held[0], "takes its examples elsewhere")
-        return self.held[0]
+        self.require(first is self.examples[0], "takes its examples elsewhere")
+        return self.examples[0]
+
+    @property
+    def common_dim(self) -> int:
+        """The dimension of the examples, which must be the same in all arguments."""
+        dims = {self.dim(node) for node in self.examples}
+        self.require(len(dims) == 1, "combines examples at different places")
+        return dims.pop()
 
     @property
     def inner(self) -> int:
         """`inner` of all arguments that hold examples."""
-        orders = {self.place(node).inner for node in self.held} - {ALIKE}
-        self.need(len(orders) <= 1, "combines examples in different orders")
+        orders = {self.place(node).inner for node in self.examples} - {ALIKE}
+        self.require(len(orders) <= 1, "combines examples in different orders")
         return orders.pop() if orders else ALIKE
 
-    def dims(self, value: Any, rank: int) -> set[int]:
-        """Return dimensions, one or several, counted from the left."""
-        every = value if isinstance(value, list | tuple) else [value]
-        return {int(dim) % max(1, rank) for dim in every}
+
+def count_dim(dim: Any, rank: int) -> int:
+    """Return a dimension counted from the left."""
+    return int(dim) % max(1, rank)
+
+
+def count_dims(dims: Any, rank: int) -> set[int]:
+    """Return dimensions, one or several, counted from the left."""
+    several = dims if isinstance(dims, list | tuple) else [dims]
+    return {count_dim(dim, rank) for dim in several}

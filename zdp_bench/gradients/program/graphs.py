@@ -159,10 +159,10 @@ def _read_by(node: Node) -> set[Node]:
     result = node.meta.get("val")
     if isinstance(result, Tensor) and not (result.is_floating_point() or result.is_complex()):
         return set()
-    unread = READS_NO_NUMBER.get(name_of(node), frozenset())
+    unread = READS_NO_NUMBER.get(name_of(node))
     read: set[Node] = set()
     for name, argument in named_arguments(node):
-        if name not in unread:
+        if name != unread:
             read.update(nodes_in(argument))
     return read
 

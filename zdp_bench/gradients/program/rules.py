@@ -1,8 +1,10 @@
 """Where the examples are in the results of an operation, by its kind.
 
-Most rules state what must not happen to the dimension of the examples and leave the rest to `kept`,
-which reads from the sizes of a result where its examples are: the number of examples is a symbol. A
-result that examples were added up in has no such dimension, one that pairs them has two.
+A rule takes a `Call` and returns the `Place` of the examples in its result, or a tuple of places
+for several results. Most rules state what must not happen to the dimension of the examples and
+leave the rest to `by_sizes`, which reads from the sizes of a result where its examples are: the
+number of examples is a symbol. A result that examples were added up in has no such dimension, one
+that pairs them has two.
 """
 
 from __future__ import annotations
@@ -19,71 +21,84 @@ from zdp_bench.gradients.program.calls import (
     ALIKE,
     Call,
     Place,
+    batch_dim,
+    count_dims,
     factor_of,
     is_size,
+    list_places,
     nodes_in,
+    rank_of,
     symbolic_dims,
 )
 
-Rule = Callable[[Call], Any]  # returns a `Place`, or a tuple of them for several results
+Rule = Callable[[Call], Any]
 
-NONE = frozenset[str]()
-LAST = {"sort", "argsort", "topk", "glu", "linalg_cross"}  # along the last, if none is given
+# Operations along the last dimension, if none is given.
+ALONG_LAST = {"sort", "argsort", "topk", "glu", "linalg_cross"}
+ACROSS = "works along the dimension of the examples"
+NOT_FIRST = "does not have the examples in its first dimension"
+ELSEWHERE = "combines examples at different places"
+INDEXED = "indexes the examples"
+NUMBERED = "numbers the examples"
+TAKEN_APART = "takes the dimension of the examples apart"
+EXCHANGED = "moves numbers between examples"
 
 
 # ------------------------------------------------------------------------------ along which dims
 
 
-def kept(call: Call) -> Any:
+def by_sizes(call: Call) -> Any:
     """Return where the dimension of the examples is in each result, which all keep it whole.
 
     It suffices for operations that work number by number, take a product or a sum over dimensions,
     or a view: none of them can exchange examples without a trace in the sizes of its result.
     """
     inner = call.inner
-    factors = {call.factor(node) for node in call.held}
-    found = []
-    for value in call.results:
-        dims = symbolic_dims(value)
-        call.need(len(dims) > 0, "combines the examples of a batch, or picks some")
-        call.need(len(dims) == 1, "combines each example with every other")
-        whole = {factor_of(value.shape[dims[0]])} == factors
-        call.need(whole, "takes the dimension of the examples apart")
-        found.append(Place(dims[0], inner))
-    return tuple(found) if isinstance(call.value, list | tuple) else found[0]
+    factors = {call.factor(node) for node in call.examples}
+    places = []
+    for result in call.results:
+        dims = symbolic_dims(result)
+        call.require(len(dims) > 0, "combines the examples of a batch, or picks some")
+        call.require(len(dims) == 1, "combines each example with every other")
+        factor = factor_of(result.shape[dims[0]])
+        call.require({factor} == factors, TAKEN_APART)
+        places.append(Place(dims[0], inner))
+    is_several = isinstance(call.node.meta["val"], list | tuple)
+    return tuple(places) if is_several else places[0]
 
 
 def along(call: Call) -> Any:
     """It mixes or moves the numbers along dimensions, which stay."""
     rank = call.results[0].dim()
     dims = _dims_of(call, rank)
-    call.need(dims is not None and dims != [], "mixes all dimensions")
-    found = kept(call)
-    place = found if isinstance(found, Place) else found[0]
-    call.need(place.dim not in call.dims(dims, rank), "mixes the dimension of the examples")
-    return found
+    call.require(dims is not None and dims != [], "mixes all dimensions")
+    result = by_sizes(call)
+    dim = list_places(result)[0].dim
+    call.require(dim not in count_dims(dims, rank), "mixes the dimension of the examples")
+    return result
 
 
 def _dims_of(call: Call, rank: int) -> Any:
-    dims, sizes = call.get("dim", "dims"), call.get("s")
+    """Return the dimensions that an operation works along; None for all."""
+    dims = call.get("dim", "dims")
     if dims is not None:
         return dims
-    if call.kind in LAST:
+    if call.kind in ALONG_LAST:
         return -1
     if not call.kind.startswith("fft_"):
         return None
-    last = rank if sizes is None else len(sizes)
-    return [*range(-last, 0)]
+    sizes = call.get("s")
+    count = rank if sizes is None else len(sizes)
+    return list(range(-count, 0))
 
 
-def in_last(number: int) -> Rule:
+def in_last(count: int) -> Rule:
     """It works on the last dimensions of its first argument."""
 
     def rule(call: Call) -> Any:
         node = call.first
-        before = call.rank(node) - number
-        call.need(call.dim(node) < before, "works along the dimension of the examples")
-        return kept(call)
+        call.require(call.dim(node) < rank_of(node) - count, ACROSS)
+        return by_sizes(call)
 
     return rule
 
@@ -93,105 +108,122 @@ def in_rows(*ranks: int) -> Rule:
 
     def rule(call: Call) -> Any:
         node = call.first
-        batched = not ranks or call.rank(node) in ranks
-        is_first = call.dim(node) == 0
-        call.need(batched and is_first, "does not have the examples in its first dimension")
-        return kept(call)
+        is_batch = not ranks or rank_of(node) in ranks
+        call.require(is_batch and call.dim(node) == 0, NOT_FIRST)
+        return by_sizes(call)
 
     return rule
 
 
 def all_in_rows(call: Call) -> Any:
     """As `in_rows`, of several arguments."""
-    for node in call.held:
-        is_first = call.dim(node) == 0
-        call.need(is_first, "does not have the examples in its first dimension")
-    return kept(call)
+    for node in call.examples:
+        call.require(call.dim(node) == 0, NOT_FIRST)
+    return by_sizes(call)
 
 
 def normalised(call: Call) -> Any:
-    return in_last(len(call.get("normalized_shape")))(call)
+    """It normalises over the last dimensions."""
+    shape = call.get("normalized_shape")
+    return in_last(len(shape))(call)
 
 
 def padded(call: Call) -> Any:
-    return in_last(len(call.get("pad")) // 2)(call)
+    """It adds numbers at both ends of the last dimensions."""
+    widths = call.get("pad")
+    return in_last(len(widths) // 2)(call)
 
 
 def batch_norm(call: Call) -> Any:
-    call.need(call.get("training") is False, "takes its statistics from all examples")
+    """It normalises by given statistics."""
+    call.require(call.get("training") is False, "takes its statistics from all examples")
     return in_rows()(call)
 
 
 def instance_norm(call: Call) -> Any:
     """Each row of each channel is normalised by itself."""
-    call.need(call.get("use_input_stats") is True, "uses running statistics")
-    call.need(call.get("running_mean") is None, "keeps statistics of the examples")
-    call.need(call.dim(call.first) < 2, "normalises over the examples")
-    return kept(call)
+    call.require(call.get("use_input_stats") is True, "uses running statistics")
+    call.require(call.get("running_mean") is None, "keeps statistics of the examples")
+    call.require(call.dim(call.first) < 2, "normalises over the examples")
+    return by_sizes(call)
 
 
 def squeezed(call: Call) -> Any:
     """Of one example, its dimension would be squeezed out too."""
     node = call.first
-    dims = call.dims(call.get("dim"), call.rank(node))
-    call.need(call.dim(node) not in dims, "squeezes out a single example")
-    return kept(call)
+    dims = count_dims(call.get("dim"), rank_of(node))
+    call.require(call.dim(node) not in dims, "squeezes out a single example")
+    return by_sizes(call)
 
 
 def matrices(call: Call) -> Any:
     """It works on the last two dimensions of each argument."""
-    for node in call.held:
-        before = call.rank(node) - 2
-        call.need(call.dim(node) < before, "works along the dimension of the examples")
-    return kept(call)
+    for node in call.examples:
+        call.require(call.dim(node) < rank_of(node) - 2, ACROSS)
+    return by_sizes(call)
 
 
 def recurrent(call: Call) -> Any:
     """Its input has the examples first or second, its states second, and lengths are their own."""
-    inputs, lengths = call.get("input"), call.get("lengths")
+    sequences = call.get("input")
+    lengths = call.get("lengths")
     states = tree_leaves(call.get("hx"))
-    is_batch = inputs in call.held and call.rank(inputs) == 3
-    call.need(is_batch, "has no batch of sequences")
     is_packed = call.kind.startswith("packed_")
-    batch = 0 if is_packed or call.get("batch_first") else 1
-    call.need(call.dim(inputs) == batch, "runs along the examples")
-    call.need(not is_packed or lengths in call.held, "is given lengths of no example")
-    call.need(set(call.held) <= {inputs, lengths, *states}, "has a weight of the examples")
+    is_batch = call.holds_examples(sequences) and rank_of(sequences) == 3
+    call.require(is_batch, "has no batch of sequences")
+    batch_first = is_packed or call.get("batch_first")
+    call.require(call.dim(sequences) == (0 if batch_first else 1), "runs along the examples")
+    has_lengths = not is_packed or call.holds_examples(lengths)
+    call.require(has_lengths, "is given lengths of no example")
+    others = set(call.examples) - {sequences, lengths, *states}
+    call.require(not others, "has a weight of the examples")
     for state in states:
-        fits = state in call.held and call.dim(state) == 1
-        call.need(fits, "has a first state of other examples")
-    return kept(call)
+        is_own = call.holds_examples(state) and call.dim(state) == 1
+        call.require(is_own, "has a first state of other examples")
+    return by_sizes(call)
 
 
 def einsum(call: Call) -> Any:
     """The examples have one letter, in each term that holds them and in the result."""
     nodes = call.get("tensors")
-    terms, result = _letters(call, [call.rank(node) for node in nodes])
-    pairs = list(zip(terms, nodes, strict=True))
-    letters = {term[call.dim(node)] for term, node in pairs if node in call.held}
-    call.need(len(letters) == 1, "combines examples at different places")
+    ranks = [rank_of(node) for node in nodes]
+    terms, result = _spell_out(call.get("equation"), ranks)
+    letters = set()
+    for term, node in zip(terms, nodes, strict=True):
+        if call.holds_examples(node):
+            letters.add(term[call.dim(node)])
+    call.require(len(letters) == 1, ELSEWHERE)
     letter = letters.pop()
-    for term, node in pairs:
-        call.need(term.count(letter) == (node in call.held), "sums over the examples")
-    call.need(result.count(letter) == 1, "sums over the examples")
-    return kept(call)
+    for term, node in zip(terms, nodes, strict=True):
+        times = 1 if call.holds_examples(node) else 0
+        call.require(term.count(letter) == times, "sums over the examples")
+    call.require(result.count(letter) == 1, "sums over the examples")
+    return by_sizes(call)
 
 
-def _letters(call: Call, ranks: list[int]) -> tuple[list[str], str]:
-    """Return an equation's terms and result, with letters in place of dots."""
-    left, arrow, result = call.get("equation").replace(" ", "").partition("->")
+def _spell_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+    """Return an equation's terms and result, with letters in place of dots.
+
+    For example "...i,ij" of ranks 3 and 2 has the terms "abi" and "ij", and the result "abj".
+    """
+    left, arrow, result = equation.replace(" ", "").partition("->")
     if not arrow:
-        once = sorted(letter for letter in set(left) - {",", "."} if left.count(letter) == 1)
-        result = ("..." if "..." in left else "") + "".join(once)
-    free = [letter for letter in map(chr, range(0x100, 0x200)) if letter.isalpha()]
-    terms, most = [], 0
-    for term, rank in zip(left.split(","), ranks, strict=True):
-        width = rank - len(term.replace("...", ""))
-        if "..." in term:
-            most = max(most, width)
-        terms.append((term, width))
-    named = [term.replace("...", "".join(free[most - width : most])) for term, width in terms]
-    return named, result.replace("...", "".join(free[:most]))
+        single = {letter for letter in left if left.count(letter) == 1} - {",", "."}
+        dots = "..." if "..." in left else ""
+        result = dots + "".join(sorted(single))
+    terms = left.split(",")
+    widths = []  # of the dots in each term
+    for term, rank in zip(terms, ranks, strict=True):
+        letters = term.replace("...", "")
+        widths.append(rank - len(letters) if "..." in term else 0)
+    foreign = filter(str.isalpha, map(chr, range(0x100, 0x200)))  # that no equation has
+    widest = max(widths)
+    dot_letters = "".join(foreign)[:widest]
+    spelled = [
+        term.replace("...", dot_letters[widest - width :])
+        for term, width in zip(terms, widths, strict=True)
+    ]
+    return spelled, result.replace("...", dot_letters)
 
 
 # ------------------------------------------------------------------- other sizes of the dimension
@@ -199,33 +231,35 @@ def _letters(call: Call, ranks: list[int]) -> tuple[list[str], str]:
 
 def reshaped(call: Call) -> Any:
     """The order of all numbers stays, and with it how many follow between two examples."""
-    call.need("dtype" not in call.arguments, "reads the numbers as those of another type")
+    call.require("dtype" not in call.arguments, "reads the numbers as those of another type")
     source = next(iter(call.arguments.values()))
-    call.need(source in call.held, "takes its examples elsewhere")
-    dims = symbolic_dims(call.result)
-    call.need(len(dims) == 1, "splits the dimension of the examples")
+    call.require(call.holds_examples(source), "takes its examples elsewhere")
+    (result,) = call.results
+    dims = symbolic_dims(result)
+    call.require(len(dims) == 1, "splits the dimension of the examples")
     dim, inner = call.place(source)
     row = prod(source.meta["val"].shape[dim + 1 :])  # numbers of an index of the dimension
-    new_row = prod(call.result.shape[dims[0] + 1 :])
-    factor = factor_of(call.result.shape[dims[0]])
-    if inner == ALIKE and row == new_row and factor == call.factor(source):
-        return Place(dims[0], ALIKE)
+    new_dim, factor = batch_dim(result)
+    new_row = prod(result.shape[new_dim + 1 :])
     if inner == ALIKE:
+        if row == new_row and factor == call.factor(source):
+            return Place(new_dim, ALIKE)
         inner = call.factor(source)  # rows that are alike are in this order, too
     between = inner * row  # numbers from an example to the next
-    call.need(new_row > 0 and between % new_row == 0, "moves numbers between examples")
+    call.require(new_row > 0 and between % new_row == 0, EXCHANGED)
     new_inner = between // new_row
-    call.need(factor > 0 and factor % new_inner == 0, "moves numbers between examples")
-    return Place(dims[0], new_inner)
+    call.require(factor > 0 and factor % new_inner == 0, EXCHANGED)
+    return Place(new_dim, new_inner)
 
 
 def repeated(call: Call) -> Any:
     """Copies behind each other."""
-    if not call.held:
+    if not call.examples:
         return constant(call)
     node = call.first
-    call.need_no_sizes(NONE)
-    new_dims = call.result.dim() - call.rank(node)
+    call.require_no_sizes()
+    (result,) = call.results
+    new_dims = result.dim() - rank_of(node)
     return Place(new_dims + call.dim(node), call.inner)
 
 
@@ -233,23 +267,22 @@ def repeated_in_place(call: Call) -> Any:
     """Copies of each row behind it."""
     node = call.first
     times = call.get("repeats")
-    call.need(call.get("dim") is not None, "flattens the examples")
-    call.need(isinstance(times, int), "repeats each row as often as a tensor says")
+    call.require(call.get("dim") is not None, "flattens the examples")
+    call.require(isinstance(times, int), "repeats each row as often as a tensor says")
     if call.chosen_dim(node) != call.dim(node):
-        return kept(call)
+        return by_sizes(call)
     return Place(call.dim(node), call.inner * times)
 
 
 def joined(call: Call) -> Any:
     """Of two tensors behind each other in the dimension of the examples, the order is theirs."""
-    others = [node for node in call.tensors if node not in call.held]
-    none = all(node.meta["val"].shape == (0,) for node in others)  # a cache before its first word
-    call.need(none, "joins examples with what is none")
-    dims = {call.dim(node) for node in call.held}
-    call.need(len(dims) == 1, "combines examples at different places")
-    dim = dims.pop()
-    if call.kind == "stack" or call.chosen_dim(call.held[0]) != dim:
-        return kept(call)
+    for node in call.tensors:
+        is_empty = node.meta["val"].shape == (0,)  # a cache before its first word
+        is_joined = is_empty or call.holds_examples(node)
+        call.require(is_joined, "joins examples with what is none")
+    dim = call.common_dim
+    if call.kind == "stack" or call.chosen_dim(call.examples[0]) != dim:
+        return by_sizes(call)
     return Place(dim, call.inner or 1)  # rows that are alike are in this order, too
 
 
@@ -258,13 +291,13 @@ def cut(call: Call) -> Any:
     node = call.first
     place = call.place(node)
     if call.chosen_dim(node) != place.dim:
-        call.need_no_sizes(NONE)
-        return kept(call)
-    for value in call.results:
-        size = value.shape[place.dim]
+        call.require_no_sizes()
+        return by_sizes(call)
+    for piece in call.results:
+        size = piece.shape[place.dim]
         factor = factor_of(size) if is_size(size) else 0
-        whole = factor > 0 and place.inner > 0 and factor % place.inner == 0
-        call.need(whole, "takes the dimension of the examples apart")
+        is_whole = factor > 0 and place.inner > 0 and factor % place.inner == 0
+        call.require(is_whole, TAKEN_APART)
     return (place,) * len(call.results)
 
 
@@ -273,23 +306,24 @@ def cut(call: Call) -> Any:
 
 def constant(call: Call) -> Any:
     """Numbers that are the same for all examples, or drawn for each."""
-    dims = symbolic_dims(call.result)
-    factor = factor_of(call.result.shape[dims[0]]) if len(dims) == 1 else 0
-    call.need(factor > 0, "computes with the number of examples")
-    return Place(dims[0], 1 if factor == 1 else ALIKE)
+    (result,) = call.results
+    dim, factor = batch_dim(result)
+    call.require(factor > 0, "computes with the number of examples")
+    return Place(dim, 1 if factor == 1 else ALIKE)
 
 
 def filled(call: Call) -> Any:
     """As `constant`; or written over what is there, or copies of it."""
-    return kept(call) if call.held else constant(call)
+    return by_sizes(call) if call.examples else constant(call)
 
 
-def own_index(call: Call) -> Any:
+def numbers(call: Call) -> Any:
     """`arange(B)`, which may do nothing but index the examples by themselves."""
-    call.need(call.get("start") in (None, 0), "numbers the examples")
-    call.need(call.get("step") in (None, 1), "numbers the examples")
-    (size,) = call.result.shape
-    call.need(is_size(size) and factor_of(size) == 1, "numbers the examples")
+    call.require(call.get("start") in (None, 0), NUMBERED)
+    call.require(call.get("step") in (None, 1), NUMBERED)
+    (result,) = call.results
+    _, factor = batch_dim(result)
+    call.require(factor == 1, NUMBERED)
     return Place(0, 1)
 
 
@@ -300,61 +334,64 @@ def from_table(*tables: str) -> Rule:
     """It looks numbers up, for each by itself, in arguments that hold no examples."""
 
     def rule(call: Call) -> Any:
-        none = not any(call.get(table) in call.held for table in tables)
-        call.need(none, "looks up in a table of the examples")
-        call.need(not call.get("scale_grad_by_freq"), "scales gradients by the batch's words")
-        return kept(call)
+        for table in tables:
+            is_of_examples = call.holds_examples(call.get(table))
+            call.require(not is_of_examples, "looks up in a table of the examples")
+        call.require(not call.get("scale_grad_by_freq"), "scales gradients by the batch's words")
+        return by_sizes(call)
 
     return rule
 
 
 def gathered(call: Call) -> Any:
     """An index along one dimension, which has the shape of what it indexes."""
-    if call.kind == "gather" and call.get("self") not in call.held:
-        index = call.get("index")
-        along_examples = call.chosen_dim(index) == call.dim(index)
-        call.need(along_examples, "indexes by the place of an example")
-        return kept(call)
-    nodes = nodes_in(call.get("self"), call.get("index"), call.get("src"))
-    call.need(set(nodes) <= {*call.held}, "indexes examples by what is none")
-    shapes = {(call.dim(node), call.rank(node)) for node in nodes}
-    call.need(len(shapes) == 1, "indexes examples at another place")
-    call.need(call.chosen_dim(nodes[0]) != call.dim(nodes[0]), "indexes the examples")
-    return kept(call)
+    source, index = call.get("self"), call.get("index")
+    if call.kind == "gather" and not call.holds_examples(source):
+        is_along_examples = call.chosen_dim(index) == call.dim(index)
+        call.require(is_along_examples, "indexes by the place of an example")
+        return by_sizes(call)
+    nodes = nodes_in(source, index, call.get("src"))
+    for node in nodes:
+        call.require(call.holds_examples(node), "indexes examples by what is none")
+    shapes = {(call.dim(node), rank_of(node)) for node in nodes}
+    call.require(len(shapes) == 1, "indexes examples at another place")
+    call.require(call.chosen_dim(nodes[0]) != call.dim(nodes[0]), INDEXED)
+    return by_sizes(call)
 
 
 def selected(call: Call) -> Any:
     """An index of one dimension, as in `index_select` and `index_add`."""
     source, index = call.get("self"), call.get("index")
-    if call.kind == "index_select" and source not in call.held:
-        return kept(call)
-    call.need(index not in call.held, "indexes by numbers of the examples")
-    call.need(source in call.held, "indexes what holds no examples")
-    dims = {call.dim(node) for node in call.held}
-    call.need(len(dims) == 1, "combines examples at different places")
-    call.need(call.chosen_dim(source) not in dims, "indexes the examples")
-    return kept(call)
+    if call.kind == "index_select" and not call.holds_examples(source):
+        return by_sizes(call)
+    call.require(not call.holds_examples(index), "indexes by numbers of the examples")
+    call.require(call.holds_examples(source), "indexes what holds no examples")
+    call.require(call.chosen_dim(source) != call.common_dim, INDEXED)
+    return by_sizes(call)
 
 
 def indexed(call: Call) -> Any:
     """An index of several dimensions, `x[a, :, b]`; of the examples' own only by `arange(B)`."""
-    source, used = call.get("self"), _used(call)
-    call.need(not any(map(_is_mask, used.values())), "selects by values")
-    by_examples = [index for index in used.values() if index in call.held]
-    if source not in call.held:
-        call.need(not set(by_examples) & call.own, "numbers the examples")
-        return kept(call)
+    source = call.get("self")
+    indices = _indices_by_dim(call)
+    for index in indices.values():
+        call.require(not _is_mask(index), "selects by values")
+    if not call.holds_examples(source):
+        call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
+        return by_sizes(call)
     place = call.place(source)
-    own = used.pop(place.dim, None)
-    if own is None:
-        call.need(not by_examples, "indexes examples by others")
-        return kept(call)
-    call.need(own in call.own and place.inner == 1, "indexes the examples")
-    call.need(not set(used.values()) & call.own, "numbers the examples")
-    return kept(call)
+    of_examples = indices.pop(place.dim, None)
+    if of_examples is None:
+        is_by_others = any(map(call.holds_examples, indices.values()))
+        call.require(not is_by_others, "indexes examples by others")
+        return by_sizes(call)
+    is_by_themselves = of_examples in call.numbering and place.inner == 1
+    call.require(is_by_themselves, INDEXED)
+    call.require(call.numbering.isdisjoint(indices.values()), NUMBERED)
+    return by_sizes(call)
 
 
-def _used(call: Call) -> dict[int, Node]:
+def _indices_by_dim(call: Call) -> dict[int, Node]:
     """Return the indices of a call by dimension."""
     indices = enumerate(call.get("indices"))
     return {dim: index for dim, index in indices if index is not None}
@@ -367,19 +404,20 @@ def _is_mask(index: Node) -> bool:
 def put(call: Call) -> Any:
     """`x[mask] = number`, with a mask of the same examples; `x[:, index] = number`."""
     source, values = call.get("self"), call.get("values")
-    used = _used(call)
-    call.need(source in call.held, "writes examples into what holds none")
-    call.need(values not in call.held, "writes examples by an index")
+    indices = _indices_by_dim(call)
+    call.require(call.holds_examples(source), "writes examples into what holds none")
+    call.require(not call.holds_examples(values), "writes examples by an index")
     place = call.place(source)
-    masks = [index for index in used.values() if _is_mask(index)]
+    masks = [index for index in indices.values() if _is_mask(index)]
     if not masks:
-        none = not any(index in call.held for index in used.values())
-        call.need(none and place.dim not in used, "writes at an index of the examples")
+        is_by_examples = any(map(call.holds_examples, indices.values()))
+        is_apart = not is_by_examples and place.dim not in indices
+        call.require(is_apart, "writes at an index of the examples")
         return place
     mask = masks[0]
-    call.need(list(used) == [0], "is given no mask alone")
-    call.need(mask in call.held, "writes at a mask of no example")
-    call.need(call.dim(mask) == place.dim, "combines examples at different places")
-    rest = call.rank(source) - call.rank(mask)
-    call.need(call.rank(values) <= rest, "writes several numbers at a mask")
-    return kept(call)
+    call.require(list(indices) == [0], "is given no mask alone")
+    call.require(call.holds_examples(mask), "writes at a mask of no example")
+    call.require(call.dim(mask) == place.dim, ELSEWHERE)
+    is_one_row = rank_of(values) <= rank_of(source) - rank_of(mask)
+    call.require(is_one_row, "writes several numbers at a mask")
+    return by_sizes(call)

@@ -14,7 +14,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from zdp_bench.gradients.parts import leaves_of
-from zdp_bench.gradients.program.record import HOOKS, foreign_hooks
+from zdp_bench.gradients.program.ours import HOOKS, foreign_hooks
 
 MOST_COMPARED = 64  # entries of a list; a longer one is compared as an object
 # What torch keeps of every module, and of recurrent ones.

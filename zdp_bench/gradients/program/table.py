@@ -11,6 +11,7 @@ from zdp_bench.gradients.program.rules import (
     all_in_rows,
     along,
     batch_norm,
+    by_sizes,
     constant,
     cut,
     einsum,
@@ -22,10 +23,9 @@ from zdp_bench.gradients.program.rules import (
     indexed,
     instance_norm,
     joined,
-    kept,
     matrices,
     normalised,
-    own_index,
+    numbers,
     padded,
     put,
     recurrent,
@@ -102,7 +102,7 @@ GATHERED = _words("gather scatter scatter_add scatter_reduce")
 SELECTED = _words("index_add index_copy index_fill index_select")
 
 GROUPS: list[tuple[Rule, list[str]]] = [
-    (kept, [*BY_NUMBER, *OVER_DIMS, *PRODUCTS, *VIEWS, "view_as_real", "one_hot"]),
+    (by_sizes, [*BY_NUMBER, *OVER_DIMS, *PRODUCTS, *VIEWS, "view_as_real", "one_hot"]),
     (along, ALONG_DIMS),
     (in_last(1), ["view_as_complex"]),
     (in_last(2), ["tril", "triu"]),
@@ -120,7 +120,7 @@ GROUPS: list[tuple[Rule, list[str]]] = [
     (matrices, [*MATRICES, "scaled_dot_product_attention"]),
     (recurrent, [*RECURRENT, *PACKED]),
     (einsum, ["einsum"]),
-    (squeezed, ["squeeze"]),  # in the place of `kept`
+    (squeezed, ["squeeze"]),  # in the place of `by_sizes`
     (cut, CUTS),
     (reshaped, RESHAPES),
     (repeated, REPEATS),
@@ -128,7 +128,7 @@ GROUPS: list[tuple[Rule, list[str]]] = [
     (joined, ["cat", "concat", "stack"]),
     (constant, CONSTANTS),
     (filled, [*FILLS, *EXPANDS]),
-    (own_index, ["arange"]),
+    (numbers, ["arange"]),
     (from_table("weight"), ["embedding"]),
     (from_table("self"), ["take"]),
     (from_table("boundaries", "sorted_sequence", "sorter"), ["bucketize", "searchsorted"]),
@@ -139,20 +139,20 @@ GROUPS: list[tuple[Rule, list[str]]] = [
 ]
 RULES: dict[str, Rule] = {name: rule for rule, names in GROUPS for name in names}
 
-SIZES = frozenset({"size", "shape", "sizes"})
+SIZES = ("size", "shape", "sizes")
 # Arguments that may be sizes, which depend on the number of examples.
-SIZED: dict[str, frozenset[str]] = {
+SIZED: dict[str, tuple[str, ...]] = {
     **dict.fromkeys([*RESHAPES, *EXPANDS, *CONSTANTS, "affine_grid_generator"], SIZES),
-    **dict.fromkeys(REPEATS, frozenset({"repeats", "dims"})),
-    **dict.fromkeys(CUTS, frozenset({"split_size", "split_sizes"})),
-    "arange": frozenset({"end"}),
+    **dict.fromkeys(REPEATS, ("repeats", "dims")),
+    **dict.fromkeys(CUTS, ("split_size", "split_sizes")),
+    "arange": ("end",),
 }
 # Operations that may write over their first argument.
 IN_PLACE = {*BY_NUMBER, *FILLS, *ALONG_DIMS, *GATHERED, *SELECTED, "index_put"}
 # What may be done with `arange(B)` before it indexes.
 OF_INDEX = {"view", "reshape", "unsqueeze", "expand", "to", "_to_copy", "alias", "clone"}
-# Operations that read the type or shape of these arguments, and no number.
-READS_NO_NUMBER: dict[str, frozenset[str]] = {
-    **dict.fromkeys(["expand_as", "reshape_as", "view_as", "type_as", "to"], frozenset({"other"})),
-    **dict.fromkeys([*CONSTANTS, *FILLS], frozenset({"self"})),
+# Operations that read the type or shape of an argument, and no number.
+READS_NO_NUMBER: dict[str, str] = {
+    **dict.fromkeys(["expand_as", "reshape_as", "view_as", "type_as", "to"], "other"),
+    **dict.fromkeys([*CONSTANTS, *FILLS], "self"),
 }

@@ -38,6 +38,7 @@ from zdp_bench.gradients.layer_gradient import (
     transform,
 )
 from zdp_bench.gradients.parts import Parts
+from zdp_bench.gradients.program.autograd import graph_nodes
 from zdp_bench.gradients.program.calls import (
     Place,
     Places,
@@ -260,18 +261,8 @@ def _parameters_behind(weight: Tensor) -> list[Any]:
     """Return the parameters that a weight is, or was computed from."""
     if weight.is_leaf:
         return [weight]
-    parameters = []
-    seen = set()
-    waiting: list[Any] = [weight.grad_fn]
-    while waiting:
-        node = waiting.pop()
-        if node is None or node in seen:
-            continue
-        seen.add(node)
-        if hasattr(node, "variable"):  # autograd's node for a leaf
-            parameters.append(node.variable)
-        waiting += [earlier for earlier, _ in node.next_functions]
-    return parameters
+    leaves = [node for node in graph_nodes(weight) if hasattr(node, "variable")]
+    return [leaf.variable for leaf in leaves]
 
 
 def _pull_back(gradient: LayerGradient, origin: _Origin) -> LayerGradient:

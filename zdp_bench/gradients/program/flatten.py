@@ -1,0 +1,158 @@
+"""One flat graph of what torch has exported, without what means nothing for any number of examples.
+
+- Parts that run without gradients (`torch.no_grad()`) are graphs of their own: they are put in
+  line, and what they compute is detached.
+- Checks of sizes are left out.
+- Memory that nothing has written is zero: no example may find what another left there.
+- `squeeze()` names its dimensions: of one example, it would also squeeze the batch out.
+- `x.mul_(y)` becomes `x.mul(y)` where no other name of the memory of x can tell the two apart, so
+  that a parameter y can have per-example gradients.
+"""
+
+from __future__ import annotations
+
+from typing import Any, cast
+
+import torch
+from torch.fx import Graph, GraphModule, Node
+from torch.utils._pytree import tree_map
+
+from zdp_bench.gradients.program.calls import Alone, is_mutable, is_tensor, name_of
+
+aten = torch.ops.aten
+
+CHECKS = {
+    "_assert_tensor_metadata",
+    "_assert_scalar",
+    "_assert_async",
+    "sym_constrain_range",
+    "sym_constrain_range_for_size",
+}
+ZEROS = {
+    aten.empty.memory_format: aten.zeros.default,
+    aten.new_empty.default: aten.new_zeros.default,
+    aten.empty_like.default: aten.zeros_like.default,
+}
+
+Copies = dict[Node, Any]  # copies of nodes; of a part in line, the list of its results
+
+
+def flatten(module: GraphModule) -> Graph:
+    """Return a copy of a graph, all of it in line.
+
+    `meta["frozen"]` is true for nodes that ran without gradients.
+
+    Raises:
+        Alone: the model does not return one tensor.
+    """
+    graph = Graph()
+    copies: Copies = {}
+    _copy_nodes(module, graph, copies, frozen=False)
+    outputs: Any = module.graph.output_node().args[0]
+    if not isinstance(outputs, list | tuple) or len(outputs) != 1:
+        raise Alone("the model does not return one tensor")
+    graph.output(copies.get(outputs[0], outputs[0]))
+    return graph
+
+
+def _copy_nodes(
+    module: GraphModule,
+    graph: Graph,
+    copies: Copies,
+    frozen: bool,
+) -> None:
+    """Copy the nodes of a module's graph to the end of `graph`."""
+    for node in module.graph.nodes:
+        if node in copies or node.op in ("output", "get_attr"):
+            continue
+        name = name_of(node) if node.op == "call_function" else ""
+        if name in CHECKS:
+            continue
+        if name == "wrap_with_set_grad_enabled":
+            copies[node] = _copy_part(module, node, graph, copies, frozen)
+            continue
+        if name == "getitem" and isinstance(copies.get(node.args[0]), list):
+            results, number = copies[node.args[0]], node.args[1]
+            copies[node] = results[number]
+            continue
+        copy = graph.node_copy(node, lambda old: copies[old])
+        copy.meta["frozen"] = frozen
+        copies[node] = copy
+        _make_safe(copy)
+        functional = _out_of_place(node)
+        if functional is not None:
+            copy.target = functional
+            copies[cast(Node, node.args[0])] = copy
+
+
+def _copy_part(
+    module: GraphModule,
+    node: Node,
+    graph: Graph,
+    copies: Copies,
+    frozen: bool,
+) -> list[Any]:
+    """Put a graph that runs with or without gradients in line; return copies of its results."""
+    with_gradients, inner, *arguments = node.args
+    part: Any = module.get_submodule(str(inner.target))  # type: ignore[union-attr]
+    placeholders = [node for node in part.graph.nodes if node.op == "placeholder"]
+    part_copies: Copies = {}
+    for placeholder, argument in zip(placeholders, arguments, strict=True):
+        part_copies[placeholder] = tree_map(lambda leaf: copies.get(leaf, leaf), argument)
+    _copy_nodes(part, graph, part_copies, frozen=frozen or not with_gradients)
+    results = part.graph.output_node().args[0]
+    outputs = [part_copies.get(result, result) for result in results]
+    if with_gradients:
+        return outputs
+    return [_detach(graph, output) for output in outputs]
+
+
+def _detach(graph: Graph, node: Any) -> Any:
+    if not isinstance(node, Node) or not is_tensor(node):
+        return node
+    detached = graph.call_function(aten.detach.default, (node,))
+    detached.meta = dict(node.meta)
+    return detached
+
+
+def _make_safe(node: Node) -> None:
+    """Have memory that nothing has written be zero, and a squeeze name its dimensions."""
+    if node.op != "call_function":
+        return
+    if node.target in ZEROS:
+        node.target = ZEROS[node.target]
+        node.kwargs = {k: v for k, v in node.kwargs.items() if k != "memory_format"}
+    if node.target is aten.squeeze.default:
+        squeezed: Any = node.args[0]
+        sizes = enumerate(squeezed.meta["val"].shape)
+        dims = [dim for dim, size in sizes if isinstance(size, int) and size == 1]
+        node.target, node.args = aten.squeeze.dims, (squeezed, dims)
+
+
+def _out_of_place(node: Node) -> Any:
+    """Return the operation that makes a new tensor of what this one writes over.
+
+    None if it writes nothing, or combines nothing with it; or if another name of the same memory
+    could tell the two operations apart.
+    """
+    if not is_mutable(node):
+        return None
+    target: Any = node.target
+    written, *others = node.args
+    if not isinstance(written, Node) or written.op == "placeholder":
+        return None
+    combines = any(isinstance(other, Node) for other in others)
+    if not combines or any(map(_shares_memory, [written, *written.users])):
+        return None
+    name = name_of(node).removesuffix("_")
+    overloads = getattr(aten, name, None)
+    return getattr(overloads, target._overloadname, None)
+
+
+def _shares_memory(node: Node) -> bool:
+    """True if an operation's result is another name of its argument's memory."""
+    if not hasattr(node.target, "_schema"):
+        return node.op != "output"
+    schema: Any = node.target._schema
+    is_alias = any(result.alias_info is not None for result in schema.returns)
+    return is_alias and not schema.is_mutable
