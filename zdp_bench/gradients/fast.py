@@ -161,7 +161,7 @@ def _differentiate(
     gradients = _collect(layers)
     of_parameter = {id(gradient.parameter): gradient for gradient in gradients.values()}
     for call in tape.calls:
-        for parameter in call.layer.own.values():
+        for parameter in call.layer.parameters.values():
             of_parameter[id(parameter)].pending_calls += 1
     parameters = [gradient.parameter for gradient in gradients.values()]
     input_bytes = sum(call.input.nbytes for call in tape.calls)
@@ -176,9 +176,9 @@ def _differentiate(
         with full_precision:  # backward records no graph of its own
             layer = call.layer
             x, g = _examples_first(call, g, len(inputs))
-            x, g = _promote(x, g, next(iter(layer.own.values())))
+            x, g = _promote(x, g, next(iter(layer.parameters.values())))
             of_layer = _apply_rule(call, x, g, rules, shares)
-            for name, parameter in layer.own.items():
+            for name, parameter in layer.parameters.items():
                 if name not in of_layer:
                     raise NoRule(
                         f"layer '{layer.name}', whose parameter '{name}' its rule does not know"

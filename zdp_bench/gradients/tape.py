@@ -17,7 +17,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor, nn
@@ -28,7 +28,7 @@ from zdp_bench.gradients.losses import per_example
 from zdp_bench.gradients.parts import Parts, leaves_of
 from zdp_bench.gradients.program import Program
 from zdp_bench.gradients.program.calls import Place
-from zdp_bench.gradients.program.sequences import pack, unpack
+from zdp_bench.gradients.program.sequences import make_layer, pack, unpack
 from zdp_bench.gradients.program.uses import bind
 from zdp_bench.gradients.rules import NoRule, Rule
 from zdp_bench.gradients.rules.recurrent import replay
@@ -43,28 +43,30 @@ class Layer(NamedTuple):
 
     name: str
     module: nn.Module
-    own: dict[str, nn.Parameter]
+    parameters: dict[str, nn.Parameter]
 
 
 def layers_of(model: nn.Module) -> list[Layer]:
     """Return the layers in the order of `named_modules`; fast, as every step asks."""
-    found: list[Layer] = []
+    layers: list[Layer] = []
     seen: set[nn.Module] = set()
 
     def visit(name: str, module: nn.Module) -> None:
         if module in seen:
             return
         seen.add(module)
-        if own := {
-            of: p for of, p in module._parameters.items() if p is not None and p.requires_grad
-        }:
-            found.append(Layer(name, module, own))
-        for of, child in module._modules.items():
+        trained = {}
+        for own_name, parameter in module._parameters.items():
+            if parameter is not None and parameter.requires_grad:
+                trained[own_name] = parameter
+        if trained:
+            layers.append(Layer(name, module, trained))
+        for own_name, child in module._modules.items():
             if child is not None:
-                visit(f"{name}.{of}" if name else of, child)
+                visit(f"{name}.{own_name}" if name else own_name, child)
 
     visit("", model)
-    return found
+    return layers
 
 
 @dataclass(slots=True)
@@ -100,33 +102,57 @@ class Tape:
         """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
 
         Afterwards the tape is empty: the graph, whose hooks hold it, would keep it alive for ever.
+
+        Raises:
+            NoRule: a parameter is used outside of its layer's calls, or an input was changed.
         """
         assert self.losses is not None
         losses, self.losses = self.losses, None
-        calls, starts = self.calls, self.starts
-        self.calls, self.starts = [], []
         if not losses.requires_grad:
+            self.calls, self.starts = [], []
             return  # the loss does not depend on any layer: every gradient is zero
-        if sum(call.nbytes for call in calls) <= TOGETHER:
-            wanted: list[Any] = [*parameters, *(call.edge for call in calls)]
-            found = torch.autograd.grad(losses.sum(), wanted, allow_unused=True)
-            _require_unused(found[: len(parameters)])
-            arrived = found[len(parameters) :]
-            with torch.no_grad():  # as inside backward
-                for call, g in zip(reversed(calls), reversed(arrived), strict=True):
-                    if g is not None:
-                        _require_untouched(call)
-                        consume(call, g)
-            return
+        loss = losses.sum()
+        if sum(call.nbytes for call in self.calls) <= TOGETHER:
+            self._play_at_once(loss, parameters, consume)
+        else:
+            self._play_as_gradients_arrive(loss, parameters, consume)
+
+    def _play_at_once(
+        self,
+        loss: Tensor,
+        parameters: list[nn.Parameter],
+        consume: Consumer,
+    ) -> None:
+        """Consume all output gradients after backward, which saves torch's calls into Python."""
+        calls = self.calls
+        self.calls, self.starts = [], []
+        wanted: list[Any] = [*parameters, *(call.edge for call in calls)]
+        gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
+        _require_unused(gradients[: len(parameters)])
+        output_gradients = gradients[len(parameters) :]
+        with torch.no_grad():  # as inside backward
+            for call, g in zip(reversed(calls), reversed(output_gradients), strict=True):
+                if g is not None:
+                    _require_untouched(call)
+                    consume(call, g)
+
+    def _play_as_gradients_arrive(
+        self,
+        loss: Tensor,
+        parameters: list[nn.Parameter],
+        consume: Consumer,
+    ) -> None:
+        """Consume each output gradient inside backward, so that its layer's input is freed."""
         self.consume = consume
+        wanted = [*parameters, *self.starts]
+        self.starts = []
         try:
-            for call in calls:
-                _catch(self, call)
-            del calls, call  # so that an input is freed once it is consumed
-            found = torch.autograd.grad(losses.sum(), [*parameters, *starts], allow_unused=True)
+            while self.calls:  # an input that is consumed may be held by its hook alone
+                _catch(self, self.calls.pop(0))
+            gradients = torch.autograd.grad(loss, wanted, allow_unused=True)
         finally:
             self.consume = None
-        _require_unused(found[: len(parameters)])
+        _require_unused(gradients[: len(parameters)])
 
     # ------------------------------------------------------------ what a program enters
 
@@ -136,13 +162,15 @@ class Tape:
         use = self.program.uses[number]
         if not torch.is_grad_enabled() or not any(weight.requires_grad for weight in weights):
             return output
-        own, rule = bind(use, weights, others)
+        parameters, rule = bind(use, weights, others)
         examples, places = use.examples_in(others)
         module = self.modules.get(id(weights[0]))
-        layer = Layer(use.name, module or nn.Module(), own)
-        x: Any = examples[0] if module is not None else Parts(tuple(examples))
+        x: Any = Parts(tuple(examples)) if module is None else examples[0]
+        layer = Layer(use.name, module or nn.Module(), parameters)
         output = _enter(self, layer, x, output)
-        self.calls[-1].rule, self.calls[-1].places = rule, (places, use.place)
+        call = self.calls[-1]
+        call.rule = rule
+        call.places = places, use.place
         return output
 
     def call_leaf(self, module: nn.Module, x: Tensor) -> Tensor:
@@ -151,57 +179,38 @@ class Tape:
             output: Tensor = module(x)
         return output
 
-    def call_recurrent(
-        self, kind: str, name: str, inner: int, x: Tensor, hx: Any, weights: Any, *how: Any
-    ) -> Any:
+    def call_recurrent(self, kind: str, name: str, inner: int, x: Tensor, *arguments: Any) -> Any:
         """Replay a recurrent operation, whose gates enter themselves.
 
-        Each example has its rows of the sequences where a `Place` with `inner` says.
+        Args:
+            kind: the operation, such as "lstm" or "packed_lstm".
+            name: of the module that calls it.
+            inner: of the `Place` of the examples among the sequences.
+            x: the sequences.
+            arguments: of a packed operation, the lengths; the first states, weights and options.
         """
-        length, given = x.shape[1], cast(Any, x)
-        if kind.startswith("packed_"):
-            kind, lengths = kind.removeprefix("packed_"), hx
-            hx, weights, *how = weights, *how, True  # type: ignore[assignment]
-            given = pack(x, lengths)
-        if any(not isinstance(weight, nn.Parameter) for weight in weights):
+        is_packed = kind.startswith("packed_")
+        kind = kind.removeprefix("packed_")
+        sequences: Any = x
+        if is_packed:
+            lengths, *arguments = arguments  # type: ignore[assignment]
+            arguments = (*arguments, True)  # they have the examples first
+            sequences = pack(x, lengths)
+        states, weights, *options = arguments
+        if not all(isinstance(weight, nn.Parameter) for weight in weights):
             raise NoRule(f"layer '{name}', whose weights are computed")
-        layer = _recurrent_layer(kind, x, hx, weights, *how)
-        sequences, before = x.shape[0 if layer.batch_first else 1], len(self.calls)
-        replayed = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, sequences)
-        output, states = replayed(given, tuple(hx) if kind == "lstm" else hx)
-        if given is not x:
-            output = unpack(output, length)
-        if sequences != self.examples:
+        layer = make_layer(kind, x.shape[2], weights, *options)
+        count = x.shape[0 if layer.batch_first else 1]
+        calls_before = len(self.calls)
+        replayed = _wrap_recurrent(self, Layer(name, layer, {}), layer.forward, count)
+        output, last = replayed(sequences, tuple(states) if kind == "lstm" else states)
+        if is_packed:
+            output = unpack(output, x.shape[1])
+        if count != self.examples:
             place = Place(0, inner)
-            for call in self.calls[before:]:
+            for call in self.calls[calls_before:]:
                 call.places = [place], place
-        return (output, *states) if kind == "lstm" else (output, states)
-
-
-def _recurrent_layer(
-    kind: str, x: Tensor, hx: Any, weights: Any, bias: bool, levels: int, *how: Any
-) -> nn.RNNBase:
-    """Return a recurrent layer of these weights."""
-    dropout, train, bidirectional, batch_first = how
-    types: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
-    hidden = weights[1].shape[1]
-    own: dict[str, Any] = {} if kind in types else {"nonlinearity": kind.removeprefix("rnn_")}
-    if len(weights) != levels * (1 + bidirectional) * (4 if bias else 2):
-        raise NoRule("a recurrent layer with a projection")
-    layer: nn.RNNBase = types.get(kind, nn.RNN)(
-        x.shape[2],
-        hidden,
-        levels,
-        bias=bias,
-        dropout=dropout,
-        bidirectional=bidirectional,
-        batch_first=batch_first,
-        device="meta",
-        **own,
-    ).train(train)
-    names = [name for level in layer._all_weights for name in level]
-    layer._parameters.update(zip(names, weights, strict=True))
-    return layer
+        return (output, *last) if kind == "lstm" else (output, last)
 
 
 @contextmanager
@@ -215,10 +224,10 @@ def entering(tape: Tape, layers: list[Layer]) -> Iterator[None]:
             vars(layer.module)["forward"] = wrapped
         yield
     finally:
-        for layer, own in zip(layers, replaced, strict=True):
+        for layer, forward in zip(layers, replaced, strict=True):
             vars(layer.module).pop("forward", None)
-            if own is not None:
-                vars(layer.module)["forward"] = own
+            if forward is not None:
+                vars(layer.module)["forward"] = forward
 
 
 def run_forward(
@@ -234,6 +243,9 @@ def run_forward(
     Args:
         program: what is run in place of the model's own forward function.
         with_rules: layers whose calls are wanted as such, also of a program.
+
+    Raises:
+        NoRule: the way a layer is called, or the program, is beyond book-keeping.
     """
     inputs, targets = batch
     tape = Tape(examples=len(inputs), program=program)
@@ -254,15 +266,15 @@ def run_forward(
 
 def _require_gradients(layer: Layer, required: bool) -> None:
     with torch._C.DisableTorchFunction():  # this is no call of the model's
-        for parameter in layer.own.values():
+        for parameter in layer.parameters.values():
             parameter.requires_grad_(required)
 
 
-_not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
-
-
 def _wrap(
-    tape: Tape, layer: Layer, forward: Callable[..., Any], examples: int
+    tape: Tape,
+    layer: Layer,
+    forward: Callable[..., Any],
+    examples: int,
 ) -> Callable[..., Any]:
     """Return the layer's forward function, which also enters its call on the tape."""
 
@@ -273,19 +285,23 @@ def _wrap(
         finally:
             _require_gradients(layer, True)
         with torch._C.DisableTorchFunction():
-            return entered(output, args, kwargs)
-
-    def entered(output: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        if not torch.is_grad_enabled():
-            return output  # it is cut off from the loss
-        both = (*args, output)
-        if kwargs or len(both) != 2 or any(not isinstance(t, Tensor) or not t.dim() for t in both):
-            raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
-        if args[0].shape[0] != examples or output.shape[0] != examples:
-            raise NoRule(f"layer '{layer.name}', whose input does not have one row per example")
-        return _enter(tape, layer, args[0], output)
+            if not torch.is_grad_enabled():
+                return output  # it is cut off from the loss
+            tensors = (*args, output)
+            if kwargs or len(tensors) != 2 or not all(map(_has_rows, tensors)):
+                raise NoRule(f"layer '{layer.name}', which is not called on one tensor")
+            if len(args[0]) != examples or len(output) != examples:
+                raise NoRule(f"layer '{layer.name}', whose input does not have one row per example")
+            return _enter(tape, layer, args[0], output)
 
     return wrapped
+
+
+def _has_rows(value: Any) -> bool:
+    return isinstance(value, Tensor) and value.dim() > 0
+
+
+_not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
 
 
 def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
@@ -300,7 +316,8 @@ def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
     elif output._is_view():  # written over, a view would lose the node that is waited for
         output = _not_a_view(output, output.shape)
     assert output.grad_fn is not None
-    edge, order = GradientEdge(output.grad_fn, output.output_nr), _memory_order(output)
+    edge = GradientEdge(output.grad_fn, output.output_nr)
+    order = _memory_order(output)
     tape.calls.append(Call(layer, x.detach(), _versions(x), edge, order, output.nbytes))
     return output
 
@@ -313,16 +330,24 @@ RECURRENT = (nn.RNN, nn.LSTM, nn.GRU)
 
 
 def _wrap_recurrent(
-    tape: Tape, layer: Layer, forward: Callable[..., Any], examples: int
+    tape: Tape,
+    layer: Layer,
+    forward: Callable[..., Any],
+    examples: int,
 ) -> Callable[..., Any]:
     """Return a recurrent layer's forward function, which enters each direction on the tape."""
 
-    def enter(direction: nn.Module, own: dict[str, nn.Parameter], gates: Tensor) -> Any:
-        gates = _enter(tape, Layer(layer.name, direction, own), gates, gates)
+    def enter(
+        direction: nn.Module,
+        parameters: dict[str, nn.Parameter],
+        gates: Tensor,
+    ) -> tuple[Tensor, Callable[[Tensor], None]]:
+        gates = _enter(tape, Layer(layer.name, direction, parameters), gates, gates)
         call = tape.calls[-1]
 
         def enter_inputs(x: Tensor) -> None:
-            call.input, call.version = x, _versions(x)
+            call.input = x
+            call.version = _versions(x)
 
         return gates, enter_inputs
 
@@ -348,25 +373,36 @@ def _memory_order(output: Tensor) -> list[int] | None:
 def _catch(tape: Tape, call: Call) -> None:
     """Consume the call's output gradient when backward meets it."""
     assert call.edge is not None
-    node, which, _ = call.edge
-    order = call.order
+    node, number, _ = call.edge
     call.edge = None  # the node's hook holds the call, which may not hold the node
 
-    def prehook(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
-        g = gradients[which]
-        if g is None:
+    def consume(gradients: tuple[Tensor | None, ...]) -> tuple[Tensor | None, ...] | None:
+        arrived = gradients[number]
+        if arrived is None:
             return None
-        arrived = g
-        if order is not None and not (ordered := g.permute(order)).is_contiguous():
-            # Part of another map, or transposed: copied once, for the rule and backward alike.
-            back = [order.index(dim) for dim in range(g.dim())]
-            g = ordered.contiguous().permute(back)
+        g = _arrange_as(arrived, call.order)
         _require_untouched(call)
         assert tape.consume is not None
         tape.consume(call, g)
-        return None if g is arrived else (*gradients[:which], g, *gradients[which + 1 :])
+        if g is arrived:
+            return None
+        return (*gradients[:number], g, *gradients[number + 1 :])
 
-    node.register_prehook(prehook)
+    node.register_prehook(consume)
+
+
+def _arrange_as(g: Tensor, order: list[int] | None) -> Tensor:
+    """Return an output gradient in the output's order of memory.
+
+    Part of another map, or transposed, it is copied once, for the rule and backward alike.
+    """
+    if order is None:
+        return g
+    ordered = g.permute(order)
+    if ordered.is_contiguous():
+        return g
+    back = [order.index(dim) for dim in range(g.dim())]
+    return ordered.contiguous().permute(back)
 
 
 def _require_unused(gradients: Sequence[Tensor | None]) -> None:

@@ -1,13 +1,16 @@
 """Recurrent layers, which are recorded as operations of our own: sequences and packed sequences.
 
 torch 2.11 records the last states of an LSTM in another shape than it computes them, and a packed
-sequence, whose numbers lie as the lengths in the batch have it, not at all. Cells are recorded as
-the products and gates that they are.
+sequence, whose numbers lie as the lengths in the batch have it, not at all. So while a model is
+recorded, `lstm(x, …)` becomes the operation `zdp_bench::lstm`, and a packed sequence holds the
+padded one, [B, T, *], with its lengths: a recurrent layer makes `zdp_bench::packed_lstm` of it.
+When the program runs, both are torch's again. Cells are recorded as the products and gates that
+they are.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -21,41 +24,93 @@ from torch.nn.utils.rnn import PackedSequence, pack_padded_sequence, pad_packed_
 
 from zdp_bench.gradients.program.calls import Alone, name_of
 from zdp_bench.gradients.program.table import PACKED, RECURRENT
+from zdp_bench.gradients.rules import NoRule
+
+LAYERS: tuple[Any, ...] = (nn.RNN, nn.LSTM, nn.GRU)
 
 _library = torch.library.Library("zdp_bench", "FRAGMENT")
-_OPTIONS = (
-    "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
-    "bool bidirectional"
-)
 
 
-def _recurrent(x: Tensor, hx: Any, *options: Any) -> Any:
-    states = list(hx) if isinstance(hx, list | tuple) else [hx]
-    directions = 2 if options[5] else 1
-    width = states[0].shape[2] * directions
-    if options[6]:  # batch_first; in memory, time comes first
+def _fake_recurrent(
+    x: Tensor,
+    states: Any,
+    weights: Any,
+    has_biases: bool,
+    levels: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> Any:
+    """Return the output and the last states, in shape only."""
+    last = [torch.empty_like(state) for state in _list(states)]
+    width = last[0].shape[2] * (2 if bidirectional else 1)
+    if batch_first:  # in memory, time comes first
         output = x.new_empty((x.shape[1], x.shape[0], width)).transpose(0, 1)
     else:
-        output = x.new_empty((*x.shape[:2], width))
-    return (output, *(torch.empty_like(state) for state in states))
+        output = x.new_empty((x.shape[0], x.shape[1], width))
+    return output, *last
 
 
-def _packed(x: Tensor, lengths: Tensor, hx: Any, *options: Any) -> Any:
-    return _recurrent(x, hx, *options, True)
+def _fake_packed(x: Tensor, lengths: Tensor, *arguments: Any) -> Any:
+    options = (*arguments, True)
+    return _fake_recurrent(x, *options)
+
+
+def _define(kind: str) -> None:
+    """Define a recurrent operation, and the same of packed sequences."""
+    states = "Tensor[] hx" if kind == "lstm" else "Tensor hx"
+    results = "(Tensor, Tensor, Tensor)" if kind == "lstm" else "(Tensor, Tensor)"
+    options = (
+        "Tensor[] params, bool has_biases, int num_layers, float dropout, bool train, "
+        "bool bidirectional"
+    )
+    plain = f"Tensor input, {states}, {options}, bool batch_first"
+    packed = f"Tensor input, Tensor lengths, {states}, {options}"
+    _library.define(f"{kind}({plain}) -> {results}")
+    _library.define(f"packed_{kind}({packed}) -> {results}")
+    torch.library.register_fake(f"zdp_bench::{kind}", _fake_recurrent, lib=_library)
+    torch.library.register_fake(f"zdp_bench::packed_{kind}", _fake_packed, lib=_library)
 
 
 for _kind in RECURRENT:
-    _states = "Tensor[] hx" if _kind == "lstm" else "Tensor hx"
-    _results = "(Tensor, Tensor, Tensor)" if _kind == "lstm" else "(Tensor, Tensor)"
-    _library.define(f"{_kind}(Tensor input, {_states}, {_OPTIONS}, bool batch_first) -> {_results}")
-    _library.define(
-        f"packed_{_kind}(Tensor input, Tensor lengths, {_states}, {_OPTIONS}) -> {_results}"
-    )
-    torch.library.register_fake(f"zdp_bench::{_kind}", _recurrent, lib=_library)
-    torch.library.register_fake(f"zdp_bench::packed_{_kind}", _packed, lib=_library)
+    _define(_kind)
+
+
+def _list(states: Any) -> list[Tensor]:
+    return [states] if isinstance(states, Tensor) else list(states)
 
 
 # --------------------------------------------------------------------------------------- to record
+
+
+@contextmanager
+def recurrent_layers() -> Iterator[None]:
+    """Have recurrent layers, and the packing of sequences, recorded as our operations.
+
+    A model holds torch's two packing functions by any name, so it is their code that is exchanged.
+    """
+    functions: Any = (pack_padded_sequence, pad_packed_sequence)
+    codes = [function.__code__ for function in functions]
+    forwards = [kind.forward for kind in LAYERS]
+    plain_functions = rnn._VF
+    globals_of_functions: Any = vars(packing)
+    try:
+        rnn._VF = _Functions()  # type: ignore[assignment]
+        globals_of_functions.update(_zdp_bench_pack=_pack, _zdp_bench_unpack=_unpack)
+        pack_padded_sequence.__code__ = _pack_code.__code__
+        pad_packed_sequence.__code__ = _unpack_code.__code__
+        for kind in LAYERS:
+            kind.forward = _forward_of(kind.forward)
+        yield
+    finally:
+        rnn._VF = plain_functions
+        for function, code in zip(functions, codes, strict=True):
+            function.__code__ = code
+        for kind, forward in zip(LAYERS, forwards, strict=True):
+            kind.forward = forward
+        globals_of_functions.pop("_zdp_bench_pack", None)
+        globals_of_functions.pop("_zdp_bench_unpack", None)
 
 
 class _Functions:
@@ -64,29 +119,41 @@ class _Functions:
     def __getattr__(self, name: str) -> Any:
         if name in RECURRENT:
             return getattr(torch.ops.zdp_bench, name)
-        return _CELLS.get(name) or getattr(torch._VF, name)
+        return CELLS.get(name) or getattr(torch._VF, name)
 
 
 def _lstm_cell(
-    x: Tensor, states: Any, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
+    x: Tensor,
+    states: Any,
+    x_weight: Tensor,
+    h_weight: Tensor,
+    x_bias: Any = None,
+    h_bias: Any = None,
 ) -> tuple[Tensor, Tensor]:
     h, c = states
-    gates = F.linear(x, of_x, b_x) + F.linear(h, of_h, b_h)
+    gates = F.linear(x, x_weight, x_bias) + F.linear(h, h_weight, h_bias)
     i, f, g, o = gates.chunk(4, dim=1)
     c = f.sigmoid() * c + i.sigmoid() * g.tanh()
     return o.sigmoid() * c.tanh(), c
 
 
 def _gru_cell(
-    x: Tensor, h: Tensor, of_x: Tensor, of_h: Tensor, b_x: Any = None, b_h: Any = None
+    x: Tensor,
+    h: Tensor,
+    x_weight: Tensor,
+    h_weight: Tensor,
+    x_bias: Any = None,
+    h_bias: Any = None,
 ) -> Tensor:
-    r_x, z_x, n_x = F.linear(x, of_x, b_x).chunk(3, dim=1)
-    r_h, z_h, n_h = F.linear(h, of_h, b_h).chunk(3, dim=1)
-    z, n = (z_x + z_h).sigmoid(), (n_x + (r_x + r_h).sigmoid() * n_h).tanh()
+    r_x, z_x, n_x = F.linear(x, x_weight, x_bias).chunk(3, dim=1)
+    r_h, z_h, n_h = F.linear(h, h_weight, h_bias).chunk(3, dim=1)
+    r = (r_x + r_h).sigmoid()
+    z = (z_x + z_h).sigmoid()
+    n = (n_x + r * n_h).tanh()
     return n + z * (h - n)
 
 
-_CELLS = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
+CELLS = {"lstm_cell": _lstm_cell, "gru_cell": _gru_cell}
 
 
 class _Lengths:
@@ -98,6 +165,17 @@ class _Lengths:
         self.lengths = lengths
 
 
+# The code of torch's two functions while a model is recorded: it sees the globals of their module.
+
+
+def _pack_code(input, lengths, batch_first=False, enforce_sorted=True):  # type: ignore[no-untyped-def]
+    return _zdp_bench_pack(input, lengths, batch_first)  # noqa: F821
+
+
+def _unpack_code(sequence, batch_first=False, padding_value=0.0, total_length=None):  # type: ignore[no-untyped-def]
+    return _zdp_bench_unpack(sequence, batch_first, padding_value, total_length)  # noqa: F821
+
+
 def _pack(x: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
     """Return a packed sequence that holds the padded one, [B, T, ...]."""
     if not isinstance(lengths, Tensor):
@@ -106,7 +184,13 @@ def _pack(x: Tensor, lengths: Any, batch_first: bool) -> PackedSequence:
     return PackedSequence(rows, _Lengths(lengths), None, None)  # type: ignore[arg-type]
 
 
-def _unpack(packed: Any, batch_first: bool, padding: float, length: int | None) -> Any:
+def _unpack(
+    packed: Any,
+    batch_first: bool,
+    padding: float,
+    length: int | None,
+) -> Any:
+    """Return the padded sequence that a packed one holds, and its lengths."""
     if length is None:
         raise Alone(
             "pad_packed_sequence pads to the longest of a batch: with total_length=x.shape[1], "
@@ -118,69 +202,42 @@ def _unpack(packed: Any, batch_first: bool, padding: float, length: int | None) 
     return rows if batch_first else rows.transpose(0, 1), lengths
 
 
-def _take_packed(layer: nn.RNNBase, packed: PackedSequence, hx: Any) -> Any:
-    """Return what a recurrent layer makes of a packed sequence."""
-    rows, lengths = packed.data, packed.batch_sizes.lengths  # type: ignore[attr-defined]
-    if layer.proj_size:
-        raise Alone("a recurrent layer with a projection takes packed sequences")
-    kind = layer.mode.lower()
-    if hx is None:
-        levels = layer.num_layers * (1 + layer.bidirectional)
-        zeros = rows.new_zeros(levels, rows.shape[0], layer.hidden_size)
-        hx = (zeros, zeros) if kind == "lstm" else zeros
-    layer._update_flat_weights()
-    run = getattr(torch.ops.zdp_bench, f"packed_{kind}")
-    options = layer.bias, layer.num_layers, layer.dropout, layer.training, layer.bidirectional
-    output, *states = run(rows, lengths, hx, layer._flat_weights, *options)
-    result = PackedSequence(output, packed.batch_sizes, None, None)
-    return result, tuple(states) if kind == "lstm" else states[0]
-
-
-def _forward_of(kind: type[nn.RNNBase]) -> Any:
-    plain = kind.forward
+def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
+    """Return a recurrent layer's forward function, which also takes packed sequences of ours."""
 
     def forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> Any:
         if isinstance(x, PackedSequence) and isinstance(x.batch_sizes, _Lengths):
-            return _take_packed(layer, x, hx)
+            return _record_packed(layer, x, hx)
         return plain(layer, x, hx)
 
     return forward
 
 
-def _pack_code(input, lengths, batch_first=False, enforce_sorted=True):  # type: ignore[no-untyped-def]
-    return _zdp_bench_pack(input, lengths, batch_first)  # noqa: F821
-
-
-def _pad_code(sequence, batch_first=False, padding_value=0.0, total_length=None):  # type: ignore[no-untyped-def]
-    return _zdp_bench_unpack(sequence, batch_first, padding_value, total_length)  # noqa: F821
-
-
-@contextmanager
-def recurrent_layers() -> Iterator[None]:
-    """Have recurrent layers, and the packing of sequences, recorded as our operations.
-
-    A model holds torch's two packing functions by any name, so it is their code that is exchanged.
-    """
-    functions: Any = (pack_padded_sequence, pad_packed_sequence)
-    kinds: Any = (nn.RNN, nn.LSTM, nn.GRU)
-    held = rnn._VF, [of.__code__ for of in functions], [kind.forward for kind in kinds]
-    names: Any = vars(packing)
-    try:
-        rnn._VF = _Functions()  # type: ignore[assignment]
-        names.update(_zdp_bench_pack=_pack, _zdp_bench_unpack=_unpack)
-        for function, code in zip(functions, (_pack_code, _pad_code), strict=True):
-            function.__code__ = code.__code__
-        for kind in kinds:
-            kind.forward = _forward_of(kind)
-        yield
-    finally:
-        rnn._VF, codes, forwards = held
-        for function, code in zip(functions, codes, strict=True):
-            function.__code__ = code
-        for kind, forward in zip(kinds, forwards, strict=True):
-            kind.forward = forward
-        for name in ("_zdp_bench_pack", "_zdp_bench_unpack"):
-            names.pop(name, None)
+def _record_packed(layer: nn.RNNBase, packed: Any, states: Any) -> Any:
+    """Return what a recurrent layer makes of a packed sequence."""
+    rows, lengths = packed.data, packed.batch_sizes.lengths
+    if layer.proj_size:
+        raise Alone("a recurrent layer with a projection takes packed sequences")
+    kind = layer.mode.lower()
+    if states is None:
+        levels = layer.num_layers * (1 + layer.bidirectional)
+        zeros = rows.new_zeros(levels, rows.shape[0], layer.hidden_size)
+        states = (zeros, zeros) if kind == "lstm" else zeros
+    layer._update_flat_weights()
+    run = getattr(torch.ops.zdp_bench, f"packed_{kind}")
+    output, *last = run(
+        rows,
+        lengths,
+        states,
+        layer._flat_weights,
+        layer.bias,
+        layer.num_layers,
+        layer.dropout,
+        layer.training,
+        layer.bidirectional,
+    )
+    result = PackedSequence(output, packed.batch_sizes, None, None)
+    return result, tuple(last) if kind == "lstm" else last[0]
 
 
 # ------------------------------------------------------------------------------------------ to run
@@ -188,8 +245,8 @@ def recurrent_layers() -> Iterator[None]:
 
 def is_recurrent(node: Node) -> bool:
     """True for one of these operations."""
-    of_ours = getattr(node.target, "namespace", "") == "zdp_bench"
-    return of_ours and name_of(node) in (*RECURRENT, *PACKED)
+    is_of_package = getattr(node.target, "namespace", "") == "zdp_bench"
+    return is_of_package and name_of(node) in (*RECURRENT, *PACKED)
 
 
 def run_plain(node: Node) -> None:
@@ -198,20 +255,26 @@ def run_plain(node: Node) -> None:
     if name in RECURRENT:
         node.target = getattr(torch._VF, name)
     else:
-        node.target, node.args = _run_packed, (name.removeprefix("packed_"), *node.args)
+        node.target = _run_packed
+        node.args = (name.removeprefix("packed_"), *node.args)
 
 
-def _run_packed(kind: str, x: Tensor, lengths: Tensor, hx: Any, *options: Any) -> Any:
+def _run_packed(
+    kind: str,
+    x: Tensor,
+    lengths: Tensor,
+    states: Any,
+    *options: Any,
+) -> Any:
     packed: Any = pack(x, lengths)
-    states = [state.index_select(1, packed.sorted_indices) for state in _each(hx)]
-    given = states if kind == "lstm" else states[0]
-    data, *ends = getattr(torch._VF, kind)(packed.data, packed.batch_sizes, given, *options)
-    ends = [end.index_select(1, packed.unsorted_indices) for end in ends]
-    return unpack(PackedSequence(data, *packed[1:]), x.shape[1]), *ends
-
-
-def _each(hx: Any) -> list[Tensor]:
-    return [hx] if isinstance(hx, Tensor) else list(hx)
+    sorted_states: Any = [state.index_select(1, packed.sorted_indices) for state in _list(states)]
+    if kind != "lstm":
+        (sorted_states,) = sorted_states
+    run = getattr(torch._VF, kind)
+    data, *last = run(packed.data, packed.batch_sizes, sorted_states, *options)
+    last = [state.index_select(1, packed.unsorted_indices) for state in last]
+    output = unpack(PackedSequence(data, *packed[1:]), x.shape[1])
+    return output, *last
 
 
 def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
@@ -222,3 +285,48 @@ def pack(x: Tensor, lengths: Tensor) -> PackedSequence:
 def unpack(packed: PackedSequence, length: int) -> Tensor:
     """Return sequences [B, length, *], with zeros beyond their lengths."""
     return pad_packed_sequence(packed, batch_first=True, total_length=length)[0]
+
+
+def make_layer(
+    kind: str,
+    inputs: int,
+    weights: list[nn.Parameter],
+    bias: bool,
+    levels: int,
+    dropout: float,
+    training: bool,
+    bidirectional: bool,
+    batch_first: bool,
+) -> nn.RNNBase:
+    """Return the recurrent layer that an operation is, with the operation's weights.
+
+    Args:
+        kind: lstm, gru, rnn_tanh or rnn_relu.
+        inputs: the number of features of the sequences.
+        weights: as `torch.lstm` takes them. The other arguments are its options.
+
+    Raises:
+        NoRule: the layer has a projection.
+    """
+    weights_of_level = 4 if bias else 2
+    if len(weights) != levels * (1 + bidirectional) * weights_of_level:
+        raise NoRule("a recurrent layer with a projection")
+    types: dict[str, Any] = {"lstm": nn.LSTM, "gru": nn.GRU}
+    more: dict[str, Any] = {}
+    if kind not in types:
+        more["nonlinearity"] = kind.removeprefix("rnn_")
+    layer: nn.RNNBase = types.get(kind, nn.RNN)(
+        inputs,
+        weights[1].shape[1],
+        levels,
+        bias=bias,
+        dropout=dropout,
+        bidirectional=bidirectional,
+        batch_first=batch_first,
+        device="meta",
+        **more,
+    )
+    layer.train(training)
+    names = [name for level in layer._all_weights for name in level]
+    layer._parameters.update(zip(names, weights, strict=True))
+    return layer
