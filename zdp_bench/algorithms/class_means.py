@@ -14,6 +14,7 @@ then Re⟨w, x⟩. The bias is 0.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from typing import Any
 
 import torch
@@ -23,7 +24,7 @@ from zdp_bench.algorithms import Algorithm, Problem
 from zdp_bench.algorithms.clipped_gradients import Clipping, FixedBound
 from zdp_bench.errors import UserError, setting, setting_name
 from zdp_bench.gradients import Batch, Shares
-from zdp_bench.gradients.clipping import SAFETY, trainable
+from zdp_bench.gradients.clipping import SAFETY, trainable, zero_rows
 from zdp_bench.gradients.shares import cut
 from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.mechanism import Block, Mechanism
@@ -31,6 +32,16 @@ from zdp_bench.registry import register
 
 BOUND = 1 + 1e-9  # of a share, with the rounding of norms in float64
 SCALE = 3.0  # the norm of the weights, for features of mean square 1
+
+
+def _is_one_real_layer(
+    layers: list[nn.Linear],
+    trained: Collection[nn.Parameter],
+) -> bool:
+    """True if there is one layer, and no parameter but its own is trained."""
+    if len(layers) != 1 or layers[0].weight.is_complex():
+        return False
+    return set(trained) <= set(layers[0].parameters())
 
 
 class ClassSums:
@@ -42,17 +53,16 @@ class ClassSums:
 
     def __init__(self, problem: Problem, key: str) -> None:
         self.problem, self.key = problem, key
-        layers = [layer for layer in problem.model.modules() if isinstance(layer, nn.Linear)]
-        names: dict[Tensor, str] = {
-            parameter: name for name, parameter in trainable(problem.model).items()
-        }
-        own = [parameter for layer in layers for parameter in layer.parameters()]
-        if len(layers) != 1 or layers[0].weight.is_complex() or not names.keys() <= {*own}:
+        modules = problem.model.modules()
+        linear = [module for module in modules if isinstance(module, nn.Linear)]
+        trained = trainable(problem.model)
+        if not _is_one_real_layer(linear, trained.values()):
             raise UserError(
                 f"{key} sets the weights of one real linear layer, and this model trains others: "
                 "it needs a linear model, such as real_linear."
             )
-        (self.layer,) = layers
+        (self.layer,) = linear
+        names = {parameter: name for name, parameter in trained.items()}
         self.weight = names[self.layer.weight]
 
     def of(
@@ -97,7 +107,11 @@ class ClassSums:
         """Return x/‖x‖ [B, inputs] and y [B, outputs]; 0 of an example that is not finite."""
         inputs, targets = batch
         arguments: list[Tensor] = []
-        handle = self.layer.register_forward_pre_hook(lambda _, args: arguments.append(args[0]))
+
+        def note(_: nn.Module, args: tuple[Tensor]) -> None:
+            arguments.extend(args)
+
+        handle = self.layer.register_forward_pre_hook(note)
         try:
             with torch.no_grad():
                 self.problem.model(inputs)
@@ -204,6 +218,11 @@ class ClassMeansFirst(FixedBound):
         return self.carried["started"] < self.start_steps
 
     @property
+    def _scale(self) -> float:
+        """The norm of a share's class means, whose own is 1."""
+        return self.max_grad_norm * SAFETY
+
+    @property
     def is_mean(self) -> bool:  # type: ignore[override]
         return not self.sets_weights
 
@@ -216,8 +235,9 @@ class ClassMeansFirst(FixedBound):
         if not self.sets_weights:
             super().accumulate(total, batch, shares)
         elif len(batch[0]):
-            sums = self.sums.total(batch, shares) * (self.max_grad_norm * SAFETY)
-            total[self.sums.weight] += sums.to(total[self.sums.weight])
+            sums = self._scale * self.sums.total(batch, shares)
+            own = total[self.sums.weight]
+            own += sums.to(own)
 
     def contributions(
         self,
@@ -226,11 +246,9 @@ class ClassMeansFirst(FixedBound):
     ) -> dict[str, Tensor]:
         if not self.sets_weights:
             return super().contributions(batch, shares)
-        means = self.sums.of(batch, shares) * (self.max_grad_norm * SAFETY)
-        rows = {}
-        for name, parameter in trainable(self.sums.problem.model).items():
-            rows[name] = parameter.new_zeros(len(means), *parameter.shape)
-        rows[self.sums.weight] = means.to(rows[self.sums.weight])
+        means = self._scale * self.sums.of(batch, shares)
+        rows = zero_rows(self.sums.problem.model, len(means))
+        rows[self.sums.weight].copy_(means)
         return rows
 
     def postprocess(
@@ -241,8 +259,9 @@ class ClassMeansFirst(FixedBound):
         """Return the mean, or at the start weights along the sum of all class means so far."""
         if not self.sets_weights:
             return super().postprocess(noisy, expected_batch_size)
-        direction = self.sums.layer.weight.detach().double()
-        total = noisy[self.sums.weight].double() + direction * (self.carried["length"] / SCALE)
+        weights = self.sums.layer.weight.detach().double()
+        before = weights * (self.carried["length"] / SCALE)
+        total = noisy[self.sums.weight].double() + before
         self.carried["started"] += 1
         self.carried["length"] = float(total.norm())
         return self.sums.weights_along(total, SCALE)

@@ -52,8 +52,10 @@ from zdp_bench.gradients.clipping import (
     clip_factors,
     held,
     layers,
+    split_batch,
     squared_norms,
     trainable,
+    zero_rows,
 )
 from zdp_bench.gradients.layer_gradient import contract, matrix_sum, weigh
 from zdp_bench.gradients.program import state_of
@@ -139,12 +141,14 @@ class DPDFA(Algorithm):
         if as_published:
             squares[-1] = self.hidden_signal**2
         pairs = list(zip(squares, self._biases(), strict=True))
+        square_bound = self.max_grad_norm**2
         if self.front:
-            share = self.max_grad_norm**2 / len(layers(self.problem.model))
+            share = square_bound / len(layers(self.problem.model))
             solved = [share / square - bias for square, bias in pairs]
         else:
-            fixed = sum(square * bias for square, bias in pairs)
-            solved = [(self.max_grad_norm**2 - fixed) / sum(squares)] * len(squares)
+            of_biases = sum(square * bias for square, bias in pairs)
+            common = (square_bound - of_biases) / sum(squares)
+            solved = [common] * len(squares)
         require(
             min(solved) > 0,
             "algorithm.max_grad_norm",
@@ -187,11 +191,8 @@ class DPDFA(Algorithm):
         add_up(total, self._sums(batch))
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
-        inputs, targets = batch
-        rows = {}
-        for name, parameter in trainable(self.problem.model).items():
-            rows[name] = parameter.detach().new_zeros((len(inputs), *parameter.shape))
-        for number, example in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
+        rows = zero_rows(self.problem.model, len(batch[0]))
+        for number, example in enumerate(split_batch(batch)):
             for name, share in self._sums(example).items():
                 rows[name][number] = share
         return rows
@@ -223,13 +224,15 @@ class DPDFA(Algorithm):
             except NoRule as error:
                 raise UserError(f"{_named()}: does not support {error}.") from None
         # If no example was left, `objective` was not called again, and its sums must go.
-        any_left = torch.isfinite(clipped.norms).all(dim=1).any()
+        is_left = torch.isfinite(clipped.norms).all(dim=1)
         for value in of_connected.values():
-            value.mul_(any_left)
+            value.mul_(is_left.any())
         return clipped.sums | of_connected
 
     def _connected_sums(
-        self, seen: Seen, losses: Tensor
+        self,
+        seen: Seen,
+        losses: Tensor,
     ) -> tuple[dict[str, Tensor], Weighed, Weighed]:
         """Sum the shares of the fully connected layers; also δ of the first of them [B, n] and the
         error [B, K], each with its clip factors [B].
@@ -243,17 +246,18 @@ class DPDFA(Algorithm):
         signals = [*deltas, *activations]  # 2L of [B, n]
         if any(rows.dtype in HALF for rows in signals):
             signals = [rows.float() for rows in signals]
-        norms = torch.stack([squared_norms(rows) for rows in signals]).sqrt_()  # [2L, B], float64
+        squares = [squared_norms(rows) for rows in signals]
+        norms = torch.stack(squares).sqrt_()  # [2L, B], float64
         factors = clip_factors(norms, self.limits)
-        of_deltas, of_activations = factors.view(2, len(names), -1).unbind()  # [L, B] each
+        of_deltas, of_activations = factors.chunk(2)  # [L, B] each
         of_error = of_deltas[-1]
         of_deltas = torch.minimum(of_deltas, of_error)  # if clipping the error was not enough
         of_both = held(of_deltas * of_activations)
         # 0 · NaN is NaN: a broken example is set to zero before it is weighed. No GPU is waited
         # for.
         if not (norms.is_cpu and all_finite(norms)):
-            is_whole = torch.isfinite(norms).all(dim=0).unsqueeze(1)  # [B, 1]
-            signals = [torch.where(is_whole, rows, 0) for rows in signals]
+            is_whole = torch.isfinite(norms).all(dim=0)  # [B]
+            signals = [torch.where(is_whole.unsqueeze(1), rows, 0) for rows in signals]
         deltas, activations = signals[: len(names)], signals[len(names) :]
         dtype = deltas[-1].real.dtype
         weight_factors = of_both.to(dtype)
@@ -276,7 +280,8 @@ class DPDFA(Algorithm):
     ) -> list[Tensor]:
         """Return δ of each fully connected layer, [B, n], unclipped; the last one is the error."""
         *hidden, last = self.connected
-        (error,) = torch.autograd.grad(losses, seen.outputs[last], torch.ones_like(losses))
+        ones = torch.ones_like(losses)
+        (error,) = torch.autograd.grad(losses, seen.outputs[last], ones)
         if not hidden:
             return [error]
         activations = [seen.arrived[following] for following in [*hidden[1:], last]]
@@ -318,7 +323,8 @@ class DPDFA(Algorithm):
             dtype = torch.promote_types(like.dtype, error.dtype)
             wide = torch.complex128 if dtype.is_complex else torch.float64
             generator = torch.Generator().manual_seed(_seed(self.problem.seed, name))
-            drawn = torch.randn(rows, error.shape[1], dtype=wide, generator=generator)
+            columns = error.shape[1]
+            drawn = torch.randn(rows, columns, dtype=wide, generator=generator)
             drawn *= self.feedback_norm / torch.linalg.matrix_norm(drawn, 2)
             self._feedback[name] = drawn.to(error.device, dtype)
         feedback = self._feedback[name]
@@ -330,15 +336,19 @@ class DPDFA(Algorithm):
     @contextmanager
     def _cut(self) -> Iterator[Seen]:
         """Inside, every layer that learns by feedback starts a graph of its own."""
-        seen, model = Seen(), self.problem.model
-        fed = self.connected if self.convolutions == "hybrid" else [*self.front, *self.connected]
+        seen = Seen()
+        model = self.problem.model
+        fed = list(self.connected)
+        if self.convolutions != "hybrid":
+            fed = self.front + fed
         frozen = [parameter for parameter in self.of_connected if parameter.requires_grad]
         handles = [model.register_forward_pre_hook(lambda *_: seen.clear())]
         for name in fed:
             hook = partial(cut_input, seen, name)
             handles.append(model.get_submodule(name).register_forward_pre_hook(hook))
         for name, layer in self.connected.items():
-            handles.append(layer.register_forward_hook(partial(cut_output, seen, name)))
+            cut_own_output = partial(cut_output, seen, name)
+            handles.append(layer.register_forward_hook(cut_own_output))
         try:
             for parameter in frozen:
                 parameter.requires_grad_(False)
@@ -358,7 +368,8 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 
 
 def _seed(seed: int, layer: str) -> int:
-    (state,) = stream(seed, "feedback", layer).generate_state(1, np.uint64)
+    feedback = stream(seed, "feedback", layer)
+    (state,) = feedback.generate_state(1, np.uint64)
     return int(state >> np.uint64(1))
 
 

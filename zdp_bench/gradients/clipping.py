@@ -40,7 +40,10 @@ class ClippedSum:
     norms: Tensor
 
 
-def add_up(total: dict[str, Tensor], sums: dict[str, Tensor]) -> None:
+def add_up(
+    total: dict[str, Tensor],
+    sums: dict[str, Tensor],
+) -> None:
     """Add sums to `total` in place. Tensors of new names are taken over, not copied."""
     for name, value in sums.items():
         if name in total:
@@ -53,6 +56,23 @@ def trainable(model: nn.Module) -> dict[str, nn.Parameter]:
     """Return the parameters that train, by name; a shared one once, under its first name."""
     named = model.named_parameters()
     return {name: parameter for name, parameter in named if parameter.requires_grad}
+
+
+def zero_rows(
+    model: nn.Module,
+    count: int,
+) -> dict[str, Tensor]:
+    """Return zeros for `count` gradients of each trainable parameter, [count, *shape] by name."""
+    return {
+        name: parameter.new_zeros(count, *parameter.shape)
+        for name, parameter in trainable(model).items()
+    }
+
+
+def split_batch(batch: Batch, size: int = 1) -> Iterator[Batch]:
+    """Yield a batch in parts of `size` examples."""
+    inputs, targets = batch
+    yield from zip(inputs.split(size), targets.split(size), strict=True)
 
 
 def layers(model: nn.Module) -> list[list[str]]:

@@ -22,7 +22,9 @@ class Parts:
 
     @property
     def leaves(self) -> list[Tensor]:
-        return list(self.tree) if self._is_flat else tree_leaves(self.tree)
+        if self._is_flat:
+            return list(self.tree)
+        return tree_leaves(self.tree)
 
     @property
     def _is_flat(self) -> bool:
@@ -104,7 +106,10 @@ def unpack(packed: Any) -> Any:
     return packed.tree if isinstance(packed, Parts) else packed
 
 
-def map_leaves(function: Callable[[Tensor], Tensor], packed: Tensor) -> Tensor:
+def map_leaves(
+    function: Callable[[Tensor], Tensor],
+    packed: Tensor,
+) -> Tensor:
     """Return the function of a tensor, or of each tensor in `Parts`."""
     if isinstance(packed, Parts):
         return cast(Tensor, packed.map(function))

@@ -23,8 +23,10 @@ from zdp_bench.gradients.clipping import (
     add_up,
     clip_factors,
     groups,
+    split_batch,
     squared_norms,
     trainable,
+    zero_rows,
 )
 from zdp_bench.gradients.losses import PerExample, draw_seeds, kept_draws, per_example, set_seed
 from zdp_bench.gradients.parts import map_leaves
@@ -51,10 +53,7 @@ def per_sample_gradients(
     """
     inputs, _ = batch
     if len(inputs) == 0:
-        none = {}
-        for name, parameter in trainable(model).items():
-            none[name] = parameter.detach().new_zeros((0, *parameter.shape))
-        return none
+        return zero_rows(model, 0)
     gradients = _differentiate(model, per_example(loss), batch)
     if complex_scale != 1:
         for name, own in gradients.items():
@@ -102,7 +101,10 @@ def outputs_of(model: nn.Module, inputs: Tensor) -> Tensor:
     return torch.cat(outputs)
 
 
-def _forward(model: nn.Module, inputs: Tensor) -> Callable[[Tensor], Tensor]:
+def _forward(
+    model: nn.Module,
+    inputs: Tensor,
+) -> Callable[[Tensor], Tensor]:
     """Return what gives a model's outputs: its program, itself, or a copy for these inputs."""
     state = state_of(model, inputs)
     if state.alone:
@@ -180,15 +182,18 @@ def one_by_one(
     return {name: torch.stack(each).detach() for name, each in gradients.items()}
 
 
-def _gradients_of(loss: Tensor, parameters: dict[str, nn.Parameter]) -> dict[str, Tensor]:
+def _gradients_of(
+    loss: Tensor,
+    parameters: dict[str, nn.Parameter],
+) -> dict[str, Tensor]:
     """Return a loss's gradients by name; zeros where it does not depend on a parameter."""
     gradients: Sequence[Tensor | None] = [None] * len(parameters)
     if loss.requires_grad:
         gradients = torch.autograd.grad(loss, [*parameters.values()], allow_unused=True)
-    found = {}
+    by_name = {}
     for (name, parameter), gradient in zip(parameters.items(), gradients, strict=True):
-        found[name] = torch.zeros_like(parameter) if gradient is None else gradient
-    return found
+        by_name[name] = torch.zeros_like(parameter) if gradient is None else gradient
+    return by_name
 
 
 def places_of(model: nn.Module) -> dict[str, Tensor]:
@@ -217,17 +222,15 @@ def share_gradients(
     """Return the mean gradient of each share: parameter name -> [S, *shape]."""
     if shares is None:
         return per_sample_gradients(model, loss, batch, complex_scale=complex_scale)
-    means = {
-        name: parameter.new_zeros(len(shares), *parameter.shape)
-        for name, parameter in trainable(model).items()
-    }
+    means = zero_rows(model, len(shares))
     for number, share in enumerate(cut(shares)):
-        inputs, targets = batch[0][share], batch[1][share]
-        few = chunk or len(inputs)
-        for part in zip(inputs.split(few), targets.split(few), strict=True):
+        inputs, targets = batch
+        examples = inputs[share], targets[share]
+        size = shares[number]
+        for part in split_batch(examples, chunk or size):
             gradients = per_sample_gradients(model, loss, part, complex_scale=complex_scale)
             for name, own in gradients.items():
-                means[name][number] += own.sum(dim=0) / len(inputs)
+                means[name][number] += own.sum(dim=0) / size
     return means
 
 
@@ -241,10 +244,12 @@ def _in_chunks(
 ) -> Iterator[dict[str, Tensor]]:
     """Yield the gradients of the batch's shares, at most `chunk` at once."""
     inputs, targets = batch
-    examples = cut(shares or (1,) * len(inputs))
-    for start in range(0, max(1, len(examples)), chunk):
-        few = examples[start : start + chunk]
-        part = slice(few[0].start, few[-1].stop) if few else slice(0, 0)
+    positions = cut(shares or (1,) * len(inputs))
+    for start in range(0, max(1, len(positions)), chunk):
+        own_positions = positions[start : start + chunk]
+        part = slice(0, 0)
+        if own_positions:
+            part = slice(own_positions[0].start, own_positions[-1].stop)
         own_shares = None if shares is None else shares[start : start + chunk]
         yield share_gradients(
             model,

@@ -53,8 +53,9 @@ def average_shares(
 
     def mean_of_one(name: str, number: int) -> Tensor:
         gradient: LayerGradient = gradients_of(number)[name]
-        ones = torch.ones(shares[number], dtype=torch.float64)
-        return gradient.weighted_sum(ones) / shares[number]
+        size = shares[number]
+        ones = torch.ones(size, dtype=torch.float64)
+        return gradient.weighted_sum(ones) / size
 
     return {
         name: _average(gradient, partial(mean_of_one, name), shares)

@@ -17,14 +17,20 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from types import MappingProxyType
 
 import torch
 from torch import Tensor, nn
 
 from zdp_bench.errors import UserError, setting
 from zdp_bench.gradients import Engine, clipped_sum, reference
-from zdp_bench.gradients.clipping import Batch, Loss, groups, trainable
+from zdp_bench.gradients.clipping import (
+    Batch,
+    Loss,
+    groups,
+    split_batch,
+    trainable,
+    zero_rows,
+)
 from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.rules import Rule
 from zdp_bench.gradients.rules.circulant import Correlation, correlate
@@ -50,7 +56,8 @@ class Spectrum:
     @property
     def dims(self) -> tuple[int, ...]:
         """The transformed dimensions, counted from the first."""
-        return tuple(range(len(self.channels), len(self.shape)))
+        first = len(self.channels)
+        return tuple(range(first, len(self.shape)))
 
     @property
     def _last_dims(self) -> tuple[int, ...]:
@@ -74,7 +81,7 @@ class FourierDomain:
     loss: Loss
     spectra: dict[str, Spectrum]  # by the parameter's name
     # for layers whose spectrum is not that of their gradient; empty in the kernel domain
-    rules: Mapping[nn.Module, Rule] = field(default_factory=lambda: MappingProxyType({}))
+    rules: Mapping[nn.Module, Rule] = field(default_factory=dict)
 
     def clipped_sum(
         self,
@@ -99,7 +106,10 @@ class FourierDomain:
         )
         return clipped.sums if self.rules else self._transform(clipped.sums)
 
-    def _transform(self, gradients: dict[str, Tensor]) -> dict[str, Tensor]:
+    def _transform(
+        self,
+        gradients: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
         transformed = dict(gradients)
         for name, spectrum in self.spectra.items():
             if name in gradients:
@@ -117,11 +127,8 @@ class FourierDomain:
             gradients = reference.per_sample_gradients(self.model, self.loss, batch)
             clipped, _ = reference.clip(gradients, together)
             return self._transform(clipped)
-        inputs, targets = batch
-        spectra = {
-            name: zero.new_zeros(len(inputs), *zero.shape) for name, zero in self._zeros().items()
-        }
-        for number, example in enumerate(zip(inputs.split(1), targets.split(1), strict=True)):
+        spectra = self._zero_rows(len(batch[0]))
+        for number, example in enumerate(split_batch(batch)):
             unclipped = clipped_sum(
                 self.model,
                 self.loss,
@@ -135,18 +142,19 @@ class FourierDomain:
         clipped, _ = reference.clip(spectra, together)
         return clipped
 
-    def _zeros(self) -> dict[str, Tensor]:
-        """Return a share of zeros: a spectrum, or a gradient that has none."""
-        zeros = {}
-        for name, parameter in trainable(self.model).items():
-            if name in self.spectra:
-                shape, dtype = self.spectra[name].shape, parameter.dtype.to_complex()
-                zeros[name] = torch.zeros(shape, dtype=dtype, device=parameter.device)
-            else:
-                zeros[name] = torch.zeros_like(parameter, requires_grad=False)
-        return zeros
+    def _zero_rows(self, count: int) -> dict[str, Tensor]:
+        """Return zeros for `count` shares: spectra, and gradients that have none."""
+        rows = zero_rows(self.model, count)
+        for name, spectrum in self.spectra.items():
+            row = rows[name]
+            dtype = row.dtype.to_complex()
+            rows[name] = row.new_zeros((count, *spectrum.shape), dtype=dtype)
+        return rows
 
-    def gradients(self, noisy: dict[str, Tensor]) -> dict[str, Tensor]:
+    def gradients(
+        self,
+        noisy: dict[str, Tensor],
+    ) -> dict[str, Tensor]:
         """Return the gradients of released spectra, by parameter name."""
         gradients = dict(noisy)
         for name, spectrum in self.spectra.items():
@@ -159,9 +167,8 @@ Convolution = nn.modules.conv._ConvNd
 
 def kernel_domain(model: nn.Module, loss: Loss) -> FourierDomain:
     """Return spectra over the kernels of convolutions and the blocks of circulant layers."""
-    return FourierDomain(
-        model, loss, {name: _kernel(weight, layer) for name, weight, layer in _layers(model)}
-    )
+    spectra = {name: _kernel(weight) for name, weight, _ in _layers(model)}
+    return FourierDomain(model, loss, spectra)
 
 
 def padded_domain(
@@ -176,7 +183,8 @@ def padded_domain(
     if like is None:
         raise ValueError("a padded spectrum's size depends on the inputs' shape: say Problem.like")
     layers = _layers(model)
-    sizes = _input_sizes(model, like, [of for _, _, of in layers if isinstance(of, Convolution)])
+    convolutions = [layer for _, _, layer in layers if isinstance(layer, Convolution)]
+    sizes = _input_sizes(model, like, convolutions)
     spectra: dict[str, Spectrum] = {}
     rules: dict[nn.Module, Rule] = {}
     for name, weight, layer in layers:
@@ -190,22 +198,22 @@ def padded_domain(
             spectra[name] = _linear(weight, layer, sizes[layer])
             rules[layer] = _convolution_rule(spectra[name])
         else:
-            spectra[name] = _kernel(weight, layer)
+            spectra[name] = _kernel(weight)
             rules[layer] = _circulant_rule
     return FourierDomain(model, loss, spectra, rules)
 
 
 def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     """Return (name, weight, layer) of every convolution and circulant layer that trains."""
-    moving = trainable(model)
-    for name, parameter in moving.items():
+    trained = trainable(model)
+    for name, parameter in trained.items():
         if parameter.is_complex():
             raise UserError(
                 f"spectra are those of real gradients, and parameter '{name}' is complex: "
                 f"use {setting('algorithm', 'zeta_dp_sgd')}."
             )
-    layers: list[tuple[str, nn.Parameter, nn.Module]] = []
-    for name, weight in moving.items():
+    layers = []
+    for name, weight in trained.items():
         module_name, _, own_name = name.rpartition(".")
         layer = model.get_submodule(module_name)
         if own_name == "weight" and isinstance(layer, Convolution | CirculantLinear):
@@ -213,9 +221,11 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
     return layers
 
 
-def _kernel(weight: nn.Parameter, layer: nn.Module) -> Spectrum:
-    every_lag = (slice(None),) * (weight.dim() - 2)
-    return Spectrum(tuple(weight.shape[:2]), tuple(weight.shape[2:]), every_lag)
+def _kernel(weight: nn.Parameter) -> Spectrum:
+    """Return the spectrum of a weight's own length: every lag is the weight's."""
+    outputs, inputs, *sizes = weight.shape
+    every_lag = (slice(None),) * len(sizes)
+    return Spectrum((outputs, inputs), tuple(sizes), every_lag)
 
 
 def _linear(
@@ -224,25 +234,34 @@ def _linear(
     padded_input: tuple[int, ...],
 ) -> Spectrum:
     """Return the spectrum at M = Hp + Ho − 1: padded input, and output spread by its stride."""
-    sizes, lags = [], []
-    numbers = zip(padded_input, weight.shape[2:], layer.dilation, layer.stride, strict=True)
-    for input_size, kernel, dilation, stride in numbers:
-        extent = dilation * (kernel - 1) + 1
+    outputs, inputs, *kernels = weight.shape
+    sizes = []
+    lags = []
+    for dim, input_size in enumerate(padded_input):
+        dilation, stride = layer.dilation[dim], layer.stride[dim]
+        extent = dilation * (kernels[dim] - 1) + 1
         spread_output = ((input_size - extent) // stride) * stride + 1
         sizes.append(input_size + spread_output - 1)
         lags.append(slice(0, extent, dilation))
-    return Spectrum(tuple(weight.shape[:2]), tuple(sizes), tuple(lags))
+    return Spectrum((outputs, inputs), tuple(sizes), tuple(lags))
 
 
 def _input_sizes(
-    model: nn.Module, like: Tensor, layers: list[Convolution]
+    model: nn.Module,
+    like: Tensor,
+    layers: list[Convolution],
 ) -> dict[nn.Module, tuple[int, ...]]:
     """Return the size of each convolution's padded input."""
     sizes: dict[nn.Module, tuple[int, ...]] = {}
 
-    def note(layer: nn.Module, arguments: tuple[Tensor, ...]) -> None:
+    def note(
+        layer: nn.Module,
+        arguments: tuple[Tensor, ...],
+    ) -> None:
         assert isinstance(layer, Convolution)
-        size = tuple(pad_input(layer, arguments[0][:1]).shape[2:])
+        (maps,) = arguments
+        _, _, *sizes_of_map = pad_input(layer, maps[:1]).shape
+        size = tuple(sizes_of_map)
         if sizes.setdefault(layer, size) != size:
             raise UserError(
                 "a convolution that is given maps of different sizes has no padded spectrum: "
@@ -254,8 +273,8 @@ def _input_sizes(
     mode = model.training
     try:
         with torch.no_grad(), torch.random.fork_rng():
-            zeros = torch.zeros((1, *like.shape[1:]), dtype=like.dtype, device=device)
-            model.eval()(zeros)
+            example = like.new_zeros(1, *like.shape[1:], device=device)
+            model.eval()(example)
     finally:
         model.train(mode)
         for handle in handles:
@@ -272,17 +291,18 @@ def _convolution_rule(spectrum: Spectrum) -> Rule:
         assert isinstance(layer, Convolution)
         x = pad_input(layer, x)
         spread = _spread(g, layer.stride)
-        outputs = tuple(spread.shape[2:])
-        pairs = zip(x.shape[2:], outputs, strict=True)
-        sizes = [input_size + output - 1 for input_size, output in pairs]
-        if tuple(sizes) != spectrum.sizes:
+        inputs, outputs = x.shape[2:], tuple(spread.shape[2:])
+        sizes = tuple(a + b - 1 for a, b in zip(inputs, outputs, strict=True))
+        if sizes != spectrum.sizes:
             raise UserError(
-                f"an example's map of {list(x.shape[2:])} is not of the size that "
+                f"an example's map of {list(inputs)} is not of the size that "
                 "this run was set up for."
             )
-        fast = tuple(fft.next_fast_len(size, real=True) for size in spectrum.sizes)
-        weight = _transformed(Correlation(x, spread, fast), spectrum, outputs)
-        return {"weight": weight, "bias": LayerGradient.of(g.flatten(2).sum(dim=2))}
+        fast_sizes = tuple(fft.next_fast_len(size, real=True) for size in sizes)
+        correlation = Correlation(x, spread, fast_sizes)
+        weight = _transformed(correlation, spectrum, outputs)
+        bias = LayerGradient.of(g.flatten(2).sum(dim=2))
+        return {"weight": weight, "bias": bias}
 
     return rule
 
@@ -291,11 +311,12 @@ def _spread(g: Tensor, stride: tuple[int, ...]) -> Tensor:
     """Return g [B, O, *] with zeros at the positions that the stride leaves out."""
     if all(step == 1 for step in stride):
         return g
-    pairs = zip(g.shape[2:], stride, strict=True)
-    sizes = [(size - 1) * step + 1 for size, step in pairs]
-    spread = g.new_zeros((*g.shape[:2], *sizes))
+    examples, channels, *sizes = g.shape
+    pairs = zip(sizes, stride, strict=True)
+    spread_sizes = [(size - 1) * step + 1 for size, step in pairs]
+    spread = g.new_zeros(examples, channels, *spread_sizes)
     positions = [slice(None, None, step) for step in stride]
-    spread[(slice(None), slice(None), *positions)] = g
+    spread[(..., *positions)] = g
     return spread
 
 
@@ -310,7 +331,7 @@ def _circulant_rule(
             "a circulant layer over several positions has no spectral share here: "
             f"use {setting('algorithm', 'dp_sgd')}."
         )
-    weight = _transformed(correlate(layer, x, g), _kernel(layer.weight, layer))
+    weight = _transformed(correlate(layer, x, g), _kernel(layer.weight))
     return {"weight": weight, "bias": LayerGradient.of(g)}
 
 
@@ -328,13 +349,14 @@ def _transformed(
     """
 
     def transform(signal: Tensor) -> Tensor:
-        lengths = zip(spectrum.sizes, outputs, strict=False)
-        for dim, (size, output) in enumerate(lengths, -len(outputs)):
-            if signal.shape[dim] != size:
+        for dim, output in enumerate(outputs, -len(outputs)):
+            length, size = signal.shape[dim], spectrum.sizes[dim]
+            if length != size:
                 # Between the lags 0 … Hp − 1 and −(Ho − 1) … −1 all entries are zero.
-                ahead, behind = size - output + 1, output - 1
-                last = signal.narrow(dim, signal.shape[dim] - behind, behind)
-                signal = torch.cat([signal.narrow(dim, 0, ahead), last], dim=dim)
+                behind = output - 1
+                first = signal.narrow(dim, 0, size - behind)
+                last = signal.narrow(dim, length - behind, behind)
+                signal = torch.cat([first, last], dim=dim)
         return spectrum.forward(signal)
 
     return LayerGradient(

@@ -98,7 +98,11 @@ class Tape:
     program: Program | None = None  # whose operations enter themselves
     modules: dict[int, nn.Module] = field(default_factory=dict)  # by the identity of their weight
 
-    def play_back(self, parameters: list[nn.Parameter], consume: Consumer) -> None:
+    def play_back(
+        self,
+        parameters: list[nn.Parameter],
+        consume: Consumer,
+    ) -> None:
         """Run backward from Σ losses; `consume(call, output gradient)` is called for every call.
 
         Afterwards the tape is empty: the graph, whose hooks hold it, would keep it alive for ever.
@@ -156,7 +160,13 @@ class Tape:
 
     # ------------------------------------------------------------ what a program enters
 
-    def enter_use(self, number: int, output: Tensor, weights: Any, others: Any) -> Tensor:
+    def enter_use(
+        self,
+        number: int,
+        output: Tensor,
+        weights: Any,
+        others: Any,
+    ) -> Tensor:
         """Enter an operation that uses parameters; return its output."""
         assert self.program is not None
         use = self.program.uses[number]
@@ -179,7 +189,14 @@ class Tape:
             output: Tensor = module(x)
         return output
 
-    def call_recurrent(self, kind: str, name: str, inner: int, x: Tensor, *arguments: Any) -> Any:
+    def call_recurrent(
+        self,
+        kind: str,
+        name: str,
+        inner: int,
+        x: Tensor,
+        *arguments: Any,
+    ) -> Any:
         """Replay a recurrent operation, whose gates enter themselves.
 
         Args:
@@ -214,7 +231,10 @@ class Tape:
 
 
 @contextmanager
-def entering(tape: Tape, layers: list[Layer]) -> Iterator[None]:
+def entering(
+    tape: Tape,
+    layers: list[Layer],
+) -> Iterator[None]:
     """Have the calls of layers entered on a tape within."""
     replaced = [vars(layer.module).get("forward") for layer in layers]
     try:
@@ -304,7 +324,12 @@ def _has_rows(value: Any) -> bool:
 _not_a_view = torch.ops.aten._unsafe_view.default  # the same memory, but a new node
 
 
-def _enter(tape: Tape, layer: Layer, x: Tensor, output: Tensor) -> Tensor:
+def _enter(
+    tape: Tape,
+    layer: Layer,
+    x: Tensor,
+    output: Tensor,
+) -> Tensor:
     """Record a call on the tape, and return its output."""
     if not output.requires_grad:
         start = output.detach().requires_grad_()

@@ -250,7 +250,10 @@ def _inverse_root(
     return _Root(t.square() * k, -p * k, k, s)
 
 
-def _moments(x: Tensor, groups: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def _moments(
+    x: Tensor,
+    groups: int,
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """Return (c = x − mean, each group's mean, h = E|c|²/2, p = E c²), the last two in float64.
 
     E divides as torch.cov does.

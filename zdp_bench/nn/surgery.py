@@ -227,7 +227,10 @@ class RealInput(nn.Module):
         return parts.flatten(1, 2) if z.dim() > 3 else parts
 
 
-def real_shape(shape: tuple[int, ...], complex_as: ComplexAs) -> tuple[int, ...]:
+def real_shape(
+    shape: tuple[int, ...],
+    complex_as: ComplexAs,
+) -> tuple[int, ...]:
     """Return what the shape of an example becomes: [C, H, W] -> [2C, H, W], [H, W] -> [2, H, W]."""
     if complex_as == "magnitude":
         return shape

@@ -199,7 +199,10 @@ def epsilon(
     return epsilon_together([(laws, steps)], delta)
 
 
-def epsilon_together(parts: Sequence[tuple[tuple[Law, ...], int]], delta: float) -> float:
+def epsilon_together(
+    parts: Sequence[tuple[tuple[Law, ...], int]],
+    delta: float,
+) -> float:
     """Return an upper bound on the ε of steps of several kinds, one after the other, at `delta`.
 
     Args:
@@ -212,7 +215,10 @@ def epsilon_together(parts: Sequence[tuple[tuple[Law, ...], int]], delta: float)
     return max(_epsilon([(laws[i], steps) for laws, steps in parts], delta) for i in directions)
 
 
-def shared_width(kinds: Sequence[tuple[float, Mixture, int]], delta: float) -> float:
+def shared_width(
+    kinds: Sequence[tuple[float, Mixture, int]],
+    delta: float,
+) -> float:
     """Return the width of a grid on which steps of several kinds (z, drawn, steps) are composed.
 
     It is small beside the mean spread of a step's loss, as far as the number of cells allows.
@@ -296,7 +302,10 @@ def _fft_rounding(mass: np.ndarray) -> float:
     return len(mass) * abs(float(mass.min()))
 
 
-def _epsilon(parts: Sequence[tuple[Law, int]], delta: float) -> float:
+def _epsilon(
+    parts: Sequence[tuple[Law, int]],
+    delta: float,
+) -> float:
     """Return an upper bound on the ε of so many steps of each law."""
     first_law, first_steps = parts[0]
     mass, first, truncated, rounding = _compose(first_law, first_steps, delta)
@@ -320,7 +329,10 @@ def _log_finite(parts: Sequence[tuple[Law, int]]) -> float:
     return sum(steps * math.log1p(-law.infinite) for law, steps in parts)
 
 
-def _epsilon_by_moments(parts: Sequence[tuple[Law, int]], delta: float) -> float:
+def _epsilon_by_moments(
+    parts: Sequence[tuple[Law, int]],
+    delta: float,
+) -> float:
     """Return a looser bound, for a δ below the FFT's rounding: the laws' Rényi divergences."""
     left = delta + math.expm1(_log_finite(parts))
     if left <= 0:
@@ -581,7 +593,10 @@ def _cells(
     return law, float(special.ndtr(x[0] / z))
 
 
-def _log_mass(a: np.ndarray, b: np.ndarray) -> np.ndarray:
+def _log_mass(
+    a: np.ndarray,
+    b: np.ndarray,
+) -> np.ndarray:
     """Return log P(a < N(0, 1) < b), to full relative accuracy in both tails."""
     right = a + b > 0  # there the mass of (−b, −a), which is the same, is taken
     low = special.log_ndtr(np.where(right, -b, a))

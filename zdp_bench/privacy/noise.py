@@ -48,7 +48,10 @@ def run_key(
     return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
 
 
-def stream(key: int | str, *purpose: int | str) -> np.random.SeedSequence:
+def stream(
+    key: int | str,
+    *purpose: int | str,
+) -> np.random.SeedSequence:
     """Return the seed of a stream of one purpose: `stream(key, "noise", step, block)`.
 
     The key is a run's (`run_key`), or a plain seed for what runs may share (first weights).

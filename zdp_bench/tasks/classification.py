@@ -42,16 +42,19 @@ class Classification:
     ) -> dict[str, float]:
         from sklearn.metrics import accuracy_score, roc_auc_score  # which take half a second
 
-        truth, classes = targets.cpu().numpy(), outputs.shape[1]
+        truth = targets.cpu().numpy()
+        predicted = outputs.cpu().argmax(dim=1).numpy()
         odds = log_odds(outputs).cpu().numpy()
+        classes = outputs.shape[1]
+        has_all_classes = len(np.unique(truth)) == classes
         area = math.nan
-        if len(set(truth.tolist())) == classes == 2:
+        if has_all_classes and classes == 2:
             area = float(roc_auc_score(truth, odds[:, 1]))
-        elif len(set(truth.tolist())) == classes > 2:
+        elif has_all_classes and classes > 2:
             is_class = np.eye(classes, dtype=int)[truth]  # [n, classes]
             area = float(roc_auc_score(is_class, odds, average="macro"))
         return {
-            "accuracy": float(accuracy_score(truth, outputs.cpu().argmax(dim=1).numpy())),
+            "accuracy": float(accuracy_score(truth, predicted)),
             "roc_auc": area,
             "loss": mean_of(self.loss(outputs, targets)),
         }
@@ -71,11 +74,13 @@ def log_odds(logits: Tensor) -> Tensor:
         In double precision [n, classes].
     """
     logits = logits.double()
-    ordered, classes = (logits - logits.amax(dim=1, keepdim=True)).sort(dim=1, descending=True)
+    below_largest = logits - logits.amax(dim=1, keepdim=True)
+    ordered, classes = below_largest.sort(dim=1, descending=True)
     odds = torch.empty_like(ordered)
-    for place in range(ordered.shape[1]):
-        others = torch.cat([ordered[:, :place], ordered[:, place + 1 :]], dim=1)
-        odds[:, place] = ordered[:, place] - others.logsumexp(dim=1)
+    for rank in range(ordered.shape[1]):
+        larger, smaller = ordered[:, :rank], ordered[:, rank + 1 :]
+        others = torch.cat([larger, smaller], dim=1)
+        odds[:, rank] = ordered[:, rank] - others.logsumexp(dim=1)
     return torch.empty_like(odds).scatter(1, classes, odds)
 
 
@@ -96,30 +101,41 @@ class BinaryClassification:
     targets = "one of two classes"
     outputs = 1
 
-    def __init__(self, *, weights: list[float] | None = None) -> None:
-        positive = weights is None or (len(weights) == 2 and min(weights) > 0)
-        require(positive, "task.weights", weights, "must be two positive numbers")
-        self.weights = torch.tensor(weights or [1.0, 1.0])
+    def __init__(
+        self,
+        *,
+        weights: list[float] | None = None,
+    ) -> None:
+        weights = [1.0, 1.0] if weights is None else weights
+        is_valid = len(weights) == 2 and min(weights) > 0
+        require(is_valid, "task.weights", weights, "must be two positive numbers")
+        self.weights = torch.tensor(weights)
 
     @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        logits, truth = outputs.squeeze(-1), targets.to(outputs.dtype)
+        logits = outputs.squeeze(-1)
+        truth = targets.to(outputs.dtype)
         loss = F.binary_cross_entropy_with_logits(logits, truth, reduction="none")  # [B]
-        return loss * self.weights.to(loss)[targets.long()]
+        weights = self.weights.to(loss)
+        return loss * weights[targets.long()]
 
     def scores(self, outputs: Tensor) -> np.ndarray:
         precision = torch.promote_types(outputs.dtype, torch.float32)  # numpy has no bfloat16
-        return outputs.squeeze(-1).to(precision).cpu().numpy()
+        logits = outputs.squeeze(-1)
+        return logits.to(precision).cpu().numpy()
 
     def metrics(
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
         from sklearn.metrics import accuracy_score, roc_auc_score
 
-        scores, truth = self.scores(outputs), targets.cpu().numpy()
-        both = len(set(truth.tolist())) == 2
+        scores = self.scores(outputs)
+        truth = targets.cpu().numpy()
+        area = math.nan
+        if len(np.unique(truth)) == 2:
+            area = float(roc_auc_score(truth, scores))
         return {
-            "roc_auc": float(roc_auc_score(truth, scores)) if both else math.nan,
+            "roc_auc": area,
             "accuracy": float(accuracy_score(truth, scores > 0)),
             "loss": mean_of(self.loss(outputs, targets)),
         }

@@ -7,6 +7,8 @@ mean over slices; then the mean over volumes.
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 import numpy as np
 import torch
 from torch import Tensor
@@ -49,54 +51,63 @@ class Reconstruction:
             groups: the volume of each slice; None: each example is one.
         """
         answers = outputs[..., 0, :, :] * scale(targets)
-        volumes = torch.arange(len(targets)) if groups is None else groups
-        measured: list[dict[str, float]] = []
-        for volume in volumes.unique():
-            slices = torch.nonzero(volumes == volume).flatten()
-            pair = targets[slices].flatten(0, -4).double()  # [slices, 2, H, W]
-            reference, zero_filled = pair.unbind(dim=1)
+        if groups is None:
+            groups = torch.arange(len(targets))
+        by_volume: dict[str, list[float]] = defaultdict(list)
+        for volume in groups.unique():
+            slices = torch.nonzero(groups == volume).flatten()
+            pairs = targets[slices].flatten(0, -4).double()  # [slices, 2, H, W]
+            reference, zero_filled = pairs.numpy().swapaxes(0, 1)
             answer = answers[slices].flatten(0, -3).double()
-            metrics = volume_metrics(reference.numpy(), answer.numpy())
-            baseline = volume_metrics(reference.numpy(), zero_filled.numpy())
-            metrics |= {f"zero_filled_{name}": value for name, value in baseline.items()}
-            measured.append(metrics)
-        means = {
-            name: float(np.mean([metrics[name] for metrics in measured])) for name in measured[0]
-        }
-        return means | {"loss": mean_of(self.loss(outputs, targets))}
+            for name, value in volume_metrics(reference, answer.numpy()).items():
+                by_volume[name].append(value)
+            for name, value in volume_metrics(reference, zero_filled).items():
+                by_volume[f"zero_filled_{name}"].append(value)
+        metrics = {name: float(np.mean(values)) for name, values in by_volume.items()}
+        metrics["loss"] = mean_of(self.loss(outputs, targets))
+        return metrics
 
-    def example(self, outputs: Tensor, targets: Tensor) -> dict[str, np.ndarray]:
+    def example(
+        self,
+        outputs: Tensor,
+        targets: Tensor,
+    ) -> dict[str, np.ndarray]:
         """Return the test set's middle slice for a figure.
 
         Returns:
             Reference, zero-filled and reconstructed magnitude, each [H, W].
         """
         middle = len(targets) // 2
-        pair = targets[middle]
+        answers = outputs[..., 0, :, :] * scale(targets)
+        pair, answer = targets[middle], answers[middle]
         if targets.dim() == 5:  # a volume, of which the last slice is shown
-            pair = pair.flatten(0, -4)[-1]
-        reference, zero_filled = pair
-        answers = (outputs[..., 0, :, :] * scale(targets))[middle]
-        images = {
+            pair, answer = pair[-1], answer[-1]
+        reference, zero_filled = pair.numpy()
+        return {
             "reference": reference,
             "zero_filled": zero_filled,
-            "reconstruction": answers.reshape(-1, *reference.shape)[-1],
+            "reconstruction": answer.numpy(),
         }
-        return {name: image.numpy() for name, image in images.items()}
 
 
-def volume_metrics(reference: np.ndarray, answer: np.ndarray) -> dict[str, float]:
+def volume_metrics(
+    reference: np.ndarray,
+    answer: np.ndarray,
+) -> dict[str, float]:
     """Return NMSE, PSNR and SSIM of one volume, float [slices, H, W], in double precision."""
     from skimage.metrics import peak_signal_noise_ratio, structural_similarity  # takes a second
 
-    reference, answer = reference.astype(np.float64), answer.astype(np.float64)
+    reference = reference.astype(np.float64)
+    answer = answer.astype(np.float64)
+    error = ((reference - answer) ** 2).sum()
     largest = reference.max()
-    ssim = [
-        structural_similarity(a, b, data_range=largest)
-        for a, b in zip(reference, answer, strict=True)
+    psnr = peak_signal_noise_ratio(reference, answer, data_range=largest)
+    ssim_of_slices = [
+        structural_similarity(reference_slice, answer_slice, data_range=largest)
+        for reference_slice, answer_slice in zip(reference, answer, strict=True)
     ]
     return {
-        "nmse": float(((reference - answer) ** 2).sum() / (reference**2).sum()),
-        "psnr": float(peak_signal_noise_ratio(reference, answer, data_range=largest)),
-        "ssim": float(np.mean(ssim)),
+        "nmse": float(error / (reference**2).sum()),
+        "psnr": float(psnr),
+        "ssim": float(np.mean(ssim_of_slices)),
     }

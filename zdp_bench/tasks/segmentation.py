@@ -14,6 +14,11 @@ from zdp_bench.tasks import keeps_apart, mean_of
 from zdp_bench.tasks.metric import DICE, DICE_WORST, LOSS
 
 Loss = Literal["bce", "dice", "bce_dice"]
+PARTS: dict[Loss, tuple[str, ...]] = {
+    "bce": ("bce",),
+    "dice": ("dice",),
+    "bce_dice": ("bce", "dice"),
+}
 
 
 @register("task", "segmentation")
@@ -35,22 +40,24 @@ class Segmentation:
     measures = (DICE, DICE_WORST, LOSS)
     targets = "a mask [height, width]"
 
-    def __init__(self, *, loss: Loss = "bce_dice", organ_weight: float | None = None) -> None:
-        positive = organ_weight is None or organ_weight > 0
-        require(positive, "task.organ_weight", organ_weight, "must be positive")
+    def __init__(
+        self,
+        *,
+        loss: Loss = "bce_dice",
+        organ_weight: float | None = None,
+    ) -> None:
+        is_valid = organ_weight is None or organ_weight > 0
+        require(is_valid, "task.organ_weight", organ_weight, "must be positive")
         self.organ_weight = organ_weight
-        self.parts = {"bce": ("bce",), "dice": ("dice",), "bce_dice": ("bce", "dice")}[loss]
+        self.parts = PARTS[loss]
 
     @keeps_apart
     def loss(self, outputs: Tensor, targets: Tensor) -> Tensor:
-        logits, mask = outputs.flatten(1), targets.flatten(1).to(outputs.dtype)  # each [B, H·W]
-        total = torch.zeros(len(logits), dtype=logits.dtype, device=logits.device)
+        logits = outputs.flatten(1)  # [B, H·W]
+        mask = targets.flatten(1).to(outputs.dtype)
+        total = logits.new_zeros(len(logits))
         if "bce" in self.parts:
-            weight = logits.new_tensor(self.organ_weight) if self.organ_weight else None
-            each = F.binary_cross_entropy_with_logits(
-                logits, mask, reduction="none", pos_weight=weight
-            )
-            total = total + each.mean(dim=1)
+            total = total + self._bce(logits, mask)
         if "dice" in self.parts:
             organ = logits.sigmoid()
             overlap = (organ * mask).sum(dim=1)
@@ -58,9 +65,23 @@ class Segmentation:
             total = total + 1 - (2 * overlap + 1) / (sizes + 1)
         return total  # [B]
 
+    def _bce(self, logits: Tensor, mask: Tensor) -> Tensor:
+        """Return the mean over the pixels of each example, [B]."""
+        weight = None
+        if self.organ_weight is not None:
+            weight = logits.new_tensor(self.organ_weight)
+        of_pixels = F.binary_cross_entropy_with_logits(
+            logits,
+            mask,
+            reduction="none",
+            pos_weight=weight,
+        )
+        return of_pixels.mean(dim=1)
+
     def condense(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return overlap, predicted and true pixels, and loss: [B, 4], all that `metrics` needs."""
-        predicted, mask = outputs.flatten(1) > 0, targets.flatten(1) > 0
+        predicted = outputs.flatten(1) > 0
+        mask = targets.flatten(1) > 0
         columns = [
             (predicted & mask).sum(dim=1),
             predicted.sum(dim=1),
@@ -73,11 +94,14 @@ class Segmentation:
         self, outputs: Tensor, targets: Tensor, groups: Tensor | None = None
     ) -> dict[str, float]:
         """Measure maps [n, 1, H, W], or what `condense` made of them [n, 4]."""
-        rows = (outputs if outputs.dim() == 2 else self.condense(outputs, targets)).cpu()
-        groups = torch.arange(len(rows)) if groups is None else groups
-        _, volume = torch.unique(groups, return_inverse=True)
-        sums = torch.zeros(3, int(volume.max()) + 1, dtype=torch.float64)
-        overlap, predicted, mask = sums.index_add_(1, volume, rows[:, :3].T)
+        is_condensed = outputs.dim() == 2
+        rows = outputs if is_condensed else self.condense(outputs, targets)
+        rows = rows.cpu()
+        if groups is None:
+            groups = torch.arange(len(rows))
+        volumes, volume_of_row = torch.unique(groups, return_inverse=True)
+        sums = torch.zeros(3, len(volumes), dtype=torch.float64)
+        overlap, predicted, mask = sums.index_add_(1, volume_of_row, rows[:, :3].T)
         sizes = predicted + mask
         dice = torch.where(sizes > 0, 2 * overlap / sizes.clamp(min=1), 1.0)  # [volumes]
         return {

@@ -94,14 +94,23 @@ class Program:
         with forward_precision(model) as finish:
             return finish(self.plain.forward(*self._arguments(model, inputs)))
 
-    def run_on(self, tape: Any, model: nn.Module, inputs: Tensor) -> Tensor:
+    def run_on(
+        self,
+        tape: Any,
+        model: nn.Module,
+        inputs: Tensor,
+    ) -> Tensor:
         """As `run`, with each use of parameters entered on a tape."""
         if self.taped is None:
             raise NoRule(self.reason)
         with forward_precision(model) as finish:
             return finish(self.taped.forward(tape, *self._arguments(model, inputs)))
 
-    def _arguments(self, model: nn.Module, inputs: Tensor) -> list[Any]:
+    def _arguments(
+        self,
+        model: nn.Module,
+        inputs: Tensor,
+    ) -> list[Any]:
         """Return what the placeholders of `plain` stand for."""
         examples = iter(leaves_of(inputs))
         arguments: list[Any] = []
@@ -219,7 +228,11 @@ def _find_examples(recorded: Recorded) -> Places:
 
 
 @torch.no_grad()
-def _require_same_for_one(model: nn.Module, program: Program, example: Tensor) -> None:
+def _require_same_for_one(
+    model: nn.Module,
+    program: Program,
+    example: Tensor,
+) -> None:
     """Reject a program that does not do for one example what the model does."""
     torch.manual_seed(0)
     expected = _run_copy(model, example)

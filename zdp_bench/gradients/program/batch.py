@@ -62,7 +62,11 @@ def check(graph: Graph, inputs: set[Node]) -> Places:
     return places
 
 
-def _find_place(node: Node, places: Places, numbering: set[Node]) -> Any:
+def _find_place(
+    node: Node,
+    places: Places,
+    numbering: set[Node],
+) -> Any:
     """Return where the examples are after one operation; None if it holds none."""
     if name_of(node) == "getitem":
         return _find_place_of_item(node, places)

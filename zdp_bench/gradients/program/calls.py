@@ -135,7 +135,11 @@ def is_users(file: str) -> bool:
     return not is_here and not is_installed
 
 
-def show_line(file: str, number: Any, code: str | None) -> str:
+def show_line(
+    file: str,
+    number: Any,
+    code: str | None,
+) -> str:
     """Return a line for a sentence."""
     first = (code or "").strip().split("\n")[0].strip()
     name = file.rpartition("/")[2]
@@ -194,7 +198,12 @@ class Call:
         numbering: all tensors of the program that number the examples, as `arange(B)` does.
     """
 
-    def __init__(self, node: Node, places: Places, numbering: set[Node]) -> None:
+    def __init__(
+        self,
+        node: Node,
+        places: Places,
+        numbering: set[Node],
+    ) -> None:
         target: Any = node.target
         self.node = node
         self.places = places

@@ -8,7 +8,10 @@ from typing import Any
 from torch import Tensor, nn
 
 
-def copy_apart(model: nn.Module, shared: tuple[Any, ...] = ()) -> nn.Module:
+def copy_apart(
+    model: nn.Module,
+    shared: tuple[Any, ...] = (),
+) -> nn.Module:
     """Return a deep copy of a model. `shared` objects, and what cannot be copied, are the same.
 
     What cannot be copied is a lock or an open file, say; functions are shared too.

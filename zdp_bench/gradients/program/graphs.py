@@ -37,7 +37,10 @@ def plain_graph(recorded: Recorded) -> GraphModule:
     return GraphModule(nn.Module(), graph)
 
 
-def taped_graph(recorded: Recorded, places: Places) -> tuple[GraphModule, list[Use]]:
+def taped_graph(
+    recorded: Recorded,
+    places: Places,
+) -> tuple[GraphModule, list[Use]]:
     """Return (tape, *sources, *leaves) -> output, and the uses of parameters that it enters.
 
     What those operations are given of parameters is detached: autograd records nothing of it.
@@ -108,7 +111,11 @@ def _leaf_name(node: Node) -> str:
     return str(node.args[1])
 
 
-def _call_leaves(graph: Graph, call: Callable[..., Any], *first: Node) -> None:
+def _call_leaves(
+    graph: Graph,
+    call: Callable[..., Any],
+    *first: Node,
+) -> None:
     """Have leaves run by `call(*first, module, x)`, and recurrent operations by torch.
 
     The leaves' modules become the last placeholders.
@@ -182,15 +189,31 @@ def _call_leaf(module: nn.Module, x: Tensor) -> Tensor:
     return output
 
 
-def _enter_leaf(tape: Any, module: nn.Module, x: Tensor) -> Tensor:
+def _enter_leaf(
+    tape: Any,
+    module: nn.Module,
+    x: Tensor,
+) -> Tensor:
     output: Tensor = tape.call_leaf(module, x)
     return output
 
 
-def _enter_use(tape: Any, number: int, output: Tensor, weights: Any, others: Any) -> Tensor:
+def _enter_use(
+    tape: Any,
+    number: int,
+    output: Tensor,
+    weights: Any,
+    others: Any,
+) -> Tensor:
     entered: Tensor = tape.enter_use(number, output, weights, others)
     return entered
 
 
-def _enter_recurrent(tape: Any, kind: str, name: str, inner: int, *args: Any) -> Any:
+def _enter_recurrent(
+    tape: Any,
+    kind: str,
+    name: str,
+    inner: int,
+    *args: Any,
+) -> Any:
     return tape.call_recurrent(kind, name, inner, *args)

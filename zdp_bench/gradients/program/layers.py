@@ -29,7 +29,11 @@ OF_MAPS = (*CONVOLUTIONS, "group_norm", "instance_norm", "prelu")
 WEIGHTS = {"weight", "bias", "other", "mat2"}
 
 
-def layer_of(kind: str, arguments: Arguments, weights: list[str]) -> nn.Module | None:
+def layer_of(
+    kind: str,
+    arguments: Arguments,
+    weights: list[str],
+) -> nn.Module | None:
     """Return the layer that does what an operation does, without memory for its parameters.
 
     Args:

@@ -59,7 +59,12 @@ def _outputs_of(
     handles = []
     for name, module in leaves.items():
 
-        def note(_: Any, __: Any, output: Any, own: list[Any] = outputs[name]) -> None:
+        def note(
+            _: Any,
+            __: Any,
+            output: Any,
+            own: list[Any] = outputs[name],
+        ) -> None:
             own.append(output)
 
         handles.append(module.register_forward_hook(note))
@@ -72,7 +77,11 @@ def _outputs_of(
     return outputs
 
 
-def _stand_in(name: str, forward: Any, outputs: list[Any]) -> Any:
+def _stand_in(
+    name: str,
+    forward: Any,
+    outputs: list[Any],
+) -> Any:
     """Return a forward function whose calls are the operation `leaf`, with outputs like these."""
     calls = iter(outputs)
 

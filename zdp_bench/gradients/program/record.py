@@ -293,7 +293,11 @@ def _silence() -> Iterator[None]:
 # --------------------------------------------------------------------------------- if it cannot
 
 
-def _explain(error: Exception, model: nn.Module, watch: _Watch) -> Alone:
+def _explain(
+    error: Exception,
+    model: nn.Module,
+    watch: _Watch,
+) -> Alone:
     """Return why torch could not record a forward function, with the user's line and layer."""
     reason = str(error) if isinstance(error, Alone) else _reason_of(error)
     if reason.startswith(ANOTHER_NUMBER) and watch.fixed is not None:
@@ -315,7 +319,10 @@ def _reason_of(error: Exception) -> str:
     return f"torch cannot record the model ({first_line(error)})"
 
 
-def _locate(model: nn.Module, stack: Iterable[tuple[Any, int]]) -> tuple[str, str]:
+def _locate(
+    model: nn.Module,
+    stack: Iterable[tuple[Any, int]],
+) -> tuple[str, str]:
     """Return the user's line that a stack ends in, and the name of the module that runs there."""
     names = {id(module): name for name, module in model.named_modules()}
     line, layer = "", ""

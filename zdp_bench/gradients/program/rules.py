@@ -201,7 +201,10 @@ def einsum(call: Call) -> Any:
     return by_sizes(call)
 
 
-def _spell_out(equation: str, ranks: list[int]) -> tuple[list[str], str]:
+def _spell_out(
+    equation: str,
+    ranks: list[int],
+) -> tuple[list[str], str]:
     """Return an equation's terms and result, with letters in place of dots.
 
     For example "...i,ij" of ranks 3 and 2 has the terms "abi" and "ij", and the result "abj".

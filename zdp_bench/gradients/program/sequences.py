@@ -205,7 +205,11 @@ def _unpack(
 def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     """Return a recurrent layer's forward function, which also takes packed sequences of ours."""
 
-    def forward(layer: nn.RNNBase, x: Any, hx: Any = None) -> Any:
+    def forward(
+        layer: nn.RNNBase,
+        x: Any,
+        hx: Any = None,
+    ) -> Any:
         if isinstance(x, PackedSequence) and isinstance(x.batch_sizes, _Lengths):
             return _record_packed(layer, x, hx)
         return plain(layer, x, hx)
@@ -213,7 +217,11 @@ def _forward_of(plain: Callable[..., Any]) -> Callable[..., Any]:
     return forward
 
 
-def _record_packed(layer: nn.RNNBase, packed: Any, states: Any) -> Any:
+def _record_packed(
+    layer: nn.RNNBase,
+    packed: Any,
+    states: Any,
+) -> Any:
     """Return what a recurrent layer makes of a packed sequence."""
     rows, lengths = packed.data, packed.batch_sizes.lengths
     if layer.proj_size:

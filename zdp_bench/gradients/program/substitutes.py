@@ -16,7 +16,11 @@ from zdp_bench.gradients.program.calls import factor_of
 PLAIN_OPTIONS = {"mode", "padding_idx", "norm_type", "include_last_offset", "offsets"}
 
 
-def _take_along_dim(x: Tensor, indices: Tensor, dim: int | None = None) -> Tensor:
+def _take_along_dim(
+    x: Tensor,
+    indices: Tensor,
+    dim: int | None = None,
+) -> Tensor:
     if dim is None or x.dim() != indices.dim():
         return torch.take_along_dim(x, indices, dim)
     sizes = zip(x.shape, indices.shape, strict=True)
@@ -37,14 +41,23 @@ def _cdist(
     return torch.cdist(x, y, p, "donot_use_mm_for_euclid_dist")
 
 
-def _chunk(x: Tensor, chunks: int, dim: int = 0) -> Any:
+def _chunk(
+    x: Tensor,
+    chunks: int,
+    dim: int = 0,
+) -> Any:
     size: Any = x.shape[dim]
     if isinstance(size, torch.SymInt) and factor_of(size) % chunks == 0:
         return x.split_with_sizes([size // chunks] * chunks, dim)
     return torch.chunk(x, chunks, dim)
 
 
-def _embedding_bag(words: Tensor, table: Tensor, *args: Any, **options: Any) -> Tensor:
+def _embedding_bag(
+    words: Tensor,
+    table: Tensor,
+    *args: Any,
+    **options: Any,
+) -> Tensor:
     """As `F.embedding_bag`, for sums and means of bags [B, T]."""
     mode = options.get("mode", "mean")
     padding = options.get("padding_idx")

@@ -89,7 +89,10 @@ class Use:
     rank: int  # of the result
     layer: nn.Module | None  # whose rule serves the operation; without memory
 
-    def examples_in(self, others: Sequence[Tensor]) -> tuple[list[Tensor], list[Place]]:
+    def examples_in(
+        self,
+        others: Sequence[Tensor],
+    ) -> tuple[list[Tensor], list[Place]]:
         """Return those of the `others` that hold examples which gradients depend on.
 
         The gradient of a weight that is copied or added is the result's, whatever the examples are.
@@ -237,7 +240,11 @@ def bind(
     trained = {origin.weight: None for origin in origins}
     call = _Call(use, list(trained), tensors)
 
-    def rule(_: nn.Module, x: Any, g: Tensor) -> Gradients:
+    def rule(
+        _: nn.Module,
+        x: Any,
+        g: Tensor,
+    ) -> Gradients:
         of_weights = call.differentiate(x, g)
         return {
             origin.key: _pull_back(of_weights[origin.weight.argument], origin) for origin in origins
@@ -377,7 +384,10 @@ class _Call:
         nodes = [weight.node for weight in self.trained]
         values = [self.tensors[node] for node in nodes]
 
-        def differentiate_one(g: Tensor, example: dict[Node, Tensor]) -> tuple[Tensor, ...]:
+        def differentiate_one(
+            g: Tensor,
+            example: dict[Node, Tensor],
+        ) -> tuple[Tensor, ...]:
             def output(*weights: Tensor) -> Tensor:
                 trained = dict(zip(nodes, weights, strict=True))
                 return self.use.call(self.tensors | example | trained)

@@ -44,15 +44,18 @@ def circulant(
     if x.is_complex():
         raise NoRule("a real circulant layer on complex numbers")
     if x.dim() == 2:
-        return {"weight": correlate(layer, x, g).gradient(), "bias": LayerGradient.of(g)}
+        weight = correlate(layer, x, g).gradient()
+        return {"weight": weight, "bias": LayerGradient.of(g)}
     x = x.flatten(1, -2)  # [B, T, in]
     g = g.flatten(1, -2)  # [B, T, out]
     positions = x.shape[1]
 
     def per_sample(start: int, stop: int) -> Tensor:
-        correlation = correlate(layer, x[start:stop].flatten(0, 1), g[start:stop].flatten(0, 1))
-        per_position = correlation.per_sample(0, (stop - start) * positions)
-        return per_position.unflatten(0, (-1, positions)).sum(dim=1)
+        own_x = x[start:stop].flatten(0, 1)  # [b·T, in]
+        own_g = g[start:stop].flatten(0, 1)
+        correlation = correlate(layer, own_x, own_g)
+        of_positions = correlation.per_sample(0, len(own_x))
+        return of_positions.unflatten(0, (-1, positions)).sum(dim=1)
 
     weight = LayerGradient(
         per_sample,
@@ -120,8 +123,9 @@ class Correlation:
         part = Correlation(self.x[start:stop], self.g[start:stop], self.sizes)
         signals = []
         for x_hat, g_hat in part._spectra:
-            product = g_hat.conj().unsqueeze(-2) * x_hat.unsqueeze(-3)  # [*half, O, I, b]
-            spectra = product.movedim((-1, -3, -2), (0, 1, 2))
+            columns = g_hat.conj().unsqueeze(-2)
+            rows = x_hat.unsqueeze(-3)
+            spectra = (columns * rows).movedim((-1, -3, -2), (0, 1, 2))  # [b, O, I, *half]
             signals.append(self._signal(spectra))
         return torch.cat(signals)
 
@@ -169,7 +173,7 @@ class _Spectra:
         """How many examples' spectra are held at a time."""
         x, g = self.of.x, self.of.g
         channels = x.shape[1] + g.shape[1]
-        numbers = channels * prod(half(self.of.sizes)) * 2
+        numbers = 2 * channels * prod(half(self.of.sizes))  # real ones, of an example
         most = SPECTRA_BYTES * times_on(x, GPU_TIMES // 4)
         return max(1, most // (numbers * x.element_size()))
 
@@ -177,7 +181,9 @@ class _Spectra:
         x_pieces = self.of.x.split(self.at_once)
         g_pieces = self.of.g.split(self.at_once)
         for x, g in zip(x_pieces, g_pieces, strict=True):
-            yield _half_spectrum(x, self.of.sizes), _half_spectrum(g, self.of.sizes)
+            x_hat = _half_spectrum(x, self.of.sizes)
+            g_hat = _half_spectrum(g, self.of.sizes)
+            yield x_hat, g_hat
 
 
 def _half_spectrum(signal: Tensor, sizes: tuple[int, ...]) -> Tensor:
@@ -221,8 +227,8 @@ def _fourier(
     """Return exp(−2πi·k·t / size) of all frequencies k and the first `times` times t."""
     frequencies = torch.arange(size // 2 + 1 if real else size)
     # Whole numbers below `size`: no large angle is rounded.
-    turns = (torch.outer(frequencies, torch.arange(times)) % size).double()
-    angles = turns * (-2 * math.pi / size)
+    turns = torch.outer(frequencies, torch.arange(times)) % size
+    angles = turns.double() * (-2 * math.pi / size)
     matrix = torch.polar(torch.ones_like(angles), angles)
     return matrix.to(device, dtype)
 

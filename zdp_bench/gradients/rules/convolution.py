@@ -74,7 +74,10 @@ def complex_convolution(
     return _convolution(layer, x, g, layer.padding)  # type: ignore[arg-type]
 
 
-def pad_input(layer: nn.modules.conv._ConvNd, x: Tensor) -> Tensor:
+def pad_input(
+    layer: nn.modules.conv._ConvNd,
+    x: Tensor,
+) -> Tensor:
     """Pad x [B, C, *] as one of torch's layers pads it."""
     mode = "constant" if layer.padding_mode == "zeros" else layer.padding_mode
     return F.pad(x, layer._reversed_padding_repeated_twice, mode=mode)

@@ -20,9 +20,10 @@ from zdp_bench.gradients.layer_gradient import LayerGradient
 from zdp_bench.gradients.rules import NoRule, rule
 from zdp_bench.gradients.rules.linear import over_positions
 
+Parameters = dict[str, nn.Parameter]
 # Enters the gates of one direction on a tape; returns them, and what to call with their inputs.
 EnterInputs = Callable[[Tensor], None]
-Enter = Callable[[nn.Module, dict[str, nn.Parameter], Tensor], tuple[Tensor, EnterInputs]]
+Enter = Callable[[nn.Module, Parameters, Tensor], tuple[Tensor, EnterInputs]]
 
 
 class Direction(nn.Module):
@@ -52,20 +53,26 @@ def recurrent(
     [B, S, T, *] are several sequences of each example.
     """
     assert isinstance(layer, Direction)
-    x, g = x.flatten(1, -2), g.flatten(1, -2)
-    own, hidden = layer.suffix, layer.hidden
-    of_states = g
+    x = x.flatten(1, -2)
+    g = g.flatten(1, -2)
+    state_g = g
     if layer.is_gru:  # its last gate sees the state through the reset gate
-        x, resets = x.tensor_split([x.shape[-1] - hidden], dim=-1)
-        first_gates, last_gate = g.tensor_split([2 * hidden], dim=-1)
-        of_states = torch.cat([first_gates, last_gate * resets], dim=-1)
-    inputs, states = x.tensor_split([x.shape[-1] - hidden], dim=-1)
+        x, resets = _split_last(x, layer.hidden)
+        first_gates, last_gate = _split_last(g, layer.hidden)
+        state_g = torch.cat([first_gates, last_gate * resets], dim=-1)
+    inputs, states = _split_last(x, layer.hidden)
     return {
-        f"weight_ih_{own}": over_positions(inputs, g),
-        f"weight_hh_{own}": over_positions(states, of_states),
-        f"bias_ih_{own}": LayerGradient.of(g.sum(dim=1)),
-        f"bias_hh_{own}": LayerGradient.of(of_states.sum(dim=1)),
+        f"weight_ih_{layer.suffix}": over_positions(inputs, g),
+        f"weight_hh_{layer.suffix}": over_positions(states, state_g),
+        f"bias_ih_{layer.suffix}": LayerGradient.of(g.sum(dim=1)),
+        f"bias_hh_{layer.suffix}": LayerGradient.of(state_g.sum(dim=1)),
     }
+
+
+def _split_last(x: Tensor, size: int) -> tuple[Tensor, Tensor]:
+    """Split [..., n] into [..., n - size] and [..., size]."""
+    first, last = x.split([x.shape[-1] - size, size], dim=-1)
+    return first, last
 
 
 def replay(
@@ -84,29 +91,31 @@ def replay(
         mask = goes_on.unsqueeze(2).to(x.device)
     elif isinstance(x, Tensor) and x.dim() == 3 and not layer.batch_first:
         x = x.transpose(0, 1)
-    is_batch = isinstance(x, Tensor) and x.dim() == 3 and len(x) == examples
-    if not is_batch or layer.proj_size:
+    is_batch = isinstance(x, Tensor) and x.dim() == 3
+    if not is_batch or len(x) != examples or layer.proj_size:
         raise NoRule("a recurrent layer that is not called on one sequence per example")
-    first = [state for state in (hx if isinstance(hx, tuple) else (hx,)) if state is not None]
+    first_states: tuple[Tensor, ...] = hx if isinstance(hx, tuple) else (hx,)
+    if hx is None:
+        first_states = ()
     ends: list[list[Tensor]] = []
     for level in range(layer.num_layers):
         outputs = []
         for backward in range(1 + layer.bidirectional):
-            start = [state[len(ends)] for state in first]
+            start = [state[len(ends)] for state in first_states]
             direction = Direction(layer, level, bool(backward))
             output, end = _scan(layer, direction, enter, x, start, mask)
             outputs.append(output)
             ends.append(end)
-        x = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
         # In memory, time comes first, as in torch's own outputs: a model may view them so.
-        x = x.transpose(0, 1)
+        states = outputs[0] if len(outputs) == 1 else torch.cat(outputs, dim=-1)
+        x = states.transpose(0, 1)
         if level + 1 < layer.num_layers:
             x = F.dropout(x, layer.dropout, layer.training)
-    last = tuple(torch.stack(states) for states in zip(*ends, strict=True))
     if packed is not None and lengths is not None:
         x = _pack_as(packed, x, lengths)
     elif not layer.batch_first:
         x = x.transpose(0, 1)
+    last = tuple(map(torch.stack, zip(*ends, strict=True)))
     return x, last if isinstance(layer, nn.LSTM) else last[0]
 
 
@@ -136,13 +145,16 @@ def _scan(
     names = [f"weight_ih_{direction.suffix}", f"weight_hh_{direction.suffix}"]
     if layer.bias:
         names += [f"bias_ih_{direction.suffix}", f"bias_hh_{direction.suffix}"]
-    own = {name: getattr(layer, name) for name in names}
-    of_input, of_state, *biases = [parameter.detach() for parameter in own.values()]
-    bias, state_bias = biases or (None, None)
-    trained = {name: parameter for name, parameter in own.items() if parameter.requires_grad}
-    gates, enter_inputs = enter(direction, trained, F.linear(x, of_input, bias))
+    parameters = [getattr(layer, name) for name in names]
+    named = zip(names, parameters, strict=True)
+    trained = {name: parameter for name, parameter in named if parameter.requires_grad}
+    input_weight, state_weight, *biases = [parameter.detach() for parameter in parameters]
+    input_bias, state_bias = biases or (None, None)
+    from_input = F.linear(x, input_weight, input_bias)
+    gates, enter_inputs = enter(direction, trained, from_input)
     zeros = gates.new_zeros(len(x), layer.hidden_size)
-    state = start or [zeros] * (2 if isinstance(layer, nn.LSTM) else 1)
+    states = 2 if isinstance(layer, nn.LSTM) else 1
+    state = start or [zeros] * states
     steps = list(enumerate(gates.unbind(dim=1)))
     if direction.is_reversed:
         steps.reverse()
@@ -151,7 +163,7 @@ def _scan(
     outputs = [zeros] * len(steps)
     for t, gate in steps:
         before[t] = state[0].detach()
-        from_state = F.linear(state[0], of_state, state_bias)
+        from_state = F.linear(state[0], state_weight, state_bias)
         new_state, reset = _next_state(layer, gate, from_state, state)
         if reset is not None:
             resets[t] = reset
@@ -159,13 +171,14 @@ def _scan(
             state = new_state
             outputs[t] = state[0]
         else:
+            goes_on = mask[:, t]  # [B, 1]
             pairs = zip(new_state, state, strict=True)
-            state = [torch.where(mask[:, t], new, old) for new, old in pairs]
-            outputs[t] = state[0] * mask[:, t]
-    entered = [x.detach(), torch.stack(before, dim=1)]
+            state = [torch.where(goes_on, new, old) for new, old in pairs]
+            outputs[t] = state[0] * goes_on
+    inputs = [x.detach(), torch.stack(before, dim=1)]
     if direction.is_gru:
-        entered.append(torch.stack(resets, dim=1))
-    enter_inputs(torch.cat(entered, dim=-1))
+        inputs.append(torch.stack(resets, dim=1))
+    enter_inputs(torch.cat(inputs, dim=-1))
     return torch.stack(outputs), state
 
 
@@ -186,12 +199,14 @@ def _next_state(
     h = state[0]
     if isinstance(layer, nn.LSTM):
         i, f, n, o = (gate + from_state).chunk(4, dim=1)
-        c = f.sigmoid() * state[1] + i.sigmoid() * n.tanh()
-        return [o.sigmoid() * c.tanh(), c], None
+        c = state[1]
+        c = f.sigmoid() * c + i.sigmoid() * n.tanh()
+        h = o.sigmoid() * c.tanh()
+        return [h, c], None
     if isinstance(layer, nn.GRU):
-        both, n = gate.tensor_split([2 * layer.hidden_size], dim=1)
-        both_of_state, n_of_state = from_state.tensor_split([2 * layer.hidden_size], dim=1)
-        r, z = (both + both_of_state).sigmoid().chunk(2, dim=1)
+        r_and_z, n = _split_last(gate, layer.hidden_size)
+        r_and_z_of_state, n_of_state = _split_last(from_state, layer.hidden_size)
+        r, z = (r_and_z + r_and_z_of_state).sigmoid().chunk(2, dim=1)
         n = (n + r * n_of_state).tanh()
         return [n + z * (h - n)], r.detach()
     assert isinstance(layer, nn.RNN)
