@@ -62,7 +62,7 @@ class ClassSums:
                 "it needs a linear model, such as real_linear."
             )
         (self.layer,) = linear
-        names = {parameter: name for name, parameter in trained.items()}
+        names: dict[Tensor, str] = {parameter: name for name, parameter in trained.items()}
         self.weight = names[self.layer.weight]
 
     def of(

@@ -212,7 +212,7 @@ def _layers(model: nn.Module) -> list[tuple[str, nn.Parameter, nn.Module]]:
                 f"spectra are those of real gradients, and parameter '{name}' is complex: "
                 f"use {setting('algorithm', 'zeta_dp_sgd')}."
             )
-    layers = []
+    layers: list[tuple[str, nn.Parameter, nn.Module]] = []
     for name, weight in trained.items():
         module_name, _, own_name = name.rpartition(".")
         layer = model.get_submodule(module_name)
@@ -315,8 +315,9 @@ def _spread(g: Tensor, stride: tuple[int, ...]) -> Tensor:
     pairs = zip(sizes, stride, strict=True)
     spread_sizes = [(size - 1) * step + 1 for size, step in pairs]
     spread = g.new_zeros(examples, channels, *spread_sizes)
+    every = slice(None)
     positions = [slice(None, None, step) for step in stride]
-    spread[(..., *positions)] = g
+    spread[(every, every, *positions)] = g
     return spread
 
 

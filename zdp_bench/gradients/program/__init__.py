@@ -131,8 +131,8 @@ class Program:
         for node in reversed(self.recorded.graph.nodes):
             if node.op == "output" or node in needed or is_mutable(node):
                 needed.update(node.all_input_nodes)
-        sources = self.recorded.sources
-        names = {sources[node.name].name for node in needed if node.op == "placeholder"}
+        placeholders = [node.name for node in needed if node.op == "placeholder"]
+        names = {self.recorded.sources[placeholder].name for placeholder in placeholders}
         for leaf in self.leaves:
             module = model.get_submodule(leaf)
             for name, _ in [*module.named_parameters(), *module.named_buffers()]:
@@ -195,8 +195,9 @@ def make(model: nn.Module, inputs: Tensor) -> Program:
         leaves=leaf_names(recorded.graph),
         code=str(recorded.graph),
     )
+    first_example = map_leaves(lambda leaf: leaf[:1], examples)
     with torch.random.fork_rng(devices):
-        _require_same_for_one(model, program, map_leaves(lambda leaf: leaf[:1], examples))
+        _require_same_for_one(model, program, first_example)
     return program
 
 
@@ -255,10 +256,10 @@ def _require_same_for_one(
 class State:
     """What is known of how a model runs."""
 
-    program: Program | None
-    alone: str  # why its examples are run one at a time
-    layer: str  # name of the module that is to blame for that
-    signature: Any  # of the model when it was recorded
+    program: Program | None = None
+    alone: str = ""  # why its examples are run one at a time
+    layer: str = ""  # name of the module that is to blame for that
+    signature: Any = None  # of the model when it was recorded
     runs: int = 0  # pieces of batches since then
 
 
@@ -267,21 +268,21 @@ _STATES: WeakKeyDictionary[nn.Module, State] = WeakKeyDictionary()
 
 def state_of(model: nn.Module, inputs: Tensor) -> State:
     """Return how a model runs on such inputs; records it if it has changed."""
-    known = _STATES.get(model)
     signature = signature_of(model, inputs)
-    if known is not None and known.signature == signature:
+    known = _STATES.get(model, State())
+    if known.signature == signature:
         known.runs += 1
         return known
-    state = State(None, "", "", signature)
-    before = State(None, "", "", None) if known is None else known
+    state = State(signature=signature)
     if not is_ours(model):
         try:
             state.program = make(model, inputs)
         except Alone as error:
-            state.alone, state.layer = str(error), error.layer
-    if state.program and before.program and before.program.equals(state.program):
-        state.program = before.program
-    if state.alone and state.alone != before.alone:
+            state.alone = str(error)
+            state.layer = error.layer
+    if state.program and known.program and known.program.equals(state.program):
+        state.program = known.program  # for which `gradients` may know that it has no rule
+    if state.alone and state.alone != known.alone:
         log.warning("%s: examples are processed one at a time, which is slower", state.alone)
     _STATES[model] = state
     return state
@@ -289,11 +290,11 @@ def state_of(model: nn.Module, inputs: Tensor) -> State:
 
 def renew(model: nn.Module) -> None:
     """Have a model recorded again before it runs next, unless it was a short while ago."""
-    if model in _STATES and _STATES[model].runs >= RUNS_BEFORE_RENEWAL:
-        _STATES[model].signature = None
+    state = _STATES.get(model, State())
+    if state.runs >= RUNS_BEFORE_RENEWAL:
+        state.signature = None
 
 
 def alone(model: nn.Module) -> str:
     """Return why a model's examples are run one at a time; empty if they are not, or not yet."""
-    state = _STATES.get(model)
-    return "" if state is None else state.alone
+    return _STATES.get(model, State()).alone

@@ -60,8 +60,9 @@ def taped_graph(
             continue
         copy = copies[node]
         if is_recurrent(node):
-            inner = places[node.args[0]].inner
-            copy.args = (tape, name_of(node), module_of(node), inner, *copy.args)
+            sequences = node.args[0]
+            own = name_of(node), module_of(node), places[sequences].inner
+            copy.args = (tape, *own, *copy.args)
             copy.kwargs = {}
             copy.target = _enter_recurrent
             continue
@@ -121,8 +122,9 @@ def _call_leaves(
     The leaves' modules become the last placeholders.
     """
     modules: dict[str, Node] = {}
-    last = [node for node in graph.nodes if node.op == "placeholder"][-1]
-    for node in [*graph.nodes]:
+    nodes = list(graph.nodes)
+    last = [node for node in nodes if node.op == "placeholder"][-1]
+    for node in nodes:
         if _is_leaf(node):
             name = _leaf_name(node)
             if name not in modules:
@@ -164,7 +166,7 @@ def _operands_of_use(node: Node, places: Places) -> list[Node]:
 def _read_by(node: Node) -> set[Node]:
     """Return the arguments whose numbers a differentiable operation reads."""
     result = node.meta.get("val")
-    if isinstance(result, Tensor) and not (result.is_floating_point() or result.is_complex()):
+    if isinstance(result, Tensor) and not _has_gradients(result):
         return set()
     unread = READS_NO_NUMBER.get(name_of(node))
     read: set[Node] = set()
@@ -172,6 +174,10 @@ def _read_by(node: Node) -> set[Node]:
         if name != unread:
             read.update(nodes_in(argument))
     return read
+
+
+def _has_gradients(tensor: Tensor) -> bool:
+    return tensor.is_floating_point() or tensor.is_complex()
 
 
 def _detach(graph: Graph, node: Node, argument: Node) -> None:

@@ -69,8 +69,9 @@ class Recorded:
 
     @property
     def inputs(self) -> set[Node]:
-        placeholders = [node for node in self.graph.nodes if node.op == "placeholder"]
-        return {node for node in placeholders if self.sources[node.name].kind == "input"}
+        """The placeholders that stand for examples."""
+        names = [name for name, source in self.sources.items() if source.kind == "input"]
+        return {node for node in self.graph.nodes if node.name in names}
 
 
 def record(model: nn.Module, inputs: Tensor) -> Recorded:
@@ -135,9 +136,8 @@ def _export(model: nn.Module, inputs: Tensor) -> ExportedProgram:
         watch = contexts.enter_context(_Watch(model))
         states = _python_random_states()
         try:
-            exported = export(
-                _OfTree(model, packed), (tree,), dynamic_shapes=(shapes,), strict=False
-            )
+            function = _OfTree(model, packed)
+            exported = export(function, (tree,), dynamic_shapes=(shapes,), strict=False)
         except Exception as error:
             raise _explain(error, model, watch) from None
     if _python_random_states() != states:
@@ -227,8 +227,11 @@ def _table_of_sizes(args: Any) -> Any:
     """Return torch's table of sizes, if the first argument is a tensor of examples."""
     if not args or not isinstance(args[0], Tensor):
         return None
-    symbols: list[Any] = [size for size in args[0].shape if isinstance(size, torch.SymInt)]
-    return symbols[0].node.shape_env if symbols else None
+    sizes: Any = args[0].shape
+    for size in sizes:
+        if isinstance(size, torch.SymInt):
+            return size.node.shape_env
+    return None
 
 
 def _python_random_states() -> Any:

@@ -35,8 +35,10 @@ class Reference:
             self.get = lambda: referred
 
     def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Reference):
+            return False
         referred = self.get()
-        return isinstance(other, Reference) and referred is not None and referred is other.get()
+        return referred is not None and referred is other.get()
 
 
 def signature_of(model: nn.Module, inputs: Tensor) -> Any:
@@ -44,7 +46,8 @@ def signature_of(model: nn.Module, inputs: Tensor) -> Any:
 
     Two that are equal have the same program. Every step computes one, so it is quick.
     """
-    shapes = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves_of(inputs)]
+    leaves = leaves_of(inputs)
+    shapes = [(leaf.shape[1:], leaf.dtype, leaf.device) for leaf in leaves]
     return shapes, [_describe_module(module) for module in model.modules()]
 
 

@@ -168,9 +168,8 @@ def use_of(
 def _name_of_argument(arguments: dict[str, Any], node: Node) -> str:
     """Return the name of the argument that a node is; the node's if it is in a list, or twice."""
     names = [name for name, value in arguments.items() if node in tree_leaves(value)]
-    if len(names) == 1 and arguments[names[0]] is node:
-        return names[0]
-    return str(node)
+    is_argument = len(names) == 1 and arguments[names[0]] is node
+    return names[0] if is_argument else str(node)
 
 
 def _is_view(node: Node) -> bool:
@@ -340,7 +339,8 @@ class _Call:
         use = self.use
         if use.layer is not None:
             return _differentiate_layer(use, use.layer, x.leaves, g)
-        size = len(g) * sum(self.tensors[weight.node].nbytes for weight in use.weights)
+        bytes_per_example = sum(self.tensors[weight.node].nbytes for weight in use.weights)
+        size = len(g) * bytes_per_example
         if size > MAX_BYTES:
             raise NoRule(f"{use.kind}, whose per-example gradients take {size:,} bytes")
         g = _as_batches_of_one(g, use.place, use.rank)
@@ -350,8 +350,9 @@ class _Call:
         elif use.kind in EXPANDS:
             gradients = [g]
         elif use.kind == "add":
-            is_scaled = use.weights[0].argument == "other" and use.arguments["alpha"] != 1
-            gradients = [g * use.arguments["alpha"] if is_scaled else g]
+            is_scaled = use.weights[0].argument == "other"  # input + alpha · other
+            alpha = use.arguments["alpha"] if is_scaled else 1
+            gradients = [g if alpha == 1 else g * alpha]
         elif use.kind in BY_NUMBER and use.kind != "masked_fill":  # which takes one number alone
             gradients = self._differentiate_by_number(x, g)
         else:
@@ -366,8 +367,9 @@ class _Call:
         """Differentiate broadcast arithmetic: copies of a weight, one for each number of g."""
         tensors = dict(self.tensors)
         for node, examples in self._examples(x).items():
-            ones = [1] * (g.dim() - examples.dim())
-            tensors[node] = examples.reshape(len(g), *ones, *examples.shape[1:])
+            _, *shape = examples.shape
+            missing = g.dim() - examples.dim()
+            tensors[node] = examples.reshape(len(g), *[1] * missing, *shape)
         for weight in self.use.weights:
             tensors[weight.node] = tensors[weight.node].expand(g.shape)
         copies = []
@@ -435,8 +437,8 @@ def _differentiate_layer(
     if not has_several_maps:
         return rule(layer, x, g)
     maps = g.shape[1]
-    of_maps = rule(layer, x.flatten(0, 1), g.flatten(0, 1))
-    return {name: _add_maps(gradient, maps) for name, gradient in of_maps.items()}
+    x, g = x.flatten(0, 1), g.flatten(0, 1)
+    return {name: _add_maps(of_maps, maps) for name, of_maps in rule(layer, x, g).items()}
 
 
 def _add_maps(gradient: LayerGradient, maps: int) -> LayerGradient:
@@ -451,7 +453,8 @@ def _add_maps(gradient: LayerGradient, maps: int) -> LayerGradient:
 
     def summands() -> Summands:
         mass, number = summands_of(gradient)
-        return Summands(mass.unflatten(0, (-1, maps)).sum(dim=1), number * maps)
+        mass_of_maps = mass.unflatten(0, (-1, maps))
+        return Summands(mass_of_maps.sum(dim=1), number * maps)
 
     return LayerGradient(per_sample, weighted_sum, summands=summands)
 
