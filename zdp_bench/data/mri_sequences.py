@@ -1,40 +1,48 @@
-"""Which pulse sequence an MRI slice is of, from its k-space (Riess et al. 2024, section 5).
+"""Classify MRI slices by pulse sequence, from their k-space (Riess et al. 2024, section 5).
 
     Task01_BrainTumour/dataset.json, imagesTr/BRATS_001.nii.gz [240, 240, 155, 4], ...,
         imagesTs/BRATS_485.nii.gz, ...
 
-A volume is a patient, and holds the same slices as FLAIR, T1w, T1gd and T2w. The 20 centre slices
-of each are resized to 32×32 and Fourier transformed (centred, unitary, both halves kept), which
-makes 80 examples a patient; the class is the sequence. The release's training volumes train and its
-test volumes test: no segmentation is needed. So no patient is in two parts, and the counts are the
-paper's 38,720 and 21,280.
+Each volume is one patient and has four channels: the same slices as FLAIR, T1w, T1gd and T2w. The
+20 centre slices of each channel are resized to 32×32 and Fourier transformed (centred, unitary,
+both halves kept). This gives 80 examples per patient; the class is the sequence.
 
-The paper says 'normalised by whitening' and not by which statistics. Here each example is whitened
-by its own, so that it depends on no other, and no private statistic enters without an ε.
+The labels are the sequences, so volumes without a segmentation can be used too: training takes the
+release's training volumes, and validation and test share its test volumes. No patient is in two
+parts. The counts are the paper's: 38,720 training and 21,280 held-out examples, where 110 of the
+266 held-out patients validate.
 
-k-space is made once, patient by patient, and mapped from the user's cache folder.
+The paper says 'normalised by whitening' but does not say with which statistics. Here each example
+is whitened with its own, so it depends on no other example and no private statistic is used without
+being accounted for.
 
-`mri_sequences_from_volumes` simulates the four contrasts from any folder of NIfTI volumes of one,
-which are taken for T1-weighted, as Task04's hippocampi are. Each voxel's place between the volume's
-1st and 99th percentile, v in [0, 1], stands for its tissue, from fluid (dark) over grey to white
-matter and fat (bright); a sequence is a curve over v:
+The k-space arrays are computed once, patient by patient, and memory-mapped from the user's cache
+folder.
 
-    T1w    v^γ                              the volume itself
-    T1gd   v^γ, and bright where v changes fastest: contrast agent gathers at tissue borders
-    T2w    (1 − v)^γ                        fluid bright
-    FLAIR  a bump over grey matter          fluid suppressed, white matter grey
+`mri_sequences_from_volumes` simulates the four contrasts from any folder of single-contrast NIfTI
+volumes, treated as T1-weighted, as Task04's hippocampi are. A voxel's intensity, scaled linearly so
+that the volume's 1st and 99th percentile become 0 and 1 and clipped to [0, 1], is the tissue value
+v: from fluid (dark) through grey matter to white matter and fat (bright). Each contrast is a
+function of v:
 
-γ varies by 20 % from patient to patient, and the bump's place by 0.05. Every sequence then gets a
-scanner's share of its own: a smooth field of sensitivity (e to a polynomial of mixed second order,
-coefficients up to 0.3) and Rician noise of 3 % of the brightest tissue. All of it is drawn from the
-file's name, so that a volume is always the same patient. The anatomy is real; no scanner made these
-contrasts, and numbers from here are 'derived', never the decathlon's. ε is stated of a volume; who
-owns two of them (Task04, see `msd.py`) has a larger one.
+    T1w    v^γ                     the volume itself
+    T1gd   v^γ + 2 · |∇v|          contrast agent gathers at tissue borders, where v changes fast
+    T2w    (1 − v)^γ               fluid is bright
+    FLAIR  bump(v) · v^(γ / 2)     fluid is suppressed; the bump is a Gaussian at grey matter
+
+γ is drawn per contrast and patient from [0.8, 1.2], and the centre of the bump per patient from
+[0.4, 0.5]. Each contrast then gets its own scanner effects: a smooth sensitivity field (the
+exponential of a polynomial in x, y, z and their products in pairs, with coefficients up to 0.3) and
+Rician noise whose standard deviation is 3 % of the brightest tissue. The random numbers are seeded
+by the file's name, so the same file always gives the same patient.
+
+The anatomy is real, but no scanner measured these contrasts: scores are 'derived', and do not
+compare with scores on the decathlon's. ε is per volume; a patient with two volumes (Task04, see
+`msd.py`) has a larger ε.
 """
 
 from __future__ import annotations
 
-import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,18 +63,24 @@ from zdp_bench.registry import register
 
 SEQUENCES = ("FLAIR", "T1w", "T1gd", "T2w")  # the order of a volume's channels
 FOLDER = "Task01_BrainTumour"
-RELEASED = {"imagesTr": 484, "imagesTs": 266}  # volumes
-# Of an example's root mean square: a part that varies less is rounding, and is not scaled to 1.
-FLAT = 1e-6
+RELEASED = {"imagesTr": 484, "imagesTs": 266}  # number of volumes
+# Relative to the root mean square of an example. A real or imaginary part with a smaller standard
+# deviation is rounding noise, and is not scaled up to variance 1.
+MIN_DEVIATION = 1e-6
 
-
-Patient = tuple[Path, slice]  # a volume, and which of its axial slices are used
+Patient = tuple[Path, slice]  # a volume, and the axial slices of it that are used
 Parts = dict[str, list[Patient]]  # 'train', 'test' and perhaps 'validation'
 
 
 @dataclass(frozen=True, kw_only=True)
 class SequenceSlices(Dataset):
-    """k-space complex64 [1, size, size] of four classes, the sequences."""
+    """k-space, complex64 [1, size, size], of four classes: the sequences.
+
+    Args:
+        size: rows and columns of an example.
+        slices: number of centre slices per patient and sequence; a volume with fewer slices gives
+            all that it has.
+    """
 
     unit: ClassVar[str] = "patient"
 
@@ -74,7 +88,7 @@ class SequenceSlices(Dataset):
     slices: Annotated[int, Ge(1)] = 20
 
     def choose_slices(self, volumes: dict[Path, nifti.Header]) -> list[Patient]:
-        """Take the centre slices of each volume, or all of a thinner one."""
+        """Return each volume with its centre slices, or all slices if it has fewer."""
         chosen = []
         for path, header in volumes.items():
             count = min(self.slices, header.shape[2])
@@ -88,16 +102,16 @@ class SequenceSlices(Dataset):
         test: int,
         validation: int = 0,
     ) -> DatasetInfo:
-        """Return counts and shapes of so many patients."""
-        each = len(SEQUENCES) * self.slices
+        """Return counts and shapes, given the number of patients in each part."""
+        examples_per_patient = len(SEQUENCES) * self.slices
         return DatasetInfo(
-            train=train * each,
-            test=test * each,
-            validation=validation * each,
+            train=train * examples_per_patient,
+            test=test * examples_per_patient,
+            validation=validation * examples_per_patient,
             input_shape=(1, self.size, self.size),
             outputs=len(SEQUENCES),
             dtype=torch.complex64,
-            examples_per_patient=each,
+            examples_per_patient=examples_per_patient,
             unit=self.unit,
             owners=train,
         )
@@ -108,37 +122,41 @@ class SequenceSlices(Dataset):
         provenance: Provenance,
         notes: str,
         read: Callable[[Path], np.ndarray],
-        reading: str,
+        reader_version: str,
     ) -> Splits:
-        """Transform the slices of these patients; `groups` number the patients.
+        """Transform the slices of each part's patients to k-space; `groups` number the patients.
 
         Args:
-            read: turns a patient's file into four contrasts [X, Y, Z, 4] on RAS+ axes.
-            reading: names what `read` does, and changes when it does: for cache and digest.
+            parts: the patients of each part.
+            provenance: see `Splits`.
+            notes: what the volumes are, which begins the notes of `Splits`.
+            read: reads a patient's file as four contrasts [X, Y, Z, 4] on RAS+ axes.
+            reader_version: identifies `read`, for the cache key and the digest. It must change
+                whenever `read` returns other values.
         """
         files = []
         patients = []
-        examples_of: dict[str, list[int]] = {}  # how many each patient of a part has
+        examples_per_patient: dict[str, list[int]] = {}
         for part, patients_of_part in parts.items():
-            examples_of[part] = []
-            for path, used in patients_of_part:
-                files.append((part, path.name, sha256(path), used))
-                patients.append((path, used))
-                examples_of[part].append(len(SEQUENCES) * (used.stop - used.start))
-        arrays = digest(repr((reading, self.size, files)))
-        rows, groups = place_owners(examples_of)
+            examples_per_patient[part] = []
+            for path, slices in patients_of_part:
+                files.append((part, path.name, sha256(path), slices))
+                patients.append((path, slices))
+                examples_per_patient[part].append(len(SEQUENCES) * (slices.stop - slices.start))
+        arrays_digest = digest(repr((reader_version, self.size, files)))
+        rows_of_parts, groups = place_owners(examples_per_patient)
 
         classes = torch.arange(len(SEQUENCES))
         labels = torch.cat(
-            [classes.repeat_interleave(used.stop - used.start) for _, used in patients]
+            [classes.repeat_interleave(slices.stop - slices.start) for _, slices in patients]
         )
         kind = f"sequences-{nifti.READING}"
         shape = (len(groups), 1, self.size, self.size)
         blocks = (transform_slices(read(path)[:, :, used], self.size) for path, used in patients)
-        kspace = torch.from_numpy(load_or_make(kind, arrays, shape, np.complex64, blocks))
+        kspace = torch.from_numpy(load_or_make(kind, arrays_digest, shape, np.complex64, blocks))
         examples = {}
-        for part, places in rows.items():
-            examples[part] = Examples(kspace[places], labels[places], groups[places])
+        for part, rows in rows_of_parts.items():
+            examples[part] = Examples(kspace[rows], labels[rows], groups[rows])
         counts = {part: len(patients_of_part) for part, patients_of_part in parts.items()}
         return Splits(
             examples["train"],
@@ -146,7 +164,7 @@ class SequenceSlices(Dataset):
             input_shape=(1, self.size, self.size),
             outputs=len(SEQUENCES),
             provenance=provenance,
-            digest=arrays,
+            digest=arrays_digest,
             notes=f"{notes}; k-space of centre slices at {self.size}², each whitened by itself; "
             f"patients: {count_parts(counts)}",
             validation=examples["validation"] if parts.get("validation") else None,
@@ -156,39 +174,41 @@ class SequenceSlices(Dataset):
 
 
 def transform_slices(volume: np.ndarray, size: int) -> np.ndarray:
-    """Turn a patient's slices [X, Y, n, 4] into whitened k-space [4·n, 1, size, size]."""
-    turned = volume[:, ::-1].transpose(3, 2, 1, 0)
-    planes = torch.from_numpy(np.ascontiguousarray(turned, dtype=np.float32))
+    """Transform a patient's slices [X, Y, n, 4] to whitened k-space [4·n, 1, size, size]."""
+    slices = volume[:, ::-1].transpose(3, 2, 1, 0)  # [4, n, Y, X], rows from anterior to posterior
+    planes = torch.from_numpy(np.ascontiguousarray(slices, dtype=np.float32))
     planes = F.interpolate(planes, (size, size), mode="bilinear", antialias=True)
     kspace = to_kspace(planes.double().numpy())  # [4, n, size, size]
     return whiten(kspace).astype(np.complex64).reshape(-1, 1, size, size)
 
 
 def whiten(kspace: np.ndarray) -> np.ndarray:
-    """Whiten each example [..., rows, columns] by its own statistics.
+    """Whiten each example [..., rows, columns] with its own statistics.
 
-    Its mean becomes 0; real and imaginary part are uncorrelated and of variance 1. In the spectrum
-    of a real image X(−k) is the conjugate of X(k): its imaginary part has mean 0, and is
-    uncorrelated with the real one. So whitening is a shift and two divisions. A part that is 0 but
-    for rounding stays next to 0.
+    Its mean becomes 0; its real and imaginary part become uncorrelated, with variance 1.
+
+    General whitening needs the 2×2 covariance of real and imaginary part. The spectrum of a real
+    image is Hermitian, X(−k) = conj X(k), so its parts are already uncorrelated and the imaginary
+    one has mean 0: subtracting the mean and scaling each part is enough. A part that is 0 except
+    for rounding errors stays close to 0.
     """
     centred = kspace - kspace.mean(axis=(-2, -1), keepdims=True)
     power = (np.abs(kspace) ** 2).mean(axis=(-2, -1), keepdims=True)
-    floor = FLAT * np.sqrt(power) + np.finfo(np.float64).tiny
-    real = _scale(centred.real, floor)
-    imag = _scale(centred.imag, floor)
+    min_deviation = MIN_DEVIATION * np.sqrt(power) + np.finfo(np.float64).tiny
+    real = _scale(centred.real, min_deviation)
+    imag = _scale(centred.imag, min_deviation)
     return real + 1j * imag
 
 
-def _scale(part: np.ndarray, floor: np.ndarray) -> np.ndarray:
+def _scale(part: np.ndarray, min_deviation: np.ndarray) -> np.ndarray:
     deviation = part.std(axis=(-2, -1), keepdims=True)
-    return part / np.maximum(deviation, floor)
+    return part / np.maximum(deviation, min_deviation)
 
 
 def draw_patients(
     patients: list[Patient], count: int, seed: int
 ) -> tuple[list[Patient], list[Patient]]:
-    """Draw `count` patients; return them and the others, each in the order of their names."""
+    """Draw `count` patients at random; return them and the others, each in the given order."""
     order = np.random.default_rng(seed).permutation(len(patients))
     drawn = [patients[index] for index in sorted(order[:count])]
     others = [patients[index] for index in sorted(order[count:])]
@@ -201,15 +221,20 @@ def draw_patients(
 @register("dataset", "mri_sequences")
 @dataclass(frozen=True, kw_only=True)
 class MriSequences(SequenceSlices):
-    """Task01 of the decathlon under the data root."""
+    """The brain tumour task of the decathlon (Task01), under the data root.
+
+    Args:
+        validation_patients: number of the release's test patients that validate instead.
+        split_seed: seed that draws these patients.
+    """
 
     validation_patients: Annotated[int, Ge(0)] = 110
     split_seed: int = 0
 
     def load(self, root: Path) -> Splits:
-        """A folder with dataset.json and as many volumes as were released is 'official'.
+        """Load Task01; 'official' if dataset.json and all released volumes are present.
 
-        Those that validate are drawn from the test volumes, as the paper does.
+        Validation patients are drawn from the release's test volumes, as in the paper.
         """
         folder = root / FOLDER
         train = nifti.find_volumes(folder / "imagesTr", "mri_sequences", len(SEQUENCES))
@@ -220,7 +245,7 @@ class MriSequences(SequenceSlices):
                 raise UserError(
                     f"{path}: the same patient is in imagesTr; each may be in one part only."
                 )
-        self.count_test(len(held))
+        self.require_test_patients(len(held))
         validation, test = draw_patients(
             self.choose_slices(held),
             self.validation_patients,
@@ -232,58 +257,67 @@ class MriSequences(SequenceSlices):
         provenance: Provenance = "official" if is_whole else "derived"
         return self.load_parts(parts, provenance, "four sequences", nifti.read, "channels")
 
-    def count_test(self, held: int) -> int:
+    def require_test_patients(self, held: int) -> None:
+        """Raise a `UserError` if validation takes all of the release's `held` test patients."""
         count = self.validation_patients
-        rule = f"leaves {held - count} patients to test"
+        rule = f"must be less than the {held} test patients of the release"
         require(count < held, "dataset.validation_patients", count, rule)
-        return held - count
 
     def released(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
             return None
         train, held = RELEASED.values()
-        return self.describe(train, self.count_test(held), self.validation_patients)
+        self.require_test_patients(held)
+        return self.describe(train, held - self.validation_patients, self.validation_patients)
 
 
-# Counts up when a curve or a draw below changes: cached arrays go by it.
+# ------------------------------------------------------------------------- simulated contrasts
+
+# Increment when a curve or a random draw below changes; part of the cache key.
 SIMULATION = "simulated contrasts 1"
-NOISE = 0.03  # of the brightest tissue
-FIELD = 0.3  # largest part of a coefficient of the sensitivity's polynomial
-SPREAD = 0.2  # of γ
+NOISE = 0.03  # standard deviation of the noise, where the brightest tissue is 1
+MAX_COEFFICIENT = 0.3  # of the polynomial in the sensitivity field's exponent
+GAMMA_SPREAD = 0.2  # γ is drawn from [1 - GAMMA_SPREAD, 1 + GAMMA_SPREAD]
 
 
 def map_to_contrasts(volume: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Turn a volume [X, Y, Z] into contrasts [X, Y, Z, 4] in [0, about 2], as in `SEQUENCES`."""
+    """Simulate contrasts [X, Y, Z, 4], in the order of `SEQUENCES`, of a volume [X, Y, Z].
+
+    The module's docstring gives the formulas. Values lie between 0 and about 2.
+    """
     low, high = np.percentile(volume, (1, 99))
     width = max(high - low, np.finfo(np.float32).tiny)
     tissue = ((volume - low) / width).clip(0, 1)
     border = np.sqrt(sum(slope**2 for slope in np.gradient(tissue)))
-    flair, t1w, t1gd, t2w = 1 + random.uniform(-SPREAD, SPREAD, len(SEQUENCES))  # each one's γ
-    grey = random.uniform(0.4, 0.5)
-    bump = np.exp(-(((tissue - grey) / 0.25) ** 2))
+    gammas = 1 + random.uniform(-GAMMA_SPREAD, GAMMA_SPREAD, len(SEQUENCES))
+    gamma_flair, gamma_t1w, gamma_t1gd, gamma_t2w = gammas
+    grey_matter = random.uniform(0.4, 0.5)
+    bump = np.exp(-(((tissue - grey_matter) / 0.25) ** 2))
     contrasts = [
-        bump * tissue ** (0.5 * flair),
-        tissue**t1w,
-        tissue**t1gd + 2 * border,
-        (1 - tissue) ** t2w,
+        bump * tissue ** (0.5 * gamma_flair),
+        tissue**gamma_t1w,
+        tissue**gamma_t1gd + 2 * border,
+        (1 - tissue) ** gamma_t2w,
     ]
     scans = [scan(contrast, random) for contrast in contrasts]
     return np.stack(scans, axis=-1).astype(np.float32)
 
 
-def scan(picture: np.ndarray, random: np.random.Generator) -> np.ndarray:
-    """Add a coil's sensitivity and the noise of a magnitude image to [X, Y, Z]."""
-    axes = [np.linspace(-1, 1, side) for side in picture.shape]
+def scan(contrast: np.ndarray, random: np.random.Generator) -> np.ndarray:
+    """Apply a random coil sensitivity to a contrast [X, Y, Z], and add Rician noise."""
+    axes = [np.linspace(-1, 1, side) for side in contrast.shape]
     x, y, z = np.meshgrid(*axes, indexing="ij", sparse=True)
     terms = (x, y, z, x * y, y * z, x * z)
-    coefficients = random.uniform(-FIELD, FIELD, len(terms))
-    field = sum(map(operator.mul, coefficients, terms))
-    real_noise, imag_noise = random.normal(0, NOISE, (2, *picture.shape))
-    return np.hypot(picture * np.exp(field) + real_noise, imag_noise)
+    coefficients = random.uniform(-MAX_COEFFICIENT, MAX_COEFFICIENT, len(terms))
+    exponent = sum(
+        coefficient * term for coefficient, term in zip(coefficients, terms, strict=True)
+    )
+    real_noise, imag_noise = random.normal(0, NOISE, (2, *contrast.shape))
+    return np.hypot(contrast * np.exp(exponent) + real_noise, imag_noise)
 
 
 def simulate_contrasts(path: Path) -> np.ndarray:
-    """Simulate the four contrasts of a file, seeded by its name: [X, Y, Z, 4]."""
+    """Read a volume and simulate its four contrasts [X, Y, Z, 4], seeded by the file's name."""
     seed = [ord(letter) for letter in nifti.name_of(path)]
     return map_to_contrasts(nifti.read(path), np.random.default_rng(seed))
 
@@ -291,7 +325,7 @@ def simulate_contrasts(path: Path) -> np.ndarray:
 @register("dataset", "mri_sequences_from_volumes")
 @dataclass(frozen=True, kw_only=True)
 class MriSequencesFromVolumes(SequenceSlices, nifti.OfVolumes):
-    """Simulated sequences of the volumes in `folder` of the data root."""
+    """Sequences simulated from the volumes in `folder` of the data root."""
 
     name: ClassVar[str] = "mri_sequences_from_volumes"
     unit: ClassVar[str] = "volume"
