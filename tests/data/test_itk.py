@@ -75,7 +75,7 @@ def point_elsewhere(path: Path) -> None:
     ("spoil", "says"),
     [
         (cut, "cannot be read|truncated"),
-        (announce, "more than any volume|truncated"),
+        (announce, "that are supported|truncated"),
         (point_elsewhere, "keeps its voxels in another file"),
     ],
 )

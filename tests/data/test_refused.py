@@ -366,9 +366,9 @@ CASES: list[tuple[str, str, Spoil, str]] = [
     ("nifti", "v.nii", volume(np.full((2, 2, 2), np.nan)), "not finite"),
     ("nifti", "v.nii", overwrite(296, bytes(16)), "affine"),  # the second row of its sform
     ("nifti", "v.nii", volume(VOXELS.astype(np.complex64)), "complex64, not real numbers"),
-    ("nifti", "v.nii", announce(2**32, 2**32, 1), "more than any volume"),  # wraps to 0
+    ("nifti", "v.nii", announce(2**32, 2**32, 1), "that are supported"),  # wraps to 0
     ("nifti", "v.nii", announce(2**13, 2**13 + 1, 1), "8,193×8,192 pixels; 1 to 67,108,864"),
-    ("nifti", "v.nii", announce(800, 800, 840), "more than any volume"),
+    ("nifti", "v.nii", announce(800, 800, 840), "that are supported"),
     ("nifti", "v.nii", announce(800, 800, 800), "announces 1,024,000,000 bytes"),
     ("nifti", "v.nii.gz", change(lambda whole: whole[: len(whole) // 2]), CUT),
     ("nifti", "v.nii.gz", FLIPPED, "BadGzipFile"),

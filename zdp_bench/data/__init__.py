@@ -1,8 +1,8 @@
-"""Data sets, one file each: a class turns files under the data root, or nothing, into `Splits`.
+"""Data sets, one module each: a `Dataset` reads or generates examples and returns `Splits`.
 
-What a person should know of a data set (licence, source, checksums, layout) is in its card,
-`datasets/NAME.yaml`, beside the defaults of its options. Whatever is wrong with a file is one
-`UserError` with its name (`zdp_bench.foreign_files.reading`).
+The card `datasets/NAME.yaml` states a data set's licence, source, checksums and file layout, and
+the defaults of its options. A missing or damaged file raises one `UserError` that names the file
+(`zdp_bench.foreign_files.reading`).
 """
 
 from __future__ import annotations
@@ -20,31 +20,31 @@ from zdp_bench.data.owner_names import require_owner_names
 from zdp_bench.errors import UserError
 
 Provenance = Literal["official", "derived", "synthetic", "own"]
-# (inputs [B, ...], uniforms [B, N_UNIFORMS] in [0, 1)) -> inputs [B, ...]. Each example is changed
-# by its own row of uniforms, so that neither micro-batches nor ranks make a difference.
+# (inputs [B, ...], uniforms [B, N_UNIFORMS] in [0, 1)) -> inputs [B, ...]. Each example uses only
+# its own row of uniforms, so the result does not depend on micro-batches or ranks.
 Augment = Callable[[Tensor, Tensor], Tensor]
 N_UNIFORMS = 8
-# Options of several data sets.
-Pixels = Annotated[int, Interval(ge=8, le=1024)]  # along a side
-Share = Annotated[float, Interval(gt=0, lt=1)]
-PublicShare = Annotated[float, Interval(ge=0, lt=1)]  # of what validates; may be none
+# Types of options that several data sets have.
+Pixels = Annotated[int, Interval(ge=8, le=1024)]  # along one side
+Fraction = Annotated[float, Interval(gt=0, lt=1)]
+PublicFraction = Annotated[float, Interval(ge=0, lt=1)]  # of the data that validates; 0: none
 Window = Annotated[list[float], Len(2, 2)]  # [low, high]
-Most = Annotated[int, Ge(1)] | None  # at most so many; None: all
+MaxCount = Annotated[int, Ge(1)] | None  # None: no limit
 
 
 class Source(Protocol):
-    """Examples in memory (`Examples`), or on disk until they are drawn."""
+    """Examples that are in memory (`Examples`), or read from disk when a batch is drawn."""
 
     @property
     def groups(self) -> Tensor | None:
-        """The owner of each example [n], in training; the volume or owner in other parts.
+        """The number of each example's owner [n]; in validation and test, its volume or owner.
 
-        One number is one owner in all parts of a data set.
+        A number stands for the same owner in all parts of a data set.
         """
 
     @property
     def is_stochastic(self) -> bool:
-        """True if an example changes each time it is drawn, by its row of uniforms."""
+        """True if an example also depends on its row of uniforms, so that it varies by draw."""
 
     def __len__(self) -> int: ...
 
@@ -53,21 +53,26 @@ class Source(Protocol):
         indices: Tensor,
         uniforms: Tensor | None = None,
     ) -> tuple[Tensor, Tensor]:
-        """Return the examples at `indices` [B], in that order: inputs [B, ...], targets [B, ...].
+        """Return the inputs [B, ...] and targets [B, ...] of the examples at `indices`.
 
         Args:
-            uniforms: [B, N_UNIFORMS] in [0, 1); given in training only, and only to stochastic
-                sources.
+            indices: positions of the examples, int64 [B].
+            uniforms: random numbers [B, N_UNIFORMS] in [0, 1), one row per example. Given only in
+                training, and only to stochastic sources.
         """
 
 
 @dataclass(frozen=True)
 class Examples:
-    """Examples in memory: inputs [n, ...], targets [n, ...].
+    """Examples in memory, or in memory-mapped arrays.
 
-    Attributes: see `Source`, and pixels: (mean, deviation) of pixels in [0, 1], public constants.
-        Then `inputs` are bytes, perhaps mapped from a file, and `batch` returns (byte / 255 − mean)
-        / deviation: a set larger than memory streams.
+    Attributes:
+        inputs: [n, ...].
+        targets: [n, ...].
+        groups: see `Source`.
+        pixels: (mean, standard deviation) of pixels in [0, 1], both public constants. If given,
+            `inputs` are bytes and `batch` returns (byte / 255 − mean) / standard deviation, so that
+            only a batch is ever held as floats.
     """
 
     inputs: Tensor
@@ -93,9 +98,11 @@ class Examples:
 
 @dataclass(frozen=True)
 class Part:
-    """Some examples of a set, taken out as they are drawn: what is mapped from a file stays there.
+    """A subset of a source, indexed when a batch is drawn: memory-mapped arrays are not copied.
 
-    Attributes: see `Source`, and rows: their places in `whole`, [n].
+    Attributes:
+        whole: the source.
+        rows: indices into `whole`, [n].
     """
 
     whole: Source
@@ -125,29 +132,36 @@ class Splits:
     """A data set ready to train on.
 
     Attributes:
-        outputs: how many numbers a model must return for an example.
-        provenance: official (the released files, checksums matched), derived (made from real
-            examples), synthetic, or own (a person's files, which nobody else can check).
-        digest: SHA-256 over what was read and how it was turned into examples.
-        notes: what differs from the official release, shown wherever a number from it is.
-        augment: changes training inputs at random each time they are drawn. It must not let one
-            example's values reach another's.
-        augment_targets: changes the targets with their inputs, by the same uniforms. None: targets
-            stay as they are.
-        validation: examples that steer training (`scheduler=reduce_on_plateau`). They are held to
-            be PUBLIC, as the test set is: no ε covers them.
-        examples_per_patient: the most training examples of any one patient. Where `train` has
-            groups it is counted from them, whatever is given.
-        sources: names of the files that were read, by their content (`collect_sources`). They tell
-            who is in the data, so a record does not hold them.
-        parts_share_owners: False refuses an owner who is in `train` and in another part.
-        representation: what the inputs are of the examples, for the record. None: the examples.
-        unit: who or what owns examples, in a word, where it is no patient: "image", "speaker".
-        title: what the user calls the data. Empty: as its plug-in is called.
-        owner_names: the name of each owner, by its number in `groups`. It decides the owner's
-            subset (`algorithm=band_mf`) and node (`federated.nodes`), whoever else is there. Empty:
-            the number does, which must then not depend on who else is there. A missing name, or two
-            spellings of one, are refused.
+        train: training examples, which ε covers.
+        test: test examples, which no ε covers.
+        input_shape: shape of one example's input, without the batch dimension.
+        outputs: number of values that a model must return for each example.
+        provenance: official (the released files, as their checksums or at least their number
+            shows), derived (made from real examples), synthetic, or own (a person's files, which
+            nobody else can check).
+        digest: SHA-256 of the files that were read and of how they became examples.
+        notes: how the data differ from the official release; shown beside every score on them.
+        augment: random augmentation of the training inputs, applied each time they are drawn. The
+            result for one example must not depend on the values of another.
+        augment_targets: the same augmentation of the targets, with the same uniforms. Default:
+            targets are not augmented.
+        validation: examples that steer training (`scheduler=reduce_on_plateau`). Like the test
+            examples, they are assumed to be PUBLIC: no ε covers them.
+        examples_per_patient: the maximum number of training examples of one patient. If `train` has
+            groups, this is counted from them and the given number is ignored.
+        sources: digests of the files that were read (`collect_sources`). They reveal who is in the
+            data, so they are never written to a record.
+        parts_share_owners: allow owners of training examples to be in another part too. Default: an
+            error.
+        representation: for the record, the transform that computed the inputs from the examples.
+            None: the inputs are the examples.
+        unit: who or what owns examples, as one word such as "image" or "speaker".
+        title: the user's name for the data. Default: the name of its plug-in.
+        owner_names: the name of each owner, indexed by the owner's number in `groups`. The name
+            decides the owner's subset (`algorithm=band_mf`) and node (`federated.nodes`), so that
+            neither depends on which other owners there are. Default: the number decides, and must
+            then not depend on the other owners. A missing name, and two spellings of one name, are
+            errors.
     """
 
     train: Source
@@ -174,17 +188,23 @@ class Splits:
             return
         owners, counts = self.train.groups.unique(return_counts=True)
         object.__setattr__(self, "examples_per_patient", max(counts.tolist(), default=1))
-        last, named = int(owners[-1]) if len(owners) else -1, len(self.owner_names)
-        if named and last >= named:
-            raise UserError(f"dataset: group {last} has no name: `owner_names` has {named}.")
+        num_names = len(self.owner_names)
+        if num_names and len(owners) and owners[-1] >= num_names:
+            raise UserError(
+                f"dataset: group {owners[-1]} has no name: `owner_names` has {num_names}."
+            )
+        if self.parts_share_owners:
+            return
         for name, part in (("test", self.test), ("validation", self.validation)):
-            if part is None or part.groups is None or self.parts_share_owners:
+            if part is None or part.groups is None:
                 continue
-            if len(both := owners[torch.isin(owners, part.groups)]):
+            shared = owners[torch.isin(owners, part.groups)]
+            if len(shared):
                 raise UserError(
-                    f"the data set has {len(both)} owners of training examples in its {name} part "
-                    f"too (group {both[0]} is the first), where no ε covers them. Split by owner, "
-                    "or, if these are others, number all parts' owners once."
+                    f"the data set has {len(shared)} owners of training examples in its {name} "
+                    f"part too (the first is group {shared[0]}), where no ε covers them. Split by "
+                    "owner. If they are different owners, give every owner of all parts a number "
+                    "of its own."
                 )
 
 
@@ -193,15 +213,16 @@ class DatasetInfo:
     """Counts and shapes of a data set's examples.
 
     Attributes:
-        train, test, validation: numbers of examples.
-        input_shape, dtype: of one example, as the model gets it.
-        outputs: how many numbers a model must return for an example.
-        target_shape, target_dtype: of one example's target.
+        train, test, validation: number of examples in each part.
+        input_shape, dtype: shape and type of one example's input.
+        outputs: number of values that a model must return for each example.
+        target_shape, target_dtype: shape and type of one example's target.
         examples_per_patient, unit: see `Splits`.
-        owners: how many patients own the training examples. None: as many as examples, or unknown.
-        found: False if the files are missing; the numbers are then the release's.
-        classes: training examples of each class, by name, where names tell them. Shown to the
-            data's owner by `validate`, and never written to a record.
+        owners: number of patients that own the training examples. None: one per example, or
+            unknown.
+        found: False if the files are missing. The numbers are then those of the release.
+        classes: number of training examples per class name, if classes have names. `validate` shows
+            them to the owner of the data; they are never written to a record.
     """
 
     train: int
@@ -220,7 +241,9 @@ class DatasetInfo:
 
 
 class Dataset:
-    """A data set: its options are the fields of a frozen dataclass, one YAML key each.
+    """Base class of data sets. A data set's options are the fields of a frozen dataclass.
+
+    Each field is one YAML key:
 
         @register("dataset", "rings")
         @dataclass(frozen=True, kw_only=True)
@@ -229,35 +252,39 @@ class Dataset:
 
             def load(self, root: Path) -> Splits: ...
 
-    A field's type may carry a range (`Annotated[int, Ge(1)]`), which a configuration is held to.
-    What means nothing together is refused in `__post_init__`, before anything is read or written.
-    `root` is the data root.
+    A field's type may state a range, such as `Annotated[int, Ge(1)]`, against which configurations
+    are checked. Reject combinations of options that make no sense in `__post_init__`, which runs
+    before anything is read or written.
 
     Attributes:
-        names_owners: False if its training part has no `groups`: nobody said who owns what.
+        names_owners: False if the training part has no `groups`, so that owners are unknown.
     """
 
     names_owners: ClassVar[bool] = True
 
     def load(self, root: Path) -> Splits:
-        """Read the examples, or generate them.
+        """Read or generate the examples.
+
+        Args:
+            root: the data root.
 
         Raises:
-            UserError: files are missing or damaged.
+            UserError: Files are missing or damaged.
         """
         raise NotImplementedError
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """Return the release's counts and shapes where its files are not under the data root.
+        """Return the counts and shapes of the release if its files are not under the data root.
 
-        None: they are there, or none are needed.
+        None if the files are there, or if the data set needs none.
         """
         return None
 
     def info(self, root: Path) -> DatasetInfo:
-        """Describe the examples: those of `load`, or the release's without its files."""
-        if known := self.released(root):
-            return replace(known, found=False)
+        """Describe the examples of `load` or, without the files, those of the release."""
+        release = self.released(root)
+        if release:
+            return replace(release, found=False)
         splits = self.load(root)
         inputs, targets = splits.train.batch(torch.arange(1))
         groups = splits.train.groups

@@ -23,7 +23,16 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Pixels, PublicShare, Splits
+from zdp_bench.data import (
+    Dataset,
+    DatasetInfo,
+    Examples,
+    MaxCount,
+    Part,
+    Pixels,
+    PublicFraction,
+    Splits,
+)
 from zdp_bench.data.augmentation import Affine
 from zdp_bench.data.files import absent, digest, holds_any, list_files, sha256
 from zdp_bench.data.owners import hold_out_owners
@@ -82,8 +91,8 @@ class ChestXray(Dataset):
     """
 
     size: Pixels = 224
-    validation_share: PublicShare = 0.15
-    max_per_patient: Most = None
+    validation_share: PublicFraction = 0.15
+    max_per_patient: MaxCount = None
     augment: bool = True
     split_seed: int = 0
 

@@ -28,7 +28,7 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Fraction, Splits
 from zdp_bench.data.files import (
     BadExamples,
     absent,
@@ -142,7 +142,7 @@ class Cpsc2018(Dataset):
     length: Samples = 5000
     fft_length: Samples = 512
     fft_norm: Norm = "backward"
-    test_share: Share = 0.1
+    test_share: Fraction = 0.1
     split_seed: int = 0
     bad_examples: BadExamples = "refuse"
 

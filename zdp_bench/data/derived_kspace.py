@@ -23,7 +23,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Interval
 
-from zdp_bench.data import DatasetInfo, Most, Splits, nifti
+from zdp_bench.data import DatasetInfo, MaxCount, Splits, nifti
 from zdp_bench.data.cifar10 import SHAPE, Cifar10, read
 from zdp_bench.data.fastmri import FOLDERS, KSpaceSlices, find_volumes, write_volume
 from zdp_bench.data.files import card, digest, sha256, write_whole
@@ -80,7 +80,7 @@ class KSpaceFromVolumes(KSpaceSlices, nifti.OfVolumes):
     owner: ClassVar[str] = "volume"
 
     axis: Annotated[int, Interval(ge=0, le=2)] = 2  # that slices are counted along
-    slices: Most = 3
+    slices: MaxCount = 3
 
     def load(self, root: Path) -> Splits:
         paths = list(self.find(root))

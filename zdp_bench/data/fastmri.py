@@ -30,7 +30,7 @@ import torch
 from annotated_types import Ge, Interval
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Most, Provenance, Splits
+from zdp_bench.data import Dataset, DatasetInfo, MaxCount, Provenance, Splits
 from zdp_bench.data.files import absent, digest, holds_any, list_files, require_inside, sha256
 from zdp_bench.data.hdf5 import open_array, read_attribute
 from zdp_bench.data.kspace import (
@@ -283,7 +283,7 @@ class KSpaceSlices(Dataset):
     center_fraction: float = 0.08
     height: Side = 32
     width: Side = 40
-    slices: Most = None
+    slices: MaxCount = None
     unit: Literal["slice"] = "slice"  # what an example is
 
     def __post_init__(self) -> None:

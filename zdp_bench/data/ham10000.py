@@ -21,7 +21,16 @@ from typing import Literal
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Part, Pixels, PublicShare, Share, Splits
+from zdp_bench.data import (
+    Dataset,
+    DatasetInfo,
+    Examples,
+    Fraction,
+    Part,
+    Pixels,
+    PublicFraction,
+    Splits,
+)
 from zdp_bench.data.files import (
     absent,
     count_parts,
@@ -74,8 +83,8 @@ class Ham10000(Dataset):
 
     size: Pixels = 224
     target: Target = "melanoma"
-    test_share: Share = 0.2
-    validation_share: PublicShare = 0.0
+    test_share: Fraction = 0.2
+    validation_share: PublicFraction = 0.0
     split_seed: int = 0
 
     @property

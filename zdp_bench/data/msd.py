@@ -33,9 +33,9 @@ from zdp_bench.data import (
     Dataset,
     DatasetInfo,
     Examples,
-    Most,
+    MaxCount,
     Pixels,
-    PublicShare,
+    PublicFraction,
     Splits,
     nifti,
 )
@@ -129,7 +129,7 @@ class Decathlon(Dataset):
 
     task: str
     channel: Annotated[int, Ge(0)] = 0
-    validation_share: PublicShare
+    validation_share: PublicFraction
     test_share: float
     split_seed: int = 0
 
@@ -272,8 +272,8 @@ class Msd(Decathlon):
     task: str = "liver"
     size: Pixels = 256
     fit: Literal["resize", "pad"] = "resize"
-    max_per_patient: Most = SLICES
-    validation_share: PublicShare = 0.076
+    max_per_patient: MaxCount = SLICES
+    validation_share: PublicFraction = 0.076
     test_share: float = 0.305
     augment: bool = True
 

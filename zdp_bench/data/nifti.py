@@ -1,9 +1,9 @@
-"""NIfTI volumes, and MHA and NRRD (`itk.py`), turned to RAS+ axes, with their spacing.
+"""Read NIfTI, MHA and NRRD volumes (the latter two with `itk.py`) on RAS+ axes.
 
-A file says in its affine which way each axis runs. Here the first axis always runs to the patient's
-Right, the second to the Anterior, the third to the Superior side, so that `data[:, :, k]` is an
-axial slice whatever scanner wrote the file. Turning is a permutation and flips of voxels: nothing
-is interpolated.
+A file's affine states the direction of each axis. Here the first axis always runs to the patient's
+Right, the second to the Anterior and the third to the Superior side, so `data[:, :, k]` is an axial
+slice whatever scanner wrote the file. Reorienting only permutes and flips axes: nothing is
+interpolated.
 """
 
 from __future__ import annotations
@@ -34,23 +34,27 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import expect, reading, require_size
 
 SUFFIXES = (".nii", ".nii.gz")
-MOST_VOXELS = 2**29  # 2,048 planes of 512 by 512, as float32 2 GB
-# The decathlon's smallest task: volumes of one contrast, 28 MB
-HIPPOCAMPI, N_HIPPOCAMPI = "Task04_Hippocampus/imagesTr", 260
-# Counts up when a file that was accepted is refused, or is read as other voxels: caches and derived
-# files go by it. Since 2, a .gz is held to its checksum.
+MAX_VOXELS = 2**29  # 2,048 planes of 512 by 512: 2 GB as float32
+# The default folder: the decathlon's smallest task, 28 MB of single-contrast volumes
+HIPPOCAMPI = "Task04_Hippocampus/imagesTr"
+NUM_HIPPOCAMPI = 260
+# Increment when a file that was accepted is rejected, or is read as other voxels; part of the cache
+# key and of derived folders' names. Since 2, the checksum of a .gz file is verified.
 READING = 2
-BEST_RATIO = 1032  # of deflate: no .gz unpacks to more than so many times its size
-LONGEST_REST = 2**26  # bytes behind the voxels that are still read, for the checksum after them
-WHOLE = 1e-3  # how far a label may lie from a whole number, after the file's scaling
+MAX_DEFLATE_RATIO = 1032  # no .gz file unpacks to more than this times its size
+MAX_TRAILING_BYTES = 2**26  # after the voxels; read to reach the checksum at the end
+LABEL_TOLERANCE = 1e-3  # maximum distance of a label from an integer, after the file's scaling
 
 
 @dataclass(frozen=True)
 class Header:
-    """Shape of the turned volume [X, Y, Z] or [X, Y, Z, channels], and spacing (x, y, z) in mm.
+    """What a file's header says about the volume on RAS+ axes.
 
     Attributes:
-        affine: [4, 4], from a voxel of the turned volume to its place in mm.
+        shape: [X, Y, Z] or [X, Y, Z, channels].
+        spacing: distance between neighbouring voxels along x, y and z, in mm.
+        is_complex: True if voxels are complex numbers.
+        affine: [4, 4], maps voxel indices to a position in mm.
     """
 
     shape: tuple[int, ...]
@@ -60,7 +64,7 @@ class Header:
 
 
 def paths_of(folder: Path) -> list[Path]:
-    """List the NIfTI files in a folder, by name; empty without the folder."""
+    """List the NIfTI files in a folder, sorted by name; empty if the folder is missing."""
     if not folder.is_dir():
         return []
     return [path for path in visible_files(folder) if path.name.endswith(SUFFIXES)]
@@ -71,11 +75,17 @@ def find_volumes(
     dataset: str,
     channels: int | None = None,
 ) -> dict[Path, Header]:
-    """Find every volume of a folder, by name, and read its header.
+    """List the volumes in a folder, sorted by name, with their headers.
 
     Args:
-        dataset: whose card says where they come from.
-        channels: how many each volume must have; None: it has three dimensions.
+        folder: contains NIfTI files only.
+        dataset: name of the data set, whose card says where the files come from.
+        channels: number of channels that each volume must have. Default: volumes have three
+            dimensions.
+
+    Raises:
+        UserError: The folder is missing or empty, or contains another file, the same volume twice
+            or a volume of another shape.
     """
     if not folder.is_dir():
         raise absent(folder, dataset)
@@ -104,7 +114,13 @@ def find_volumes(
 
 @dataclass(frozen=True, kw_only=True)
 class OfVolumes(Dataset):
-    """A data set that is made of the volumes in `folder` of the data root."""
+    """Base class of data sets computed from any folder of volumes.
+
+    Args:
+        folder: path of the folder under the data root.
+        test_share: fraction of the volumes to test on.
+        split_seed: seed that draws them.
+    """
 
     name: ClassVar[str]
 
@@ -119,40 +135,40 @@ class OfVolumes(Dataset):
         return count_held_out(volumes, self.test_share, "volumes")
 
     def describe(self, train: int, test: int) -> DatasetInfo:
-        """Return counts and shapes of so many volumes."""
+        """Return counts and shapes, given the number of volumes in each part."""
         raise NotImplementedError
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """As many volumes as the default folder has."""
+        """Describe the default folder if `folder` is missing or empty."""
         if holds_any(resolve_folder(root, self.folder)):
             return None
-        held = self.count_test(N_HIPPOCAMPI)
-        return self.describe(N_HIPPOCAMPI - held, held)
+        test = self.count_test(NUM_HIPPOCAMPI)
+        return self.describe(NUM_HIPPOCAMPI - test, test)
 
 
 def name_of(path: Path) -> str:
-    """'hippocampus_001.nii.gz' -> 'hippocampus_001'."""
+    """Return a volume's name: 'hippocampus_001' for 'hippocampus_001.nii.gz'."""
     return path.name.removesuffix(".gz").removesuffix(".nii")
 
 
 def read_header(path: Path) -> Header:
-    """Read what a file announces, without its voxels; shape and spacing are by the affine."""
+    """Read a file's header, without its voxels, and reorient it to RAS+ axes."""
     from nibabel.orientations import inv_ornt_aff
 
     with reading(path):
         image = _open(path)
         affine = np.asarray(image.affine)
         orientation = _orientation(image)
-        steps = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
-        stored = np.argsort(orientation[:, 0])  # the stored axis that becomes each of R, A, S
-        x, y, z = steps[stored].tolist()
-        sides = [int(image.shape[axis]) for axis in stored]
-        turned = affine @ inv_ornt_aff(orientation, image.shape[:3])
+        spacing = np.sqrt((affine[:3, :3] ** 2).sum(axis=0))
+        stored_axes = np.argsort(orientation[:, 0])  # the stored axes that become R, A and S
+        x, y, z = spacing[stored_axes].tolist()
+        sides = [int(image.shape[axis]) for axis in stored_axes]
+        ras_affine = affine @ inv_ornt_aff(orientation, image.shape[:3])
         return Header(
             shape=(*sides, *image.shape[3:]),
             spacing=(x, y, z),
             is_complex=image.get_data_dtype().kind == "c",
-            affine=tuple(map(tuple, turned.tolist())),
+            affine=tuple(map(tuple, ras_affine.tolist())),
         )
 
 
@@ -161,33 +177,37 @@ def require_same_place(
     header: Header,
     image: Header,
 ) -> None:
-    """Reject a mask or reference whose voxels do not lie where its image's do.
+    """Reject a mask or reference whose voxels are not where its image's voxels are.
 
-    Both are compared as they are read, on RAS+ axes: a file that is only stored along other axes
-    passes. Eight corners tell of every shift, rotation, flip and scaling; a voxel's size is allowed
-    for the rounding of headers.
+    Both headers are on RAS+ axes, so files that store the same volume along different axes agree.
+    Comparing the eight corners detects every shift, rotation, flip and scaling. Corners may differ
+    by one voxel, because headers are rounded.
 
     Args:
-        path: the mask's, for the error.
+        path: path of the mask, for the error.
+        header: the mask's header.
+        image: the image's header.
 
     Raises:
-        UserError: names what differs.
+        UserError: Shapes, spacings or positions differ.
     """
     with reading(path):
-        voxels = list(image.shape[:3])
-        own_voxels = list(header.shape[:3])
-        expect(voxels == own_voxels, f"has {own_voxels} voxels, but its image has {voxels}")
+        image_sides = list(image.shape[:3])
+        mask_sides = list(header.shape[:3])
+        expect(
+            image_sides == mask_sides, f"has {mask_sides} voxels, but its image has {image_sides}"
+        )
         is_close = np.allclose(header.spacing, image.spacing, rtol=1e-2)
         rule = f"has voxels of {header.spacing} mm, but its image's measure {image.spacing} mm"
         expect(is_close, rule)
-        ends = [(0, side - 1) for side in voxels]
+        ends = [(0, side - 1) for side in image_sides]
         corners = np.array(list(itertools.product(*ends, [1])), dtype=float)
         image_affine = np.array(image.affine)
-        shifts = corners @ (np.array(header.affine) - image_affine).T  # in mm, [8, 4]
-        steps = shifts @ np.linalg.inv(image_affine).T  # in voxels
-        distance = np.linalg.norm(shifts, axis=1).max()
+        shifts_in_mm = corners @ (np.array(header.affine) - image_affine).T  # [8, 4]
+        shifts_in_voxels = shifts_in_mm @ np.linalg.inv(image_affine).T
+        distance = np.linalg.norm(shifts_in_mm, axis=1).max()
         rule = f"lies {distance:.3g} mm beside its image, by the affines of both; align them"
-        expect(np.abs(steps).max() <= 1, rule)
+        expect(np.abs(shifts_in_voxels).max() <= 1, rule)
 
 
 def read(path: Path) -> np.ndarray:
@@ -196,19 +216,19 @@ def read(path: Path) -> np.ndarray:
 
 
 def read_complex(path: Path) -> np.ndarray:
-    """Read a volume of complex intensities in the same way, as complex64."""
+    """Read a volume of complex numbers: `read`, but complex64."""
     return _read_voxels(path, "c", np.complex64)
 
 
 def read_labels(path: Path) -> np.ndarray:
-    """Read a segmentation, uint8; every voxel must be a whole number from 0 to 255."""
+    """Read a segmentation as uint8; voxels must be integers from 0 to 255."""
     data = read(path)
     with reading(path):
         rule = "is a segmentation with values other than whole numbers from 0 to 255"
         expect(data.min() > -0.5 and data.max() < 255.5, rule)
         labels = np.round(data).astype(np.uint8)
-        np.subtract(data, labels, out=data)  # in place: a volume may fill the memory
-        expect(np.abs(data).max() <= WHOLE, rule)
+        np.subtract(data, labels, out=data)  # in place, because volumes may be large
+        expect(np.abs(data).max() <= LABEL_TOLERANCE, rule)
     return labels
 
 
@@ -218,27 +238,27 @@ def write(
     spacing: tuple[float, float, float],
     axes: str = "RAS",
 ) -> None:
-    """Write a volume given on RAS+ axes, stored along `axes` such as LPS."""
+    """Write a volume given on RAS+ axes, stored along other axes if `axes` says so, as "LPS"."""
     import nibabel
     from nibabel.orientations import axcodes2ornt, ornt_transform
 
     image = nibabel.Nifti1Image(data, np.diag([*spacing, 1.0]))
-    turn = ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(axes))
-    nibabel.save(image.as_reoriented(turn), path)
+    reorientation = ornt_transform(axcodes2ornt("RAS"), axcodes2ornt(axes))
+    nibabel.save(image.as_reoriented(reorientation), path)
 
 
 def _open(path: Path) -> Any:
-    """Open nibabel's image, with axes as stored; voxels are still on disk."""
+    """Open a file as nibabel's image, with axes as stored, without reading its voxels."""
     import nibabel
 
     image: Any = itk.open_image(path) if itk.is_itk(path) else nibabel.load(path)
     is_nifti = isinstance(image, nibabel.Nifti1Image | nibabel.Nifti2Image)
-    expect(is_nifti, f"is a {type(image).__name__}, and a NIfTI file was expected")
+    expect(is_nifti, f"is a {type(image).__name__}, but a NIfTI file was expected")
     shape = [int(side) for side in image.shape]
     rule = f"has shape {shape} where three dimensions, or four with channels, were expected"
     expect(len(shape) in (3, 4) and min(shape) > 0, rule)
-    rule = f"announces {shape} voxels, more than any volume of these sets has"
-    expect(math.prod(shape) <= MOST_VOXELS, rule)
+    rule = f"announces {shape} voxels, more than the {MAX_VOXELS:,} that are supported"
+    expect(math.prod(shape) <= MAX_VOXELS, rule)
     longest, second, *_ = sorted(shape[:3], reverse=True)
     require_size(longest, second)
     affine = np.asarray(image.affine)
@@ -249,7 +269,7 @@ def _open(path: Path) -> Any:
 
 
 def _orientation(image: Any) -> np.ndarray:
-    """Return [3, 2]: for each stored axis, the RAS+ axis it becomes, and 1 or -1 for direction."""
+    """Return [3, 2]: for each stored axis, its RAS+ axis and, 1 or -1, its direction along it."""
     from nibabel.orientations import io_orientation
 
     return io_orientation(image.affine)
@@ -260,74 +280,86 @@ def _read_voxels(
     kinds: str,
     dtype: type,
 ) -> np.ndarray:
-    """Read all voxels on RAS+ axes, of one of numpy's `kinds` of numbers and finite."""
+    """Read all voxels on RAS+ axes, and check that they are finite.
+
+    Args:
+        kinds: the kinds of numbers to accept, as codes of `numpy.dtype.kind`.
+        dtype: type of the result.
+    """
     from nibabel.orientations import apply_orientation
 
     with reading(path):
         image = _open(path)
-        is_packed = path.name.endswith(".gz")
+        is_compressed = path.name.endswith(".gz")
         announced = math.prod(map(int, image.shape)) * image.get_data_dtype().itemsize
-        may_be_packed = is_packed or itk.is_itk(path)
-        most = path.stat().st_size * (BEST_RATIO if may_be_packed else 1)
-        rule = f"announces {announced:,} bytes of voxels, and has at most {most:,}; it is truncated"
-        expect(announced <= most, rule)
-        data = _unpack(image, path) if is_packed else np.asanyarray(image.dataobj)
+        max_bytes = path.stat().st_size
+        if is_compressed or itk.is_itk(path):  # MHA and NRRD may be compressed too
+            max_bytes *= MAX_DEFLATE_RATIO
+        rule = (
+            f"announces {announced:,} bytes of voxels, but has at most {max_bytes:,}; "
+            "it is truncated"
+        )
+        expect(announced <= max_bytes, rule)
+        data = _decompress(image, path) if is_compressed else np.asanyarray(image.dataobj)
         numbers = "complex" if kinds == "c" else "real"
         expect(data.dtype.kind in kinds, f"has voxels of {data.dtype}, not {numbers} numbers")
-        turned = apply_orientation(data, _orientation(image))
-        voxels: np.ndarray = np.ascontiguousarray(turned, dtype=dtype)
+        reoriented = apply_orientation(data, _orientation(image))
+        voxels: np.ndarray = np.ascontiguousarray(reoriented, dtype=dtype)
         expect(bool(np.isfinite(voxels).all()), "contains voxels that are not finite")
     return voxels
 
 
-def _unpack(image: Any, path: Path) -> np.ndarray:
-    """Read the voxels of a .gz, as stored, and check its checksum.
+def _decompress(image: Any, path: Path) -> np.ndarray:
+    """Read the voxels of a .gz file, as stored, and verify the file's checksum.
 
-    nibabel stops at the last voxel, before the checksum. Here the stream is read to its end, where
-    gzip compares it: one decompression, and no more memory than the voxels need.
+    nibabel stops at the last voxel, before the checksum. Reading the stream to its end makes gzip
+    compare the checksum, without a second decompression and without more memory.
     """
     from nibabel.fileholders import FileHolder
 
     with gzip.open(path) as stream:
         holder = FileHolder(fileobj=stream)
         data = np.asanyarray(type(image).from_file_map({"image": holder}).dataobj)
-        rest = 0
+        trailing_bytes = 0
         while part := stream.read(2**20):
-            rest += len(part)
-            expect(rest <= LONGEST_REST, "has data after its voxels")
+            trailing_bytes += len(part)
+            expect(trailing_bytes <= MAX_TRAILING_BYTES, "has data after its voxels")
     return data
 
 
 # ---------------------------------------------------------------------------------- planes
-# Each plane becomes bytes by itself alone, never by others: [n, Y, X] -> [n, size, size].
+# [n, Y, X] -> [n, size, size]. A plane's result never depends on other planes, so that no example
+# depends on another.
 
 Window = tuple[float, float] | None
 
 
 def to_bytes(image: Tensor, window: Window) -> Tensor:
-    """Map [n, Y, X] in the file's units to 0 to 255.
+    """Scale intensities linearly to [0, 255], float, and clip them.
 
     Args:
-        window: (low, high); None: each plane's own 1st and 99th percentile.
+        image: planes [n, Y, X], in the file's units.
+        window: the intensities (low, high) that become 0 and 255. None: the 1st and 99th percentile
+            of each plane.
     """
     if window:
         low, high = torch.tensor(window[0]), torch.tensor(window[1])
     else:
         low, high = _find_percentiles(image)
-    share = (image - low) / (high - low).clamp(min=1e-6)
-    return share.clamp(0, 1) * 255
+    scaled = (image - low) / (high - low).clamp(min=1e-6)
+    return scaled.clamp(0, 1) * 255
 
 
 def _find_percentiles(image: Tensor) -> Tensor:
     """Return the 1st and 99th percentile of each plane [n, Y, X]: [2, n, 1, 1].
 
-    As torch.quantile, which refuses more than 2²⁴ pixels.
+    They are interpolated as by `torch.quantile`, which accepts at most 2²⁴ elements.
     """
     ordered = image.flatten(1).sort(dim=1).values
-    place = torch.tensor([0.01, 0.99]) * (ordered.shape[1] - 1)
-    below = ordered[:, place.floor().long()]
-    above = ordered[:, place.ceil().long()]
-    return torch.lerp(below, above, place - place.floor()).T[:, :, None, None]
+    position = torch.tensor([0.01, 0.99]) * (ordered.shape[1] - 1)
+    below = ordered[:, position.floor().long()]
+    above = ordered[:, position.ceil().long()]
+    return torch.lerp(below, above, position - position.floor()).T[:, :, None, None]
 
 
 def fit_planes(
@@ -336,7 +368,12 @@ def fit_planes(
     fit: str,
     window: Window,
 ) -> Tensor:
-    """Turn planes into bytes between the window's ends, in a square of `size`."""
+    """Convert planes [n, Y, X] to bytes [n, size, size].
+
+    Args:
+        window: see `to_bytes`.
+        fit: "crop" cuts out the largest centre square first; otherwise planes are stretched.
+    """
     grey = to_bytes(planes, window)
     if fit == "crop":
         grey = crop_square(grey)
@@ -348,7 +385,11 @@ def fit_complex(
     size: int,
     fit: str,
 ) -> Tensor:
-    """Bring complex planes into a square, in units of their own modulus' standard deviation."""
+    """Resample complex planes to [n, size, size]; the modulus of each gets standard deviation 1.
+
+    Args:
+        fit: see `fit_planes`.
+    """
     if fit == "crop":
         planes = crop_square(planes)
     real = resample(planes.real, (size, size))
@@ -359,23 +400,23 @@ def fit_complex(
 
 
 def turn_planes(data: np.ndarray) -> Tensor:
-    """Turn voxels [X, Y, Z, ...] into planes [Z, ..., Y, X], rows from anterior to posterior."""
+    """Transpose voxels [X, Y, Z, ...] to planes [Z, ..., Y, X], rows from anterior to posterior."""
     planes = data[:, ::-1].transpose(2, *range(3, data.ndim), 1, 0)
     return torch.from_numpy(np.ascontiguousarray(planes))
 
 
 def resample(image: Tensor, target: tuple[int, int]) -> Tensor:
-    """Resample planes to (rows, columns), bilinearly, without aliasing."""
+    """Resample planes [n, Y, X] to (rows, columns), bilinearly with antialiasing."""
     return F.interpolate(image.unsqueeze(1), target, mode="bilinear", antialias=True).squeeze(1)
 
 
 def resample_mask(mask: Tensor, target: tuple[int, int]) -> Tensor:
-    """Resample masks to (rows, columns) by the nearest pixel."""
+    """Resample masks [n, Y, X] to (rows, columns), each pixel from the nearest one."""
     return F.interpolate(mask.unsqueeze(1), target, mode="nearest-exact").squeeze(1)
 
 
 def crop_square(image: Tensor) -> Tensor:
-    """Cut the largest square out of the middle of each plane."""
+    """Crop the largest centre square of each plane."""
     rows, columns = image.shape[-2:]
     side = min(rows, columns)
     top = (rows - side) // 2

@@ -12,7 +12,7 @@ from typing import ClassVar
 import numpy as np
 import torch
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Share, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Fraction, Splits
 from zdp_bench.data.files import digest, note_source
 from zdp_bench.data.mnist import CLASSES, Mnist
 from zdp_bench.data.stratified import stratified_split
@@ -202,7 +202,7 @@ class PhaseDigits(Dataset):
     """
 
     pairing_seed: int = 9
-    test_share: Share = 0.2
+    test_share: Fraction = 0.2
 
     def load(self, root: Path) -> Splits:
         numbers = _read_digits()

@@ -23,7 +23,7 @@ import numpy as np
 import torch
 from annotated_types import Interval
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicShare, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, PublicFraction, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import absent, digest, list_files, sha256
 from zdp_bench.data.owners import hold_out_owners
@@ -141,7 +141,7 @@ class Physionet2012(Dataset):
         norm: every patient's features are scaled to this norm; null leaves them.
     """
 
-    validation_share: PublicShare = 0.0
+    validation_share: PublicFraction = 0.0
     split_seed: int = 0
     norm: Annotated[float, Interval(ge=1e-12, le=1e12)] | None = 5.0
 

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from annotated_types import Interval, Len
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Splits
+from zdp_bench.data import Dataset, DatasetInfo, Examples, MaxCount, Splits
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import (
     absent,
@@ -70,7 +70,7 @@ class SpeechCommands(Dataset):
     """Spectrograms complex64 [1, frames, bins] of clips, and the word's index."""
 
     words: Annotated[list[str], Len(2)]
-    clips_per_word: Most = None
+    clips_per_word: MaxCount = None
     test_share: Annotated[float, Interval(ge=0, le=1)] = 0.1
     split: Literal["speaker", "random"] = "speaker"
     split_seed: int = 0

@@ -21,7 +21,7 @@ import torch
 from annotated_types import Gt
 from torch import Tensor
 
-from zdp_bench.data import Dataset, DatasetInfo, Examples, Most, Part, Share, Splits, files
+from zdp_bench.data import Dataset, DatasetInfo, Examples, Fraction, MaxCount, Part, Splits, files
 from zdp_bench.data.augmentation import augmentation
 from zdp_bench.data.cache import load_or_make
 from zdp_bench.data.files import BadExamples
@@ -78,9 +78,9 @@ class Folder(Form, Dataset):
     mean: float = 0.5
     deviation: Annotated[float, Gt(0)] = 0.25
     augment: str | None = None
-    test_share: Share = 0.2
+    test_share: Fraction = 0.2
     split_seed: int = 0
-    max_per_patient: Most = None
+    max_per_patient: MaxCount = None
     bad_examples: BadExamples = "refuse"
     scale: Annotated[float, Gt(0)] | None = None
 

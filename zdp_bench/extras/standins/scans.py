@@ -16,7 +16,7 @@ from typing import Annotated, ClassVar
 import numpy as np
 from annotated_types import Ge, Interval
 
-from zdp_bench.data import Most, Pixels, PublicShare, nifti
+from zdp_bench.data import MaxCount, Pixels, PublicFraction, nifti
 from zdp_bench.data.derived_kspace import draw_phase
 from zdp_bench.data.fastmri import FOLDERS, FastMri, Side, write_volume
 from zdp_bench.data.files import count_held_out
@@ -217,8 +217,8 @@ class MsdSynthetic(Abdomens, Msd):
     volumes: Annotated[int, Interval(ge=3, le=1000)] = 30
     seed: int = 0
     size: Pixels = 64
-    max_per_patient: Most = 16
-    validation_share: PublicShare = 0.1
+    max_per_patient: MaxCount = 16
+    validation_share: PublicFraction = 0.1
     test_share: float = 0.2
 
 
