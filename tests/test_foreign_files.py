@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from zdp_bench import assets
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import (
-    MOST_TEXT,
+    MAX_TEXT,
     Unfit,
     compile_pattern,
     read_json,
@@ -40,7 +40,7 @@ HOSTILE = {
     "deep": "[" * 3000,
     "deep mappings": "".join(f"{' ' * level}a:\n" for level in range(300)),
     "wide": f"a: [{', '.join('1' * 50_000)}]",
-    "large": "#" * (MOST_TEXT + 1),
+    "large": "#" * (MAX_TEXT + 1),
     "twice": "seed: 1\nmodel: {a: 1, a: 2}\n",
     "object": "a: !!python/object/apply:os.system [id]",
     "date": "a: [2024-01-01]",

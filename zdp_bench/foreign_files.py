@@ -1,7 +1,8 @@
-"""Foreign files: read within limits, or rejected in one sentence.
+"""Read files from untrusted sources within limits, or reject them in one sentence.
 
-Everything foreign comes in by here: recipes, exported folders, cards, records. A limit stands
-before the bytes it is about, so that no file takes minutes or gigabytes to be refused.
+All such files are read through this module: recipes, exported folders, cards, records. A limit is
+checked before the bytes that it limits are read, so rejecting a file never takes minutes or
+gigabytes.
 """
 
 from __future__ import annotations
@@ -26,48 +27,49 @@ from pydantic import TypeAdapter, ValidationError
 
 from zdp_bench.errors import UserError, first_line, in_one_line
 
-# A type or a union of types; a list of a shape; a dictionary of shapes, where the key `str` means
-# any key; a tuple of shapes, of which one must fit.
+# A type or a union of types; a list with the shape of its items; a dictionary with the shape of
+# each key's value, where the key `str` stands for every key; a tuple of alternative shapes.
 Shape = Any
 T = TypeVar("T")
-MOST_TEXT = 1 << 18  # bytes of a YAML file, or of a text for people
-MOST_JSON = 1 << 26
-MOST_DEPTH = 40
-MOST_NODES = 20_000  # of YAML, with every alias written out
-MOST_INT = 1 << 64
-MOST_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
-_HALF = re.compile(r"\\u[dD][89a-fA-F]")  # of a pair that JSON writes one character as
+MAX_TEXT = 1 << 18  # bytes of a YAML or text file
+MAX_JSON = 1 << 26  # bytes
+MAX_DEPTH = 40  # nested collections
+MAX_NODES = 20_000  # of YAML, with every alias expanded
+MAX_INT = 1 << 64
+MAX_PIXELS = 1 << 26  # of a picture, a plane, or a slice with all its coils
+_SURROGATE = re.compile(r"\\u[dD][89a-fA-F]")  # half of a pair, which JSON escapes separately
 _CONTROL = re.compile(r"[\x00-\x08\x0e-\x1f]")
-# A character of a regular expression, or a class of some, that may be repeated; a group may not.
+# In a regular expression, a character or a class of characters may be repeated; a group may not.
 _CHARACTER = r"(?:\\\D|\[\^?\]?(?:\\.|[^\]\\])*\]|[^][\\()|*+?{}])"
 _REPEATS = r"(?:[*+?]|\{\d{1,3}(?:,\d{0,3})?\})\??"
 _PATTERN = re.compile(rf"(?:{_CHARACTER}(?:{_REPEATS})?|\((?:\?:)?|\)|\|)*")
-MOST_REPEATS = 4  # in one regular expression
-_PLAIN = {dict, list, str, int, float, bool, type(None)}
+MAX_REPEATS = 4  # in one regular expression
+_JSON_TYPES = {dict, list, str, int, float, bool, type(None)}
 
 
 class Unfit(UserError):  # noqa: N818 - a fact about a file, which `reading` names
-    """What is wrong with a file, in words that follow its name."""
+    """What is wrong with a file: the part of the sentence that follows the file's name."""
 
 
 @contextmanager
-def reading(path: Path, most: int | None = None) -> Iterator[None]:
-    """Turn any error while a file is read into one sentence with the file's name.
+def reading(path: Path, max_bytes: int | None = None) -> Iterator[None]:
+    """Convert every error inside the block to one `UserError` that names the file.
 
-    A library may raise anything over bytes that a stranger wrote. A package that is not installed
-    is not the file's fault, and passes.
+    All exceptions are caught because a library may raise any of them on malicious bytes. The
+    exception is `ImportError`: a missing package is not the file's fault.
 
     Args:
-        most: bytes; a larger file is refused before any of it is read.
+        path: path of the file that the block reads.
+        max_bytes: maximum size of the file, checked before anything is read. Default: no limit.
 
     Raises:
-        UserError: the file is missing, too large, damaged, or not as `expect` wants it.
+        UserError: The file is missing, too large or damaged, or an `expect` inside the block fails.
     """
     try:
         expect(path.is_file(), "is missing or not a file")
-        if most is not None:
+        if max_bytes is not None:
             size = path.stat().st_size
-            expect(size <= most, f"has {size:,} bytes; at most {most:,} are read")
+            expect(size <= max_bytes, f"has {size:,} bytes; at most {max_bytes:,} are read")
         yield
     except Unfit as error:
         raise UserError(f"{path}: {error}.") from None
@@ -81,19 +83,24 @@ def reading(path: Path, most: int | None = None) -> Iterator[None]:
 
 
 def expect(holds: bool, otherwise: str) -> None:
-    """Reject the file of the enclosing `reading`, in words that follow its name."""
+    """Reject the file of the enclosing `reading` block unless a condition holds.
+
+    Args:
+        holds: the condition.
+        otherwise: what is wrong if it does not hold, worded to follow the file's name.
+    """
     if not holds:
         raise Unfit(otherwise)
 
 
 def require_text(text: str, what: str = "text") -> str:
-    """Return a foreign text; reject control characters other than tabs and ends of lines.
+    """Return an untrusted text; reject control characters other than tabs and line ends.
 
-    Parsers differ in what they make of such a character: some drop it, so that `10<NUL>0` is read
-    as 100, and others stop there. Whatever comes as text passes here before it is parsed.
+    Parsers disagree about such characters: some drop them, so that `10<NUL>0` is read as 100, and
+    others stop there. Every text is checked here before it is parsed.
 
     Args:
-        what: the part of the file that is read, for the error.
+        what: the part of the file that the text comes from, for the error.
     """
     match = _CONTROL.search(text)
     if match is None:
@@ -104,53 +111,62 @@ def require_text(text: str, what: str = "text") -> str:
 
 
 def require_size(*sides: int) -> None:
-    """Reject an image whose header announces no pixel, or more than `MOST_PIXELS`.
+    """Reject an image whose header announces no pixels, or more than `MAX_PIXELS`.
 
-    A few kilobytes announce, and unpack to, gigabytes: every reader asks before it reads a pixel.
+    A few compressed kilobytes can expand to gigabytes, so every reader calls this before it reads
+    pixels.
+
+    Args:
+        sides: length of each side in pixels.
     """
     announced = "×".join(f"{side:,}" for side in sides)
-    rule = f"announces {announced} pixels; 1 to {MOST_PIXELS:,} are read"
-    expect(min(sides) > 0 and math.prod(sides) <= MOST_PIXELS, rule)
+    rule = f"announces {announced} pixels; 1 to {MAX_PIXELS:,} are read"
+    expect(min(sides) > 0 and math.prod(sides) <= MAX_PIXELS, rule)
 
 
 def open_regular(path: Path, flags: int = 0) -> BufferedReader:
-    """Open a regular file, nothing that blocks; `flags` of `os.open` may ask for more."""
+    """Open a regular file for reading; reject FIFOs and devices, which could block.
 
-    def open_it(name: str, own: int) -> int:  # a FIFO is known as one only once it is open
-        return os.open(name, own | flags | os.O_NONBLOCK, 0o666)
+    Args:
+        flags: additional flags of `os.open`.
+    """
 
-    file = open(path, "rb", opener=open_it)  # noqa: SIM115 - the caller's
+    # Only an open file can be checked safely, and O_NONBLOCK keeps a FIFO from blocking `open`.
+    def open_without_blocking(name: str, default_flags: int) -> int:
+        return os.open(name, default_flags | flags | os.O_NONBLOCK, 0o666)
+
+    file = open(path, "rb", opener=open_without_blocking)  # noqa: SIM115 - the caller closes it
     if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         file.close()
         raise UserError(f"{path}: is not a regular file.")
     return file
 
 
-def read_bytes(path: Path, limit: int) -> bytes:
-    """Return the content of a regular file of at most `limit` bytes.
+def read_bytes(path: Path, max_bytes: int) -> bytes:
+    """Read the content of a regular file.
 
     Raises:
-        UserError: it is larger, or no regular file.
+        UserError: The file is larger than `max_bytes`, or not a regular file.
     """
     with open_regular(path) as file:
-        content = file.read(limit + 1)
-    if len(content) > limit:
-        raise UserError(f"{path}: is larger than the {limit:,} bytes that are read of one.")
+        content = file.read(max_bytes + 1)
+    if len(content) > max_bytes:
+        raise UserError(f"{path}: is larger than {max_bytes:,} bytes, the most that are read.")
     return content
 
 
 def read_text(
     path: Path,
-    limit: int = MOST_TEXT,
+    max_bytes: int = MAX_TEXT,
     encoding: str = "utf-8",
 ) -> str:
-    """Return the text of a regular file of at most `limit` bytes, as `require_text` wants it.
+    """Read the text of a regular file, and check it with `require_text`.
 
     Raises:
-        UserError: the file is missing, larger, of another encoding, or damaged.
+        UserError: The file is missing, damaged, larger than `max_bytes` or in another encoding.
     """
     try:
-        content = read_bytes(path, limit)
+        content = read_bytes(path, max_bytes)
         return require_text(content.decode(encoding))
     except Unfit as error:
         raise UserError(f"{path}: {error}.") from None
@@ -160,39 +176,54 @@ def read_text(
         line = content.count(b"\n", 0, error.start) + 1
         raise UserError(f"{path}: is not UTF-8 in line {line}; save it in UTF-8.") from None
     except (OSError, ValueError) as error:
-        why = getattr(error, "strerror", None) or "its name is not one of a file"
+        why = getattr(error, "strerror", None) or "its name is not a valid path"
         raise UserError(f"{path}: cannot be read: {why}.") from None
 
 
 def read_yaml(path: Path) -> Any:
-    """Return what a YAML file holds; see `read_text` and `parse_yaml`."""
+    """Read a YAML file; see `read_text` and `parse_yaml`."""
     return parse_yaml(read_text(path), str(path))
 
 
 def parse_yaml(
     text: str,
     source: str,
-    most: int = MOST_NODES,
+    max_nodes: int = MAX_NODES,
 ) -> Any:
-    """Return a YAML text's values; a UserError if it is none, repeats a key or exceeds a limit."""
+    """Parse a YAML text to plain values.
+
+    Args:
+        source: where the text comes from, for the error.
+        max_nodes: maximum number of keys and values, with every alias expanded.
+
+    Raises:
+        UserError: The text is not valid YAML, repeats a key or exceeds a limit.
+    """
     try:
-        _check_events(yaml.parse(text, yaml.SafeLoader), source, most)
+        _check_events(yaml.parse(text, yaml.SafeLoader), source, max_nodes)
         loader = yaml.SafeLoader(text)
-        root = loader.get_single_node()  # aliases are not written out yet
-        _check_nodes(root, source, most)
+        root = loader.get_single_node()  # aliases are not expanded yet
+        _check_nodes(root, source, max_nodes)
         content = loader.construct_document(root) if root else None
     except (yaml.YAMLError, ValueError, TypeError) as error:
-        raise UserError(f"{source}: is no YAML: {first_line(error)}") from None
+        raise UserError(f"{source}: is not valid YAML: {first_line(error)}") from None
     _check_plain(content, source)
     return content
 
 
 def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
-    """Return what a JSON file holds, read by `parse`, or raise a UserError; see `read_text`."""
-    text = read_text(path, MOST_JSON)
+    """Read a JSON file.
+
+    Args:
+        parse: converts the text to plain values.
+
+    Raises:
+        UserError: The file cannot be read, is not valid JSON or exceeds a limit.
+    """
+    text = read_text(path, MAX_JSON)
     try:
         content = parse(text)
-        if _HALF.search(text):
+        if _SURROGATE.search(text):  # encoding fails if one half of a pair is missing
             json.dumps(content, ensure_ascii=False).encode()
     except (ValueError, RecursionError):
         raise UserError(f"{path}: is damaged or not JSON.") from None
@@ -203,9 +234,9 @@ def read_json(path: Path, parse: Callable[[str], Any] = json.loads) -> Any:
 def _check_events(
     events: Iterable[yaml.Event],
     source: str,
-    most: int,
+    max_nodes: int,
 ) -> None:
-    """Reject excessive length, nesting, and recursive aliases before a parser follows them."""
+    """Reject excessive length, nesting and recursive aliases, before nodes are built."""
     enclosing: list[str | None] = []  # anchors of the collections that are open
     for number, event in enumerate(events):
         if isinstance(event, yaml.CollectionStartEvent):
@@ -213,47 +244,47 @@ def _check_events(
         elif isinstance(event, yaml.CollectionEndEvent):
             enclosing.pop()
         elif isinstance(event, yaml.AliasEvent) and event.anchor in enclosing:
-            raise UserError(f"{source}: '{event.anchor}' holds itself.")
-        if len(enclosing) > MOST_DEPTH:
+            raise UserError(f"{source}: '{event.anchor}' contains itself.")
+        if len(enclosing) > MAX_DEPTH:
             raise _too_deep(source)
-        if number > 2 * most:
-            raise _too_many(source, most)
+        if number > 2 * max_nodes:  # a collection has two events, its start and its end
+            raise _too_many(source, max_nodes)
 
 
 def _check_nodes(
     root: yaml.Node | None,
     source: str,
-    most: int,
+    max_nodes: int,
 ) -> None:
-    """Reject a key that occurs twice, and more nodes than `most`, aliases written out."""
+    """Reject repeated keys, and more than `max_nodes` nodes with every alias expanded."""
     pending = [root]
     count = 0
     while pending:
         node = pending.pop()
         count += 1
-        if count + len(pending) > most:
-            raise _too_many(source, most)
+        if count + len(pending) > max_nodes:
+            raise _too_many(source, max_nodes)
         if isinstance(node, yaml.MappingNode):
             keys = Counter(key.value for key, _ in node.value if isinstance(key, yaml.ScalarNode))
             for key, times in keys.items():
                 if times > 1:
-                    raise UserError(f"{source}: says '{key}' twice.")
+                    raise UserError(f"{source}: the key '{key}' occurs more than once.")
             pending += chain.from_iterable(node.value)
         elif isinstance(node, yaml.SequenceNode):
             pending += node.value
 
 
 def _check_plain(content: Any, source: str) -> None:
-    """Reject excessive depth, non-JSON values such as dates, and numbers beyond a float."""
+    """Reject excessive nesting, values that JSON lacks such as dates, and huge integers."""
     level = [content]
-    for _ in range(MOST_DEPTH):
+    for _ in range(MAX_DEPTH):
         inner: list[Any] = []
         for value in level:
             kind = type(value)
-            if kind not in _PLAIN:
+            if kind not in _JSON_TYPES:
                 raise UserError(f"{source}: {value} is a {kind.__name__}: put it in quotes.")
-            if kind is int and abs(value) > MOST_INT:
-                raise UserError(f"{source}: contains a number of more than {MOST_INT:,}.")
+            if kind is int and abs(value) > MAX_INT:
+                raise UserError(f"{source}: contains a number above {MAX_INT:,}.")
             if kind is dict:
                 inner += [*value, *value.values()]
             elif kind is list:
@@ -265,27 +296,27 @@ def _check_plain(content: Any, source: str) -> None:
 
 
 def _too_deep(source: str) -> UserError:
-    return UserError(f"{source}: is nested deeper than {MOST_DEPTH} levels.")
+    return UserError(f"{source}: is nested deeper than {MAX_DEPTH} levels.")
 
 
-def _too_many(source: str, most: int) -> UserError:
-    return UserError(f"{source}: holds more than {most:,} values.")
+def _too_many(source: str, max_nodes: int) -> UserError:
+    return UserError(f"{source}: contains more than {max_nodes:,} values.")
 
 
 def compile_pattern(pattern: str) -> re.Pattern[str]:
-    """Return a foreign regular expression, of a kind that matches any text quickly.
+    """Compile an untrusted regular expression; reject one that could take long to match.
 
-    Repeats stand behind characters and classes of characters only. Where one repeat holds another,
-    as in `(a+)+`, a text of thirty characters may take years.
+    Only characters and classes of characters may be repeated. With nested repeats, as in `(a+)+`,
+    matching a text of thirty characters can take years.
     """
     repeats = len(re.findall(r"(?<!\\)[*+{]", pattern))
-    if not _PATTERN.fullmatch(pattern) or repeats > MOST_REPEATS:
+    if not _PATTERN.fullmatch(pattern) or repeats > MAX_REPEATS:
         raise Unfit(
             f"'{pattern[:200]}' is not a simple regular expression: repeat characters or classes "
-            f"such as [0-9], not groups, and at most {MOST_REPEATS} times"
+            f"such as [0-9], not groups, and use at most {MAX_REPEATS} repeats"
         )
     try:
-        with warnings.catch_warnings(action="ignore"):  # of sets such as [[a], to come in Python
+        with warnings.catch_warnings(action="ignore"):  # about sets such as [[a]
             return re.compile(pattern, re.DOTALL)
     except re.error as error:
         raise Unfit(f"'{pattern[:200]}' is not a regular expression: {error}") from None
@@ -297,13 +328,15 @@ def _adapter(kind: Any) -> TypeAdapter[Any]:
 
 
 def parse_as(kind: type[T], values: Any, name: str = "") -> T:
-    """Return plain values as an instance of a type, such as a dataclass; it ignores other keys.
+    """Convert plain values to a type, such as a dataclass; keys that it lacks are ignored.
 
     Args:
-        name: of the part of a file that the values are, for the error.
+        kind: the type.
+        values: plain values, as from JSON.
+        name: the part of the file that they come from, for the error.
 
     Raises:
-        Unfit: they are not of that type; names the first place.
+        Unfit: The values do not fit the type; names the first one that does not.
     """
     try:
         parsed: T = _adapter(kind).validate_python(values)  # type: ignore[arg-type]
@@ -320,18 +353,22 @@ def misfits(
     shape: Shape,
     where: str = "",
 ) -> Iterator[str]:
-    """Yield the dotted paths at which a value is not of a shape (see `Shape`)."""
+    """Yield the dotted path of every value that does not have its shape; see `Shape`.
+
+    Args:
+        where: dotted path of `value` itself.
+    """
     if isinstance(shape, dict) and isinstance(value, dict):
         for key, inner_shape in shape.items():
             items = value if key is str else {key: value.get(key)}
             for name, item in items.items():
                 yield from misfits(item, inner_shape, f"{where}.{name}".lstrip("."))
     elif isinstance(shape, list) and isinstance(value, list):
-        for place, item in enumerate(value):
-            yield from misfits(item, shape[0], f"{where}[{place}]")
+        for index, item in enumerate(value):
+            yield from misfits(item, shape[0], f"{where}[{index}]")
     elif isinstance(shape, tuple):
-        of_each = [list(misfits(value, alternative, where)) for alternative in shape]
-        if all(of_each):  # no alternative fits
-            yield from of_each[-1]
+        paths_of_alternatives = [list(misfits(value, alternative, where)) for alternative in shape]
+        if all(paths_of_alternatives):  # no alternative fits
+            yield from paths_of_alternatives[-1]
     elif isinstance(shape, dict | list) or not isinstance(value, shape):
         yield where or "the whole"

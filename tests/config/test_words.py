@@ -179,7 +179,7 @@ WRONG = [
     ("quickstart.yaml", MINE, "differs from zdp-bench's own recipes"),
     ("a-b.yaml", MINE, "letters, digits and _"),
     ("list.yaml", "- 1\n", "holds no keys of a run"),
-    ("broken.yaml", "a: [1\n", "is no YAML"),
+    ("broken.yaml", "a: [1\n", "is not valid YAML"),
 ]
 
 

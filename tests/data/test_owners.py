@@ -47,7 +47,8 @@ def test_the_largest_group_is_counted_whatever_is_given(given: dict[str, int]) -
 @pytest.mark.parametrize("part", ["test", "validation"])
 def test_an_owner_in_two_parts_is_refused_unless_it_is_meant(part: str) -> None:
     crossing = Examples(*FOUR, groups=torch.tensor([9, 2, 8, 9]))
-    with pytest.raises(UserError, match=rf"1 owners .* in its {part} part too \(the first is group 2"):
+    rule = rf"1 owners .* in its {part} part too \(the first is group 2"
+    with pytest.raises(UserError, match=rule):
         replace(OWNED, **{part: crossing})
     assert replace(OWNED, **{part: crossing}, parts_share_owners=True)
     assert replace(OWNED, **{part: Examples(*FOUR, groups=torch.tensor([9, 1, 8, 9]))})

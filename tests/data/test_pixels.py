@@ -51,16 +51,16 @@ def test_every_reader_holds_an_image_to_one_limit(
     name, write, read = READERS[reader]
     path = write(tmp_path / name, 9)
     pixels = 24 * 18 if reader == "HDF5" else 10 * 12
-    monkeypatch.setattr(foreign_files, "MOST_PIXELS", pixels)
+    monkeypatch.setattr(foreign_files, "MAX_PIXELS", pixels)
     read(path)
-    monkeypatch.setattr(foreign_files, "MOST_PIXELS", pixels - 1)
+    monkeypatch.setattr(foreign_files, "MAX_PIXELS", pixels - 1)
     assert_refused(lambda: read(path), name, rf"announces \d+×\d+ pixels; 1 to {pixels - 1} are")
 
 
 def test_a_slice_counts_with_all_its_coils(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     coils = test_fastmri.coils_of(0)
     path = test_fastmri.write(tmp_path / "a.h5", 0, reconstruction_esc=None, **coils)
-    monkeypatch.setattr(foreign_files, "MOST_PIXELS", 3 * 24 * 18 - 1)
+    monkeypatch.setattr(foreign_files, "MAX_PIXELS", 3 * 24 * 18 - 1)
     assert_refused(lambda: fastmri.inspect(path, tmp_path), "a.h5", "announces 3×24×18 pixels")
 
 
