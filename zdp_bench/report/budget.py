@@ -127,14 +127,20 @@ def say_together(spendings: Sequence[Spending]) -> list[str]:
         if len(group) < 2:
             continue
         line = Line.of(ALL, group, min(run.delta for run in group))
-        whole = show_epsilon(line.epsilon) or "not known"
-        of_unit = show_epsilon(line.epsilon_unit)
-        owner = f", per {line.unit} {of_unit}" if of_unit else ""
         sentences.append(
-            f"Tight ε of these {len(group)} runs on {line.dataset} together: {whole}{owner} "
+            f"Tight ε of these {len(group)} runs on {line.dataset} together: {_say_epsilon(line)} "
             f"(δ {line.delta:g}); `zdp-bench budget` counts earlier ones too."
         )
     return sentences
+
+
+def _say_epsilon(line: Line) -> str:
+    """Return the ε of a line in words: of an example, and of what owns several."""
+    of_unit = show_epsilon(line.epsilon_unit)
+    if of_unit and line.epsilon == line.epsilon_unit:  # the steps drew units
+        return f"{of_unit} per {line.unit}"
+    whole = show_epsilon(line.epsilon) or "not known"
+    return f"{whole}, per {line.unit} {of_unit}" if of_unit else whole
 
 
 def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:

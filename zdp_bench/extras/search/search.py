@@ -163,8 +163,8 @@ def _describe_earlier(options: Search, config: Run, earlier: Sequence[Spending])
     spent = _epsilon_of_earlier(config, earlier)
     return (
         f"--epsilon {options.epsilon:g}: {_name_runs(config, earlier)} have spent a tight ε of "
-        f"{show_epsilon(spent)}; the {options.trials} trials get more noise, so that all together "
-        f"stay within {options.epsilon:g}"
+        f"{show_epsilon(spent)}; the {options.trials} trials share what is left, so that all "
+        f"together stay within {options.epsilon:g}"
     )
 
 
