@@ -66,13 +66,11 @@ def read_mlflow(results: Path) -> Logged:
     tags = found.data.tags
     (attached,) = client.list_artifacts(found.info.run_id)
     record = client.download_artifacts(found.info.run_id, attached.path)
-    curves = {
-        name: {
-            metric.step: metric.value
-            for metric in client.get_metric_history(found.info.run_id, name)
-        }
-        for name in found.data.metrics
-    }
+    curves = {}
+    for name in found.data.metrics:
+        history = client.get_metric_history(found.info.run_id, name)
+        curves[name] = {metric.step: metric.value for metric in history}
+        assert len(curves[name]) == len(history), "an evaluation is there once"
     return Logged(
         tags["mlflow.runName"],
         {tag for tag, value in tags.items() if value == "true"},
@@ -149,18 +147,24 @@ class Interrupting(Silent):
             raise Stopped(15)
 
 
+@pytest.mark.parametrize(
+    ("saving", "resumed_at"),
+    [("execution.checkpoint_steps=5", RESUMED_AT), ("trainer.checkpoint_epochs=3", None)],
+    ids=["saved", "logged, not saved"],
+)
 @pytest.mark.parametrize("name", READERS)
 @pytest.mark.filterwarnings("ignore")  # the packages' own
-def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(name: str, tmp_path: Path) -> None:
+def test_a_run_that_was_interrupted_is_one_curve_in_the_tracker(
+    name: str, saving: str, resumed_at: int | None, tmp_path: Path
+) -> None:
     pytest.importorskip(name)
-    words = [*LABELS, f"logger={name}", "trainer.epochs=3", "execution.checkpoint_steps=5"]
-    config = configured(tmp_path, *words)
+    config = configured(tmp_path, *LABELS, f"logger={name}", "trainer.epochs=3", saving)
     with pytest.raises(Stopped), Reporter(Interrupting(), config) as reporter:
         run(config, reporter)
     with Reporter(Silent(), config) as reporter:
         outcome = run(config, reporter)
         reporter.finished(outcome.record)
-    assert outcome.record.document["measured"]["resumed_at_step"] == RESUMED_AT
+    assert outcome.record.document["measured"]["resumed_at_step"] == resumed_at
     logged = READERS[name](tmp_path)
     assert (logged.title, logged.notes) == ("first", "A look at the noise.")
     assert logged.tags == {"small", "a b"}

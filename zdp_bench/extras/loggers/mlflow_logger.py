@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +32,7 @@ class MlflowLogger:
         self._experiment = experiment
         self._client: Any = None
         self._run = ""
+        self._logged: set[tuple[str, int, float]] = set()  # metric, step, value
 
     def start(self, run: LoggedRun) -> None:
         """Open the MLflow run of this identity; a resumed run continues its own."""
@@ -43,6 +46,7 @@ class MlflowLogger:
         )
         if known:
             self._run = known[0].info.run_id
+            self._logged = self._read_logged(known[0].data.metrics)
             self._client.update_run(self._run, status="RUNNING")
             return
         tags = {IDENTITY: run.identity, "recipe": run.recipe, **dict.fromkeys(run.tags, "true")}
@@ -52,6 +56,11 @@ class MlflowLogger:
         self._run = made.info.run_id
         for key, value in run.config.items():
             self._client.log_param(self._run, key, str(value)[:MOST_TEXT])
+
+    def _read_logged(self, metrics: Iterable[str]) -> set[tuple[str, int, float]]:
+        """Return what the run has: after a kill, evaluations are repeated that were logged."""
+        histories = [self._client.get_metric_history(self._run, name) for name in metrics]
+        return {(point.key, point.step, point.value) for point in chain.from_iterable(histories)}
 
     def _find_experiment(self, results: Path) -> str:
         """Return the experiment's identifier; create it if there is none of this name."""
@@ -65,7 +74,7 @@ class MlflowLogger:
         """Add an evaluation."""
         step = int(metrics["step"])
         for key, value in metrics.items():
-            if key != "step":
+            if key != "step" and (key, step, value) not in self._logged:
                 self._client.log_metric(self._run, key, value, step=step)
 
     def finish(self, record: Record, path: Path) -> None:
