@@ -33,7 +33,7 @@ RESULTS = Path(__file__).parent.parent / "results"
 
 
 def fill(page: str) -> str:
-    """Replace each `<!-- made by NAME ARGUMENT -->`, up to `<!-- end -->`, by what it names.
+    """Replace each `<!-- made by NAME ARGUMENTS -->`, up to `<!-- end -->`, by what it names.
 
     What is between the two is for those who read the page in the repository.
     """
@@ -86,8 +86,12 @@ def _written(action: argparse.Action) -> str:
     return code(f"{name} {value}".strip() if action.nargs != 0 else name)
 
 
-def keys(section: str = "") -> str:
-    """One section of the configuration: every key with type, default and meaning."""
+def keys(*sections: str) -> str:
+    """Sections of the configuration, or what is in none: keys with type, default and meaning."""
+    return "\n\n".join(_keys_of(section) for section in sections or ("",))
+
+
+def _keys_of(section: str) -> str:
     of = SECTIONS[section]
     meanings, hints = _attributes(inspect.getdoc(of) or ""), get_type_hints(of)
     defaults = assets.read_yaml(assets.CONF / "config.yaml")
@@ -113,8 +117,12 @@ def _attributes(doc: str) -> dict[str, str]:
     return {name: " ".join(text.split()) for names, _, text in pairs for name in names.split(", ")}
 
 
-def plugins(kind: str) -> str:
-    """Every plug-in of a kind with its options."""
+def plugins(*kinds: str) -> str:
+    """Every plug-in of some kinds, with its options."""
+    return "\n\n".join(map(_plugins_of, kinds))
+
+
+def _plugins_of(kind: str) -> str:
     folder = assets.DATASETS if kind == "dataset" else assets.CONF / kind
     each = [_plugin(kind, name, path) for name, path in assets.group(folder).items()]
     return "\n".join([f"### {kind}", "", *each])

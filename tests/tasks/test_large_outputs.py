@@ -17,7 +17,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from tests.tasks.batches import BATCHES, right_outputs
+from tests.tasks.batches import BATCHES, OPTIONS, right_outputs
 from zdp_bench.registry import lookup, names
 from zdp_bench.tasks import Task
 from zdp_bench.tasks.classification import log_odds
@@ -31,7 +31,7 @@ CASES = [
     pytest.param(name, case, metric, id=f"{name}{case or ''}-{metric.name}")
     for name in names("task")
     for case in range(len(BATCHES[name]))
-    for metric in getattr(lookup("task", name), "measures", ())
+    for metric in lookup("task", name)(**OPTIONS.get((name, case), {})).measures
 ]
 SPREADS: dict[str, Callable[[Tensor], Tensor]] = {
     "between": lambda outputs: 1000 * torch.erf(outputs),
@@ -101,9 +101,20 @@ def loss_of_classes(outputs: Tensor, targets: Tensor) -> float:
     return mean(losses)
 
 
+def organs_of(outputs: Tensor, targets: Tensor) -> list[tuple[Tensor, Tensor]]:
+    """Logits and mask of each organ of each example."""
+    if outputs.shape[1] == 1:
+        return [*zip(outputs[:, 0], targets, strict=True)]
+    return [
+        (logits, (mask == number + 1).to(mask.dtype))
+        for maps, mask in zip(outputs, targets, strict=True)
+        for number, logits in enumerate(maps)
+    ]
+
+
 def loss_of_masks(outputs: Tensor, targets: Tensor) -> float:
     losses = []
-    for logits, mask in zip(outputs, targets, strict=True):
+    for logits, mask in organs_of(outputs, targets):
         z, truth = exact(logits), mask.flatten().tolist()
         pairs = [*zip(z, truth, strict=True)]
         organ = [1 / (1 + mpmath.exp(-logit)) for logit in z]
@@ -113,12 +124,23 @@ def loss_of_masks(outputs: Tensor, targets: Tensor) -> float:
     return mean(losses)
 
 
-def dices(outputs: Tensor, targets: Tensor) -> list[Fraction]:
-    found = outputs.flatten(1) > 0
-    mask = targets.flatten(1) > 0
-    overlap = (found & mask).sum(dim=1).tolist()
-    sizes = (found.sum(dim=1) + mask.sum(dim=1)).tolist()
-    return [Fraction(2 * o, s) for o, s in zip(overlap, sizes, strict=True)]
+def dices(outputs: Tensor, targets: Tensor) -> list[list[Fraction]]:
+    """The Dice of each organ of each example."""
+    each = []
+    for logits, mask in organs_of(outputs, targets):
+        found, true = logits > 0, mask > 0
+        size = int(found.sum() + true.sum())
+        each.append(Fraction(2 * int((found & true).sum()), size) if size else Fraction(1))
+    organs = outputs.shape[1]
+    return [each[start : start + organs] for start in range(0, len(each), organs)]
+
+
+def of_volumes(outputs: Tensor, targets: Tensor) -> list[Fraction]:
+    return [sum(each, Fraction(0)) / len(each) for each in dices(outputs, targets)]
+
+
+def dice_of(organ: int) -> Callable[[Tensor, Tensor], float]:
+    return lambda outputs, targets: mean([each[organ] for each in dices(outputs, targets)])
 
 
 Images = tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]  # each [n, H, W]; the unit [n, 1, 1]
@@ -174,8 +196,11 @@ REFERENCES: dict[tuple[str, str], Callable[[Tensor, Tensor], float]] = {
             ("loss", loss_of_classes),
         )
     },
-    ("segmentation", "dice"): lambda outputs, targets: mean(dices(outputs, targets)),
-    ("segmentation", "dice_worst"): lambda outputs, targets: float(min(dices(outputs, targets))),
+    ("segmentation", "dice"): lambda outputs, targets: mean(of_volumes(outputs, targets)),
+    ("segmentation", "dice_worst"): lambda outputs, targets: float(
+        min(of_volumes(outputs, targets))
+    ),
+    **{("segmentation", f"dice_{organ + 1}"): dice_of(organ) for organ in range(3)},
     ("segmentation", "loss"): loss_of_masks,
     **{
         ("reconstruction", start + measure.__name__): of_images(measure, which)
@@ -192,7 +217,7 @@ REFERENCES: dict[tuple[str, str], Callable[[Tensor, Tensor], float]] = {
 def drawn(name: str, case: int) -> tuple[Task, Tensor, Tensor]:
     torch.manual_seed(case)
     outputs, targets = BATCHES[name][case](EXAMPLES)
-    return lookup("task", name)(), outputs, targets
+    return lookup("task", name)(**OPTIONS.get((name, case), {})), outputs, targets
 
 
 @pytest.mark.parametrize("name", names("task"))

@@ -17,7 +17,7 @@ from zdp_bench.training.setup import loss_of
 
 OPTIONS = {
     "binary_classification": [{}, {"weights": [1.0, 10.0]}],
-    "segmentation": [{}, {"loss": "bce"}, {"loss": "dice"}],
+    "segmentation": [{}, {"loss": "bce"}, {"loss": "dice"}, {"organs": 3}],
 }
 CASES = [(name, given) for name in names("task") for given in OPTIONS.get(name, [{}])]
 
@@ -30,7 +30,7 @@ def test_a_proved_loss_is_that_of_each_example_alone(
     task: Task = lookup("task", name)(**given)
     assert is_proved(task.loss)
     torch.manual_seed(examples)
-    outputs, targets = BATCHES[name][0](examples)
+    outputs, targets = BATCHES[name][1 if "organs" in given else 0](examples)
     for others in (targets, torch.zeros_like(targets), 1000 * targets.float()):
         if name in ("classification", "binary_classification") and others.is_floating_point():
             continue

@@ -52,6 +52,20 @@ LOGITS[0, 0, 0, 0] = LOGITS[1, 0, 0, 0] = 2.0
 VOLUMES = torch.tensor([7, 7, 9, 9])
 
 
+def test_dice_of_several_organs_is_the_mean_of_each() -> None:
+    """Organ 1 as above: 0.4 and 1. Organ 2 is true nowhere, and found in volume 9: 1 and 0."""
+    other = torch.full_like(LOGITS, -3.0)
+    other[2, 0, 1, 1] = 2.0
+    task = Segmentation(organs=2)
+    outputs = torch.cat([LOGITS, other], dim=1)
+    metrics = task.metrics(outputs, MASKS, VOLUMES)
+    assert metrics["dice_1"] == pytest.approx(0.7)
+    assert metrics["dice_2"] == pytest.approx(0.5)
+    assert metrics["dice"] == pytest.approx(0.6)
+    assert metrics["dice_worst"] == pytest.approx(0.5)
+    assert task.metrics(task.condense(outputs, MASKS), MASKS, VOLUMES) == metrics
+
+
 def test_dice_is_that_of_volumes_not_of_slices() -> None:
     """Volume 7: 1 voxel right, 2 found, 3 true: 2·1/(2 + 3). Volume 9: empty, found empty: 1."""
     found = Segmentation().metrics(LOGITS, MASKS, VOLUMES)

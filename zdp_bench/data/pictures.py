@@ -124,14 +124,15 @@ def read_mask(
     size: int,
     fit: Fit,
 ) -> np.ndarray:
-    """Return a PNG's mask as bytes [size, size]: 1 where it is not black.
+    """Return a PNG's mask as bytes [size, size]: its values, 0 for background.
 
     JPEG loses the edges of a mask, so it is refused.
     """
     with open_picture(path, "PNG") as stored:
         grey = np.asarray(stored)
         expect(grey.ndim == 2, "is a colour picture; a mask is a grey PNG with 0 for background")
-        mask = Image.fromarray((grey > 0).astype(np.uint8))
+        expect(int(grey.max()) <= 255, "is a mask with values above 255")
+        mask = Image.fromarray(grey.astype(np.uint8))
         return np.asarray(_fit(mask, size, fit, Image.Resampling.NEAREST))
 
 

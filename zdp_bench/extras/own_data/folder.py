@@ -65,7 +65,7 @@ OPTIONAL = ("window", "depth", "length", "rate", "scale", "leads", "spectrum")
 @register("dataset", "folder")
 @dataclass(frozen=True, kw_only=True)
 class Folder(Form, Dataset):
-    """Examples as `Kind.shape` says, and their class, their mask of 0 and 1, or their reference.
+    """Examples as `Kind.shape` says, and their class, the bytes of their mask, or their reference.
 
     Pixels stay bytes on the disk until they are drawn (`cache.py`).
 
@@ -124,7 +124,7 @@ class Folder(Form, Dataset):
         owners = "".join(f"{i.name}:{i.label}:{i.patient}:{i.part};" for i in found.items)
         pairs = ":reference" if found.target == "reference" else ""
         classes = ", ".join(f"{n} {name}" for n, name in enumerate(found.classes))
-        what = {"mask": "one mask: all non-zero values", "reference": "a reference for each image"}
+        what = {"mask": "a mask for each image", "reference": "a reference for each image"}
         said = what.get(found.target, f"classes {classes}")
         return Splits(
             take("train"),
@@ -299,7 +299,8 @@ class Folder(Form, Dataset):
         kind = found.kind.mask if found.target == "mask" else found.kind
         assert kind
         paths = [item.partner for item in found.items if item.partner]
-        return self._load(f"folder-{found.target}s", found, kind, paths, content)
+        name = "folder-labels" if found.target == "mask" else "folder-references"
+        return self._load(name, found, kind, paths, content)
 
     def _load(
         self, name: str, found: Listing, kind: Kind, paths: list[Path], content: str

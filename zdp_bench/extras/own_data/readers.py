@@ -127,8 +127,8 @@ def inspect_volume_mask(path: Path, form: Form) -> Facts:
 
 
 def read_volume_mask(path: Path, form: Form) -> np.ndarray:
-    """Return bytes [planes, size, size], or [1, depth, size, size]: 1 where a label is above 0."""
-    planes = _choose(nifti.read_labels(path) > 0, form)[:, 0].float()
+    """Return labels as bytes [planes, size, size], or [1, depth, size, size]."""
+    planes = _choose(nifti.read_labels(path), form)[:, 0].float()
     planes = nifti.crop_square(planes) if form.fit == "crop" else planes
     mask = nifti.resample_mask(planes, (form.size, form.size))
     return mask.byte().numpy().reshape(-1, *form.mask)
