@@ -20,7 +20,7 @@ from zdp_bench.extras.federated.messages import ARRAYS, VALUES, content, values_
 from zdp_bench.extras.federated.node import client_app
 from zdp_bench.extras.federated.roster import Roster, Standing
 from zdp_bench.extras.federated.server import largest_release, valid_releases
-from zdp_bench.extras.federated.simulation import identify
+from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 
 NODES, BROKEN, AT = 3, 1, 2  # node 1 fails from round 2 on
@@ -96,21 +96,24 @@ def nothing(asked: Message, answer: Message) -> Message:
 
 
 UNFIT = "node 1: its answer does not fit the model: "
-NOT_AS_MANY = f"{UNFIT}its numbers are not as many as its layout says"
+UNLIKE_LAYOUT = f"{UNFIT}its numbers do not match its layout"
 FAULTS: dict[str, tuple[Fault, str]] = {
     "nan": (one_number(float("nan")), "node 1: its answer is not finite"),
     "large": (one_number(1.01 * LIMIT), "node 1: its answer has a norm of "),
     "shape": (wrong_shape, f"{UNFIT}'net.0.weight float32 [2, 2]' where 'net.0.weight"),
-    "few": (too_few_numbers, NOT_AS_MANY),
-    "late": (saying(round=AT - 1), "node 1: its answer is to round 1, not to 2"),
-    "pickle": (pickled, NOT_AS_MANY),
+    "few": (too_few_numbers, UNLIKE_LAYOUT),
+    "late": (saying(round=AT - 1), "node 1: its answer is for round 1, not for round 2"),
+    "pickle": (pickled, UNLIKE_LAYOUT),
     "zip": (archived, "node 1: its answer "),
     "nothing": (nothing, "node 1: its answer has no entries"),
     "no layout": (saying(layout=None), f"{UNFIT}'' where 'net"),
     "huge": (saying(entries=2**60), "node 1: its answer has entries=1152921504606846976, which is"),
     "many runs": (saying(entries=10**6), "node 1: its answer has entries=1000000, more than 100 "),
     "true": (saying(round=True), "node 1: its answer has round of type bool"),
-    "line": (saying(digest="a\nb"), "node 1: its answer has digest that is no word"),
+    "line": (
+        saying(digest="a\nb"),
+        "node 1: its answer has a digest that is not a short printable string",
+    ),
 }
 
 
@@ -122,7 +125,7 @@ def test_an_answer_that_breaks_the_rule_is_dropped_and_named(
     config = configured(f"federated.nodes={NODES}")
     roster = Roster(None, config, {}, None, known)  # type: ignore[arg-type]
     roster.prepare("run", 8, {})
-    identify()
+    set_sender()
     asked = {number: Message(content({}), number + 2, "train") for number in range(NODES)}
     values = {"entries": 3, "digest": "d", "round": AT}
     answers = {number: Message(content(values, LIKE), reply_to=m) for number, m in asked.items()}
@@ -147,7 +150,7 @@ def test_no_honest_release_is_too_large(joint: bool) -> None:
         noise = max(float((torch.randn(10_005) * std).norm()) for _ in range(100))
         assert 5 * (shares + noise) / 10 < largest_release(mechanism, 5) < 50 * (shares + noise)
     free = Mechanism((Block("w", (1,), "float32", math.inf, 0, "none"),), MECHANISM.sampling)
-    assert largest_release(free, 1) == server.SQUARED
+    assert largest_release(free, 1) == server.MAX_NORM
 
 
 def fail(monkeypatch: pytest.MonkeyPatch, fault: Fault) -> None:
@@ -184,7 +187,7 @@ def test_with_too_few_a_run_fails_in_one_sentence_and_goes_on_later_from_its_led
         carried_out(config)
     assert sentence in str(caught.value)
     assert "too few nodes answered" in str(caught.value)
-    assert "federated.min_nodes asks for 3 of 3" in str(caught.value)
+    assert "federated.min_nodes requires 3 of 3" in str(caught.value)
     monkeypatch.setattr(simulation, "client_app", client_app)
     (ledger,) = config.results.glob("runs/*/*/nodes/02/ledger.jsonl")
     moved = ledger.rename(ledger.with_name("elsewhere"))

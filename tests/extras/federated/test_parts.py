@@ -25,7 +25,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.federated.messages import ARRAYS, content, digest, tensors_of, values_of
 from zdp_bench.extras.federated.node import Site, split_by_patient
-from zdp_bench.extras.federated.simulation import identify
+from zdp_bench.extras.federated.simulation import set_sender
 
 SHUFFLED = ["trainer=shuffled", "trainer.batch_size=8", "trainer.sample_rate=null"]
 
@@ -100,7 +100,7 @@ def test_whoever_is_removed_the_others_stay_at_their_nodes(kind: str, removed: s
 
 
 def test_tensors_travel_without_loss() -> None:
-    identify()
+    set_sender()
     torch.manual_seed(0)
     sent = {
         "weight": torch.randn(3, 4, dtype=torch.complex64),
@@ -161,7 +161,7 @@ def test_without_flower_all_else_works_and_a_federation_says_what_it_needs(tmp_p
             "trainer.sampling=shuffled: a node's steps are Poisson or uniform samples",
         ),
         (["federated.nodes=2", "federated.patients=own"], "each needs a SuperNode"),
-        (["federated.nodes=2"], "torchrun carries out central runs"),
+        (["federated.nodes=2"], "start it without torchrun"),
     ],
 )
 def test_what_a_federation_on_one_machine_cannot_do_is_one_sentence(

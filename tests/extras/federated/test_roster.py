@@ -16,7 +16,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import simulation
 from zdp_bench.extras.federated.messages import VALUES, content
 from zdp_bench.extras.federated.roster import Roster, Standing
-from zdp_bench.extras.federated.simulation import FIRST, identify
+from zdp_bench.extras.federated.simulation import FIRST, set_sender
 from zdp_bench.records import Document
 
 Change = Callable[[Message, Message, int], Message]
@@ -142,17 +142,17 @@ SAME = {"experiment": "e", "seed": 1, "data": "d"}
     [
         ({"node": 99}, "federated.nodes=3 has no such node"),
         ({"node": "1"}, "has node of type str"),
-        ({"records": 0}, "has other patients than the server assigned to it"),
+        ({"records": 0}, "does not have the patients that the server assigned to it"),
         ({"examples_per_patient": 0}, "has no records"),
-        ({"experiment": "other"}, "has another experiment than the server"),
-        ({"seed": 7}, "has another seed than the server"),
-        ({"data": "other"}, "has another data than the server"),
+        ({"experiment": "other"}, "its experiment differs from the server's"),
+        ({"seed": 7}, "its seed differs from the server's"),
+        ({"data": "other"}, "its data differs from the server's"),
     ],
 )
 def test_a_node_that_joins_as_something_else_is_refused(
     configured: Make, caplog: pytest.LogCaptureFixture, values: dict[str, Any], sentence: str
 ) -> None:
-    identify()
+    set_sender()
     address = FIRST + LIAR
     grid = simulation.SerialGrid(None, 0)  # type: ignore[arg-type]
     roster = Roster(grid, configured("federated.nodes=3"), SAME, [10] * 3, {})
@@ -184,7 +184,7 @@ def test_a_node_that_comes_back_as_something_else_is_missed_and_the_run_goes_on(
     lines = told_by(caplog)
     assert len(lines) == 2, lines
     assert "ConnectionError: the node's machine is gone; it is dropped" in lines[0]
-    assert "has another seed than the server" in lines[1]
+    assert "its seed differs from the server's" in lines[1]
 
     lying(monkeypatch, said(seed=7))  # from its first word on: without its size there is no plan
     with pytest.raises(UserError, match="only 2 of 3 nodes joined"):
@@ -199,8 +199,8 @@ def test_a_node_that_refuses_to_prepare_is_missed_and_a_run_that_goes_on_goes_on
         record = carried_out(configured("federated.nodes=3", "federated.min_nodes=2"))
     assert of_nodes(record, "answers") == [8, 0, 8]
     (line,) = told_by(caplog)
-    assert "node 1: has another mechanism" in line
-    with pytest.raises(UserError, match="node 1: has another mechanism than the server"):
+    assert "node 1: its mechanism differs" in line
+    with pytest.raises(UserError, match="node 1: its mechanism differs from the server's"):
         carried_out(configured("federated.nodes=3", results="all"))
 
 

@@ -1,8 +1,8 @@
-"""Pack numbers, words and tensors into messages between server and nodes, without loss.
+"""Pack numbers, strings and tensors into messages between server and nodes, without loss.
 
-Tensors go as one array per precision, complex ones as their real views, with a layout that says
-which is where. So a message has a handful of pieces whatever the model (over the network, each
-piece is a request), and Flower, which knows no complex numbers, can handle it.
+All tensors of a precision are concatenated into one array, complex tensors as their real views; the
+layout lists their names, dtypes and shapes in order. A message therefore has few arrays, whatever
+the model: Flower sends each array as a request of its own. Flower has no complex arrays.
 """
 
 from __future__ import annotations
@@ -20,26 +20,26 @@ from flwr.app import Array, ArrayRecord, ConfigRecord, Message, RecordDict
 from torch import Tensor
 
 VALUES, ARRAYS, LAYOUT = "values", "arrays", "layout"
-MOST = 10**9  # of whatever a node counts: examples, steps, rounds
-LONGEST = 256  # letters of a word from a node
-HEADER = 4096  # bytes that an array may be longer than its numbers
+MAX_COUNT = 10**9  # largest valid number of examples, steps or rounds
+MAX_LENGTH = 256  # of a string from a node, in characters
+MAX_HEADER = 4096  # bytes of a serialised array beyond its numbers
 
 
 class Malformed(ValueError):  # noqa: N818 - what a node sends, not a fault of ours
-    """A malformed message; the text completes the sentence 'node 1: its answer ...'."""
+    """A malformed message; its text completes a sentence such as 'node 1: its answer ...'."""
 
 
 def content(
     values: Mapping[str, int | float | str | bool], tensors: Mapping[str, Tensor] | None = None
 ) -> RecordDict:
-    """Return a message's content."""
+    """Return the content of a message with these values and tensors."""
     if tensors is None:
         return RecordDict({VALUES: ConfigRecord(dict(values))})
-    parts: dict[str, list[np.ndarray]] = {}
+    flat_arrays: dict[str, list[np.ndarray]] = {}  # by dtype
     for value in tensors.values():
         flat = _real(value).reshape(-1)
-        parts.setdefault(str(flat.dtype), []).append(flat)
-    arrays = {dtype: Array(np.concatenate(flats)) for dtype, flats in parts.items()}
+        flat_arrays.setdefault(str(flat.dtype), []).append(flat)
+    arrays = {dtype: Array(np.concatenate(flats)) for dtype, flats in flat_arrays.items()}
     return RecordDict(
         {
             VALUES: ConfigRecord({**values, LAYOUT: layout(tensors)}),
@@ -49,12 +49,21 @@ def content(
 
 
 def values_of(message: Message) -> dict[str, Any]:
-    """Return the numbers and words of a message, and its tensors' layout."""
+    """Return the numbers and strings in a message, including the layout of its tensors."""
     return dict(message.content.config_records.get(VALUES) or {})
 
 
 def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str, Any]:
-    """Return the values named in `kinds`: counts from 0 to `MOST`, short printable words."""
+    """Return the named values of a message, after a check of their types and ranges.
+
+    Args:
+        message: the message of a node.
+        kinds: the type of each required value. An int is a count from 0 to `MAX_COUNT`; a str is
+            printable, with at most `MAX_LENGTH` characters.
+
+    Raises:
+        Malformed: a value is missing or invalid.
+    """
     values = values_of(message)
     checked: dict[str, Any] = {}
     for name, kind in kinds.items():
@@ -63,22 +72,26 @@ def checked_values(message: Message, kinds: Mapping[str, type[Any]]) -> dict[str
         value: Any = values[name]
         if type(value) is not kind:
             raise Malformed(f"has {name} of type {type(value).__name__}")
-        if kind is int and not 0 <= value <= MOST:
-            raise Malformed(f"has {name}={value}, which is no count")
-        if kind is str and (len(value) > LONGEST or not value.isprintable()):
-            raise Malformed(f"has {name} that is no word")
+        if kind is int and not 0 <= value <= MAX_COUNT:
+            raise Malformed(f"has {name}={value}, which is not from 0 to {MAX_COUNT:,}")
+        if kind is str and (len(value) > MAX_LENGTH or not value.isprintable()):
+            raise Malformed(f"has a {name} that is not a short printable string")
         checked[name] = value
     return checked
 
 
 def tensors_of(message: Message, parameters: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    """Return a message's tensors, each with shape, dtype and device of the parameter it is of."""
-    sent = str(values_of(message).get(LAYOUT, "")).split("; ")
-    expected = layout(parameters).split("; ")
-    for item, other in zip_longest(sent, expected, fillvalue="nothing"):
-        if item != other:
+    """Return a message's tensors, each with the shape, dtype and device of its parameter.
+
+    Raises:
+        Malformed: the message does not have exactly the tensors of `parameters`.
+    """
+    sent_layout = str(values_of(message).get(LAYOUT, "")).split("; ")
+    expected_layout = layout(parameters).split("; ")
+    for sent, expected in zip_longest(sent_layout, expected_layout, fillvalue="nothing"):
+        if sent != expected:
             raise Malformed(
-                f"does not fit the model: {item[:LONGEST]!r} where {other!r} was expected"
+                f"does not fit the model: {sent[:MAX_LENGTH]!r} where {expected!r} was expected"
             )
     counts = Counter[str]()
     for value in parameters.values():
@@ -86,32 +99,32 @@ def tensors_of(message: Message, parameters: Mapping[str, Tensor]) -> dict[str, 
     arrays: dict[str, Array] = dict(message.content.array_records.get(ARRAYS) or {})
     if set(arrays) != set(counts):
         raise Malformed(
-            "does not fit the model: its numbers are of other precisions than its layout says"
+            "does not fit the model: its numbers are not of the precisions in its layout"
         )
-    whole = {dtype: _numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}
-    return dict(_cut(whole, parameters))
+    numbers = {dtype: _read_numbers(arrays[dtype], dtype, count) for dtype, count in counts.items()}
+    return dict(_split(numbers, parameters))
 
 
-def _numbers(
+def _read_numbers(
     array: Array,
     dtype: str,
     count: int,
 ) -> np.ndarray:
-    """Read exactly `count` numbers: the size that a node states is not trusted."""
+    """Return the `count` numbers of an array; a size that a node states is not trusted."""
     size = count * np.dtype(dtype).itemsize
-    if size <= len(array.data) <= size + HEADER:
+    if size <= len(array.data) <= size + MAX_HEADER:
         try:
             numbers = array.numpy()
-        except Exception as error:  # bytes of a stranger: whatever numpy makes of them
+        except Exception as error:  # untrusted bytes: NumPy may raise anything
             raise Malformed(f"cannot be read: {type(error).__name__}") from None
         fits = isinstance(numbers, np.ndarray) and numbers.shape == (count,)
         if fits and str(numbers.dtype) == dtype:
             return numbers
-    raise Malformed("does not fit the model: its numbers are not as many as its layout says")
+    raise Malformed("does not fit the model: its numbers do not match its layout")
 
 
 def layout(tensors: Mapping[str, Tensor]) -> str:
-    """Return names, dtypes and shapes, in order, as one line."""
+    """Return the names, dtypes and shapes of tensors, in order, as one line."""
     items = []
     for name, value in tensors.items():
         dtype = str(value.dtype).removeprefix("torch.")
@@ -120,7 +133,7 @@ def layout(tensors: Mapping[str, Tensor]) -> str:
 
 
 def digest(tensors: Mapping[str, Tensor]) -> str:
-    """Return the SHA-256 of tensors, bit for bit, in their order."""
+    """Return the SHA-256 digest of the layout and the bits of tensors."""
     chain = hashlib.sha256(layout(tensors).encode())
     for value in tensors.values():
         chain.update(np.ascontiguousarray(_real(value)).data)
@@ -128,7 +141,7 @@ def digest(tensors: Mapping[str, Tensor]) -> str:
 
 
 def _precision(value: Tensor) -> str:
-    """Return the name of a tensor's dtype, or of its parts'."""
+    """Return the name of a tensor's dtype; for a complex tensor, that of its real part."""
     return str(value.real.dtype).removeprefix("torch.")
 
 
@@ -144,11 +157,11 @@ def _real(value: Tensor) -> np.ndarray:
     return value.numpy()
 
 
-def _cut(
+def _split(
     arrays: Mapping[str, np.ndarray],
     parameters: Mapping[str, Tensor],
 ) -> Iterator[tuple[str, Tensor]]:
-    """Yield (name, tensor), cut from the arrays they were concatenated into."""
+    """Yield the name and tensor of each parameter, split from the concatenated arrays."""
     starts = dict.fromkeys(arrays, 0)
     for name, parameter in parameters.items():
         dtype, shape = _precision(parameter), _real_shape(parameter)

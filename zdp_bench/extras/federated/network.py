@@ -1,7 +1,7 @@
 """The Flower app that SuperLink and SuperNodes run: `server` and `client`.
 
-docs/federated.md has the commands. The settings of a site come from its own SuperNode
-(`--node-config`), never from the server.
+docs/federated.md has the commands. A site's overrides come from its own SuperNode's
+`--node-config`, never from the server.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zdp_bench.extras.federated.server import conduct, run_federation
 
 
 class NodeApp(ClientApp):
-    """The ClientApp of one node, by the overrides in its SuperNode's configuration."""
+    """The ClientApp of one node, configured by the overrides of its SuperNode."""
 
     def __call__(self, message: Message, context: Context) -> Message:
         config = configured(shlex.split(str(context.node_config["overrides"])))
@@ -33,6 +33,6 @@ server = ServerApp()
 
 @server.main()
 def main(grid: Grid, context: Context) -> None:
-    """Run the federation that the run configuration's overrides describe."""
+    """Run the federation configured by the overrides of `flwr run --run-config`."""
     runner = partial(run_federation, partial(conduct, grid))
     run_one(shlex.split(str(context.run_config["overrides"])), runner)

@@ -1,5 +1,6 @@
-"""One node of a federation: its patients, noise and ledger, the steps of a central run, and the
-ClientApp that answers the server.
+"""One node of a federation: its patients, noise and ledger, and Flower's ClientApp around it.
+
+A node takes the same private steps as a central run.
 """
 
 from __future__ import annotations
@@ -38,15 +39,16 @@ from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.spending import plan_spending, read_spendings, reserve
 from zdp_bench.training.step import Training, private_step
 
-CRASHED = 1  # an Error's code: the app raised
-REFUSED = 700  # an Error of ours, whose reason is for people; Flower's own codes are below
-RESTARTED = "it was restarted, and joins again"
-RUN = re.compile(r"[0-9a-f]{64}")  # the digest of a run, which names its folder
-MOST_ROUNDS = 1_000_000  # of a run; a server that asks for more only keeps its nodes busy
+CRASHED = 1  # code of an `Error`: the app raised an exception
+REFUSED = 700  # code of an `Error` whose reason is meant for users; Flower's own codes are smaller
+RESTARTED = "it was restarted and has to join again"
+RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
+MAX_ROUNDS = 1_000_000  # rejects orders that would only keep a node busy
 
-Answer = Callable[[Message, Context], Message]
+Handler = Callable[[Message, Context], Message]
 
-# This process's sites by the key that a ClientApp carries: data and model do not travel.
+# The sites of this process, by the key of their ClientApp. The app cannot hold data and model,
+# because Flower may copy it to another process.
 _sites: dict[str, Site] = {}
 
 
@@ -58,13 +60,16 @@ def split_by_patient(
     nodes: int,
     seed: int,
 ) -> list[Part]:
-    """Split the training set by patient: the seed and a patient's name decide the node.
+    """Split the training set by patient.
 
-    Formal guarantees: every record is at one node; all records of a patient are at the same one;
-    adding or removing a patient moves no other. So nodes differ in size, as `place_each` says.
+    A hash of the patient's name and the seed decides the node. The nodes' sizes therefore differ;
+    see `place_each`.
+
+    Formal guarantees: every example is at exactly one node; all examples of a patient are at the
+    same node; adding or removing a patient moves no other patient.
 
     Raises:
-        UserError: a node has no patient, or the data set does not say whose examples are whose.
+        UserError: a node has no patient, or the data set does not state the owners of its examples.
     """
     patient_of, patients = identify_owners(data, "federated.patients=split")
     key = stream_bytes(seed, "partition")
@@ -74,8 +79,8 @@ def split_by_patient(
     for node in range(nodes):
         rows = np.flatnonzero(node_of == node)
         rule = (
-            f"node {node} has none of the {len(patients):,} patients, whose names decide; use "
-            "fewer nodes or another seed"
+            f"node {node} has none of the {len(patients):,} patients, which a hash of their names "
+            "assigns to nodes; use fewer nodes or another seed"
         )
         require(len(rows) > 0, "federated.nodes", nodes, rule)
         parts.append(Part(data.train, torch.from_numpy(rows)))
@@ -86,9 +91,13 @@ def split_by_patient(
 
 
 class AccumulatingSGD(torch.optim.SGD):
-    """SGD between a node's steps of one round; keeps the sum of released gradients to send.
+    """SGD for a node's steps within a round, which also sums the released gradients.
 
-    That is (θ − θ')/lr of the round, without the rounding that θ' would bring.
+    The sum is what the node sends. It equals (θ − θ')/lr for weights θ before and θ' after the
+    round, without the rounding of θ'.
+
+    Attributes:
+        sums: the sum of each parameter's gradients, by name.
     """
 
     def __init__(
@@ -109,7 +118,11 @@ class AccumulatingSGD(torch.optim.SGD):
 
 
 class Site:
-    """What a process needs to be one or more nodes: data and model, each made when first used."""
+    """The data and model of a process that runs one or more nodes.
+
+    Each is created at first use. A site in a SuperNode has one node; in a simulation, all nodes
+    share one site.
+    """
 
     def __init__(
         self,
@@ -128,43 +141,48 @@ class Site:
 
     @cached_property
     def setup(self) -> ModelSetup:
-        """The model that all nodes here share: each round sets its weights."""
+        """The model and its setup, which the nodes of this process share.
+
+        They can share it because every round starts by setting the weights.
+        """
         return ModelSetup.of(self.config, self.data, self.device)
 
     @cached_property
     def parts(self) -> list[Part]:
+        """Each node's part of the training set, with `federated.patients=split`."""
         assert self.config.federated.nodes is not None
         return split_by_patient(self.data, self.config.federated.nodes, self.config.seed)
 
     def check(self, setup: Setup) -> None:
-        """Call `Setup.check_model` for the first node only: nodes differ in their noise alone."""
+        """Call `Setup.check_model` for the first node only, because nodes share the model."""
         if not self._checked:
             setup.check_model()
             self._checked = True
 
     def node(self, number: int) -> Node:
-        """The node of that number, always the same."""
+        """Return the node with this number, creating it at the first call."""
         if number not in self.nodes:
             self.nodes[number] = Node(self, number)
         return self.nodes[number]
 
     def close(self) -> None:
+        """Close the ledgers of all nodes."""
         for node in self.nodes.values():
             if node.ledger:
                 node.ledger.close()
 
 
 class Node:
-    """One node. It is asked to `join`, then to `prepare`, then for a `release` a round.
+    """One node. The server asks it to `join`, then to `prepare`, then for one `release` per round.
 
     Formal guarantees:
-        - what a release is computed from, and its noise, is a function of (run, node, its data,
-          step, weights): on the same weights it is the same release, bit for bit, and on others it
-          has another sample and other noise;
-        - its steps stand in this node's own ledger before they exist, so a release that never
-          arrives is counted as well;
+        - with seeded noise, a release's sample and noise are functions of (run, node, its data,
+          step, weights): the same weights give the same release, bit for bit, and different weights
+          give another sample and other noise;
+        - every step is written to the node's own ledger before its noise is drawn, so a release
+          that never arrives is counted too;
         - a site with data of its own keeps `privacy.max_epsilon` over all runs in its results
-          folder that may share examples with it, whatever runs a server asks for.
+          folder that may share examples with this one, whatever runs a server requests.
     """
 
     def __init__(self, site: Site, number: int) -> None:
@@ -176,15 +194,15 @@ class Node:
 
     @cached_property
     def units(self) -> int:
-        """How many examples, or patients if they are the unit, a step of this node draws from."""
+        """The number of examples, or of patients if they are the unit, that a step samples from."""
         return count_units(self.config, replace(self.site.data, train=self.records))
 
     def join(self) -> dict[str, Any]:
-        """What the server must know to plan the rounds; nothing else of the data leaves the node.
+        """Return what the server needs to plan the rounds; nothing else about the data is sent.
 
-        A digest of a site's own data would tell a server that knows all of it but one record what
-        that one is. Where one data set is split over the nodes, the server has it anyway, and must
-        see that all have the same.
+        With `federated.patients=own`, this excludes the digest of the data: a server that knows all
+        records but one could test guesses of that record. With `federated.patients=split`, the
+        server has the data anyway, and has to check that all nodes have the same.
         """
         values = {
             "node": self.number,
@@ -203,18 +221,24 @@ class Node:
         rounds: int,
         at_least: Position | None,
     ) -> dict[str, Any]:
-        """Make the mechanism and open the ledger, which had come `at_least` so far.
+        """Calibrate the mechanism and open the ledger.
+
+        Args:
+            run: the digest of the run.
+            rounds: the number of rounds in the server's plan.
+            at_least: the last position of the ledger that the server knows. A ledger that has not
+                reached it is rejected. If None, the node may start a new ledger.
 
         Returns:
-            `standing`, and the mechanism's digest.
+            the ledger's position (see `standing`), and the mechanism's digest.
         """
         site = self.site
-        own_setup = replace(site.setup, data=replace(site.data, train=self.records))
-        self.setup = own_setup.with_plan(steps_of(site.config, self.units, rounds))
+        node_setup = replace(site.setup, data=replace(site.data, train=self.records))
+        self.setup = node_setup.with_plan(steps_of(site.config, self.units, rounds))
         site.check(self.setup)
         self.mechanism = self.setup.mechanism
         self.size = self.setup.micro_batch_size()
-        # The data's digest is used only here: it leaves no node.
+        # The digest of the data is part of the key, which stays on the node.
         code = f"{foreign_code(site.config.plugins)}:node {self.number}:{site.data.digest}"
         self._key = run_key(run, self.mechanism, code)
         run_home = records.folder(self.config.results, self.config.recipe, run)
@@ -235,48 +259,60 @@ class Node:
             self.mechanism,
             not config.privacy.secure,
             at_least,
-            # and nothing else: each step's line says which weights
+            # The state is a placeholder: each step's entry has the digest of the weights.
             (execution, 0, "the weights it is sent"),
             whose=f"node {self.number}",
         )
-        # All that can have been released at the end.
-        most = self.ledger.releases + self.setup.plan.steps
+        # If every step of the plan had to be taken anew.
+        max_releases = self.ledger.releases + self.setup.plan.steps
         if self.is_split:
-            self.limit = self.setup.affordable(most)
+            self.limit = self.setup.affordable(max_releases)
         else:
-            self.limit = self._affordable_beside_others(most, run_home)
+            self.limit = self._affordable_after_other_runs(max_releases, run_home)
         return self.standing() | {"mechanism": self.mechanism.digest()}
 
     def _name(self) -> str:
-        """Return the name of this node's folder in the run's."""
+        """Return the name of this node's folder in the run's folder."""
         name = f"{self.number:02d}"
         return name if self.is_split else f"{name}-{self.site.data.digest[:8]}"
 
-    def _affordable_beside_others(self, most: int, run_home: Path) -> int | None:
-        """Return how many of `most` releases the budget pays for after the site's other runs."""
-        privacy = self.setup.config.privacy
-        if privacy.max_epsilon is None:
+    def _affordable_after_other_runs(self, max_releases: int, run_home: Path) -> int | None:
+        """Return how many releases the budget allows in addition to the site's other runs.
+
+        Args:
+            max_releases: the largest number to consider.
+            run_home: the folder of this run.
+
+        Returns:
+            the number of releases, or None without `privacy.max_epsilon`.
+        """
+        config = self.setup.config
+        budget = config.privacy.max_epsilon
+        if budget is None:
             return None
-        own = plan_spending(self.setup.config, self.setup.data, self.mechanism, most, run_home)
-        every, _ = read_spendings(self.setup.config.results, but=run_home)
-        others = [spending for spending in every if spending.may_share(own)]
+        this_run = plan_spending(config, self.setup.data, self.mechanism, max_releases, run_home)
+        all_others, _ = read_spendings(config.results, but=run_home)
+        others = [spending for spending in all_others if spending.may_share(this_run)]
         if not others:
-            return self.setup.affordable(most)
+            return self.setup.affordable(max_releases)
         try:
-            *earlier, planned = spent_of_one([*others, own], own.by_unit)
+            *spent, planned = spent_of_one([*others, this_run], this_run.by_unit)
 
             def epsilon_after(steps: int) -> float:
-                return together([*earlier, replace(planned, steps=steps)], privacy.delta)
+                return together([*spent, replace(planned, steps=steps)], config.privacy.delta)
 
-            return max(0, bisect_right(range(most + 1), privacy.max_epsilon, key=epsilon_after) - 1)
+            # ε rises with the steps, so bisection finds the first number that exceeds the budget.
+            steps = range(max_releases + 1)
+            num_affordable = bisect_right(steps, budget, key=epsilon_after)
+            return max(0, num_affordable - 1)
         except ValueError as error:
             raise UserError(
-                f"privacy.max_epsilon={privacy.max_epsilon:g}: {error}, so this site's total ε is "
+                f"privacy.max_epsilon={budget:g}: {error}, so this site's total ε is "
                 "not known; use the earlier runs' sampling and unit."
             ) from None
 
     def standing(self) -> dict[str, Any]:
-        """Return how far the ledger has come, on disk, for the server."""
+        """Write the ledger to disk, and return its position for the server."""
         if self.ledger is None:
             raise UserError(RESTARTED)
         self.ledger.sync()
@@ -286,12 +322,20 @@ class Node:
     def release(
         self, round_: int, weights: Mapping[str, Tensor]
     ) -> tuple[dict[str, Any], dict[str, Tensor]]:
-        """Take a round of private steps from these weights; return the sum of released gradients.
+        """Take the private steps of a round.
+
+        Args:
+            round_: the number of the round, from 0.
+            weights: the server's weights, from which the steps start.
+
+        Returns:
+            the ledger's position with the round, and the sum of the released gradients by
+            parameter.
 
         Raises:
-            BudgetExceeded: a step would pass `privacy.max_epsilon`; it was not taken.
-            UserError: the model has changed beside its weights, or this process was not asked to
-                `prepare`; the server asks it to join again.
+            BudgetExceeded: the next step would exceed `privacy.max_epsilon`; it was not taken.
+            UserError: the model's fixed state has changed, or this process was not asked to
+                `prepare` (the server then asks it to join again).
         """
         if self.ledger is None:
             raise UserError(RESTARTED)
@@ -324,7 +368,7 @@ class Node:
 
 @contextmanager
 def open_site(key: str, site: Site) -> Iterator[Site]:
-    """Let the ClientApps with this key work on this site until the block ends."""
+    """Let ClientApps with this key use this site within the block."""
     _sites[key] = site
     try:
         yield site
@@ -333,9 +377,11 @@ def open_site(key: str, site: Site) -> Iterator[Site]:
 
 
 def client_app(config: Run, key: str) -> ClientApp:
-    """Return the app of any node; `partition-id` of Flower's node configuration selects it.
+    """Return the ClientApp of all nodes.
 
-    Messages:
+    `partition-id` in Flower's node configuration is the node's number.
+
+    Messages and their answers:
         query.join      {} -> `Node.join`
         query.prepare   {run, rounds, entries, digest} -> `Node.standing` and the mechanism's digest
         train           {round}, weights -> `Node.standing`, the round, and the released gradients
@@ -348,7 +394,7 @@ def client_app(config: Run, key: str) -> ClientApp:
             _sites[key] = Site(config)
         node = _sites[key].node(int(context.node_config["partition-id"]))
         if node.ledger is None and "prepared" in context.state:
-            # By another process: a SuperNode starts one for each message.
+            # Another process prepared it: a SuperNode starts a process for each message.
             _prepare(node, dict(context.state.config_records["prepared"]))
         return node
 
@@ -369,34 +415,33 @@ def client_app(config: Run, key: str) -> ClientApp:
     def report(message: Message, context: Context) -> RecordDict:
         return content(node_of(context).standing())
 
-    app.query("join")(_answering(join))
-    app.query("prepare")(_answering(prepare))
-    app.train()(_answering(train))
-    app.query("report")(_answering(report))
+    app.query("join")(_handler(join))
+    app.query("prepare")(_handler(prepare))
+    app.train()(_handler(train))
+    app.query("report")(_handler(report))
     return app
 
 
 def _prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
+    """Check the server's order, and prepare the node."""
     run, rounds = str(values["run"]), int(values["rounds"])
-    if not RUN.fullmatch(run):
-        raise UserError("the server names a run by something else than 64 hexadecimal digits.")
-    if not 1 <= rounds <= MOST_ROUNDS:
-        raise UserError(
-            f"the server asks for {rounds:,} rounds; 1 to {MOST_ROUNDS:,} are possible."
-        )
+    if not RUN_DIGEST.fullmatch(run):
+        raise UserError("the server's name for the run is not 64 hexadecimal digits.")
+    if not 1 <= rounds <= MAX_ROUNDS:
+        raise UserError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
     entries, digest = int(values["entries"]), str(values["digest"])
     at_least = Position(entries, digest) if entries else None
     return node.prepare(run, rounds, at_least)
 
 
-def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
-    """Return what answers a message; a refusal that a person can act on becomes an Error."""
+def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
+    """Return a handler of messages that answers with an `Error` if the node refuses."""
 
     def answer(message: Message, context: Context) -> Message:
         try:
-            return Message(work(message, context), reply_to=message)
+            return Message(respond(message, context), reply_to=message)
         except BudgetExceeded:
-            reason = "the next step would pass privacy.max_epsilon"
+            reason = "the next step would exceed privacy.max_epsilon"
         except (UserError, ValueError) as error:
             reason = str(error)
         return Message(Error(REFUSED, reason), reply_to=message)
@@ -405,11 +450,11 @@ def _answering(work: Callable[[Message, Context], RecordDict]) -> Answer:
 
 
 def reply_to(
-    app: Answer,
+    app: Handler,
     message: Message,
     context: Context,
 ) -> Message:
-    """Return the app's answer, or an Error if it raises, as Flower's own runtimes do."""
+    """Return the app's answer, or an `Error` if it raises, as Flower's own runtimes do."""
     try:
         return app(message, context)
     except Exception as error:

@@ -1,7 +1,8 @@
-"""Keep what the server knows of the nodes: addresses, what was asked, what was spent at most.
+"""Keep track of the nodes: their addresses, pending requests, and the steps they can have taken.
 
-A node is not trusted. Its messages are checked before use and only ever raise the count of what it
-has spent. A malformed message is dropped with one line in the log; nothing a node sends ends a run.
+Nodes are not trusted. The server checks each message before it uses it, and a message can only
+raise the number of steps that a node is assumed to have taken. Malformed messages are logged and
+dropped; no message stops a run.
 """
 
 from __future__ import annotations
@@ -18,27 +19,28 @@ from flwr.serverapp import Grid
 from zdp_bench.config.schema import Run
 from zdp_bench.extras.federated.messages import Malformed, checked_values, content, values_of
 
-PAUSE = 0.1  # seconds between two looks for nodes
-AGAIN = 30.0  # seconds until a refused node is asked again: it may have been started anew
-MOST_RUNS = 100  # a node that claims to have spent this many times the run's steps is not believed
+POLL_INTERVAL = 0.1  # seconds between two checks for new nodes
+RETRY_AFTER = 30.0  # seconds until a refused node is asked again, as it may have been restarted
+MAX_RUNS = 100  # reject a report of more steps than this many runs of the plan would take
 
-JOINED = {"node": int, "records": int, "examples_per_patient": int}
-SPENT = {"entries": int, "digest": str}  # what a node says of its ledger
+JOIN_VALUES = {"node": int, "records": int, "examples_per_patient": int}
+LEDGER_VALUES = {"entries": int, "digest": str}  # a node's report of its ledger's position
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Standing:
-    """What the server knows of one node.
+    """What the server knows about one node.
 
     Attributes:
-        records: how many a step draws from, as it said when it first joined: records, or patients
-            with `privacy.unit=patient`.
-        examples_per_patient: the most that one patient has, likewise.
-        entries, digest: how far its ledger had come, as it said last.
-        excess: the most steps it ever claimed beyond those asked for by then.
-        answers: rounds in which its release was used.
+        records: the number of examples (patients, with `privacy.unit=patient`) that a step samples
+            from, as the node reported when it first joined.
+        examples_per_patient: the largest number of examples of any one patient, as the node
+            reported when it first joined.
+        entries, digest: the position of the node's ledger, as the node last reported.
+        excess: the largest number of steps that the node ever reported beyond the requested ones.
+        answers: the number of rounds in which the node's release was used.
     """
 
     records: int
@@ -52,41 +54,59 @@ class Standing:
         self,
         entries: int,
         digest: str,
-        steps_asked: int,
+        requested_steps: int,
     ) -> Standing:
-        """Return it updated: the node reports a ledger of `entries`, after `steps_asked` steps."""
-        excess = max(self.excess, entries - steps_asked)
+        """Return the standing after a report of `entries` ledger entries.
+
+        Args:
+            entries, digest: the position of the ledger in the report.
+            requested_steps: the number of steps requested so far.
+        """
+        excess = max(self.excess, entries - requested_steps)
         if entries < self.entries:
             return replace(self, excess=excess)
         return replace(self, entries=entries, digest=digest, excess=excess)
 
-    def spent(self, steps_asked: int) -> int:
-        """Return the most steps there can be once `steps_asked` were asked for.
+    def spent(self, requested_steps: int) -> int:
+        """Return the largest number of steps that the node can have taken.
 
-        Formal guarantees: at least `steps_asked`; a node's word only raises it; it never falls.
+        Formal guarantees: the number is at least `requested_steps`; the node's reports can only
+        raise it; it never falls.
         """
-        return steps_asked + self.excess
+        return requested_steps + self.excess
 
 
 @dataclass(frozen=True)
 class Refusal:
-    """Why one of Flower's nodes is rejected, its number if known, and until when."""
+    """A node that is refused for some time.
 
-    why: str
+    Attributes:
+        reason: why the node is refused.
+        number: the node's number, if known.
+        until: the end of the refusal, in seconds of `time.monotonic`.
+    """
+
+    reason: str
     number: int | None
     until: float
 
 
 class Roster:
-    """The nodes of a run, by number.
+    """The nodes of a run.
 
-    A node is asked to join as soon as Flower lists it, then to prepare, and is present once it has
-    answered both well. It is asked again after a round it did not answer, and some time after it
-    was refused. Of two clients that say they are one node, the last to join is asked.
+    The server asks a node to join as soon as Flower lists it, and then to prepare. The node is
+    present once it has answered both requests validly. It is asked again after a round that it did
+    not answer, and `RETRY_AFTER` seconds after a refusal. If two clients claim the same number, the
+    last to join is used.
 
     Attributes:
-        asked: rounds asked for so far, over all attempts; the server keeps them in its own ledger.
-        present: number -> Flower's id.
+        num_nodes: the number of nodes in the federation.
+        min_nodes: the number of valid answers that a round needs.
+        steps_per_round: the number of private steps that a node takes in a round.
+        standings: what is known about each node that has ever joined, by its number.
+        requested_rounds: the number of rounds requested so far, over all attempts; the server's
+            ledger holds them.
+        present: Flower's id of each present node, by its number.
     """
 
     def __init__(
@@ -97,34 +117,40 @@ class Roster:
         sizes: Sequence[int] | None,
         known: Mapping[int, Mapping[str, Any]],
     ) -> None:
-        """Start with the nodes that `saved` left in a checkpoint.
+        """Create the roster of a new or resumed run.
 
         Args:
-            expected: what every node must say when it joins, such as its experiment's digest.
-            sizes: how many records each node must have; None: as many as it says.
+            grid: Flower's connection to the nodes.
+            config: the run's configuration.
+            expected: the values that every node must report when it joins, such as the digest of
+                its experiment.
+            sizes: the number of records that each node must have. If None, a node may have any
+                number.
+            known: the nodes in the checkpoint, as `saved` returned them.
         """
         self.grid = grid
-        self.nodes = config.federated.nodes or 1
-        self.least = config.federated.min_nodes or self.nodes
-        self.steps_a_round = config.federated.local_steps
+        self.num_nodes = config.federated.nodes or 1
+        self.min_nodes = config.federated.min_nodes or self.num_nodes
+        self.steps_per_round = config.federated.local_steps
         self.standings = {number: Standing(**values) for number, values in known.items()}
-        self.asked = 0
+        self.requested_rounds = 0
         self.present: dict[int, int] = {}
         self._expected, self._sizes = expected, sizes
-        # Flower's id -> number, of every node that has joined and is still connected
-        self._met: dict[int, int] = {}
-        self._pending: dict[str, tuple[str, int]] = {}  # message -> what it asks for, Flower's id
+        # Flower's id -> number, for every node that has joined and is still connected
+        self._number_of: dict[int, int] = {}
+        # message id -> (kind of request, Flower's id), for every request without an answer
+        self._pending: dict[str, tuple[str, int]] = {}
         self._refused: dict[int, Refusal] = {}  # by Flower's id
-        self._preparation: dict[str, Any] | None = None  # run and rounds, once they are known
-        self._mechanisms: Mapping[int, str] = {}
-        self._most_entries = 0
+        self._preparation: dict[str, Any] | None = None  # run and rounds, once the plan is known
+        self._mechanism_digests: Mapping[int, str] = {}
+        self._max_entries = 0
 
     def meet(self) -> None:
-        """Let new nodes join, and drop those that have left."""
+        """Ask new nodes to join, forget disconnected ones, and process the answers so far."""
         connected = set(self.grid.get_node_ids())
-        self._forget_all_but(connected)
-        waiting = {address for _, address in self._pending.values()}
-        busy = waiting | self._refused.keys() | set(self.present.values())
+        self._forget_disconnected(connected)
+        pending = {address for _, address in self._pending.values()}
+        busy = pending | self._refused.keys() | set(self.present.values())
         for address in sorted(connected - busy):
             self._ask("join", address, {})
         while self._pending:
@@ -135,14 +161,14 @@ class Roster:
                 kind, address = self._pending.pop(answer.metadata.reply_to_message_id)
                 self._admit(kind, address, answer)
 
-    def _forget_all_but(self, connected: set[int]) -> None:
-        """Forget nodes that have left, and refusals that are over."""
+    def _forget_disconnected(self, connected: set[int]) -> None:
+        """Forget nodes that are no longer connected, and refusals that have expired."""
         now = time.monotonic()
         for number, address in list(self.present.items()):
             if address not in connected:
                 del self.present[number]
-        for address in self._met.keys() - connected:
-            del self._met[address]
+        for address in self._number_of.keys() - connected:
+            del self._number_of[address]
         for address, refusal in list(self._refused.items()):
             if address not in connected or now >= refusal.until:
                 del self._refused[address]
@@ -156,29 +182,42 @@ class Roster:
         patience: float,
         asked_to_stop: Callable[[], int],
     ) -> bool:
-        """Wait for `count` nodes; False after `patience` seconds, or if all others are refused."""
-        until = time.monotonic() + patience
+        """Wait until `count` nodes are present.
+
+        Returns:
+            True if they are, or if a signal was received: callers check `asked_to_stop` first.
+            False after `patience` seconds, or as soon as every other node is refused.
+        """
+        deadline = time.monotonic() + patience
         while True:
             self.meet()
             if len(self.present) >= count or asked_to_stop():
                 return True
-            settled = len(self.present) + len(self._refused)
-            if not self._pending and settled >= self.nodes:
+            num_decided = len(self.present) + len(self._refused)
+            if not self._pending and num_decided >= self.num_nodes:
                 return False
-            if time.monotonic() > until:
+            if time.monotonic() > deadline:
                 return False
-            time.sleep(PAUSE)
+            time.sleep(POLL_INTERVAL)
 
     def prepare(
         self,
         run: str,
         rounds: int,
-        mechanisms: Mapping[int, str],
+        mechanism_digests: Mapping[int, str],
     ) -> None:
-        """Ask every node, also later ones, to prepare; none is present until it has answered."""
+        """Ask the present nodes, and those that join later, to prepare.
+
+        No node is present until it has answered.
+
+        Args:
+            run: the digest of the run.
+            rounds: the number of rounds in the plan.
+            mechanism_digests: the digest of the mechanism that each node must have, by its number.
+        """
         self._preparation = {"run": run, "rounds": rounds}
-        self._mechanisms = mechanisms
-        self._most_entries = MOST_RUNS * rounds * self.steps_a_round
+        self._mechanism_digests = mechanism_digests
+        self._max_entries = MAX_RUNS * rounds * self.steps_per_round
         for number, address in self.present.items():
             self._ask_to_prepare(number, address)
         self.present = {}
@@ -188,13 +227,13 @@ class Roster:
         number: int,
         values: Mapping[str, Any],
     ) -> None:
-        """Note what a node reports of its ledger."""
+        """Update a node's standing with the position of its ledger in a message's values."""
         entries = values["entries"]
-        if entries > self._most_entries:
-            raise Malformed(f"has entries={entries}, more than {MOST_RUNS} runs like this one")
-        steps_asked = self.asked * self.steps_a_round
+        if entries > self._max_entries:
+            raise Malformed(f"has entries={entries}, more than {MAX_RUNS} runs like this can have")
+        requested_steps = self.requested_rounds * self.steps_per_round
         standing = self.standings[number]
-        self.standings[number] = standing.note_ledger(entries, values["digest"], steps_asked)
+        self.standings[number] = standing.note_ledger(entries, values["digest"], requested_steps)
 
     def round(
         self,
@@ -202,7 +241,7 @@ class Roster:
         round_: int,
         patience: float,
     ) -> dict[int, Message]:
-        """Ask every present node for a round; return the first timely answer of each, by number."""
+        """Request a round from every present node; return each node's first answer, by number."""
         number_of = {address: number for number, address in self.present.items()}
         messages = [
             Message(contents, address, "train", group_id=str(round_)) for address in number_of
@@ -212,18 +251,18 @@ class Roster:
             number = number_of.get(answer.metadata.src_node_id)
             if number is not None:
                 answers.setdefault(number, answer)
-        # A node that failed or is silent joins again: it may have been started anew.
+        # A node that failed or did not answer has to join again, as it may have been restarted.
         for number in list(self.present):
             if number not in answers or answers[number].has_error():
                 del self.present[number]
         return answers
 
-    def log_drop(self, number: int, why: str) -> None:
-        """Log that a node's message is not used."""
-        log.warning("node %d: %s; it is dropped", number, why)
+    def log_drop(self, number: int, reason: str) -> None:
+        """Log that a node's message is dropped."""
+        log.warning("node %d: %s; it is dropped", number, reason)
 
     def count_use(self, number: int) -> None:
-        """Note that a node's release went into the model."""
+        """Count a round in which the node's release was used."""
         standing = self.standings[number]
         self.standings[number] = replace(standing, answers=standing.answers + 1)
 
@@ -232,32 +271,37 @@ class Roster:
         number: int,
         rounds: int | None = None,
     ) -> int:
-        """Return the most releases this node can have made after `rounds` (None: asked) rounds."""
-        rounds = self.asked if rounds is None else rounds
-        return self.standings[number].spent(rounds * self.steps_a_round)
+        """Return the largest number of releases that a node can have made.
+
+        Args:
+            number: the node's number.
+            rounds: the number of rounds requested by then. If None, those requested so far.
+        """
+        rounds = self.requested_rounds if rounds is None else rounds
+        return self.standings[number].spent(rounds * self.steps_per_round)
 
     def report(self, patience: float) -> None:
-        """Ask every node for its ledger a last time."""
-        if not self._met:
+        """Ask every connected node for the final position of its ledger."""
+        if not self._number_of:
             return
-        messages = [Message(content({}), address, "query.report") for address in self._met]
+        messages = [Message(content({}), address, "query.report") for address in self._number_of]
         for answer in self.grid.send_and_receive(messages, timeout=patience):
-            number = self._met.get(answer.metadata.src_node_id)
+            number = self._number_of.get(answer.metadata.src_node_id)
             if number is None or answer.has_error():
                 continue
             try:
-                self.note_ledger(number, checked_values(answer, SPENT))
+                self.note_ledger(number, checked_values(answer, LEDGER_VALUES))
             except Malformed as error:
                 self.log_drop(number, f"its report {error}")
 
     def saved(self) -> dict[int, dict[str, Any]]:
-        """Return the nodes as plain values, for a checkpoint."""
+        """Return the nodes' standings as plain values, for a checkpoint."""
         return {number: asdict(standing) for number, standing in sorted(self.standings.items())}
 
     def refusals(self) -> dict[int, str]:
-        """Return why nodes are rejected, by number."""
+        """Return why nodes are refused, by their numbers."""
         return {
-            refusal.number: refusal.why
+            refusal.number: refusal.reason
             for refusal in self._refused.values()
             if refusal.number is not None
         }
@@ -269,8 +313,8 @@ class Roster:
         values: Mapping[str, Any],
     ) -> None:
         message = Message(content(values), address, f"query.{kind}")
-        for name in self.grid.push_messages([message]):
-            self._pending[name] = (kind, address)
+        for message_id in self.grid.push_messages([message]):
+            self._pending[message_id] = (kind, address)
 
     def _ask_to_prepare(self, number: int, address: int) -> None:
         assert self._preparation is not None
@@ -284,13 +328,13 @@ class Roster:
         address: int,
         answer: Message,
     ) -> None:
-        """Advance a node by its answer: from joining to preparing, then to being present."""
-        number = self._met.get(address)
+        """Process the answer to `join` or `prepare`: ask for the next, or mark the node present."""
+        number = self._number_of.get(address)
         try:
             if answer.has_error():
                 raise Malformed(reason_of(answer))
             if kind == "join":
-                values = checked_values(answer, JOINED)
+                values = checked_values(answer, JOIN_VALUES)
                 if number is not None and values["node"] != number:
                     raise Malformed(f"says that it is node {values['node']}")
                 number = values["node"]
@@ -300,18 +344,18 @@ class Roster:
                     return
             assert number is not None
             if kind == "prepare":
-                values = checked_values(answer, SPENT | {"mechanism": str})
-                if values["mechanism"] != self._mechanisms[number]:
+                values = checked_values(answer, LEDGER_VALUES | {"mechanism": str})
+                if values["mechanism"] != self._mechanism_digests[number]:
                     raise Malformed(
-                        "has another mechanism than the server: both need the same version of "
+                        "its mechanism differs from the server's: both need the same version of "
                         "zdp-bench"
                     )
                 self.note_ledger(number, values)
             self.present[number] = address
         except Malformed as error:
-            self._refused[address] = Refusal(str(error), number, time.monotonic() + AGAIN)
-            who = "a node that joins" if number is None else f"node {number}"
-            log.warning("%s: %s; it is refused", who, error)
+            self._refused[address] = Refusal(str(error), number, time.monotonic() + RETRY_AFTER)
+            name = "a node that joins" if number is None else f"node {number}"
+            log.warning("%s: %s; it is refused", name, error)
 
     def _join(
         self,
@@ -319,29 +363,30 @@ class Roster:
         address: int,
         values: Mapping[str, Any],
     ) -> None:
-        """Note which node this is, and what it has."""
-        if number >= self.nodes:
-            raise Malformed(f"federated.nodes={self.nodes} has no such node")
+        """Check the values with which a node joins, and register it."""
+        if number >= self.num_nodes:
+            raise Malformed(f"federated.nodes={self.num_nodes} has no such node")
         for key, value in self._expected.items():
             if values.get(key) != value:
                 hint = ", and the same data set, or federated.patients=own" if key == "data" else ""
                 raise Malformed(
-                    f"has another {key} than the server: "
+                    f"its {key} differs from the server's: "
                     f"start both with the same recipe, seed and keys{hint}"
                 )
         if self._sizes and values["records"] != self._sizes[number]:
             raise Malformed(
-                "has other patients than the server assigned to it: all nodes need the same data "
-                "set"
+                "does not have the patients that the server assigned to it: all nodes need the "
+                "same data set"
             )
         if not values["records"] or not values["examples_per_patient"]:
             raise Malformed("has no records")
         standing = Standing(values["records"], values["examples_per_patient"])
+        # A node that joins again keeps its standing: nothing it says takes back what was counted.
         self.standings.setdefault(number, standing)
-        self._met[address] = number
+        self._number_of[address] = number
 
 
 def reason_of(answer: Message) -> str:
-    """Return the reason of an Error in one short line."""
+    """Return the reason of Flower's `Error` as one short printable line."""
     lines = (answer.error.reason or "").strip().splitlines() or ["it failed"]
     return "".join(letter for letter in lines[-1] if letter.isprintable())[:300]

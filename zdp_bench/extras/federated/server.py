@@ -1,15 +1,15 @@
-"""Conduct a federated run: rounds of asking nodes for releases, averaging, one optimiser step.
+"""Conduct a federated run: request the nodes' releases, average them, and take optimiser steps.
 
-The rule for a round. Every node that is present is asked, and given `federated.patience` seconds.
-An answer counts if it is to this round, holds the model's tensors, and is no larger than bound and
-noise allow; any other is dropped with one line in the log. With at least `federated.min_nodes` of
-them (all, where nothing is said) the round is their weighed mean, whoever is missing; with fewer
-the run ends in one sentence, saved, and the same command goes on from that round.
+In each round, the server sends the weights to every present node and waits up to
+`federated.patience` seconds. An answer is valid if it is for this round, holds the model's tensors,
+and is no larger than the clipping bound and the noise allow. Invalid answers are logged and
+dropped. With at least `federated.min_nodes` valid answers (default: all nodes), the server applies
+their weighted mean. With fewer, the run is saved and stops with an error message; the same command
+resumes it at that round.
 
-The server trusts no count but its own. It writes a round into a ledger before it asks for it, and
-every node is held to have taken the steps of every round in there, whether it was asked, or
-answered, or was never heard of again. A node's own word raises that number where its ledger holds
-more, and never lowers it.
+The server trusts only its own count of steps. It writes each round to a ledger before it requests
+the round. Every node is assumed to have taken all steps of all rounds in that ledger, even if it
+was not connected or never answered. A node's report can raise its count, but never lower it.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.federated import messages
 from zdp_bench.extras.federated.messages import Malformed
 from zdp_bench.extras.federated.node import split_by_patient
-from zdp_bench.extras.federated.roster import SPENT, Roster, reason_of
+from zdp_bench.extras.federated.roster import LEDGER_VALUES, Roster, reason_of
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
@@ -53,16 +53,30 @@ from zdp_bench.training.run_folder import Outcome, find_or_run, open_ledger
 from zdp_bench.training.setup import ModelSetup, Setup, count_units, load_data
 from zdp_bench.training.step import descend
 
-SQUARED = 1e18  # a norm whose square is a float32
+MAX_NORM = 1e18  # its square still fits in float32, which adaptive optimisers need
+
+# Where the rounds' ledger starts, as `Ledger.begin` takes it: code, step and state. The state is a
+# placeholder, because a round is identified by the digest of the weights that the server sends.
+LEDGER_START = ("server", 0, "the weights it sends")
 
 
 @dataclass(frozen=True)
 class ServerContext:
-    """What a server works on."""
+    """What a server needs to conduct a run.
+
+    Attributes:
+        config: the run's configuration.
+        data: the test set and, with `federated.patients=split`, the training set to split.
+        run_digest: the digest that identifies the run.
+        home: the run's folder.
+        device: the device of the server's model.
+        watcher: receives the progress.
+        asked_to_stop: returns the number of the signal that was received, or 0.
+    """
 
     config: Run
-    data: Splits  # the test set; with `patients=split` also the training set that is split
-    run: str
+    data: Splits
+    run_digest: str
     home: Path
     device: torch.device
     watcher: Watcher
@@ -70,82 +84,93 @@ class ServerContext:
 
 
 def run_federation(
-    over: Callable[[ServerContext], Document],
+    transport: Callable[[ServerContext], Document],
     config: Run,
     watcher: Watcher,
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Find a federated run, or carry it out by `over`, which calls `conduct` with a grid."""
+    """Return a federated run that is finished, or conduct it.
+
+    Args:
+        transport: starts Flower, and calls `conduct` with its grid.
+        config: the run's configuration.
+        watcher: receives the progress.
+        device: the device of the server's model.
+        wait: wait while another process trains the same run.
+    """
     data = load_data(config)
     digest = run_digest(config, data.digest, plugin_digests(config.plugins))
 
     def train(home: Path) -> Document:
         with stop_signals() as asked_to_stop:
-            return over(ServerContext(config, data, digest, home, device, watcher, asked_to_stop))
+            context = ServerContext(config, data, digest, home, device, watcher, asked_to_stop)
+            return transport(context)
 
     return find_or_run(config, digest, ALONE, wait, train)
 
 
-def conduct(grid: Grid, given: ServerContext) -> Document:
-    """Conduct a federated run and return its record; the module gives the rule of a round.
+def conduct(grid: Grid, context: ServerContext) -> Document:
+    """Conduct a federated run and return its record.
 
     Formal guarantees:
-        - the weights change only through what nodes released under their own mechanisms, each in
-          its node's ledger;
-        - the record's ε of a node composes every release it can have made, as the server counts
-          them, whatever the node says; the run's ε is the worst node's, for each patient is at one
-          node only.
+        - the weights change only through the nodes' releases; each is made by its node's own
+          mechanism and is in its node's ledger;
+        - a node's ε in the record composes every release that the node can have made, as counted
+          by the server, whatever the node reports; the run's ε is that of the worst node, because
+          each patient is at one node only.
 
     Raises:
-        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is not
-            usable.
-        Stopped: a signal asked for it; the run is saved.
+        UserError: too few nodes take part or answer, or the data, ledger or checkpoint is unusable.
+        Stopped: a signal was received; the run is saved.
     """
     began = time.time()
-    setup = ModelSetup.of(given.config, given.data, given.device)
-    saved = checkpoint.load(given.home / "checkpoint.pt", given.run)
-    roster = gather_nodes(grid, given, saved.nodes if saved else {})
-    rounds = Rounds(given, setup, roster, saved)
+    setup = ModelSetup.of(context.config, context.data, context.device)
+    saved = checkpoint.load(context.home / "checkpoint.pt", context.run_digest)
+    roster = gather_nodes(grid, context, saved.nodes if saved else {})
+    rounds = Rounds(context, setup, roster, saved)
     with closing(rounds.ledger), rounds.first_setup.arithmetic():
         rounds.prepare_nodes()
+        # The loop drives the training; `Rounds` implements its protocol `Steps`.
         loop = rounds.loop
-        stopped_by = loop.take_steps(rounds, given.asked_to_stop)
+        stopped_by = loop.take_steps(rounds, context.asked_to_stop)
         final = evaluate_trained(
-            given.home,
+            context.home,
             loop.trained,
             setup.task,
-            given.data.test,
-            given.device,
+            context.data.test,
+            context.device,
             rounds.batch_size.examples,
         )
-        roster.report(given.config.federated.patience)
+        roster.report(context.config.federated.patience)
     privacy = account_nodes(
         roster,
         rounds.setups,
-        repeatable=not given.config.privacy.secure,
-        unit=given.data.unit,
+        repeatable=not context.config.privacy.secure,
+        unit=context.data.unit,
     )
     record = run_record(loop, began, rounds.fixed_state, privacy, stopped_by, *final)
-    record["federation"] = {"rounds": loop.step, "asked": roster.asked}
+    record["federation"] = {"rounds": loop.step, "asked": roster.requested_rounds}
     return record
 
 
 def gather_nodes(
     grid: Grid,
-    given: ServerContext,
+    context: ServerContext,
     known: Mapping[int, Mapping[str, Any]],
 ) -> Roster:
-    """Wait for the nodes of a run.
+    """Wait for the nodes of a run to join.
 
     Args:
-        known: the nodes that a checkpoint left; see `Roster.saved`.
+        grid: Flower's connection to the nodes.
+        context: what the server conducts.
+        known: the nodes in the checkpoint, as `Roster.saved` returned them.
 
     Raises:
-        UserError: too few joined, or one that was never heard of did not.
-        Stopped: a signal asked for it.
+        UserError: too few nodes joined, or a node without a saved standing is missing.
+        Stopped: a signal was received.
     """
-    config, data = given.config, given.data
+    config, data = context.config, context.data
     nodes, patience = config.federated.nodes or 1, config.federated.patience
     expected = {"experiment": experiment_digest(config), "seed": config.seed}
     sizes = None
@@ -154,10 +179,12 @@ def gather_nodes(
         parts = split_by_patient(data, nodes, config.seed)
         sizes = [count_units(config, replace(data, train=part)) for part in parts]
     roster = Roster(grid, config, expected, sizes, known)
-    has_all = roster.wait_for(nodes, patience, given.asked_to_stop)
-    if signal := given.asked_to_stop():
+    has_all = roster.wait_for(nodes, patience, context.asked_to_stop)
+    if signal := context.asked_to_stop():
         raise Stopped(signal)
-    has_enough = len(roster.present) >= roster.least and len(roster.standings) >= nodes
+    # Every node has joined once, now or before the checkpoint: the plan needs every node's size.
+    is_complete = len(roster.standings) >= nodes
+    has_enough = len(roster.present) >= roster.min_nodes and is_complete
     if not has_all and not has_enough:
         refusals = [f"node {number}: {why}" for number, why in sorted(roster.refusals().items())]
         reasons = f" ({'; '.join(refusals)})" if refusals else ""
@@ -169,129 +196,139 @@ def gather_nodes(
 
 
 class Rounds:
-    """The rounds of a federated run: they ask nodes, average releases, and train the model.
+    """The rounds of a federated run, which `Loop` takes as its steps.
 
     Attributes:
-        setups: what each node trains with, to check and to account.
-        fixed_state: what the check of the model found of its state.
-        ledger: the rounds that were asked for.
+        setups: each node's setup, for validation and accounting.
+        fixed_state: the model's state that must stay fixed, as `Setup.check_model` returns it.
+        ledger: the rounds that the server has requested.
     """
 
     def __init__(
         self,
-        given: ServerContext,
+        context: ServerContext,
         setup: ModelSetup,
         roster: Roster,
         saved: checkpoint.Checkpoint | None,
     ) -> None:
-        config = given.config
-        self.given, self.setup, self.roster = given, setup, roster
-        self.sizes = {number: roster.standings[number].records for number in range(roster.nodes)}
-        self.plan = rounds_of(config, list(self.sizes.values()))
-        # Nodes of one size share what follows from it.
+        config = context.config
+        self.context, self.setup, self.roster = context, setup, roster
+        self.sizes = {
+            number: roster.standings[number].records for number in range(roster.num_nodes)
+        }
+        self.round_plan = rounds_of(config, list(self.sizes.values()))
+        # These are cached by size, because nodes of the same size have the same setup and ε.
         self._setup_of = cache(
-            lambda records: setup.with_plan(steps_of(config, records, self.plan.steps))
+            lambda records: setup.with_plan(steps_of(config, records, self.round_plan.steps))
         )
         self._epsilon_of = cache(lambda records, steps: self._setup_of(records).epsilon(steps))
         self._affordable_of = cache(lambda records, most: self._setup_of(records).affordable(most))
         self.setups = {number: self._setup_of(size) for number, size in self.sizes.items()}
         self.limits = {
-            number: largest_release(own.mechanism, config.federated.local_steps)
-            for number, own in self.setups.items()
+            number: largest_release(node_setup.mechanism, config.federated.local_steps)
+            for number, node_setup in self.setups.items()
         }
         self.first_setup = self.setups[0]
         self.fixed_state = self.first_setup.check_model().fixed_state
         self.ledger = open_ledger(
-            given.home / "rounds.jsonl",
+            context.home / "rounds.jsonl",
             self.first_setup.mechanism,
             not config.privacy.secure,
             saved.ledger if saved else None,
-            ("server", 0, "the weights it sends"),
+            LEDGER_START,
             whose="server",
         )
         self.batch_size = self.first_setup.micro_batch_size()
         self.parameters = trainable(setup.model)
         self.loop = Loop(
             setup,
-            self.plan,
-            given.run,
-            given.home,
-            given.watcher,
+            self.round_plan,
+            context.run_digest,
+            context.home,
+            context.watcher,
             self.batch_size,
-            # After every round: one that is made again may be another release.
+            # Save after every round: a repeated round may count as a new release.
             config.execution.checkpoint_steps or 1,
             round_steps=config.federated.local_steps,
         )
         self.loop.restore(saved)
-        self._asked_before = self.ledger.releases
-        roster.asked = self.ledger.releases
+        self._rounds_at_start = self.ledger.releases  # by earlier attempts at this run
+        roster.requested_rounds = self.ledger.releases
 
     def prepare_nodes(self) -> None:
-        """Ask the nodes that are present to prepare, and wait for them."""
-        present = len(self.roster.present)
-        mechanisms = {number: own.mechanism.digest() for number, own in self.setups.items()}
-        self.roster.prepare(self.given.run, self.plan.steps, mechanisms)
-        patience = self.given.config.federated.patience
-        self.roster.wait_for(present, patience, self.given.asked_to_stop)
+        """Ask the present nodes to prepare, and wait until they have."""
+        num_present = len(self.roster.present)
+        mechanism_digests = {
+            number: node_setup.mechanism.digest() for number, node_setup in self.setups.items()
+        }
+        self.roster.prepare(self.context.run_digest, self.round_plan.steps, mechanism_digests)
+        patience = self.context.config.federated.patience
+        self.roster.wait_for(num_present, patience, self.context.asked_to_stop)
 
     def save(self) -> None:
-        """Save the run, so that the same command goes on from here."""
+        """Save the run, so that the same command resumes it here."""
         self.ledger.sync()
         self.loop.save(self.ledger.position, self.roster.saved())
 
     def epsilon(self, rounds: int) -> float:
-        """Return the worst node's tight ε, without rounds that a killed run asked for ahead."""
-        rounds_asked = self.ledger.releases_before(rounds)
+        """Return the worst node's tight ε after `rounds` rounds.
+
+        This excludes rounds that a killed run requested beyond this one: the ledger has them, and
+        they count once this run reaches them.
+        """
+        counted_rounds = self.ledger.releases_before(rounds)
         return max(
-            self._epsilon_of(self.sizes[number], self.roster.spent(number, rounds_asked))
+            self._epsilon_of(self.sizes[number], self.roster.spent(number, counted_rounds))
             for number in self.roster.standings
         )
 
     def take(self, round_: int) -> bool:
-        """Ask the nodes for a round and take its step; return False if a signal came instead.
+        """Conduct one round; return False if a signal was received instead.
 
         Raises:
-            BudgetExceeded: a node has no budget for it; none was asked.
-            UserError: too few nodes are there or answered; the run is saved.
+            BudgetExceeded: the round would exceed a node's budget; no node was asked.
+            UserError: too few nodes are present, or too few answers are valid; the run is saved.
         """
-        roster, given = self.roster, self.given
-        patience = given.config.federated.patience
+        roster, context = self.roster, self.context
+        patience = context.config.federated.patience
         weights = {name: parameter.detach() for name, parameter in self.parameters.items()}
         weights_digest = messages.digest(weights)
         is_new = not self.ledger.holds(round_, weights_digest)
         if not self._is_affordable(self.ledger.releases + int(is_new)):
-            raise BudgetExceeded  # no node has to spend on a round that would not count
-        if not roster.wait_for(roster.least, patience, given.asked_to_stop):
-            self._stop({})
-        if given.asked_to_stop():
+            raise BudgetExceeded  # so that no node spends budget on a round that cannot complete
+        has_enough = roster.wait_for(roster.min_nodes, patience, context.asked_to_stop)
+        if context.asked_to_stop():
             return False
+        if not has_enough:
+            self._stop({})
         self.ledger.append(round_, weights_digest)
-        self.ledger.sync()  # before any node is asked
-        roster.asked = self.ledger.releases
+        self.ledger.sync()  # on disk before any node is asked, so that no round goes uncounted
+        roster.requested_rounds = self.ledger.releases
         answers = roster.round(messages.content({"round": round_}, weights), round_, patience)
         releases, reasons = valid_releases(roster, answers, round_, weights, self.limits)
-        if len(releases) < roster.least:
+        if len(releases) < roster.min_nodes:
             self._stop(reasons)
         for number in releases:
             roster.count_use(number)
-        expected = {
+        batch_sizes = {
             number: self.setups[number].plan.sampling.expected_batch_size for number in releases
         }
-        mean = weighed_mean(releases, expected)
+        mean = weighted_mean(releases, batch_sizes)
         descend(dict(self.setup.model.named_parameters()), self.setup.optimizer, mean)
         return True
 
     def _is_affordable(self, rounds: int) -> bool:
-        """True if every node can have taken the steps of so many rounds within the budget."""
-        last_round = self._asked_before + self.plan.steps
+        """Return whether `rounds` rounds are within every node's budget."""
+        # If every round of the plan had to be requested anew. It limits the accountant's search.
+        max_rounds = self._rounds_at_start + self.round_plan.steps
         for number, size in self.sizes.items():
-            allowed = self._affordable_of(size, self.roster.spent(number, last_round))
-            if allowed is not None and self.roster.spent(number, rounds) > allowed:
+            affordable = self._affordable_of(size, self.roster.spent(number, max_rounds))
+            if affordable is not None and self.roster.spent(number, rounds) > affordable:
                 return False
         return True
 
     def _stop(self, reasons: Mapping[int, str]) -> NoReturn:
-        """Save the run, and end it in one sentence."""
+        """Save the run, and stop it with the reasons why nodes are missing."""
         self.save()
         raise UserError(missing_message(self.roster, reasons))
 
@@ -303,40 +340,47 @@ def valid_releases(
     parameters: Mapping[str, Tensor],
     limits: Mapping[int, float],
 ) -> tuple[dict[int, dict[str, Tensor]], dict[int, str]]:
-    """Check the nodes' answers to a round.
+    """Check the nodes' answers to a round, and log why answers are dropped.
 
     Args:
-        parameters: tensors of the model's names, shapes and dtypes.
-        limits: the largest norm of each node's release.
+        roster: notes what the answers report of the nodes' ledgers.
+        answers: the answers, by the node's number.
+        round_: the round that was requested.
+        parameters: tensors with the names, shapes and dtypes of the model's parameters.
+        limits: the largest norm that each node's release can have; see `largest_release`.
 
     Returns:
-        the releases that count, by node, and why the others do not.
+        the valid releases, and the reasons why the other answers are dropped, by node.
     """
     releases, reasons = {}, {}
     for number, answer in sorted(answers.items()):
+        if answer.has_error():
+            reasons[number] = reason_of(answer)
+            continue
         try:
-            if answer.has_error():
-                raise Malformed(reason_of(answer))
-            values = messages.checked_values(answer, SPENT | {"round": int})
+            values = messages.checked_values(answer, LEDGER_VALUES | {"round": int})
             if values["round"] != round_:
-                raise Malformed(f"is to round {values['round']}, not to {round_}")
+                raise Malformed(f"is for round {values['round']}, not for round {round_}")
             release = messages.tensors_of(answer, parameters)
             norm = norm_of(release)
             if not math.isfinite(norm):
                 raise Malformed("is not finite")
             if norm > limits[number]:
-                most = f"{limits[number]:.3g}"
-                raise Malformed(f"has a norm of {norm:.3g}, and bound and noise allow {most}")
+                raise Malformed(
+                    f"has a norm of {norm:.3g}; clipping bound and noise allow at most "
+                    f"{limits[number]:.3g}"
+                )
             roster.note_ledger(number, values)
             releases[number] = release
         except Malformed as error:
-            reasons[number] = str(error) if answer.has_error() else f"its answer {error}"
-            roster.log_drop(number, reasons[number])
+            reasons[number] = f"its answer {error}"
+    for number, reason in reasons.items():
+        roster.log_drop(number, reason)
     return releases, reasons
 
 
 def norm_of(tensors: Mapping[str, Tensor]) -> float:
-    """Return the norm of all tensors together, in float64."""
+    """Return the joint L2 norm of all tensors, computed in float64."""
     norms = []
     for tensor in tensors.values():
         real = torch.view_as_real(tensor) if tensor.is_complex() else tensor
@@ -345,27 +389,29 @@ def norm_of(tensors: Mapping[str, Tensor]) -> float:
 
 
 def largest_release(mechanism: Mechanism, steps: int) -> float:
-    """Return a norm that no honest node's sum of so many gradients exceeds.
+    """Return an upper bound on the norm of an honest node's release, the sum of `steps` gradients.
 
-    All examples are drawn at their bound in one direction, and noise is ten deviations over its
-    usual norm; twice that, for roundings. Without a bound it is what optimisers can square.
+    In the worst case, every example is drawn and has its largest norm, all in one direction. The
+    noise of k reals has a norm of about √k standard deviations; ten more are allowed. The bound is
+    twice the sum, to allow for rounding, and at most `MAX_NORM`, also without clipping.
     """
     sampling = mechanism.sampling
     bounds = [block.bound for block in mechanism.blocks]
     bound = bounds[0] if mechanism.joint else math.hypot(*bounds)
-    noise = []
+    noise_norms = []
     for block in mechanism.blocks:
-        numbers = 2 * math.prod(block.shape)
-        noise.append(block.std * (math.sqrt(numbers) + 10))
-    most = sampling.records * bound + math.hypot(*noise)
-    return min(2 * steps * most / sampling.expected_batch_size, SQUARED)
+        num_reals = 2 * math.prod(block.shape)  # as if every block were complex
+        noise_norms.append(block.std * (math.sqrt(num_reals) + 10))
+    largest_sum = sampling.records * bound + math.hypot(*noise_norms)
+    return min(2 * steps * largest_sum / sampling.expected_batch_size, MAX_NORM)
 
 
 def missing_message(roster: Roster, reasons: Mapping[int, str]) -> str:
-    """Return why a round failed, in one sentence.
+    """Return the error message of a round with too few valid answers.
 
     Args:
-        reasons: why answers are not used, by node.
+        roster: knows why absent nodes are refused.
+        reasons: why answers to this round were dropped, by node.
     """
     all_reasons = {}
     for number, reason in roster.refusals().items():
@@ -373,32 +419,35 @@ def missing_message(roster: Roster, reasons: Mapping[int, str]) -> str:
             all_reasons[number] = reason
     all_reasons |= reasons
     parts = [f"node {number}: {reason}" for number, reason in all_reasons.items()]
-    silent = set(range(roster.nodes)) - roster.present.keys() - all_reasons.keys()
+    silent = set(range(roster.num_nodes)) - roster.present.keys() - all_reasons.keys()
     if silent:
-        parts.append(f"no answer of node {', '.join(map(str, sorted(silent)))}")
+        parts.append(f"no answer from node {', '.join(map(str, sorted(silent)))}")
     return (
-        f"too few nodes answered ({'; '.join(parts)}), and federated.min_nodes asks for "
-        f"{roster.least} of {roster.nodes}. Everything is saved, and every step is counted: the "
-        "same command continues."
+        f"too few nodes answered ({'; '.join(parts)}): federated.min_nodes requires "
+        f"{roster.min_nodes} of {roster.num_nodes}. The run is saved, and every step is counted. "
+        "Run the same command to continue."
     )
 
 
-def weighed_mean(
+def weighted_mean(
     releases: Mapping[int, Mapping[str, Tensor]],
-    batches: Mapping[int, float],
+    batch_sizes: Mapping[int, float],
 ) -> dict[str, Tensor]:
-    """Return Σ mᵢ gᵢ / Σ mᵢ over nodes in order of number; mᵢ is a node's expected batch."""
-    total = sum(batches.values())
+    """Return Σ mᵢ gᵢ / Σ mᵢ over the nodes, where mᵢ is a node's expected batch size.
+
+    The nodes are summed in the order of their numbers, so that the rounding is reproducible.
+    """
+    total = sum(batch_sizes.values())
     mean: dict[str, Tensor] = {}
     for number in sorted(releases):
         for name, gradient in releases[number].items():
-            weighed = gradient * (batches[number] / total)
-            mean[name] = mean[name] + weighed if name in mean else weighed
+            weighted = gradient * (batch_sizes[number] / total)
+            mean[name] = mean[name] + weighted if name in mean else weighted
     return mean
 
 
-# What a node's line in the record holds, beside each ε.
-LISTED = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
+# The keys of a node's entry in the record, in addition to every `epsilon_*` key.
+NODE_KEYS = ("noise_multiplier", "z", "steps", "unconfirmed", "sampling", "ledger")
 
 
 def account_nodes(
@@ -407,12 +456,16 @@ def account_nodes(
     repeatable: bool,
     unit: str,
 ) -> dict[str, Any]:
-    """Return the record's section on privacy: the worst node's, as a patient is at one node alone.
+    """Return the record's section on privacy.
+
+    It is that of the worst node, because each patient is at one node only, with an entry for every
+    node under `nodes`.
 
     Args:
-        setups: what each node trains with.
-        repeatable: noise is seeded.
-        unit: who owns examples.
+        roster: the nodes, and the steps that each can have taken.
+        setups: each node's setup, by its number.
+        repeatable: whether the noise is seeded, so that a step can be repeated.
+        unit: the kind of owner, such as "patient".
     """
     reports = _report_nodes(roster, setups, repeatable, unit)
     worst = max(reports.values(), key=lambda report: report["epsilon_tight"])
@@ -429,11 +482,11 @@ def account_nodes(
     privacy["composition"] = "parallel: the worst node's"
     privacy["nodes"] = []
     for number, report in reports.items():
-        line = {"node": number, "answers": roster.standings[number].answers}
+        entry = {"node": number, "answers": roster.standings[number].answers}
         for key, value in report.items():
-            if key in LISTED or key.startswith("epsilon_"):
-                line[key] = value
-        privacy["nodes"].append(line)
+            if key in NODE_KEYS or key.startswith("epsilon_"):
+                entry[key] = value
+        privacy["nodes"].append(entry)
     return privacy
 
 
@@ -443,7 +496,7 @@ def _report_nodes(
     repeatable: bool,
     unit: str,
 ) -> dict[int, dict[str, Any]]:
-    """Return each node's section on privacy, by its mechanism and the server's count."""
+    """Return each node's section on privacy, for the steps that the server counts."""
 
     @cache
     def report(
@@ -453,13 +506,17 @@ def _report_nodes(
     ) -> dict[str, Any]:
         return privacy_report(setups[number], Tally(repeatable, releases), examples, unit)
 
-    # Nodes with one mechanism have one ε.
-    first_with = {setups[number].mechanism: number for number in sorted(setups, reverse=True)}
+    # Nodes with the same mechanism share a report, so that the cache computes their ε once.
+    first_with: dict[Mechanism, int] = {}
+    for number in sorted(setups):
+        first_with.setdefault(setups[number].mechanism, number)
     reports = {}
     for number, standing in sorted(roster.standings.items()):
         setup, spent = setups[number], roster.spent(number)
         examples = standing.examples_per_patient
-        if not setup.config.privacy.by_patient:  # else `records` counts patients
+        counts_patients = setup.config.privacy.by_patient
+        if not counts_patients:
+            # `records` counts examples, so that one patient cannot have more than all of them.
             examples = min(examples, standing.records)
         reports[number] = {
             **report(first_with[setup.mechanism], spent, examples),

@@ -20,8 +20,8 @@ from zdp_bench.training import distributed
 from zdp_bench.training.run import Watcher
 from zdp_bench.training.run_folder import Outcome
 
-SERVER = 1  # Flower's number of the server, and of its one run and task
-FIRST = 2  # that of node 0
+SERVER = 1  # Flower's id of the server, and of its only run and task
+FIRST = 2  # Flower's id of node 0
 
 
 def run_simulated(
@@ -30,9 +30,11 @@ def run_simulated(
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Run a federation on this machine; `training.run` calls it for a recipe with nodes."""
+    """Run a federation on this machine; `training.run` calls it if `federated.nodes` is set."""
     if distributed.is_distributed():
-        raise UserError("federated.nodes: torchrun carries out central runs only.")
+        raise UserError(
+            "federated.nodes: a federated run cannot be distributed; start it without torchrun."
+        )
     if config.federated.patients == "own":
         raise UserError(
             "federated.patients=own: each node reads its own data root, so each needs a SuperNode; "
@@ -41,25 +43,29 @@ def run_simulated(
     return run_federation(run_serially, config, watcher, device, wait)
 
 
-def run_serially(given: ServerContext) -> Document:
-    """Run server and nodes in this process: a message is answered when it is sent."""
-    identify()
-    config = given.config
-    with open_site(given.run, Site(config, given.data, given.device)):
-        grid = SerialGrid(client_app(config, given.run), config.federated.nodes or 1)
-        return conduct(cast(Grid, grid), given)
+def run_serially(context: ServerContext) -> Document:
+    """Run the server and all nodes in this process; a node answers a message when it is sent."""
+    set_sender()
+    config = context.config
+    with open_site(context.run_digest, Site(config, context.data, context.device)):
+        app = client_app(config, context.run_digest)
+        grid = SerialGrid(app, config.federated.nodes or 1)
+        return conduct(cast(Grid, grid), context)
 
 
-def identify() -> None:
-    """Set the sender that Flower writes into messages: this run, the server."""
+def set_sender() -> None:
+    """Make the server the sender that Flower writes into messages."""
     TaskIdentity.run_id = TaskIdentity.node_id = TaskIdentity.task_id = SERVER
 
 
 class SerialGrid:
-    """Nodes in this process, one after the other: as much of Flower's grid as a server uses."""
+    """Nodes that run in this process, one after the other.
 
-    def __init__(self, answering: ClientApp, nodes: int) -> None:
-        self._app = answering
+    It implements the methods of Flower's `Grid` that the server uses.
+    """
+
+    def __init__(self, app: ClientApp, nodes: int) -> None:
+        self._app = app
         self._answers: dict[str, Message] = {}
         self._sent = 0
         self._contexts = {}
@@ -72,18 +78,18 @@ class SerialGrid:
         return list(self._contexts)
 
     def push_messages(self, messages: Iterable[Message]) -> Iterable[str]:
-        pushed = []
+        message_ids = []
         for message in messages:
             self._sent += 1
-            name = str(self._sent)
-            message.metadata.__dict__["_message_id"] = name
+            message_id = str(self._sent)
+            message.metadata.__dict__["_message_id"] = message_id  # Flower has no public setter
             context = self._contexts[message.metadata.dst_node_id]
-            self._answers[name] = reply_to(self._app, message, context)
-            pushed.append(name)
-        return pushed
+            self._answers[message_id] = reply_to(self._app, message, context)
+            message_ids.append(message_id)
+        return message_ids
 
     def pull_messages(self, message_ids: Iterable[str]) -> Iterable[Message]:
-        return [self._answers.pop(name) for name in message_ids if name in self._answers]
+        return [self._answers.pop(key) for key in message_ids if key in self._answers]
 
     def send_and_receive(
         self,
