@@ -95,9 +95,9 @@ def test_the_path_of_the_file_names_it_too(
         (["no_such_script:right"], "module 'no_such_script' not found"),
         (["./none.py:right"], "module 'none' not found"),
         (["own_training:rigth"], "function 'rigth' is not known. Did you mean 'right'"),
-        (["lacks_claim:right"], "lacks_claim: has no CLAIMED"),
+        (["lacks_claim:right"], "lacks_claim: CLAIMED is not defined"),
         (["lacks_package:right"], "module 'no_such_package' not found"),
-        (["own_training:right", "seed=1"], "own_training:right: a script's function is audited"),
+        (["own_training:right", "seed=1"], "own_training:right: audit a script's function without"),
         (["own_training:right", "--runs", "3"], "must be at least 40"),
     ],
 )

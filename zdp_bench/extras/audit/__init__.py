@@ -1,29 +1,28 @@
-"""Attacks that bound ε from below: what an adversary learns from one release, or from a whole run.
+"""Audit: attacks on one release or on a whole run, which bound ε from below.
 
-An accountant bounds ε from above if the code does what the proof assumes. An attack needs no such
-assumption: if it tells two neighbours apart better than (ε, δ) allows, the claim is false, and the
-audit flags it with the stated confidence. An attack that fails proves nothing; 'passes' means 'not
-caught'.
+An accountant bounds ε from above, provided that the code does what the proof assumes. An attack
+needs no such assumption: if it distinguishes two neighbouring data sets better than (ε, δ) allows,
+the claim is false, and the audit flags it with the stated confidence. An attack that fails proves
+nothing: 'passes' means 'not caught'.
 
-    one release   The adversary sees many releases of each of two neighbouring sums, and tests along
-                  the direction with the least noise, by distances, and by exactly equal numbers;
-                  see `release.py`. Clopper-Pearson bounds on its hits and false alarms give the
-                  bound on ε. It does not know what is wrong with the mechanism.
-    one run       A fair coin puts each of m canaries in the training set or not; the adversary
-                  guesses for those it is surest of and abstains for the rest (Steinke, Nasr &
-                  Jagielski 2023, "Privacy auditing with one (1) training run"). Gradient canaries
-                  are worst-case contributions of exactly the bound, seen by an adversary who knows
-                  every other example and reads every release.
+    one release   The adversary sees many releases of each of two neighbouring sums, without knowing
+                  what is wrong with the mechanism. It tests the projection on the direction with
+                  the least noise, distances, and exactly equal numbers; see `release.py`.
+                  Clopper-Pearson bounds on its hits and false alarms bound ε.
+    one run       Each of m canaries is included in the training set with probability 1/2. The
+                  adversary guesses for the canaries with the most extreme scores, and abstains for
+                  the others (Steinke, Nasr & Jagielski 2023, "Privacy auditing with one (1)
+                  training run"). Gradient canaries are worst-case contributions, whose norm is
+                  exactly the bound. The adversary knows all other examples and sees every release.
+    many runs     `step` runs third-party training code many times on each of two neighbouring data
+                  sets, and distinguishes them as for one release.
 
-    many runs     `step` runs a function of somebody else's on two neighbours, many times each, and
-                  tests which is which as for one release.
-
-Every registered algorithm can be audited: the attacks need its mechanism, and run its private
+Every registered algorithm can be audited: the attacks need only its mechanism and its private
 steps.
 
     release.py   the attack on one release
-    recipe.py    the attacks on a recipe: its release, and one run
-    foreign.py   `step`, on a function of somebody else's
-    script.py    finds that function in a script, for `zdp-bench audit my_script:function`
-    examples/    scripts to copy, sound and broken
+    recipe.py    the attacks on a recipe: on its release, and on one run
+    foreign.py   `step`, the attack on third-party training code
+    script.py    finds the function to attack for `zdp-bench audit my_script:function`
+    examples/    scripts to copy, correct and faulty
 """

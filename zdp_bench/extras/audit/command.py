@@ -1,5 +1,5 @@
-"""Attack a recipe's mechanism and run, which gives a lower bound on ε. Exits with 1 if an attack
-refutes the claimed ε.
+"""Attack a recipe's mechanism and run for a lower bound on ε. Exits with 1 if an attack refutes the
+claimed ε.
 
 With `my_script:function` instead of a recipe, attack your own private training, written with any
 library; docs/audit_own.md describes what the function takes and returns.
@@ -43,14 +43,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         type=int,
         default=1000,
         metavar="N",
-        help="at most N steps of the run (default 1000)",
+        help="attack at most the first N steps of the run (default 1000)",
     )
     parser.add_argument(
         "--runs",
         type=int,
         default=400,
         metavar="R",
-        help="runs of my_script:function, with and without the canary (default 400)",
+        help="runs of my_script:function, each with and without the canary (default 400)",
     )
     add_format(parser)
 
@@ -60,7 +60,7 @@ def run(options: argparse.Namespace) -> int:
 
     scripts = [word for word in options.overrides if ":" in word and "=" not in word]
     if scripts and len(options.overrides) > 1:
-        raise UserError(f"{scripts[0]}: a script's function is audited alone.")
+        raise UserError(f"{scripts[0]}: audit a script's function without other arguments.")
     with console().status("attacking ..."):
         if scripts:
             from zdp_bench.extras.audit.script import audit_script

@@ -1,17 +1,19 @@
-"""Attack training code of others: any function from examples and a seed to what it releases.
+"""Attack third-party training code: any function that maps examples and a seed to its releases.
 
-The function runs many times on each of two neighbouring lists of examples: without a canary, and
-with it. Runs of their own teach the attack what to look at, and the rest test it:
+The function runs many times on each of two neighbouring lists of examples, without and with a
+canary. Some runs fit the attack, and the others test it:
 
-    canary        of a few loud examples, the one that moves the release furthest, unless given
-    direction     the mean difference of what two runs with one seed release
-    test          along the direction in each tensor, complex ones by part; by the distance from 0
-                  and from the mean release; by numbers and updates that are exactly those of other
-                  runs or steps. `release.py` learns how to weigh them, δ, and a threshold
-    bound         Clopper-Pearson on hits and false alarms, in runs that taught nothing
+    canary      a given example, or the one of a few with large gradients that moves the release
+                furthest
+    direction   the mean difference of the releases of two runs with the same seed
+    features    each tensor's projection on the direction, with real and imaginary parts separate;
+                distances from 0 and from the mean release; the numbers of values and updates that
+                are exactly those of other runs or steps
+    test        the features' weights, δ and the threshold, which `release.py` fits
+    bound       Clopper-Pearson bounds on hits and false alarms in runs that were not used to fit
 
-One step is attacked like a whole run: the adversary sees what the function returns, and no
-more.
+A single step is attacked in the same way as a whole run: the adversary sees what the function
+returns, and nothing else.
 """
 
 from __future__ import annotations
@@ -40,15 +42,15 @@ from zdp_bench.privacy.mechanism import Mechanism, Sampling
 from zdp_bench.privacy.noise import stream
 
 Example = tuple[Any, Any]
-# (examples, seed) -> the tensors that leave the training, by name
+# (examples, seed) -> the released tensors, by name
 MakeStep = Callable[[list[Example], int], Mapping[str, Tensor]]
-Release = dict[str, np.ndarray]  # [entries] each, float64
+Release = dict[str, np.ndarray]  # each float64, [entries]
 
 RUNS = 400  # of each neighbour
-TRIED = 4  # pairs of runs for each canary that is tried
-PARTS = 16  # tensors that get a feature of their own; the others share one
-COMPARED = 64  # tensors that are held against each other
-# A mechanism claims an ε for every δ. Few runs refute most in the middle of that curve.
+CANARY_RUNS = 4  # pairs of runs that try a candidate for the canary
+MAX_FEATURES = 16  # tensors with a feature of their own; all others share one
+MAX_COMPARED = 64  # tensors whose moves are compared, because the number of pairs is quadratic
+# A mechanism claims an ε for every δ. With few runs, a medium δ is the easiest to refute.
 DELTAS = (1e-5, 0.01, *(twentieth / 20 for twentieth in range(1, 20)))
 FORMS = (
     "claimed: give {'epsilon': ..., 'delta': ...}, "
@@ -69,46 +71,51 @@ def step(
 ) -> Finding:
     """Return the finding of an attack on a private training step, or on a whole private training.
 
-    The finding is 'flagged' if the attack shows more than the claimed ε. If the claim is true, that
-    happens with probability 1 − confidence at most, whatever the function does. 'passes' means 'not
+    The finding is 'flagged' if the lower bound on ε exceeds the claimed ε. A true claim is flagged
+    with probability 1 − confidence at most, whatever the function does. 'passes' means 'not
     caught'.
 
     Args:
-        make_step: (list of (x, y), seed) -> tensors by name, such as a `state_dict`: all that the
-            claim says may be seen. It must take lists of any length, start from the same weights
-            whatever the seed, and draw batches and noise from the seed.
-        examples: the other examples, (x, y) each; the adversary knows them.
-        claimed: {"epsilon", "delta"}, or {"noise_multiplier", "sample_rate", "steps"}, which claims
-            an ε for every δ and is easier to refute; see `StatedClaim.read`.
-        canary: the example that is in one of the two neighbours; by default a loud one is chosen.
-            A list of them comes and goes as one: a patient's, of whom the claim then is.
-        instead: what stands in its place in the other; by default nothing.
-        runs: of each neighbour. A few hundred find coarse faults, thousands find fine ones.
-        seed: of the attack; the same seed gives the same finding.
+        make_step: (list of (x, y), seed) -> tensors by name, such as a `state_dict`: everything
+            that an adversary may see under the claim. It must accept lists of any length, start
+            from the same weights for every seed, and draw batches and noise from the seed.
+        examples: the examples (x, y) that both neighbours have, and that the adversary knows.
+        claimed: {"epsilon", "delta"}, or {"noise_multiplier", "sample_rate", "steps"}. The second
+            form claims an ε for every δ, which is easier to refute; see `StatedClaim.read`.
+        canary: the example that only one of the neighbours has. A list of examples, such as all of
+            a patient, is added as a whole; the claim is then about the patient. Default: one of
+            several examples with large gradients.
+        instead: the example that the canary replaces. Default: none, so the canary is added.
+        runs: the number of runs of each neighbour. A few hundred find large faults, thousands find
+            small ones.
+        confidence: the confidence of the lower bound on ε.
+        seed: the seed of the attack. The same seed gives the same finding.
+        name: the name of the finding's case. Default: the name of the function.
 
     Raises:
-        UserError: the claim or a number is wrong, or the function does not return finite tensors
-            with the same names and shapes in every run.
+        UserError: the claim or an argument is invalid, or the function does not return finite
+            tensors with the same names and shapes in every run.
     """
     require(runs >= 40, "runs", runs, "must be at least 40")
     require(0.5 <= confidence < 1, "confidence", confidence, "must lie in [0.5, 1)")
     require(len(examples) > 0, "examples", [], "must not be empty")
     claim = StatedClaim.read(claimed, replaced=instead is not None)
-    rest = [*examples]
-    neighbour = rest if instead is None else [*rest, instead]
+    known = [*examples]
+    neighbour = known if instead is None else [*known, instead]
     rng = np.random.default_rng(stream(seed, "audit", "step"))
     # Thousands of runs would repeat one warning thousands of times.
     with warnings.catch_warnings(action="ignore"):
         if canary is None:
-            canary = _choose_canary(make_step, rest, neighbour, rng)
+            canary = _choose_canary(make_step, known, neighbour, rng)
         added = canary if isinstance(canary, list) else [canary]
-        without, with_it = _watch(make_step, neighbour, [*rest, *added], runs, rng)
+        without, with_it = _extract_features(make_step, neighbour, [*known, *added], runs, rng)
     curve = {delta: claim.epsilon(delta) for delta in claim.deltas}
-    tested = runs - runs // 4
+    # Of all runs, a quarter gave the direction, a quarter fits the tests, and half tests.
+    num_views = runs - runs // 4
     bound, delta, evidence = best_bound(
         without,
         with_it,
-        tested // 3,
+        num_views // 3,
         confidence,
         lambda scores, _: sharpest_test(scores, curve),
         curve.__getitem__,
@@ -124,17 +131,18 @@ def step(
     )
 
 
-def _watch(
+def _extract_features(
     make_step: MakeStep,
     neighbour: list[Example],
     with_canary: list[Example],
     runs: int,
     rng: np.random.Generator,
 ) -> tuple[Views, Views]:
-    """Return what the attack looks at in three quarters of the runs, without the canary and with.
+    """Return the features of three quarters of the runs, without and with the canary.
 
-    The first quarter is pairs of runs that share a seed, and with it their noise if the function
-    follows its seed: their mean difference is the direction.
+    The first quarter determines what the features are. Its runs come in pairs with the same seed,
+    and therefore the same noise if the function draws it from the seed, so that the mean of their
+    differences is mostly the canary's effect.
     """
     centre, move = Mean(), Mean()
     repeated_without, repeated_with_it = Repeated(), Repeated()
@@ -151,12 +159,12 @@ def _watch(
         [repeated_without.value, repeated_with_it.value],
     )
 
-    def look(examples: list[Example]) -> Views:
+    def extract_views(examples: list[Example]) -> Views:
         seeds = _draw_seeds(runs - runs // 4, rng)
         views = [features.of(released(make_step, examples, seed)) for seed in seeds]
         return {name: np.array([view[name] for view in views]) for name in SHARES}
 
-    return look(neighbour), look(with_canary)
+    return extract_views(neighbour), extract_views(with_canary)
 
 
 def _draw_seeds(count: int, rng: np.random.Generator) -> list[int]:
@@ -165,30 +173,31 @@ def _draw_seeds(count: int, rng: np.random.Generator) -> list[int]:
 
 def _choose_canary(
     make_step: MakeStep,
-    rest: list[Example],
+    known: list[Example],
     neighbour: list[Example],
     rng: np.random.Generator,
 ) -> Example:
-    """Return the candidate that moves the release furthest, by ‖Σd‖ over a few pairs of runs.
+    """Return the candidate that moves the release furthest, by the norm of the summed differences.
 
-    Noise that does not cancel in a pair adds the same to all; one that makes noise vanish moves it.
+    Noise that does not cancel in a pair of runs adds about the same to every candidate, unless a
+    candidate makes the noise vanish, which is then a move that is found.
     """
-    seeds = _draw_seeds(TRIED, rng)
+    seeds = _draw_seeds(CANARY_RUNS, rng)
     bases = [released(make_step, neighbour, seed) for seed in seeds]
 
     def measure_move(canary: Example) -> float:
         moves = []
         for seed, base in zip(seeds, bases, strict=True):
-            release = released(make_step, [*rest, canary], seed)
+            release = released(make_step, [*known, canary], seed)
             move = _subtract(release, base)
             moves.append(np.concatenate(list(move.values())))
         return float(np.linalg.norm(np.sum(moves, axis=0)))
 
-    return max(_list_candidates(rest, rng), key=measure_move)
+    return max(_list_candidates(known, rng), key=measure_move)
 
 
 def _list_candidates(examples: list[Example], rng: np.random.Generator) -> Iterator[Example]:
-    """Yield an example, and noise of its shape, at two scales and with up to three targets each."""
+    """Yield an example and noise of its shape, at two scales and with up to three targets."""
     first, _ = examples[0]
     inputs = [first]
     if isinstance(first, Tensor) and (first.is_floating_point() or first.is_complex()):
@@ -201,7 +210,7 @@ def _list_candidates(examples: list[Example], rng: np.random.Generator) -> Itera
             yield x, target
 
 
-# ------------------------------------------------------------------------------ what is released
+# -------------------------------------------------------------------------------------- releases
 
 
 def released(
@@ -209,13 +218,13 @@ def released(
     examples: list[Example],
     seed: int,
 ) -> Release:
-    """Run the function once.
+    """Run the function once, and return its tensors.
 
     Returns:
-        its tensors, flat in float64; complex ones as two parts, `name.real` and `name.imag`.
+        flat float64 arrays by name; a complex tensor is two of them, `name.real` and `name.imag`.
 
     Raises:
-        UserError: it returns something other than finite tensors by name.
+        UserError: the function does not return finite tensors by name.
     """
     result = make_step([*examples], seed)
     if not isinstance(result, Mapping):
@@ -231,8 +240,8 @@ def released(
         tensor = torch.as_tensor(value).detach().cpu()
         if not torch.isfinite(tensor).all():
             raise UserError(
-                f"make_step: '{name}' contains values that are not finite, so nothing can be "
-                "measured; clip what overflows, or use a smaller canary."
+                f"make_step: '{name}' contains values that are not finite, so it cannot be "
+                "measured; clip values that overflow, or use a smaller canary."
             )
         if tensor.is_complex():
             release[f"{name}.real"] = _flatten(tensor.real)
@@ -254,7 +263,7 @@ def _subtract(release: Release, base: Release) -> Release:
 
 
 class Mean:
-    """The mean of releases that are seen one after the other."""
+    """The running mean of releases."""
 
     def __init__(self) -> None:
         self.count = 0
@@ -269,7 +278,7 @@ class Mean:
 
 
 class Repeated:
-    """The last value that each entry took in two consecutive releases, or NaN."""
+    """The most recent value that each entry had in two consecutive releases, or NaN."""
 
     def __init__(self) -> None:
         self.last: Release = {}
@@ -285,13 +294,13 @@ class Repeated:
 
 @dataclass(frozen=True)
 class Features:
-    """What the attack looks at in a release: projections, distances and atoms.
+    """The features of a release: projections, distances and atoms (see `release.py`).
 
     Attributes:
-        directions: of length 1 in each tensor, or 0.
+        directions: the mean move in each tensor, normalised to length 1 in each feature.
         centre: the mean release without the canary.
-        repeated: values that come again, without the canary and with it.
-        feature_of: the number of each tensor's projection.
+        repeated: each entry's repeated value, without the canary and with it; see `Repeated`.
+        feature_of: the index of the feature that a tensor's projection adds to, by name.
     """
 
     directions: Release
@@ -305,21 +314,24 @@ class Features:
         centre: Release,
         repeated: Sequence[Release],
     ) -> Features:
-        """Look along the mean move in each tensor; those that move least share a feature."""
+        """Return features that project each tensor on its mean move.
+
+        The tensors that move least share a feature.
+        """
         lengths = {name: float(np.linalg.norm(value)) for name, value in move.items()}
         order = sorted(move, key=lambda name: -lengths[name])
-        shared = [lengths[name] for name in order[PARTS:]]
+        shared = [lengths[name] for name in order[MAX_FEATURES:]]
         shared_length = float(np.linalg.norm(shared))
         directions, feature_of = {}, {}
         for name, value in move.items():
-            feature_of[name] = min(order.index(name), PARTS)
-            length = lengths[name] if feature_of[name] < PARTS else shared_length
+            feature_of[name] = min(order.index(name), MAX_FEATURES)
+            length = lengths[name] if feature_of[name] < MAX_FEATURES else shared_length
             directions[name] = value / (length or 1.0)
         return Features(directions, centre, repeated, feature_of)
 
     def of(self, release: Release) -> Mapping[str, Any]:
-        """Return the features of each view."""
-        projections = np.zeros(min(len(self.directions), PARTS + 1))
+        """Return the features of a release, by view (the keys of `SHARES`)."""
+        projections = np.zeros(min(len(self.directions), MAX_FEATURES + 1))
         square_from_zero, square_from_centre = 0.0, 0.0
         for name, distance in _subtract(release, self.centre).items():
             value = release[name]
@@ -335,7 +347,7 @@ class Features:
 
 
 def _count_equal(release: Release, values: Release) -> int:
-    """Return how many entries are exactly the given ones."""
+    """Return how many entries of a release are exactly equal to `values`."""
     count = 0
     for name, value in values.items():
         count += int((release[name] == value).sum())
@@ -343,20 +355,22 @@ def _count_equal(release: Release, values: Release) -> int:
 
 
 def _count_equal_moves(release: Release) -> int:
-    """Return how many pairs of tensors are as far apart as another pair.
+    """Return how many pairs of tensors have the same difference as another pair.
 
-    Updates that are equal in every step move the weights, or are, equally far apart.
+    If a function returns the weights after each step, an update that occurs twice makes two such
+    differences equal. Tensors are compared by a fixed linear function, to 0 as well, so that equal
+    updates are found if the function returns the updates themselves.
     """
     marks = [0.0]
-    for value in [*release.values()][:COMPARED]:
+    for value in [*release.values()][:MAX_COMPARED]:
         weights = np.cos(np.arange(len(value)))
         marks.append(float(value @ weights))
-    moves = np.subtract.outer(marks, marks)[np.triu_indices(len(marks), 1)]
-    (repeats,) = count_repeats(moves[None])
+    differences = np.subtract.outer(marks, marks)[np.triu_indices(len(marks), 1)]
+    (repeats,) = count_repeats(differences[None])
     return int(repeats)
 
 
-# ------------------------------------------------------------------------------ what is claimed
+# --------------------------------------------------------------------------------------- claims
 
 
 @dataclass(frozen=True)
@@ -365,8 +379,8 @@ class StatedClaim:
 
     Attributes:
         text: the claim in words.
-        epsilon: δ -> the ε that is claimed for it.
-        deltas: for which the claim holds.
+        epsilon: δ -> the ε that is claimed at this δ.
+        deltas: the values of δ at which the claim is tested.
     """
 
     text: str
@@ -375,16 +389,18 @@ class StatedClaim:
 
     @staticmethod
     def read(claimed: Mapping[str, float], replaced: bool = False) -> StatedClaim:
-        """Read the claim as a script states it.
+        """Return the claim that a script states.
 
         Args:
-            claimed: epsilon and delta; or noise_multiplier (σ, the noise over the bound of one
-                example), sample_rate (default 1) and steps (default 1) of DP-SGD.
-            replaced: neighbours differ by a replaced example, not by an added one. A mechanism's
-                batches are then of a fixed size, drawn without replacement; else Poisson.
+            claimed: `epsilon` and `delta`; or, for DP-SGD, `noise_multiplier` (σ, the noise's
+                standard deviation divided by the clipping norm), `sample_rate` (default 1) and
+                `steps` (default 1).
+            replaced: if True, neighbours differ by a replaced example rather than an added one. A
+                mechanism's batches then have a fixed size and are drawn without replacement;
+                otherwise they are Poisson samples.
 
         Raises:
-            UserError: it has neither form, or a number is out of its range.
+            UserError: the claim has neither form, or a number is out of range.
         """
         keys = set(claimed) if isinstance(claimed, Mapping) else set()
         if keys == {"epsilon", "delta"}:
@@ -399,7 +415,7 @@ class StatedClaim:
         )
         require(0 < rate <= 1, "claimed sample_rate", rate, "must lie in (0, 1]")
         require(steps >= 1, "claimed steps", steps, "must be at least 1")
-        # Only the rate matters here, not how many examples there are.
+        # ε depends on the sampling rate, not on the number of examples, so any number will do.
         sampling = Sampling("uniform" if replaced else "poisson", rate, 1.0, 1)
         mechanism = Mechanism.of_z(sigma / sampling.shift, sampling)
         plural = "s" if steps > 1 else ""

@@ -1,7 +1,8 @@
-"""Attack a recipe: one release of its mechanism, in full size, and its whole run.
+"""Attack a recipe: one full-size release of its mechanism, and its whole run.
 
-For the whole run a fair coin puts each canary in the training set or not, and the adversary guesses
-which. Canaries are worst-case contributions, and the adversary reads every release.
+In the attack on the whole run, each canary is included in the training set with probability 1/2,
+and the adversary guesses which are. Canaries are worst-case contributions, and the adversary sees
+every release.
 """
 
 from __future__ import annotations
@@ -36,8 +37,8 @@ from zdp_bench.training.setup import Setup
 from zdp_bench.training.step import Training, arguments_of, private_step
 from zdp_bench.training.total import Total
 
-CANARIES = 1000  # of the attack on a whole run; fewer if the model or the data is too small
-MEDIAN_SQUARE = 0.45494  # of N(0, 1)²
+CANARIES = 1000  # in the attack on a whole run; fewer if the model or the data is too small
+MEDIAN_SQUARE = 0.45494  # the median of the square of a standard normal variable
 
 
 @dataclass(frozen=True)
@@ -45,8 +46,8 @@ class Subject(Setup):
     """A recipe's run, ready for its first step.
 
     Attributes:
-        key: seeds batches and noise, as a run's key does, but gives other streams than the run's
-            own: an audit's releases of the same data must not be subtracted from those of the run.
+        key: the key that seeds batches and noise. It differs from the run's own key: with the same
+            noise, subtracting an audit's releases from the run's would cancel the noise.
     """
 
     key: str
@@ -56,7 +57,7 @@ class Subject(Setup):
         """Set up the run of a recipe.
 
         Raises:
-            UserError: it is a federation, draws several views of an example, or has ε = ∞.
+            UserError: the recipe is federated, draws several views of an example, or has ε = ∞.
         """
         require_central(config, "audit")
         if config.trainer.augmentations:
@@ -77,15 +78,16 @@ class Subject(Setup):
 
     @property
     def units(self) -> int:
-        """How many examples or, with `privacy.unit=patient`, patients a step draws from."""
+        """The number of examples, or of patients if they are the unit, that a step samples from."""
         return len(self.data.train) if self.patients is None else self.patients.count
 
     @property
     def replaces(self) -> bool:
-        """True if neighbours differ by a replaced example, not by an added one."""
+        """Whether neighbours differ by a replaced example, rather than by an added one."""
         return self.mechanism.sampling.shift == 2
 
     def rng(self, purpose: str) -> np.random.Generator:
+        """Return a generator of the audit, seeded by the recipe's seed and the purpose."""
         return np.random.default_rng(stream(self.config.seed, "audit", purpose))
 
 
@@ -93,15 +95,15 @@ class Subject(Setup):
 
 
 class Coordinates:
-    """Maps a mechanism's blocks to one real vector and back, isometrically.
+    """An isometric map between a mechanism's blocks and one real vector.
 
-    A canary of norm C in the vector is a contribution of norm C. A complex entry is two
-    coordinates. A block with hermitian noise becomes the real signal whose spectrum it is: only
-    such spectra can occur.
+    A vector of norm C is a contribution of norm C. A complex entry has two coordinates. A block
+    with Hermitian noise is mapped to the real signal with that spectrum, because only such spectra
+    occur.
 
     Attributes:
-        starts, sizes: of each block in the vector.
-        size: of the vector.
+        starts, sizes: where each block begins in the vector, and its number of coordinates.
+        size: the number of coordinates of the vector.
     """
 
     def __init__(self, mechanism: Mechanism) -> None:
@@ -125,12 +127,12 @@ class Coordinates:
     def add(
         self,
         vector: Tensor,
-        to: dict[str, Tensor],
+        sums: dict[str, Tensor],
     ) -> None:
-        """Add a vector, [size], to the blocks' tensors."""
+        """Add a vector, [size], to the blocks' tensors in place."""
         for block, start, size in zip(self.blocks, self.starts, self.sizes, strict=True):
-            total = to[block.name]
-            # A copy: torch may crash on a complex view of memory that is not aligned for it.
+            total = sums[block.name]
+            # Copy, because PyTorch may crash on a complex view of memory that is not aligned.
             part = vector[start : start + size].to(total.real.dtype, copy=True)
             if _count_parts(block) == 2:
                 part = torch.view_as_complex(part.view(*block.shape, 2))
@@ -140,7 +142,11 @@ class Coordinates:
             total += part
 
     def kinds(self) -> np.ndarray:
-        """Number the coordinates by block and part, [size]: one number should get one noise."""
+        """Return the kind of each coordinate, [size].
+
+        Coordinates are of the same kind if they are in the same block and both real or both
+        imaginary parts. The mechanism gives all coordinates of a kind the same noise variance.
+        """
         kinds = []
         for number, (block, size) in enumerate(zip(self.blocks, self.sizes, strict=True)):
             part = np.arange(size) % _count_parts(block)
@@ -149,7 +155,7 @@ class Coordinates:
 
 
 def _count_parts(block: Block) -> int:
-    """Return how many coordinates an entry of a block has."""
+    """Return the number of coordinates of an entry of a block."""
     is_complex = block.dtype.startswith("complex")
     return 2 if is_complex and block.noise != "hermitian" else 1
 
@@ -161,17 +167,21 @@ def canary_supports(
     width: int,
     rng: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Draw worst-case contributions with no coordinate in common, which makes them orthogonal.
+    """Draw worst-case contributions that share no coordinate, so that they are orthogonal.
 
-    Each has exactly the mechanism's bound: a joint bound over all blocks together, else in every
-    block that is large enough for all canaries.
+    The norm of each is exactly the bound: over all blocks if the bound is joint, otherwise in
+    every block that has a coordinate for each canary.
 
     Args:
-        canaries: how many are drawn.
-        width: the most coordinates of one in a group of blocks that share a bound.
+        mechanism: gives the bounds.
+        coordinates: the coordinates of the mechanism's blocks.
+        canaries: the number of contributions.
+        width: the largest number of coordinates of a contribution in each group of blocks that
+            share a bound.
+        rng: draws coordinates and signs.
 
     Returns:
-        indices and values, each [canaries, coordinates of a canary].
+        the coordinates' indices and their values, each [canaries, coordinates of a canary].
     """
     bounds = [block.bound for block in mechanism.blocks]
     groups = list(zip(coordinates.starts, coordinates.sizes, bounds, strict=True))
@@ -192,24 +202,31 @@ def canary_supports(
 
 # ------------------------------------------------------------------------------------ one release
 
-MOST_RECORDS = 12  # of a hostile patient
-FAR_STEP = 10**9  # beyond the steps of any run
-SCALES = (1e-2, 1.0, 1e2, 1e4)  # by which a hostile example is multiplied
+MAX_RECORDS = 12  # of a hostile patient
+FAR_STEP = 10**9  # beyond the steps of any run, so that the noise is not the run's
+SCALES = (1e-2, 1.0, 1e2, 1e4)  # factors of a hostile example's inputs
 
 
 def attack_recipe_release(
     subject: Subject, confidence: float, trials: int = 10_000
 ) -> list[Finding]:
-    """Attack one release of the recipe's own mechanism, with noise drawn as in a private step.
+    """Attack one release of the recipe's mechanism, with noise drawn as in a private step.
 
-    Two contributions are tried:
-    - the worst one: the adversary first watches pure noise, then chooses a vector of exactly the
-      bound in the direction where it saw the least (of `Mechanism.reach` bounds: what steps of
-      correlated noise show of it together);
-    - a hostile example's: of training examples, scaled up or not, with another example's target,
-      the one that moves the algorithm's own sum furthest. It finds a clipper that lets more through
-      than the bound. With `privacy.unit=patient` it is a hostile patient's, all of whose records
-      come at once: a clipper of single records is found.
+    The attack uses two contributions:
+    - the worst one. The adversary first observes pure noise at some coordinates. It then chooses
+      the vector whose norm is exactly the bound, in the direction with the least noise;
+    - that of a hostile example: the training example that moves the algorithm's sum furthest,
+      scaled or not, with the target of another example. It detects clipping that exceeds the
+      bound. With `privacy.unit=patient`, it is that of a hostile patient with all records at once,
+      which detects that records are clipped one by one.
+
+    Both are multiplied by `Mechanism.reach`: with noise that is correlated over steps, the
+    releases of a cycle together reveal as much as one release of a contribution scaled this way.
+
+    Args:
+        subject: the recipe's run.
+        confidence: the confidence of the bounds.
+        trials: the number of releases of each neighbour; fewer if the model is large.
     """
     mechanism = subject.mechanism
     coordinates = Coordinates(mechanism)
@@ -217,9 +234,11 @@ def attack_recipe_release(
     watched = _choose_watched(coordinates, subject.rng("release"))
     move = Move.of(_find_furthest_move(subject, coordinates), coordinates)
 
-    pure = max(200, trials // 10)
+    # The adversary learns the noise from the first draws; the others are of the two neighbours.
+    num_learned = max(200, trials // 10)
+    num_draws = num_learned + 2 * trials
     indices = torch.from_numpy(np.concatenate(watched))
-    noise_watched, noise_along = _draw_noise(subject, coordinates, pure + 2 * trials, indices, move)
+    noise_watched, noise_along = _draw_noise(subject, coordinates, num_draws, indices, move)
 
     def attack(
         noise: Tensor,
@@ -227,15 +246,16 @@ def attack_recipe_release(
         with_it: Tensor,
     ) -> tuple[float, str]:
         def release(present: bool, count: int) -> Tensor:
-            start = pure + trials * present
+            start = num_learned + trials * present
             contribution = with_it if present else without
             return noise[start : start + count] + contribution
 
         shift = (with_it - without).numpy()
         return attack_release(release, trials, RELEASE_DELTA, confidence, shift)
 
-    quietest = _worst_contribution(mechanism, watched, noise_watched[:pure].numpy())
-    worst = torch.from_numpy(quietest) * mechanism.reach
+    learned_noise = noise_watched[:num_learned].numpy()
+    contribution = _worst_contribution(mechanism, watched, learned_noise)
+    worst = torch.from_numpy(contribution) * mechanism.reach
     opposite = -worst if subject.replaces else torch.zeros_like(worst)
     hostile = move.lengths * mechanism.reach
     unit = "records" if subject.patients is None else "patients"
@@ -246,7 +266,7 @@ def attack_recipe_release(
     z = mechanism.z
     return [
         Finding(
-            case=f"{subject.config.recipe}: release, {contribution}",
+            case=f"{subject.config.recipe}: release, {name}",
             claim=f"its mechanism: z = {z:.4g}",
             epsilon_claimed=gdp_epsilon(1 / z, RELEASE_DELTA),
             lower_bound=bound,
@@ -254,18 +274,18 @@ def attack_recipe_release(
             confidence=confidence,
             evidence=evidence,
         )
-        for contribution, (bound, evidence) in results.items()
+        for name, (bound, evidence) in results.items()
     ]
 
 
 @dataclass(frozen=True)
 class Move:
-    """A move of the sum, by block and part.
+    """A move of the sum, split by the kind of coordinates (see `Coordinates.kinds`).
 
     Attributes:
-        lengths: of the move in each kind of coordinates, float64 [kinds].
-        directions: of length 1 in each kind, float64 [size].
-        kind_of: the kind of each coordinate, [size].
+        lengths: the length of the move in each kind, float64 [kinds].
+        directions: the move, normalised to length 1 in each kind, float64 [size].
+        kind_of: the index of each coordinate's kind, [size].
     """
 
     lengths: Tensor
@@ -274,6 +294,7 @@ class Move:
 
     @staticmethod
     def of(move: Tensor, coordinates: Coordinates) -> Move:
+        """Split a move, float64 [size]."""
         numbers = torch.from_numpy(coordinates.kinds())
         kinds, kind_of = torch.unique(numbers, return_inverse=True)
         squares = torch.zeros(len(kinds), dtype=torch.float64)
@@ -282,7 +303,7 @@ class Move:
         return Move(lengths, directions, kind_of)
 
     def project(self, vector: Tensor) -> Tensor:
-        """Return how far a vector [size] goes along the move: float64 [kinds]."""
+        """Return the projection of a vector, [size], on the move in each kind: float64 [kinds]."""
         kind_of = self.kind_of.to(vector.device)
         products = self.directions.to(vector.device) * vector
         return products.new_zeros(len(self.lengths)).index_add_(0, kind_of, products)
@@ -291,22 +312,22 @@ class Move:
 def _draw_noise(
     subject: Subject,
     coordinates: Coordinates,
-    releases: int,
+    num_draws: int,
     watched: Tensor,
     move: Move,
 ) -> tuple[Tensor, Tensor]:
     """Draw noise as a private step does.
 
     Returns:
-        the watched coordinates, float64 [releases, watched]; and the noise along a move, float64
-        [releases, kinds].
+        the noise at the watched coordinates, float64 [num_draws, watched], and its projection on
+        the move, float64 [num_draws, kinds].
     """
     mechanism = subject.mechanism
     source = subject.noise(subject.key)
     at_watched, along_move = [], []
-    for number in range(releases):
+    for draw in range(num_draws):
         total = Total(mechanism, subject.device).whole()
-        noisy = add_noise(total, mechanism, source, FAR_STEP + number)
+        noisy = add_noise(total, mechanism, source, FAR_STEP + draw)
         noise = coordinates.of(noisy).double()
         at_watched.append(noise[watched.to(noise.device)].cpu())
         along_move.append(move.project(noise).cpu())
@@ -314,11 +335,14 @@ def _draw_noise(
 
 
 def _choose_watched(coordinates: Coordinates, rng: np.random.Generator) -> list[np.ndarray]:
-    """Choose about 64 coordinates, a few of every block; whole entries of a complex block."""
-    share = max(2, 64 // len(coordinates.blocks))
+    """Choose about 64 coordinates: for each block, an array of their indices.
+
+    Coordinates are chosen in pairs, which are the two parts of an entry in a complex block.
+    """
+    per_block = max(2, 64 // len(coordinates.blocks))
     watched = []
     for start, size in zip(coordinates.starts, coordinates.sizes, strict=True):
-        pairs = np.sort(rng.permutation(max(1, size // 2))[: share // 2])
+        pairs = np.sort(rng.permutation(max(1, size // 2))[: per_block // 2])
         chosen = np.stack([2 * pairs, 2 * pairs + 1], axis=1).flatten()
         watched.append(start + chosen[chosen < size])
     return watched
@@ -329,11 +353,17 @@ def _worst_contribution(
     watched: list[np.ndarray],
     noise: np.ndarray,
 ) -> np.ndarray:
-    """Return what has exactly the bound where least noise is, jointly or per block.
+    """Return the contribution in the direction with the least noise, whose norm is the bound.
+
+    If the bound is not joint, this holds in each block.
 
     Args:
-        watched: the watched coordinates of each block.
-        noise: at them, [releases, watched].
+        mechanism: gives the bounds.
+        watched: the indices of the watched coordinates of each block.
+        noise: noise at these coordinates, [draws, watched].
+
+    Returns:
+        the contribution at the watched coordinates, [watched].
     """
     sizes = [len(chosen) for chosen in watched]
     bounds = [block.bound for block in mechanism.blocks]
@@ -350,9 +380,9 @@ def _worst_contribution(
 
 
 class Hostile:
-    """Measures how far a hostile unit moves the algorithm's own sum.
+    """Measures how far a hostile example or patient moves the algorithm's sum.
 
-    A hostile patient has one record many times, or many different ones.
+    A hostile patient has the same record many times, or many different records.
     """
 
     def __init__(self, subject: Subject, coordinates: Coordinates) -> None:
@@ -365,7 +395,10 @@ class Hostile:
         self.others = self._sum(self.inputs[:4], self.targets[:4])
 
     def _sum(self, inputs: Tensor, targets: Tensor) -> Tensor:
-        """Return the sum over four units of one example each, and a hostile one of the rest."""
+        """Return the sum over four examples and a hostile unit, as a vector, float64 [size].
+
+        The first four inputs are units of their own; all others belong to the hostile unit.
+        """
         subject = self.subject
         total = Total(subject.mechanism, subject.device)
         arguments: list[Any] = [(inputs, targets)]
@@ -378,14 +411,15 @@ class Hostile:
         return self.coordinates.of(total.whole()).double().cpu()
 
     def _move(self, inputs: Tensor, targets: Tensor) -> Tensor:
+        """Return how a hostile unit with these examples changes the sum."""
         inputs = torch.cat([self.inputs[:4], inputs])
         targets = torch.cat([self.targets[:4], targets])
         return self._sum(inputs, targets) - self.others
 
     def moves(self) -> Iterator[Tensor]:
-        """Yield the move of each hostile unit that is tried, float64 [size]."""
+        """Yield the move of each candidate for the hostile unit, float64 [size]."""
         inputs, targets, patients = self.inputs, self.wrong_targets, self.subject.patients
-        records = 1 if patients is None else min(patients.largest, MOST_RECORDS)
+        records = 1 if patients is None else min(patients.largest, MAX_RECORDS)
         is_numeric = inputs.dtype.is_floating_point or inputs.dtype.is_complex
         for scale in SCALES if is_numeric else (1,):
             for i in range(4, len(inputs)):
@@ -394,19 +428,22 @@ class Hostile:
             if records > 1:
                 different = slice(4, 4 + records)
                 yield self._move(inputs[different] * scale, targets[different])
-        if is_numeric:  # all positions alike, so that a layer's terms may cancel
+        if is_numeric:
+            # With the same value at all positions, terms of a layer may cancel, so that its norm
+            # is easily computed wrongly.
             example = inputs[4:5]
             positions = tuple(range(1, example.dim()))
-            alike = example.mean(dim=positions, keepdim=True).expand_as(example)
+            constant = example.mean(dim=positions, keepdim=True).expand_as(example)
             for scale in (1e4, 1e10, 1e20):
-                yield self._move(alike * scale, targets[4:5])
+                yield self._move(constant * scale, targets[4:5])
 
 
 def _find_furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
-    """Return the furthest move of the algorithm's own sum by one hostile unit: [size], float64.
+    """Return the largest move of the algorithm's sum by one hostile unit, float64 [size].
 
-    Distances count in standard deviations of each block's noise. If neighbours differ by a replaced
-    example, it is the furthest move from one such example to another.
+    Distances are measured in standard deviations of each block's noise. If neighbours differ by a
+    replaced example, the move is from one hostile unit to another: from the one that moves the sum
+    furthest to the one that is furthest from it.
     """
     stds = [block.weakest_std or 1.0 for block in subject.mechanism.blocks]
     weights = 1 / torch.tensor(stds, dtype=torch.float64)
@@ -418,13 +455,13 @@ def _find_furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
         for move in hostile.moves():
             shift = move - start
             length = float((weights * shift).norm())
-            # most are clipped to one length: rounding must not choose
+            # Most moves are clipped to the same length; rounding must not decide between them.
             if length > distance * 1.001:
                 furthest, distance = shift, length
         return furthest
 
-    none = torch.zeros(coordinates.size, dtype=torch.float64)
-    move = find_furthest_from(none)
+    origin = torch.zeros(coordinates.size, dtype=torch.float64)
+    move = find_furthest_from(origin)
     return find_furthest_from(move) if subject.replaces else move
 
 
@@ -433,13 +470,14 @@ def _find_furthest_move(subject: Subject, coordinates: Coordinates) -> Tensor:
 
 @dataclass(frozen=True)
 class Canaries:
-    """Gradient canaries, each in the place of an example, or of a patient if patients are drawn.
+    """Gradient canaries, each of which replaces a unit (an example or a patient).
 
     Attributes:
-        indices, values: of each contribution, [canaries, width]; see `canary_supports`.
-        included: whether it is in the training set, [canaries].
-        slots: the unit whose place it takes, [canaries].
-        number_of: the canary of each unit, -1 for none, [units].
+        indices, values: the coordinates of each contribution, [canaries, width]; see
+            `canary_supports`.
+        included: whether each canary is in the training set, [canaries].
+        slots: the index of the unit that each canary replaces, [canaries].
+        number_of: the canary that replaces each unit, or -1, [units].
     """
 
     indices: np.ndarray
@@ -455,11 +493,12 @@ class Canaries:
         count: int,
         steps: int,
     ) -> Canaries:
-        """Draw at most `count` canaries for a run of so many steps."""
+        """Draw at most `count` canaries for a run of `steps` steps."""
         rng = subject.rng("gradients")
         joint = subject.mechanism.joint
-        most = coordinates.size if joint else max(coordinates.sizes)
-        count = min(count, most, subject.units // 2)
+        max_count = coordinates.size if joint else max(coordinates.sizes)
+        count = min(count, max_count, subject.units // 2)
+        # Limits the memory for the releases at the canaries' coordinates.
         width = max(1, min(16, int(1e8 / (steps * count))))
         indices, values = canary_supports(subject.mechanism, coordinates, count, width, rng)
         slots = rng.permutation(subject.units)[:count]
@@ -470,10 +509,16 @@ class Canaries:
 
 
 class WithCanaries(Algorithm):
-    """Insert canaries and record every release, round an algorithm.
+    """Wraps an algorithm: adds the canaries' contributions, and records every release.
 
-    Canaries come as a batch of their own, (their numbers, how much of each), and the others as the
-    arguments of an algorithm's `accumulate`; see `attack_with_gradients`.
+    The canaries of a step come in a batch (indices, factors) of their own, which `drawn` holds. Any
+    other batch is a tuple of arguments for the algorithm's `accumulate`.
+
+    Attributes:
+        drawn: the batch of canaries of the current step.
+        known: the sum over all other examples of the current step, which the adversary knows.
+        seen: the release of each step at the canaries' coordinates, without the known sum; each
+            float32 [canaries, width].
     """
 
     def __init__(
@@ -507,12 +552,12 @@ class WithCanaries(Algorithm):
             return
         names = [block.name for block in self.mechanism().blocks]
         self.known = {name: total[name].clone() for name in names}
-        numbers, amounts = batch
-        values = self.values[numbers] * amounts.unsqueeze(1)
+        numbers, factors = batch
+        values = self.values[numbers] * factors.unsqueeze(1)
         vector = torch.zeros(self.coordinates.size, dtype=torch.float64)
         vector[self.indices[numbers].flatten()] = values.flatten()
         device = next(iter(total.values())).device
-        self.coordinates.add(vector.to(device), to=total)
+        self.coordinates.add(vector.to(device), total)
 
     def contributions(self, batch: Batch) -> dict[str, Tensor]:
         return self.inner.contributions(batch)
@@ -520,7 +565,7 @@ class WithCanaries(Algorithm):
     def postprocess(
         self, noisy: dict[str, Tensor], expected_batch_size: float
     ) -> dict[str, Tensor]:
-        """Read the release before it is used; all other examples are known and subtracted."""
+        """Record the release without the known sum, before the algorithm uses it."""
         unknown = {name: value - self.known[name] for name, value in noisy.items()}
         vector = self.coordinates.of(unknown).cpu()
         self.seen.append(vector[self.indices].float())  # [canaries, width]
@@ -533,10 +578,16 @@ def attack_with_gradients(
     canaries: int,
     steps: int,
 ) -> Finding:
-    """Attack the whole run with gradient canaries (white box), drawn by the recipe's own sampling.
+    """Attack the whole run with gradient canaries (white box), drawn by the recipe's sampling.
 
-    A canary that is out contributes nothing, or, if neighbours differ by a replaced example, its
-    opposite.
+    A canary that is not included contributes nothing, or, if neighbours differ by a replaced
+    example, the negative of its contribution.
+
+    Args:
+        subject: the recipe's run.
+        confidence: the confidence of the bound.
+        canaries: the largest number of canaries.
+        steps: the largest number of steps.
     """
     mechanism, plan = subject.mechanism, subject.plan
     coordinates = Coordinates(mechanism)
@@ -548,15 +599,17 @@ def attack_with_gradients(
 
     seen = torch.stack(audited.seen).double()
     seen = torch.from_numpy(_decorrelate(seen.numpy(), mechanism))
-    turns = np.arange(0, steps, cycle)[:, None]  # when each can be drawn
+    # The steps at which each canary can be drawn: in a cycle, only the step of its subset.
+    eligible_steps = np.arange(0, steps, cycle)[:, None]
     if plan.subset_of is not None:
-        turns = turns + plan.subset_of[drawn.slots]
-    seen = seen[turns, np.arange(len(drawn.slots))]
+        eligible_steps = eligible_steps + plan.subset_of[drawn.slots]
+    seen = seen[eligible_steps, np.arange(len(drawn.slots))]
     scores = _score_canaries(seen, audited, mechanism.sampling.sample_rate, subject.replaces)
 
     delta = subject.config.privacy.delta
-    allowed = 1 - (1 - confidence) / len(scores)  # so that the better bound has the confidence
-    guesses = [guess(score, drawn.included, delta, allowed) for score in scores]
+    # Divide the error probability among the scores, so that the best bound has the confidence.
+    score_confidence = 1 - (1 - confidence) / len(scores)
+    guesses = [guess(score, drawn.included, delta, score_confidence) for score in scores]
     bound, evidence = max(guesses, key=lambda guess: guess[0])
     first = "" if releases == plan.steps else f"the first {releases:,} of "
     return Finding(
@@ -576,7 +629,7 @@ def _train(
     canaries: Canaries,
     steps: int,
 ) -> int:
-    """Take `steps` private steps with a temporary ledger; return how many releases it counted."""
+    """Take `steps` private steps with a temporary ledger; return the number of its releases."""
     noise = subject.noise(subject.key)
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "ledger.jsonl"
@@ -597,7 +650,10 @@ def _list_batches(
     canaries: Canaries,
     units: np.ndarray,
 ) -> Iterator[Any]:
-    """Yield the batches of a step that draws these units: of the others, then of the canaries."""
+    """Yield the batches of a step that draws these units: first those of data, then the canaries.
+
+    The canaries come last, so that the sum of all others is complete before they are added.
+    """
     numbers = canaries.number_of[units]
     others, shares = units[numbers < 0], None
     if subject.patients is not None:
@@ -612,16 +668,17 @@ def _list_batches(
     )
     yield from arguments_of(batches)
     numbers = numbers[numbers >= 0]
-    absent = -1.0 if subject.replaces else 0.0
-    amounts = np.where(canaries.included[numbers], 1.0, absent)
-    audited.drawn = (torch.from_numpy(numbers), torch.from_numpy(amounts))
+    factor_if_out = -1.0 if subject.replaces else 0.0
+    factors = np.where(canaries.included[numbers], 1.0, factor_if_out)
+    audited.drawn = (torch.from_numpy(numbers), torch.from_numpy(factors))
     yield audited.drawn
 
 
 def _decorrelate(seen: np.ndarray, mechanism: Mechanism) -> np.ndarray:
-    """Return what the releases of all steps, [steps, ...], show of what each step added.
+    """Return the best linear estimate of each step's contribution from all releases, [steps, ...].
 
-    C makes their noise white; what a step added then stands in the steps after it too, c times.
+    The mechanism's strategy c, applied as a filter C, makes the noise of the releases white, but
+    spreads a step's contribution over later steps. Cᵀ/‖c‖² collects it again.
     """
     white = lfilter(mechanism.strategy, [1.0], seen, axis=0)
     backwards = lfilter(mechanism.strategy, [1.0], white[::-1], axis=0)
@@ -634,51 +691,55 @@ def _score_canaries(
     rate: float,
     replaced: bool,
 ) -> list[np.ndarray]:
-    """Return log-likelihood ratios of 'in' over 'out', summed over steps: [canaries].
+    """Return one or two scores of the canaries, each [canaries].
 
-    If only a canary that is in moves, also how far the releases along it are from their mean: noise
-    that comes again in every step hides no single one.
+    The first is the log-likelihood ratio of 'in' to 'out', summed over steps. A canary is drawn
+    with probability q at each step, so the ratio of a step is log(1 − q + q·exp(x − μ/2)). Here, x
+    is the projection of the release on the canary divided by the noise variance, and μ is the
+    canary's squared norm divided by that variance.
 
-    At each step a canary is drawn with probability q: log(1 − q + q·exp(x − μ/2)), with x the
-    release along it over the noise's variance, and μ its squared length over the same.
+    The second is the variance of x over the steps, which is larger for a canary that is drawn in
+    some of them. It detects noise that is the same in every step. It needs canaries that
+    contribute nothing if they are out, and q < 1.
 
     Args:
         seen: the releases at each canary's coordinates, [steps, canaries, width].
-        rate: q.
-        replaced: see `Subject.replaces`.
+        audited: the canaries.
+        rate: the sampling rate q.
+        replaced: whether neighbours differ by a replaced example; see `Subject.replaces`.
     """
     variance = _measure_variance(seen, audited)
-    along = (seen * audited.values / variance).sum(dim=2)  # [steps, canaries]
-    length = (audited.values.square() / variance).sum(dim=1)  # [canaries]
+    projection = (seen * audited.values / variance).sum(dim=2)  # x, [steps, canaries]
+    squared_norm = (audited.values.square() / variance).sum(dim=1)  # μ, [canaries]
     log_drawn = math.log(rate)
     log_left_out = math.log1p(-rate) if rate < 1 else -math.inf
 
     def log_likelihood(x: Tensor) -> Tensor:
-        return torch.logaddexp(torch.full_like(x, log_left_out), log_drawn + x - length / 2)
+        return torch.logaddexp(torch.full_like(x, log_left_out), log_drawn + x - squared_norm / 2)
 
     if replaced:
-        ratio = log_likelihood(along) - log_likelihood(-along)
+        ratio = log_likelihood(projection) - log_likelihood(-projection)
         return [ratio.sum(dim=0).numpy()]
-    scores = [log_likelihood(along).sum(dim=0).numpy()]
+    scores = [log_likelihood(projection).sum(dim=0).numpy()]
     if rate < 1:
-        scores.append(along.var(dim=0, correction=0).numpy())
+        scores.append(projection.var(dim=0, correction=0).numpy())
     return scores
 
 
 def _measure_variance(seen: Tensor, audited: WithCanaries) -> Tensor:
-    """Return the noise's variance by block and part, measured and not the mechanism's.
+    """Return the noise variance at the canaries' coordinates, float64 [canaries, width].
 
-    Returns:
-        float64 [canaries, width].
+    It is estimated from the releases of each kind of coordinates, because the mechanism's own
+    statement may be false. The median is used, because most releases hold no canary.
     """
     kinds = audited.coordinates.kinds()[audited.indices.numpy()]
     variance = torch.empty(audited.values.shape, dtype=torch.float64)
-    floor = 1e-12 * float(audited.values.square().max())
+    min_variance = 1e-12 * float(audited.values.square().max())
     for kind in np.unique(kinds):
         chosen = torch.from_numpy(kinds == kind)
         squares = seen[:, chosen].square()
         median = float(squares.flatten().median())
-        variance[chosen] = max(median / MEDIAN_SQUARE, floor)
+        variance[chosen] = max(median / MEDIAN_SQUARE, min_variance)
     return variance
 
 
@@ -687,10 +748,16 @@ def audit(
     confidence: float = 0.99,
     steps: int = 1000,
 ) -> Iterator[Finding]:
-    """Yield what attacks find on a recipe cut to `steps`; the same for the same seed.
+    """Yield the findings of the attacks on a recipe; the same seed gives the same findings.
+
+    Args:
+        config: the recipe.
+        confidence: the confidence of every bound.
+        steps: the largest number of steps of the run to attack.
 
     Raises:
-        UserError: an argument is out of its range, or `Subject.prepare` refuses the recipe.
+        UserError: an argument is out of range, or the recipe cannot be audited (see
+            `Subject.prepare`).
     """
     require(0.5 <= confidence < 1, "--confidence", confidence, "must lie in [0.5, 1)")
     require(steps >= 1, "--steps", steps, "must be at least 1")

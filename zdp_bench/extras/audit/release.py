@@ -1,18 +1,20 @@
-"""Attack one release: draw many releases of two neighbouring sums, and test which is which.
+"""Attack one release: draw many releases of two neighbouring sums, and distinguish them.
 
-The adversary does not know what is wrong with the mechanism, and looks at a release in three ways:
+The adversary does not know what is wrong with the mechanism. It has three views of a release:
 
-    projection   along the direction with the least noise, for the covariance that was learned
-    distance     how far it is from 0, where an update starts, and from the mean release
-    atom         how many of its numbers are exactly those of other releases, and how many occur
-                 twice in it: a step that is left out, a constant, noise that comes again
+    projection   the projection on the direction with the least noise relative to the shift, given
+                 the estimated covariance
+    distance     the distances from 0, where an update starts, and from the mean release
+    atom         how many numbers are exactly equal to those of other releases, and how many occur
+                 twice in the release: finds a step that is left out, a constant, noise that is
+                 reused
 
-A part of the releases teaches each of them how to score a release, a threshold, and what to say on
-which side of it; the others test. The errors that the confidence allows are split between the
-three, so that the best of the three bounds holds with that confidence.
+In each view, some of the releases fit a score, a threshold and the guess on each side of it; the
+others test them. The confidence's error probability is divided among the three views, so that the
+best of the three bounds holds with that confidence.
 
-Counts become a bound on ε by Clopper-Pearson for one release, and by Steinke, Nasr & Jagielski
-(2023) for a whole run. Every bound has a confidence, and fails no more often than that says.
+The counts of guesses give a bound on ε: by Clopper-Pearson for one release, and by Steinke, Nasr &
+Jagielski (2023) for a whole run. A bound with confidence c fails with probability 1 − c at most.
 """
 
 from __future__ import annotations
@@ -30,7 +32,17 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Finding:
-    """One attack and its result."""
+    """The result of one attack.
+
+    Attributes:
+        case: what was attacked, and how.
+        claim: the claim in words.
+        epsilon_claimed: the claimed ε at `delta`.
+        lower_bound: the lower bound on ε at `delta`.
+        delta: δ.
+        confidence: the confidence of the lower bound.
+        evidence: the counts behind the bound, in words.
+    """
 
     case: str
     claim: str
@@ -53,7 +65,10 @@ def clopper_pearson(
     trials: int,
     alpha: float,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return bounds on a probability; each fails with probability at most `alpha`."""
+    """Return lower and upper bounds on a probability.
+
+    Each bound fails with probability `alpha` at most.
+    """
     hits = np.asarray(hits, dtype=float)
     misses = trials - hits
     with np.errstate(invalid="ignore"):
@@ -69,11 +84,19 @@ def release_bound(
     delta: float,
     confidence: float,
 ) -> np.ndarray:
-    """Return the ε these counts refute: (ε, δ)-DP has P[hit] ≤ e^ε P[false alarm] + δ."""
+    """Return the lower bound on ε from P[hit] ≤ e^ε P[false alarm] + δ, which (ε, δ)-DP implies.
+
+    Args:
+        hits: the number of trials with the example in which the rule made its guess.
+        false_alarms: the number of trials without the example in which it did.
+        trials: the number of trials of each neighbour.
+        delta: δ.
+        confidence: the confidence of the bound.
+    """
     alpha = (1 - confidence) / 2
-    least_hit, _ = clopper_pearson(hits, trials, alpha)
-    _, most_alarm = clopper_pearson(false_alarms, trials, alpha)
-    ratio = (least_hit - delta) / most_alarm
+    min_hit_rate, _ = clopper_pearson(hits, trials, alpha)
+    _, max_alarm_rate = clopper_pearson(false_alarms, trials, alpha)
+    ratio = (min_hit_rate - delta) / max_alarm_rate
     return np.log(np.maximum(ratio, 1.0))
 
 
@@ -84,7 +107,7 @@ def guess_p_value(
     epsilon: float,
     delta: float,
 ) -> float:
-    """Bound the probability of `right` or more right guesses if training is (ε, δ)-DP.
+    """Return a bound on the probability of `right` or more right guesses under (ε, δ)-DP.
 
     Steinke et al. 2023, Theorem 5.2: P[V ≥ v] ≤ P[W ≥ v] + 2mδ·max_i P[v > W ≥ v − i]/i, with W ~
     Binomial(r, e^ε/(1 + e^ε)) for r guesses on m canaries.
@@ -105,7 +128,10 @@ def run_bound(
     delta: float,
     confidence: float,
 ) -> float:
-    """Return the largest ε at which so many right guesses are less likely than 1 − confidence."""
+    """Return the largest ε under which `right` right guesses have probability ≤ 1 − confidence.
+
+    It is 0 if even ε = 0 is not refuted.
+    """
 
     def is_refuted(epsilon: float) -> bool:
         return guess_p_value(canaries, guesses, right, epsilon, delta) <= 1 - confidence
@@ -130,17 +156,20 @@ def guess(
     delta: float,
     confidence: float,
 ) -> tuple[float, str]:
-    """Guess 'in' for the highest eighth of the scores, 'out' for the lowest.
+    """Guess 'in' for the highest eighth of the scores, and 'out' for the lowest eighth.
 
-    The number of guesses is fixed beforehand. Trying several would cost confidence, and with it
-    most of the bound, for the theorem's term 2mδ·(…) leaves little of it.
+    The number of guesses is fixed in advance. To try several would divide the error probability
+    among them. This would cost most of the bound, because the theorem's term 2mδ·(…) already takes
+    up much of that probability.
 
     Args:
-        scores: of each canary, [canaries].
-        included: whether it was in the training set, [canaries].
+        scores: the score of each canary, [canaries].
+        included: whether each canary was in the training set, [canaries].
+        delta: δ.
+        confidence: the confidence of the bound.
 
     Returns:
-        the lower bound on ε, and the counts behind it.
+        the lower bound on ε, and the counts behind it in words.
     """
     canaries = len(scores)
     eighth = max(1, canaries // 8)
@@ -154,21 +183,22 @@ def guess(
 
 # ---------------------------------------------------------------------- the attack on one release
 
-# A Gaussian release with multiplier z claims an ε for EVERY δ. At this one its attack shows most:
-# the likeliest outcomes decide.
+# A Gaussian release with multiplier z claims an ε for every δ. The attack is strongest at a large
+# δ, where the decision depends on likely outcomes.
 RELEASE_DELTA = 0.01
-LEARNED = 0.25  # the share of trials that teach direction and threshold; the rest is the test
-# Fine faults show in a projection, which gets most; what the others find is mostly coarse.
+FIT_FRACTION = 0.25  # of the trials fit direction and threshold; the others test
+# How the error probability is divided among the views. Small faults show only in the projection,
+# which therefore gets most; the other views find mostly large faults.
 SHARES = {"projection": 0.5, "distance": 0.25, "atom": 0.25}
 
-# (is the example present?, releases) -> [releases, d] real coordinates, every call with fresh noise
+# (is the example present?, n) -> real coordinates [n, d] of n releases; each call has new noise
 Release = Callable[[bool, int], Tensor]
 Views = dict[str, np.ndarray]  # a key of SHARES -> [releases, features]
 
 
 @dataclass(frozen=True)
 class Scores:
-    """What an attack sees of each release: one number, for each neighbour's releases."""
+    """The scores of each neighbour's releases, [releases]."""
 
     without: np.ndarray
     with_it: np.ndarray
@@ -176,14 +206,20 @@ class Scores:
 
 @dataclass(frozen=True)
 class DecisionRule:
-    """Guesses `present`, or absent, where the score is above the threshold (or not)."""
+    """A rule that guesses whether the example is present, on one side of a threshold.
+
+    Attributes:
+        threshold: the threshold of the score.
+        above: if True, the rule guesses for scores above the threshold, otherwise for the others.
+        present: the guess.
+    """
 
     threshold: float
     above: bool
     present: bool
 
     def count_guesses(self, scores: np.ndarray) -> int:
-        """Return for how many scores the rule makes its guess."""
+        """Return the number of scores for which the rule makes its guess."""
         return int(((scores > self.threshold) == self.above).sum())
 
 
@@ -198,22 +234,24 @@ def attack_release(
 
     Args:
         release: draws releases of either neighbour.
-        trials: releases of each neighbour.
-        shift: the difference of the neighbours' sums, [d], if the adversary knows it; else it is
-            learned.
+        trials: the number of releases of each neighbour.
+        delta: δ.
+        confidence: the confidence of the bound.
+        shift: the difference of the neighbours' sums, [d], if the adversary knows it. Default: it
+            is estimated from the releases.
 
     Returns:
-        the lower bound on ε, and the counts behind it.
+        the lower bound on ε, and the counts behind it in words.
     """
     without = release(False, trials).double().numpy()
     with_it = release(True, trials).double().numpy()
-    learned = max(2, round(LEARNED * trials))
-    taught = np.concatenate([without[:learned], with_it[:learned]])
-    mean = taught.mean(axis=0)
-    repeated_without = find_repeated(without[:learned])
-    repeated_with_it = find_repeated(with_it[:learned])
+    num_fit = max(2, round(FIT_FRACTION * trials))
+    fit_rows = np.concatenate([without[:num_fit], with_it[:num_fit]])
+    mean = fit_rows.mean(axis=0)
+    repeated_without = find_repeated(without[:num_fit])
+    repeated_with_it = find_repeated(with_it[:num_fit])
 
-    def look(rows: np.ndarray) -> Views:
+    def extract_views(rows: np.ndarray) -> Views:
         distances = [
             np.linalg.norm(rows, axis=1),
             np.linalg.norm(rows - mean, axis=1),
@@ -229,35 +267,38 @@ def attack_release(
             "atom": np.stack(atoms, axis=1),
         }
 
-    def choose(scores: Scores, allowed: float) -> tuple[float, DecisionRule]:
+    def choose_rule(scores: Scores, view_confidence: float) -> tuple[float, DecisionRule]:
         bound = partial(
             release_bound,
             trials=len(scores.without),
             delta=delta,
-            confidence=allowed,
+            confidence=view_confidence,
         )
         _, rule = _find_best_rule(scores, bound)
         return delta, rule
 
     bound, _, evidence = best_bound(
-        look(without),
-        look(with_it),
-        learned,
+        extract_views(without),
+        extract_views(with_it),
+        num_fit,
         confidence,
-        choose,
+        choose_rule,
         shift=shift,
     )
     return bound, evidence
 
 
 def find_repeated(rows: np.ndarray) -> np.ndarray:
-    """Return the value that each coordinate takes most often, NaN if none comes twice: [d]."""
+    """Return the most frequent value of each coordinate, NaN if none occurs twice: [d]."""
     value, count = mode(rows, axis=0)
     return np.where(count > 1, value, np.nan)
 
 
 def count_repeats(rows: np.ndarray) -> np.ndarray:
-    """Return how many numbers of each row, up to rounding, occur in it before: [n, d] -> [n]."""
+    """Return how many numbers of each row repeat another of its numbers: [n, d] -> [n].
+
+    Numbers are equal if they differ by rounding only.
+    """
     rounding = 1e-6 * np.abs(rows).max(axis=1, keepdims=True)
     gaps = np.diff(np.sort(rows, axis=1), axis=1)
     return (gaps <= rounding).sum(axis=1)
@@ -266,35 +307,39 @@ def count_repeats(rows: np.ndarray) -> np.ndarray:
 def best_bound(
     without: Views,
     with_it: Views,
-    learned: int,
+    num_fit: int,
     confidence: float,
-    choose: Callable[[Scores, float], tuple[float, DecisionRule]],
+    choose_rule: Callable[[Scores, float], tuple[float, DecisionRule]],
     claimed: Callable[[float], float] = lambda delta: 0.0,
     shift: np.ndarray | None = None,
 ) -> tuple[float, float, str]:
-    """Return the bound on ε that goes furthest beyond the claim, its δ, and the counts behind it.
+    """Return the bound on ε that exceeds the claim by most, its δ, and the counts behind it.
 
-    Formal guarantees: the bound holds with the given confidence, for each of the three bounds
-    fails with its share of the errors at most, whatever was learned.
+    Formal guarantees: the bound holds with the given confidence. Each view's bound fails with
+    probability `SHARES[view]`·(1 − confidence) at most, whatever rule was chosen, because the
+    rule is chosen by releases that do not test it.
 
     Args:
-        learned: the first so many releases of each neighbour teach.
-        choose: (their scores, confidence) -> δ and rule.
-        claimed: δ -> the ε claimed for it.
-        shift: as in `attack_release`, in the features of the projection.
+        without, with_it: the views of each neighbour's releases.
+        num_fit: the number of releases of each neighbour, from the first, that fit the rules.
+        confidence: the confidence of the bound.
+        choose_rule: (scores of these releases, confidence) -> δ and rule.
+        claimed: δ -> the ε that is claimed at this δ.
+        shift: the known difference of the neighbours in the projection's features; see
+            `attack_release`.
     """
     best = (-math.inf, 0.0, "")
-    furthest = -math.inf
+    largest_excess = -math.inf
     for view, share in SHARES.items():
-        allowed = 1 - share * (1 - confidence)
+        view_confidence = 1 - share * (1 - confidence)
         known_shift = shift if view == "projection" else None
-        taught, tested = score(without[view], with_it[view], learned, known_shift)
-        delta, rule = choose(taught, allowed)
-        bound, evidence = bound_at(rule, tested, delta, allowed)
+        fit_scores, test_scores = score(without[view], with_it[view], num_fit, known_shift)
+        delta, rule = choose_rule(fit_scores, view_confidence)
+        bound, evidence = bound_at(rule, test_scores, delta, view_confidence)
         if view != "projection":
             evidence = f"{evidence}, by {view}"
-        if bound - claimed(delta) > furthest:
-            furthest = bound - claimed(delta)
+        if bound - claimed(delta) > largest_excess:
+            largest_excess = bound - claimed(delta)
             best = (bound, delta, evidence)
     return best
 
@@ -302,19 +347,22 @@ def best_bound(
 def score(
     without: np.ndarray,
     with_it: np.ndarray,
-    learned: int,
+    num_fit: int,
     shift: np.ndarray | None = None,
 ) -> tuple[Scores, Scores]:
-    """Return scores of the first `learned` releases, which teach the direction, and the others.
+    """Return the scores of the first `num_fit` releases, which fit the direction, and the others.
 
-    `without` and `with_it` are [releases, features], `shift` is as in `attack_release`.
+    Args:
+        without, with_it: the features of each neighbour's releases, [releases, features].
+        num_fit: the number of releases of each neighbour that fit the direction.
+        shift: the known difference of the neighbours; see `attack_release`.
     """
-    direction = _least_noisy_direction(without[:learned], with_it[:learned], shift)
+    direction = _least_noisy_direction(without[:num_fit], with_it[:num_fit], shift)
     absent = without @ direction
     present = with_it @ direction
-    taught = Scores(absent[:learned], present[:learned])
-    tested = Scores(absent[learned:], present[learned:])
-    return taught, tested
+    fit_scores = Scores(absent[:num_fit], present[:num_fit])
+    test_scores = Scores(absent[num_fit:], present[num_fit:])
+    return fit_scores, test_scores
 
 
 def bound_at(
@@ -323,31 +371,42 @@ def bound_at(
     delta: float,
     confidence: float,
 ) -> tuple[float, str]:
-    """Return a rule's bound on scores that did not teach it, and the counts behind it."""
-    tested = len(scores.without)
+    """Return the bound on ε that a rule gives, and the counts behind it in words.
+
+    Args:
+        rule: the rule to test.
+        scores: scores of releases that were not used to choose the rule.
+        delta: δ.
+        confidence: the confidence of the bound.
+    """
+    trials = len(scores.without)
     alarms = rule.count_guesses(scores.without)
     hits = rule.count_guesses(scores.with_it)
     if not rule.present:
-        hits, alarms = alarms, hits
+        hits, alarms = alarms, hits  # a rule that guesses 'absent' is right without the example
     bound = float(
         release_bound(
             np.array(hits),
             np.array(alarms),
-            tested,
+            trials,
             delta,
             confidence,
         )
     )
-    if hits == tested and alarms == 0:
-        return bound, f"the attack wins {2 * tested:,} of {2 * tested:,}"
-    return bound, f"{hits:,} hits and {alarms:,} false alarms in {tested:,} each"
+    if hits == trials and alarms == 0:
+        return bound, f"the attack wins {2 * trials:,} of {2 * trials:,}"
+    return bound, f"{hits:,} hits and {alarms:,} false alarms in {trials:,} each"
 
 
 def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, DecisionRule]:
-    """Return δ and the rule by which these scores contradict a claimed curve most.
+    """Return δ and the rule for which these scores contradict a claimed curve most.
 
-    That is where P[hit] − e^ε P[false alarm] − δ is most standard errors above 0. A bound on ε
-    would be 0 for most δ while scores are few, and so could not choose.
+    These maximise P[hit] − e^ε P[false alarm] − δ in standard errors. The bound on ε could not
+    select them, because with few scores it is 0 for most δ.
+
+    Args:
+        scores: the scores that select the rule.
+        claimed: the claimed ε at each δ.
     """
     trials = len(scores.without)
 
@@ -372,7 +431,10 @@ def sharpest_test(scores: Scores, claimed: dict[float, float]) -> tuple[float, D
 def _find_best_rule(
     scores: Scores, merit: Callable[[np.ndarray, np.ndarray], np.ndarray]
 ) -> tuple[float, DecisionRule]:
-    """Return the greatest merit of (hits, false alarms), and its rule, the middle of ties."""
+    """Return the largest merit of (hits, false alarms), and the rule that attains it.
+
+    Of several thresholds that attain it, the middle one is taken.
+    """
     trials = len(scores.without)
     thresholds = _list_thresholds(scores)
     below_without = np.searchsorted(np.sort(scores.without), thresholds, side="right")
@@ -396,11 +458,11 @@ def _find_best_rule(
 
 
 def _list_thresholds(scores: Scores) -> np.ndarray:
-    """Return quantiles of all scores, and the middle of a gap between the two neighbours'."""
-    everything = np.concatenate([scores.without, scores.with_it])
-    quantiles = np.quantile(everything, np.linspace(0.0005, 0.9995, 1000))
-    gap = (scores.without.max() + scores.with_it.min()) / 2
-    return np.sort(np.append(quantiles, gap))
+    """Return quantiles of all scores, and the middle of a gap between the neighbours' scores."""
+    all_scores = np.concatenate([scores.without, scores.with_it])
+    quantiles = np.quantile(all_scores, np.linspace(0.0005, 0.9995, 1000))
+    middle_of_gap = (scores.without.max() + scores.with_it.min()) / 2
+    return np.sort(np.append(quantiles, middle_of_gap))
 
 
 def _least_noisy_direction(
@@ -408,7 +470,11 @@ def _least_noisy_direction(
     with_it: np.ndarray,
     shift: np.ndarray | None,
 ) -> np.ndarray:
-    """Σ⁻¹Δ, the best linear test (Fisher); a direction without noise decides alone."""
+    """Return the direction Σ⁻¹Δ of the best linear test (Fisher).
+
+    A direction without noise outweighs all others, because its variance is replaced by a tiny
+    positive value.
+    """
     mean_without = without.mean(axis=0)
     mean_with_it = with_it.mean(axis=0)
     if shift is None:
@@ -416,7 +482,7 @@ def _least_noisy_direction(
     noise = np.concatenate([without - mean_without, with_it - mean_with_it])
     variances, axes = np.linalg.eigh(noise.T @ noise / len(noise))
     scale = max(float(variances.max()), float(shift @ shift))
-    floor = 1e-12 * (scale or 1.0)
-    along_axes = (axes.T @ shift) / (np.maximum(variances, 0.0) + floor)
+    regularisation = 1e-12 * (scale or 1.0)
+    along_axes = (axes.T @ shift) / (np.maximum(variances, 0.0) + regularisation)
     direction = axes @ along_axes
     return direction / (np.linalg.norm(direction) or 1.0)

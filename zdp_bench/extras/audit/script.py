@@ -1,12 +1,12 @@
-"""Find what to audit in a script of the user's: `my_script:make_step`.
+"""Audit a function in a user's script, such as `my_script:make_step`.
 
-The script is a Python module in the current folder or on the path, or the path of its file. Beside
-the function it holds
+The script is given as a Python module, in the current folder or on the path, or as the path of its
+file. In addition to the function, it defines
 
-    EXAMPLES   the other examples, a list of (x, y)
-    CLAIMED    what is claimed; `step` says in which forms
-    CANARY     (x, y), or a list of them, a patient's; optional
-    INSTEAD    (x, y), what the canary replaces; optional
+    EXAMPLES   the examples that the adversary knows, a list of (x, y)
+    CLAIMED    the claim, in a form that `step` takes
+    CANARY     optional: the (x, y) that one neighbour has, or a list of them, such as a patient's
+    INSTEAD    optional: the (x, y) that the canary replaces
 """
 
 from __future__ import annotations
@@ -26,10 +26,16 @@ def audit_script(
     runs: int,
     confidence: float,
 ) -> Finding:
-    """Return the finding for the function that `module:function` names.
+    """Return the finding of an attack on a function in a script.
+
+    Args:
+        word: `module:function` or `path.py:function`.
+        runs: the number of runs of each neighbour.
+        confidence: the confidence of the lower bound on ε.
 
     Raises:
-        UserError: there is no such module or function, or the script lacks what it must hold.
+        UserError: there is no such module or function, or the script does not define EXAMPLES or
+            CLAIMED.
     """
     path, _, function = word.rpartition(":")
     contents = vars(_import(path))
@@ -39,7 +45,7 @@ def audit_script(
         raise unknown(f"{path}: function", function, functions)
     for name in ("EXAMPLES", "CLAIMED"):
         if name not in contents:
-            raise UserError(f"{path}: has no {name}; docs/audit_own.md says what it holds.")
+            raise UserError(f"{path}: {name} is not defined; see docs/audit_own.md.")
     return step(
         make_step,
         contents["EXAMPLES"],
@@ -58,7 +64,7 @@ def _import(name: str) -> ModuleType:
         folder = Path(name).resolve().parent
         name = Path(name).stem
     if str(folder) not in sys.path:
-        sys.path.insert(0, str(folder))  # where `python my_script.py` would look too
+        sys.path.insert(0, str(folder))  # as `python my_script.py` does
     try:
         return importlib.import_module(name)
     except ModuleNotFoundError as error:

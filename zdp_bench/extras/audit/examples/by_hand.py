@@ -1,4 +1,4 @@
-"""One step of DP-SGD on a small network, written by hand: right, and with two common faults."""
+"""One step of DP-SGD on a small network, written by hand: correct, and with two common faults."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ CLAIMED = {"noise_multiplier": SIGMA, "sample_rate": 1.0, "steps": 1}
 
 
 def right(examples: list[Example], seed: int) -> Gradients:
-    """Clip each example's gradient, add noise to the sum, divide once."""
+    """Clip each example's gradient, add noise to the sum, and divide once."""
     model = _start()
     clipped = _clip_each(_gradients(model, *_stack(examples)))
     noisy = _add_noise(_sum(clipped), SIGMA * CLIP, seed)
@@ -25,19 +25,25 @@ def right(examples: list[Example], seed: int) -> Gradients:
 
 
 def loss_mean(examples: list[Example], seed: int) -> Gradients:
-    """The batch's mean loss is clipped as if it were one example's, with the noise of a mean."""
+    """Clip the gradient of the batch's mean loss as if it were that of one example.
+
+    The noise is scaled for a mean, but one example can change the clipped gradient by up to 2C.
+    """
     model = _start()
     x, y = _stack(examples)
     weights = dict(model.named_parameters())
     mean = torch.autograd.grad(F.cross_entropy(model(x), y), list(weights.values()))
-    as_one = {name: g.unsqueeze(0) for name, g in zip(weights, mean, strict=True)}
-    clipped = _sum(_clip_each(as_one))
+    batch_of_one = {name: g.unsqueeze(0) for name, g in zip(weights, mean, strict=True)}
+    clipped = _sum(_clip_each(batch_of_one))
     noisy = _add_noise(clipped, SIGMA * CLIP / len(EXAMPLES), seed)
     return _update(model, noisy, divisor=1)
 
 
 def noise_per_micro_batch(examples: list[Example], seed: int) -> Gradients:
-    """Each of four micro-batches gets a quarter of σ, but variances add up, not deviations."""
+    """Add noise with a quarter of σ to each of four micro-batches.
+
+    Variances add up, not standard deviations, so the total noise has half of σ.
+    """
     model = _start()
     clipped = _clip_each(_gradients(model, *_stack(examples)))
     total = {name: torch.zeros_like(p) for name, p in model.named_parameters()}
@@ -50,7 +56,7 @@ def noise_per_micro_batch(examples: list[Example], seed: int) -> Gradients:
 
 
 def _start() -> nn.Module:
-    torch.manual_seed(0)  # the same first weights in every run
+    torch.manual_seed(0)  # the same initial weights in every run
     return nn.Sequential(
         nn.Linear(6, 8, bias=False),
         nn.Tanh(),
@@ -69,7 +75,7 @@ def _gradients(
     x: Tensor,
     y: Tensor,
 ) -> Gradients:
-    """Return every example's gradient: [n, ...] each."""
+    """Return the gradients of each example, [n, *shape] for each parameter."""
     weights = {name: p.detach() for name, p in model.named_parameters()}
 
     def loss(

@@ -1,8 +1,8 @@
-"""An epoch with Opacus on a small network: Poisson batches, and shuffled ones that claim the same.
+"""An epoch with Opacus on a small network, with Poisson batches and with shuffled batches.
 
-A shuffled epoch uses every example. Poisson batches leave one out with probability (1 − q)ᵀ, and
-that is part of the claim. The noise is small here, where the difference shows in seconds; at σ = 1
-it takes far more runs than are worth it.
+Both claim the ε of Poisson batches. That claim relies on an example being left out of all T batches
+with probability (1 − q)ᵀ, but a shuffled epoch uses every example. The noise is small here, so that
+the audit shows the difference in seconds; at σ = 1, it would need far too many runs.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from torch.utils.data import DataLoader
 
 SIGMA = 0.1
-BATCH = 4  # of 9 examples, or 10 with the canary: 3 batches, and a rate of 1/3 for Opacus
+BATCH = 4  # 9 examples, or 10 with the canary, make 3 batches: Opacus takes a rate of 1/3
 EXAMPLES = [(torch.zeros(6), i % 3) for i in range(9)]
 CLAIMED = {"noise_multiplier": SIGMA, "sample_rate": 1 / 3, "steps": 3}
 
@@ -24,12 +24,12 @@ logging.getLogger("opacus").setLevel(logging.ERROR)  # it reports every empty fi
 
 
 def poisson(examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]:
-    """As Opacus is meant to be used."""
+    """Train with Poisson batches, as Opacus is meant to be used."""
     return _train(examples, seed, poisson_sampling=True)
 
 
 def shuffled(examples: list[tuple[Tensor, int]], seed: int) -> dict[str, Tensor]:
-    """With the loader's own shuffled batches; Opacus accounts for them as if they were Poisson."""
+    """Train with the loader's shuffled batches, which Opacus accounts for as Poisson batches."""
     return _train(examples, seed, poisson_sampling=False)
 
 
@@ -38,14 +38,14 @@ def _train(
     seed: int,
     poisson_sampling: bool,
 ) -> dict[str, Tensor]:
-    torch.manual_seed(0)  # the same first weights in every run
+    torch.manual_seed(0)  # the same initial weights in every run
     model = nn.Sequential(
         nn.Linear(6, 8, bias=False),
         nn.Tanh(),
         nn.Linear(8, 3, bias=False),
     )
-    draws = torch.Generator().manual_seed(2 * seed)
-    noise = torch.Generator().manual_seed(2 * seed + 1)
+    batch_generator = torch.Generator().manual_seed(2 * seed)
+    noise_generator = torch.Generator().manual_seed(2 * seed + 1)
     private, optimizer, loader = PrivacyEngine().make_private(
         module=model,
         optimizer=torch.optim.SGD(model.parameters(), lr=0.5),
@@ -53,12 +53,12 @@ def _train(
             examples,  # type: ignore[arg-type]
             batch_size=BATCH,
             shuffle=True,
-            generator=draws,
+            generator=batch_generator,
         ),
         noise_multiplier=SIGMA,
         max_grad_norm=1.0,
         poisson_sampling=poisson_sampling,
-        noise_generator=noise,
+        noise_generator=noise_generator,
     )
     for x, y in loader:
         optimizer.zero_grad()
