@@ -41,14 +41,14 @@ def test_predict_writes_what_the_run_s_model_gives(
 def test_inputs_that_do_not_fit_are_refused(exported: Path, of_loop: Path, tmp_path: Path) -> None:
     np.save(tmp_path / "wide.npy", np.zeros((2, 9, 8)))
     np.save(tmp_path / "objects.npy", np.array([{}]), allow_pickle=True)
-    fits = r"holds float64 \[2, 9, 8\], where the model takes complex64 \[n, 8, 8\]"
+    fits = r"contains float64 \[2, 9, 8\], but the model takes complex64 \[n, 8, 8\]"
     for folder, name, out, says in [
         (exported, "wide.npy", "out.npy", fits),
         (exported, "objects.npy", "out.npy", "objects.npy: cannot be read"),
         (exported, "none.npy", "out.npy", "none.npy: is missing"),
         (exported, "film.png", "out.npy", "INPUTS .*film.png: must end with .npy"),
         (exported, "wide.npy", "out.txt", "--out .*out.txt: must end with"),
-        (of_loop, "wide.npy", "out.npy", "whose code is not there"),
+        (of_loop, "wide.npy", "out.npy", "does not contain the network's code"),
     ]:
         with pytest.raises(UserError, match=says):
             predict_file(folder, tmp_path / name, tmp_path / out)

@@ -217,7 +217,7 @@ def test_an_edited_ledger_configuration_or_mechanism_is_found(folder: Path, loop
 
 def test_an_edited_card_is_found(either: Path) -> None:
     edit(either / "README.md", lambda text: re.sub(r"epsilon_tight: \S+", "epsilon_tight: 9", text))
-    assert "it was edited" in wrong(either)["text of README.md"]
+    assert "was edited after the export" in wrong(either)["text of README.md"]
 
 
 @pytest.mark.parametrize(

@@ -197,7 +197,7 @@ def test_no_path_of_a_stranger_s_record_is_opened(tmp_path: Path) -> None:
     config = configured(network_of_own_weights(tmp_path, *more))
     described = build_representation(config, (28, 28), torch.float32).described()
     record = {"representation": described}
-    with pytest.raises(UserError, match="no path of a record is opened"):
+    with pytest.raises(UserError, match="Paths in a record are never opened"):
         find_representation(tmp_path, config, record)
     copy = (tmp_path / "w.pth").rename(tmp_path / "copy.pth")
     found = find_representation(tmp_path, config, record, copy)

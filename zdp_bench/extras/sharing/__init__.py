@@ -1,13 +1,18 @@
-"""A trained model as a folder to share, with weights, model card, record and ledger.
+"""Export a trained model to a folder that can be shared.
 
     model.safetensors  the weights
-    README.md          the model card, with the YAML head that model hubs read
-    record.json        the run's record, from which the model is built and every ε recomputed
+    README.md          the model card, with a YAML head for model hubs
+    record.json        the run's record: the model is built, and every ε recomputed, from it
     recipe.yaml        the run's configuration as a recipe
-    ledger.jsonl       the run's releases; a federation's nodes keep theirs
-    SHA256SUMS         digests of the other files, as `sha256sum -c` reads them
+    ledger.jsonl       the run's releases, except for a federation, whose nodes keep their ledgers
+    SHA256SUMS         digests of the other files, in the format of `sha256sum -c`
 
-That of a loop of one's own holds `report.json` instead of record and recipe, and no architecture.
+The export of your own training loop has `report.json` instead of record and recipe. It does not
+contain the architecture.
 
-`export.py` writes both, `card.py` their cards; `loading.py` uses and `verification.py` checks them.
+    folder.py        the files: their names, and how they are read and written
+    export.py        writes an export
+    card.py          the model card
+    loading.py       builds the model of an export, and runs it
+    verification.py  checks an export
 """

@@ -1,6 +1,6 @@
-"""The model card of a run's record, or of your own loop's report.
+"""Write the model card of a run's record, or of your own loop's report.
 
-`templates/card.md` is its text; its YAML head is what model hubs read.
+Its text is the template `templates/card.md`; model hubs read its YAML head.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ HUB_TASKS = {
     ("binary_classification", 3): "image-classification",
     ("segmentation", 3): "image-segmentation",
     ("reconstruction", 3): "image-to-image",
-}  # (task, dimensions of an input) -> the hub's name for it
+}  # (task, number of dimensions of an example) -> the model hub's name of the task
 VERDICTS = {
     "seeded": "**Not for release to an adversary.** Noise and batches follow from the seed: "
     "anyone who knows it, the configuration or code, and all data but one example can test "
@@ -35,10 +35,10 @@ VERDICTS = {
     "not stored. Train models that you publish with `secure=True`, which draws every number from "
     "the operating system.",
     "cryptographic": "Noise and batches come from the operating system's cryptographic randomness.",
-}  # by where the randomness comes from
+}  # by the source of the randomness
 NOT_PRIVATE = "**Not private.** Some direction of a release has no noise: ε is ∞."
-# What the head states of the section on privacy, in this order.
-STATED = (
+# The keys of the record's section on privacy that the head states, in this order.
+HEAD_KEYS = (
     "unit",
     "epsilon_of",
     "examples_per_patient",
@@ -89,11 +89,11 @@ def card(source: Source) -> str:
 
 
 def _describe_loop(report: Source) -> dict[str, Any]:
-    """Return the card's text on your own loop."""
+    """Return the template's values for the report of your own loop."""
     unit = "one example"
     if report["owners"]:
-        most = _count_examples(report["privacy"]["examples_per_owner"])
-        unit = f"one owner with {most} or fewer in a step"
+        max_examples = _count_examples(report["privacy"]["examples_per_owner"])
+        unit = f"one owner with {max_examples} or fewer in a step"
     return {
         "name": report["name"],
         "title": report["name"],
@@ -107,7 +107,7 @@ def _describe_loop(report: Source) -> dict[str, Any]:
 
 
 def _describe_run(record: Source) -> dict[str, Any]:
-    """Return the card's text on a run."""
+    """Return the template's values for the record of a run."""
     privacy, config = record["privacy"], record["config"]
     task = config["task"]["name"]
     shape, dtype = files.raw_example(record)
@@ -130,7 +130,7 @@ def _describe_run(record: Source) -> dict[str, Any]:
 
 
 def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the head, without results that have no number: hubs reject those."""
+    """Return the card's head; it has no list of results if there are none, as hubs reject that."""
     privacy, data, environment = source["privacy"], source["data"], source["environment"]
     head: dict[str, Any] = {"library_name": "zdp-bench"}
     if about["pipeline"]:
@@ -142,7 +142,7 @@ def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
         results = [_results(source, about)]
         head["model-index"] = [{"name": about["name"], "results": results}]
     head["data"] = {key: value for key, value in data.items() if not isinstance(value, dict)}
-    head["differential_privacy"] = {key: privacy[key] for key in STATED if key in privacy}
+    head["differential_privacy"] = {key: privacy[key] for key in HEAD_KEYS if key in privacy}
     head["run"] = {
         **{key: source[key] for key in ("recipe", "run", "seed") if key in source},
         "weights_sha256": source["measured"]["weights"]["digest"],
@@ -153,7 +153,7 @@ def _head(source: Source, about: dict[str, Any]) -> dict[str, Any]:
 
 
 def _results(source: Source, about: dict[str, Any]) -> dict[str, Any]:
-    """Return the test results as model hubs read them."""
+    """Return the test results in the form that model hubs read."""
     task, name = about["task"], source["data"]["name"]
     return {
         "task": {"type": about["pipeline"] or task, "name": task.replace("_", " ")},
@@ -172,5 +172,5 @@ def _count_examples(count: int) -> str:
 def _licence(name: str) -> str:
     try:
         return data_card(name).licence
-    except UserError:  # of another package, without a card
+    except UserError:  # a data set of another package, without a card
         return "its owner's"

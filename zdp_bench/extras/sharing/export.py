@@ -1,4 +1,4 @@
-"""Write a trained model, of a run or of your own loop, as a folder to share."""
+"""Export the trained model of a run, or of your own loop, to a folder."""
 
 from __future__ import annotations
 
@@ -35,19 +35,21 @@ def export(
     run: str,
     to: Path,
 ) -> Document:
-    """Write the model of a finished run into an empty or new folder.
+    """Write the model of a finished run to a new or empty folder.
 
-    A folder that holds this very export is left as it is.
+    A folder that already contains this export is not changed.
 
     Args:
+        results: the results folder.
         run: RECIPE, RECIPE/RUN, RUN, or the run's folder.
+        to: the folder to write.
 
     Returns:
         the run's record.
 
     Raises:
-        UserError: there is no such run, or several; its weights are missing or not the record's;
-            or the folder is not empty.
+        UserError: no run matches, or several do; the weights are missing or do not match the
+            record; or the folder is not empty.
     """
     home = find_weights(results, run, tell=lambda runs: tell_differences(*read_frame(runs)))
     record = records.read_document(home / files.RECORD)
@@ -58,7 +60,7 @@ def export(
     saved = checkpoint.load(path, record["run"])
     if saved is None or checkpoint.state_digest(saved.model) != weights["digest"]:
         raise UserError(
-            f"{path}: does not contain the record's weights. To make them again: "
+            f"{path}: does not contain the record's weights. To recreate them, run: "
             f"{command_of(Record.of(record))}."
         )
     _write(to, record, saved.model, home / files.LEDGER)
@@ -66,7 +68,7 @@ def export(
 
 
 def recipe_of(record: Document) -> str:
-    """Return a record's configuration as the YAML of a recipe."""
+    """Return a record's configuration as a recipe in YAML."""
     config = deepcopy(record["config"])
     defaults = []
     for group in GROUPS:
@@ -88,14 +90,17 @@ def write_own(
     privacy: dict[str, Any],
     metrics: Mapping[str, float],
 ) -> None:
-    """Write weights, ledger, report and card into an empty or new folder.
+    """Write the weights, ledger, report and card of your own loop to a new or empty folder.
 
-    A folder that holds this very export is left as it is, so that a script can run twice.
+    A folder that already contains this export is not changed, so that a script can run twice.
 
     Args:
-        about: name, algorithm, inputs, data and owners.
-        privacy: what `Private.report` returned.
-        metrics: the numbers that the card states.
+        to: the folder to write.
+        model: the trained model.
+        ledger: the path of the loop's ledger.
+        about: the report's `name`, `algorithm`, `inputs`, `data` and `owners`.
+        privacy: the result of `Private.report`.
+        metrics: the test results to state in the card.
     """
     state = model.state_dict()
     weights = {name: value for name, value in state.items() if isinstance(value, Tensor)}
@@ -117,26 +122,31 @@ def _write(
     weights: dict[str, Tensor],
     ledger: Path,
 ) -> None:
-    """Write an export beside its place, and move it there: a kill leaves none half written."""
+    """Write an export.
+
+    It is written to a temporary folder beside `to` and then renamed, so that a killed process
+    leaves no partial export.
+    """
     name = files.REPORT if files.is_report(source) else files.RECORD
-    if _holds(to, name, source):
+    if _contains_export(to, name, source):
         return
     if to.exists() and not (to.is_dir() and not any(to.iterdir())):
         raise UserError(f"{to}: is not empty; choose a new folder.")
     make_folder(to.absolute().parent)
-    with TemporaryDirectory(prefix=f".{to.name}.", dir=to.absolute().parent) as place:
-        whole = Path(place) / "model"
-        make_folder(whole)
-        files.write_weights(whole / files.WEIGHTS, weights)
-        records.write(whole / name, source)
-        files.copy_ledger(ledger, whole)
-        if not source["privacy"].get("nodes"):  # a federation's are at its nodes
-            _require_end(whole / files.LEDGER, source, ledger)
-        written = records.from_json((whole / name).read_text(encoding="utf-8"))  # its order of keys
+    with TemporaryDirectory(prefix=f".{to.name}.", dir=to.absolute().parent) as temporary:
+        draft = Path(temporary) / "model"
+        make_folder(draft)
+        files.write_weights(draft / files.WEIGHTS, weights)
+        records.write(draft / name, source)
+        files.copy_ledger(ledger, draft)
+        if not source["privacy"].get("nodes"):  # the nodes of a federation keep their ledgers
+            _require_end(draft / files.LEDGER, source, ledger)
+        # Read the source back, so that the texts have the order of keys that `verify` will read.
+        written = records.from_json((draft / name).read_text(encoding="utf-8"))
         for file, text in texts_of(written).items():
-            records.write_text(whole / file, text)
-        files.write_sums(whole)
-        rename(whole, to)
+            records.write_text(draft / file, text)
+        files.write_sums(draft)
+        rename(draft, to)
 
 
 def _require_end(
@@ -144,36 +154,46 @@ def _require_end(
     source: Source,
     ledger: Path,
 ) -> None:
-    """Reject a ledger, copied, that does not end where the record, or report, says."""
+    """Reject a ledger whose last entry does not have the digest that the source states.
+
+    Args:
+        copied: the copy of the ledger in the export, which is checked.
+        source: the record or report.
+        ledger: the original, which the error message names.
+    """
     end = end_of(copied) if copied.is_file() else None
     if end != source["privacy"]["ledger"]["digest"]:
-        raise UserError(f"{ledger}: is damaged or cut, and its ε cannot be trusted.")
+        raise UserError(f"{ledger}: is damaged or truncated, so its ε cannot be trusted.")
 
 
 def texts_of(source: Source) -> dict[str, str]:
-    """Return the texts that follow from a record, or report, by file name."""
+    """Return the texts that are determined by a record or report, by file name."""
     texts = {files.CARD: card(source)}
     if not files.is_report(source):
         texts[files.RECIPE] = recipe_of(source)
     return texts
 
 
-def _holds(
+def _contains_export(
     folder: Path,
     name: str,
     source: Source,
 ) -> bool:
-    """True if the folder is the whole export of this record, or report, with no file changed."""
+    """Return whether the folder is an unchanged export of this record or report."""
     sums = files.read_sums(folder)
-    if name not in sums or any(files.misses(folder / file, sums[file]) for file in sums):
+    if name not in sums or any(files.find_mismatch(folder / file, sums[file]) for file in sums):
         return False
     exported = read_json(folder / name)
-    ours = records.to_json(source)
-    return all(exported.get(key) == ours[key] for key in ours if key != "environment")
+    expected = records.to_json(source)
+    return all(exported.get(key) == expected[key] for key in expected if key != "environment")
 
 
 def _number(name: str, value: Any) -> float:
-    """Return a metric as a float, for a card."""
+    """Return a metric's value as a finite float.
+
+    Raises:
+        UserError: the value is not a finite number.
+    """
     try:
         number = float(value)
     except (TypeError, ValueError):

@@ -1,4 +1,4 @@
-"""The files of an exported folder: names, one schema, weights, ledger and digests."""
+"""Read and write the files of an exported folder, and check the form of records and reports."""
 
 from __future__ import annotations
 
@@ -33,11 +33,12 @@ REPORT = "report.json"
 RECIPE = "recipe.yaml"
 LEDGER = "ledger.jsonl"
 SUMS = EXPORTED
-MOST_LEDGER = 1 << 28  # bytes: two million steps
-MOST_CONFIG = 20_000  # characters
-MOST_NUMBERS = 1 << 28  # in one example
-# A run's record; or, of a loop of one's own, `private.report()` with what the model is.
+MAX_LEDGER = 1 << 28  # bytes, enough for two million steps
+MAX_CONFIG = 20_000  # characters
+MAX_NUMBERS = 1 << 28  # in one example
+# A run's record, or the report of your own loop: `private.report()` and a description of the model.
 Source = Document
+# The parts of records and reports that this package reads, as `foreign_files.misfits` takes them.
 _SAMPLING: dict[str, Shape] = {
     "scheme": str,
     "records": int,
@@ -45,7 +46,7 @@ _SAMPLING: dict[str, Shape] = {
 }
 _INTERVAL = dict.fromkeys(("epsilon_tight", "epsilon_tight_at_least"), NUMBER)
 _PATIENT = dict.fromkeys(("epsilon_patient", "epsilon_patient_at_least"), NUMBER)
-_BOTH: dict[str, Shape] = {
+_SHARED: dict[str, Shape] = {
     "environment": {"commit": (str | None), "versions": {"zdp-bench": str}},
     "measured": {"weights": {"digest": str}},
     "metrics": {str: NUMBER},
@@ -53,13 +54,13 @@ _BOTH: dict[str, Shape] = {
         **dict.fromkeys(("epsilon_of", "adjacency", "randomness"), str),
         **dict.fromkeys(("delta", "noise_multiplier", "z"), NUMBER),
         **_INTERVAL,
-        "epsilon_part": NUMBER | None,  # without an owner there is none
+        "epsilon_part": NUMBER | None,  # None if examples have no owners
         "steps": int,
         "sampling": _SAMPLING,
         "ledger": {"entries": int, "digest": str},
     },
 }
-_OF_NODE: Shape = {
+_NODE: Shape = {
     **_INTERVAL,
     **_PATIENT,
     "epsilon_claimed": NUMBER,
@@ -77,7 +78,7 @@ _RUN: Shape = {
         },
     },
     "model": {"parameters_real": int},
-    "privacy": {**_PATIENT, "epsilon_claimed": NUMBER, "nodes": (NoneType, [_OF_NODE])},
+    "privacy": {**_PATIENT, "epsilon_claimed": NUMBER, "nodes": (NoneType, [_NODE])},
     "representation": (
         NoneType,
         {"name": str, "digest": str, "input_shape": [int], "input_dtype": str},
@@ -103,16 +104,21 @@ _LOOP: Shape = {
         "start": (NoneType, _START),
     },
 }
-_AS_PAIRS = "complex128_as_pairs"  # names of tensors whose last dimension is (real, imaginary)
+# The metadata key of the names of tensors whose last dimension is (real, imaginary).
+_PAIRS_KEY = "complex128_as_pairs"
 
 
 def is_report(source: Source) -> bool:
-    """True for your own loop's report."""
+    """Return whether a source is the report of your own loop, rather than a run's record."""
     return "config" not in source
 
 
 def read(folder: Path) -> Source:
-    """Return the record of an exported run, or the report of an exported loop."""
+    """Return the record of an exported run, or the report of an exported loop.
+
+    Raises:
+        UserError: the folder is not an exported model, or its record or report is damaged.
+    """
     path = folder / REPORT
     if not path.is_file():
         path = folder / RECORD
@@ -126,38 +132,47 @@ def read(folder: Path) -> Source:
 
 
 def require_fit(source: Source, path: Path) -> None:
-    """Reject a record or report that lacks what an export needs, or has absurd values."""
+    """Reject a record or report that lacks a required key, or has an implausible value.
+
+    Raises:
+        UserError: a key is missing, or its value has the wrong type or range.
+    """
     if is_report(source):
-        wrong = _misfits_of_report(source)
+        bad_keys = _report_misfits(source)
     else:
         records.require_record(source, path)
-        wrong = _misfits_of_record(source)
-    if wrong:
+        bad_keys = _record_misfits(source)
+    if bad_keys:
         raise UserError(
-            f"{path}: lacks {', '.join(wrong[:5])}, or contains something else there; it is "
+            f"{path}: lacks {', '.join(bad_keys[:5])}, or has an invalid value there; it is "
             "damaged, or from another version of zdp-bench."
         )
 
 
-def _misfits_of_report(report: Source) -> list[str]:
-    wrong = [*misfits(report, _BOTH), *misfits(report, _LOOP)]
-    if wrong:
-        return wrong
+def _report_misfits(report: Source) -> list[str]:
+    """Return the keys of a report that are missing or have an invalid value."""
+    bad_keys = [*misfits(report, _SHARED), *misfits(report, _LOOP)]
+    if bad_keys:
+        return bad_keys
     if report["owners"]:
-        wrong = [*misfits(report, {"privacy": {"examples_per_owner": int}})]
+        bad_keys = [*misfits(report, {"privacy": {"examples_per_owner": int}})]
     if not 0 < report["privacy"]["delta"] < 1:
-        wrong.append("privacy.delta")
-    return wrong
+        bad_keys.append("privacy.delta")
+    return bad_keys
 
 
-def _misfits_of_record(record: Document) -> list[str]:
-    wrong = [*misfits(record, _BOTH), *misfits(record, _RUN)]
-    return wrong or list(_beyond_reason(record))
+def _record_misfits(record: Document) -> list[str]:
+    """Return the keys of a record that are missing or have an invalid value."""
+    bad_keys = [*misfits(record, _SHARED), *misfits(record, _RUN)]
+    return bad_keys or list(_implausible_keys(record))
 
 
-def _beyond_reason(record: Document) -> Iterator[str]:
-    """Yield the keys of a record whose values no model or data set has."""
-    if len(repr(record["config"])) > MOST_CONFIG:
+def _implausible_keys(record: Document) -> Iterator[str]:
+    """Yield the keys of a record whose values are not possible for a model or data set.
+
+    This limits the memory and time that a record of unknown origin can take.
+    """
+    if len(repr(record["config"])) > MAX_CONFIG:
         yield "config"
     shape, dtype = raw_example(record)
     if not _is_shape(shape) or dtype_of(dtype) is None:
@@ -175,32 +190,45 @@ def _beyond_reason(record: Document) -> Iterator[str]:
 
 
 def _is_shape(sides: Sequence[int]) -> bool:
-    return min(sides, default=1) > 0 and math.prod(sides) <= MOST_NUMBERS
+    return min(sides, default=1) > 0 and math.prod(sides) <= MAX_NUMBERS
 
 
 def raw_example(record: Document) -> tuple[tuple[int, ...], str]:
-    """Return shape and dtype of an example before its representation, if it has one."""
+    """Return the shape and the dtype's name of an example, before a representation if any."""
     example = record.get("representation") or record["data"]["example"]
     return tuple(example["input_shape"]), example["input_dtype"]
 
 
 def dtype_of(name: str) -> torch.dtype | None:
-    """Return torch's type of numbers of a name such as 'float32'; None for other words."""
+    """Return the dtype with a name such as 'float32', or None if there is no such dtype."""
     dtype = getattr(torch, name, None)
     return dtype if isinstance(dtype, torch.dtype) else None
 
 
 def copy_ledger(ledger: Path, to: Path) -> None:
-    """Copy a ledger, if there is one, and those that were set aside beside it, as `LEDGER`."""
+    """Copy a ledger to the folder `to`, with those that were set aside; missing files are skipped.
+
+    Args:
+        ledger: the path of the ledger.
+        to: an existing folder; the copy is named `LEDGER`.
+
+    Raises:
+        UserError: a file is larger than `MAX_LEDGER`.
+    """
     for path in [ledger, *those_aside(ledger)]:
         if path.is_file():
-            if path.stat().st_size > MOST_LEDGER:
-                raise UserError(f"{path}: is larger than the {MOST_LEDGER:,} bytes of a ledger.")
+            if path.stat().st_size > MAX_LEDGER:
+                raise UserError(
+                    f"{path}: is larger than {MAX_LEDGER:,} bytes, too large for a ledger."
+                )
             shutil.copyfile(path, to / path.name.replace(ledger.name, LEDGER, 1))
 
 
 def write_weights(path: Path, weights: dict[str, Any]) -> None:
-    """Write a model's state; safetensors has no complex128, so that is written as pairs."""
+    """Write a model's state to a safetensors file.
+
+    The format has no complex128, so such tensors are written as pairs of real numbers.
+    """
     tensors, pairs = {}, []
     for name, value in weights.items():
         if not isinstance(value, Tensor):
@@ -209,15 +237,16 @@ def write_weights(path: Path, weights: dict[str, Any]) -> None:
         if value.dtype == torch.complex128:
             pairs.append(name)
             value = torch.view_as_real(value)
-        tensors[name] = value.contiguous().clone()  # safetensors refuses tensors that share memory
+        tensors[name] = value.contiguous().clone()  # safetensors rejects tensors that share memory
     metadata = {"format": "pt"}
     if pairs:
-        metadata[_AS_PAIRS] = " ".join(pairs)
-    path.write_bytes(save(tensors, metadata))  # `save_file` lets nobody else read it
+        metadata[_PAIRS_KEY] = " ".join(pairs)
+    # Not `save_file`, whose files only the current user can read.
+    path.write_bytes(save(tensors, metadata))
 
 
 def read_weights(path: Path) -> dict[str, Tensor]:
-    """Return what `write_weights` wrote, bit for bit."""
+    """Return the state in a file of `write_weights`, bit for bit."""
     with _open_weights(path) as (file, pairs):
         weights = {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
         for name in pairs:
@@ -226,7 +255,7 @@ def read_weights(path: Path) -> dict[str, Tensor]:
 
 
 def read_shapes(path: Path) -> dict[str, list[int]]:
-    """Return the shapes of the weights in a file, of which only the head is read."""
+    """Return the shapes of the weights in a file; only its header is read."""
     with _open_weights(path) as (file, pairs):
         shapes = {name: file.get_slice(name).get_shape() for name in file.keys()}  # noqa: SIM118
         for name in pairs:
@@ -236,24 +265,24 @@ def read_shapes(path: Path) -> dict[str, list[int]]:
 
 @contextmanager
 def _open_weights(path: Path) -> Iterator[tuple[Any, list[str]]]:
-    """Open a file of weights; yields it and the names of tensors that are written as pairs."""
+    """Yield the open safetensors file, and the names of tensors that are written as pairs."""
     try:
-        open_regular(path).close()  # safetensors would wait for a FIFO without end
+        open_regular(path).close()  # because safetensors would wait at a FIFO forever
         with safe_open(path, "pt") as file:
-            yield file, (file.metadata() or {}).get(_AS_PAIRS, "").split()
+            yield file, (file.metadata() or {}).get(_PAIRS_KEY, "").split()
     except (SafetensorError, OSError, RuntimeError) as error:
         raise UserError(f"{path}: is damaged ({in_one_line(error)}); copy it again.") from None
 
 
 def write_sums(folder: Path) -> None:
-    """Write the digests of all files of the folder."""
+    """Write the digests of all files in the folder to `SHA256SUMS`."""
     files = sorted(path for path in folder.iterdir() if path.is_file() and path.name != SUMS)
     lines = [f"{sha256(path)}  {path.name}\n" for path in files]
     records.write_text(folder / SUMS, "".join(lines))
 
 
 def read_sums(folder: Path) -> dict[str, str]:
-    """Return digest by file name; empty without a file of them."""
+    """Return the digests in `SHA256SUMS` by file name; empty if there is no such file."""
     path = folder / SUMS
     if not path.exists():
         return {}
@@ -266,10 +295,10 @@ def read_sums(folder: Path) -> dict[str, str]:
     return sums
 
 
-def misses(path: Path, digest: str) -> str:
-    """Return why a file does not match a digest: 'is missing', ...; '' if it does."""
-    if not os.path.isfile(path):  # unlike `Path.is_file`, also of a name that is too long
+def find_mismatch(path: Path, digest: str) -> str:
+    """Return why a file does not match a digest, such as 'is missing', or '' if it matches."""
+    if not os.path.isfile(path):  # `Path.is_file` would raise if the name is too long
         return "is missing"
-    if path.name != WEIGHTS and path.stat().st_size > MOST_LEDGER:
-        return f"is larger than the {MOST_LEDGER:,} bytes of any file but the weights"
-    return "" if sha256(path) == digest else "is not the file exported"
+    if path.name != WEIGHTS and path.stat().st_size > MAX_LEDGER:
+        return f"is larger than {MAX_LEDGER:,} bytes, which only the weights may be"
+    return "" if sha256(path) == digest else "is not the exported file"

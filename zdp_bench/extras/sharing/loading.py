@@ -1,4 +1,4 @@
-"""Build the model of an exported folder, without its data and its run, and run it on a file."""
+"""Load an exported model without its data or its run, and run it on a file."""
 
 from __future__ import annotations
 
@@ -43,17 +43,20 @@ def load(
 ) -> nn.Module:
     """Return an exported model with its weights, in eval mode.
 
-    A run's model takes raw examples: a representation that it was trained behind is part of it.
+    The model of a run takes raw examples: if it was trained on a representation, the returned model
+    computes the representation first.
 
     Args:
-        model: your own network, which the weights go into, on its device. None for a run's: it is
-            built from the record, on the CPU.
-        weights: your own copy of the file with the public network's weights, if the run's
-            `representation.weights` was a file. No path of a record is opened.
+        folder: the exported model.
+        model: your own network, which receives the weights and stays on its device. Default: a
+            run's model is built from its record, on the CPU.
+        weights: your copy of the file with the public network's weights, needed if the run's
+            `representation.weights` was a file. Paths in a record are never opened.
 
     Raises:
-        UserError: the folder is no exported model, its weights do not fit the model, it is of a
-            loop of your own and `model` is missing, or `weights` are missing or not the run's.
+        UserError: the folder is not an exported model; its weights do not fit the model; `model` is
+            missing for the export of your own loop; or `weights` are missing or differ from the
+            run's.
     """
     folder = Path(folder)
     source = files.read(folder)
@@ -87,7 +90,17 @@ def find_representation(
     record: Document,
     weights: str | Path | None = None,
 ) -> Representation | None:
-    """Return a record's representation, or None; `weights` replace the path that it names."""
+    """Return the representation that a record's model was trained on, or None.
+
+    Args:
+        folder: the exported model, for error messages.
+        config: the record's configuration.
+        record: the record.
+        weights: the file to use in place of the path in the record; see `load`.
+
+    Raises:
+        UserError: `weights` is missing, or the representation differs from the run's.
+    """
     chosen = config.representation
     if chosen is None:
         return None
@@ -95,10 +108,10 @@ def find_representation(
     if chosen.options.get("weights", NO_FILE[0]) not in NO_FILE:
         if weights is None:
             raise UserError(
-                f"{folder / files.RECORD}: its model was trained behind a public network with "
-                f"weights of a file (SHA-256 {str(known.get('sha256'))[:16]}), and no path of a "
-                "record is opened: give your copy as zdp_bench.load(FOLDER, weights=FILE) or "
-                "--weights FILE."
+                f"{folder / files.RECORD}: its model was trained on the outputs of a public "
+                f"network with weights from a file (SHA-256 {str(known.get('sha256'))[:16]}). "
+                "Paths in a record are never opened: pass your copy as "
+                "zdp_bench.load(FOLDER, weights=FILE) or --weights FILE."
             )
         options = chosen.options | {"weights": str(weights)}
         config = replace(config, representation=Plugin(chosen.name, options))
@@ -106,19 +119,23 @@ def find_representation(
     representation = build_representation(config, shape, files.dtype_of(dtype) or torch.float32)
     if representation.digest != known.get("digest"):
         raise UserError(
-            f"{folder / files.RECORD}: its model was trained behind a representation of digest "
-            f"{str(known.get('digest'))[:16]}, and here representation={representation.name} is "
-            f"{representation.digest[:16]}: from other weights, or another version of zdp-bench."
+            f"{folder / files.RECORD}: its model was trained on a representation with digest "
+            f"{str(known.get('digest'))[:16]}, but here representation={representation.name} has "
+            f"{representation.digest[:16]}: the weights or the version of zdp-bench differ."
         )
     return representation
 
 
 def sketch_of(folder: Path, record: Document) -> ModelSetup:
-    """Return what a record's run trained with, on torch's meta device: its model has no numbers.
+    """Return the setup of a record's run, with its model on PyTorch's meta device.
 
-    So nothing is made that is larger than the weights in the folder, whatever the record says.
+    A model on this device has no storage, so the memory used is bounded by the size of the weights
+    in the folder, whatever the record states.
+
+    Raises:
+        UserError: the weights in the folder do not fit the model.
     """
-    # Neither other weights nor a start from white noise: it has its own.
+    # The export has its own weights, so neither a start nor pretrained weights are loaded.
     config = replace(config_of(record), start=None)
     info = info_of(record)
     if "weights" in config.model.options:
@@ -138,23 +155,26 @@ def sketch_of(folder: Path, record: Document) -> ModelSetup:
 
 
 @contextmanager
-def _limit_parameters(most: int, beyond: UserError) -> Iterator[None]:
-    """Raise `beyond` within, as soon as modules have been given more parameters than that."""
+def _limit_parameters(max_count: int, error: UserError) -> Iterator[None]:
+    """Raise `error` within the block once more than `max_count` parameters are registered.
+
+    A record could otherwise state a model with so many modules that building it never ends.
+    """
     count = itertools.count(1)
 
-    def watch(*_: object) -> None:
-        if next(count) > most:
-            raise beyond
+    def check_count(*_: object) -> None:
+        if next(count) > max_count:
+            raise error
 
-    watching = register_module_parameter_registration_hook(watch)
+    hook = register_module_parameter_registration_hook(check_count)
     try:
         yield
     finally:
-        watching.remove()
+        hook.remove()
 
 
 def config_of(record: Document) -> Run:
-    """Return the configuration of a record, checked; missing keys have their defaults."""
+    """Return the checked configuration of a record; missing keys have their defaults."""
     try:
         check_values(record["config"], most=0)
     except UserError as error:
@@ -162,23 +182,26 @@ def config_of(record: Document) -> Run:
     default = to_plain(compose(["recipe=quickstart"]))
     config = dict(default)
     for key, value in record["config"].items():
-        if key == "execution":  # of the run that was, with keys that later versions lack
+        if key == "execution":  # does not affect the model, and may have keys that were removed
             continue
         if key in SECTIONS and isinstance(value, dict):
-            value = {**default[key], **_without_gone(value, default[key])}
+            value = {**default[key], **_drop_removed(value, default[key])}
         elif key in PLUGINS and isinstance(value, dict) and isinstance(value.get("name"), str):
-            value = _without_gone(value, ["name", *own_keys(key, value["name"])])
+            value = _drop_removed(value, ["name", *own_keys(key, value["name"])])
         config[key] = value
     return check(config)
 
 
-def _without_gone(options: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
-    """Return options without those of an earlier version that are gone and were off."""
+def _drop_removed(options: dict[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return the options without unknown ones that are null.
+
+    An earlier version had them, and they were off. Other unknown options stay, to be rejected.
+    """
     return {key: value for key, value in options.items() if key in known or value is not None}
 
 
 def info_of(record: Document) -> DatasetInfo:
-    """Return counts and shapes of a record's data; none of it is read."""
+    """Return the counts and shapes of a record's data, without reading the data."""
     data, privacy = record["data"], record["privacy"]
     example, is_of_unit = data["example"], privacy["epsilon_of"] != "example"
     return DatasetInfo(
@@ -202,15 +225,18 @@ def predict_file(
     out: Path,
     weights: Path | None = None,
 ) -> tuple[int, ...]:
-    """Write the model's outputs [n, ...] for the inputs of a file; return their shape.
+    """Write the model's outputs, [n, ...], for the inputs in a file, and return their shape.
 
     Args:
-        inputs: a .npy file; or a file as the training data of `dataset=folder` was.
+        folder: the exported model.
+        inputs: a .npy file with examples [n, ...]. For a model trained with `dataset=folder`, also
+            a file of the kind that it was trained on.
         out: the .npy file to write.
-        weights: see `load`.
+        weights: the file with the public network's weights; see `load`.
 
     Raises:
-        UserError: the model's code is not in the folder, or it does not take such inputs.
+        UserError: the export is of your own loop, whose architecture it does not contain; or the
+            model does not take such inputs.
     """
     if out.suffix != ".npy":
         raise UserError(f"--out {out}: must end with .npy.")
@@ -218,15 +244,15 @@ def predict_file(
     record = files.read(folder)
     if files.is_report(record):
         raise UserError(
-            f"{folder}: contains a network whose code is not there: use zdp_bench.load."
+            f"{folder}: does not contain the network's code; use zdp_bench.load(FOLDER, model=...)."
         )
-    shape, numbers = files.raw_example(record)
-    dtype = getattr(torch, numbers)
+    shape, dtype_name = files.raw_example(record)
+    dtype = getattr(torch, dtype_name)
     examples = read_inputs(record, inputs)
     has_shape = len(examples) > 0 and examples.shape[1:] == shape
     if not has_shape or not torch.can_cast(examples.dtype, dtype):
         raise UserError(
-            f"{inputs}: holds {_describe(examples.dtype, examples.shape)}, where the model takes "
+            f"{inputs}: contains {_describe(examples.dtype, examples.shape)}, but the model takes "
             f"{_describe(dtype, ('n', *shape))}, prepared as its training data was."
         )
     outputs = forward(load(folder, weights=weights), examples.to(dtype))
@@ -237,20 +263,24 @@ def predict_file(
 
 
 def read_inputs(record: Document, path: Path) -> Tensor:
-    """Return the array of a .npy file, or a file as the model's training data was prepared."""
+    """Return the array in a .npy file, or another file prepared like the model's training data.
+
+    Raises:
+        UserError: the file is not a .npy file, and the model was not trained with `dataset=folder`.
+    """
     if path.suffix == ".npy":
         with reading(path):
             return torch.as_tensor(np.load(path, allow_pickle=False))
     prepare = getattr(build_dataset(config_of(record)), "prepare", None)
-    if prepare is None:  # only dataset=folder has it
+    if prepare is None:  # the data set is not dataset=folder, which alone has this method
         raise UserError(
-            f"INPUTS {path}: must end with .npy, prepared as the training data was; the model was "
-            f"trained on {record['data']['name']}, whose files are not read one by one."
+            f"INPUTS {path}: must end with .npy and be prepared as the training data was; the "
+            f"model was trained on {record['data']['name']}, whose files are not read one by one."
         )
     example: Tensor = prepare(path)
     return example
 
 
 def _describe(dtype: torch.dtype, shape: tuple[Any, ...]) -> str:
-    """'float32 [n, 1, 8, 8]'."""
+    """Return a dtype and shape as text, such as 'float32 [n, 1, 8, 8]'."""
     return f"{str(dtype).removeprefix('torch.')} [{', '.join(map(str, shape))}]"

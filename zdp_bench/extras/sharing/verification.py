@@ -1,7 +1,7 @@
-"""Check an exported folder: digests, weights, ledger, every ε, recipe and card.
+"""Verify an exported model: digests, weights, ledger, every ε, recipe and card.
 
-Every number on privacy is computed again from the configuration, the counts and the ledger, by the
-code that made the record. What no file of the folder can prove is listed as not checked.
+Every number about privacy is recomputed from the configuration, the counts and the ledger, with the
+code that writes records. Anything that the folder cannot prove is listed as 'not checked'.
 """
 
 from __future__ import annotations
@@ -39,8 +39,8 @@ from zdp_bench.training.run import epsilon_of, privacy_report, released_report
 from zdp_bench.training.setup import ModelSetup
 
 State = Literal["right", "wrong", "not checked"]
-CLOSE = 1e-6  # relative: an ε of another machine differs by rounding
-# Of a loop of one's own: in no file but the report.
+TOLERANCE = 1e-6  # relative, because rounding of ε differs between machines
+# Keys of your own loop's section on privacy that no other file in the folder determines.
 ONLY_IN_REPORT = {
     "noise_multiplier",
     "randomness_from",
@@ -49,9 +49,10 @@ ONLY_IN_REPORT = {
     "steps_taken",
     "delta",
 }
-NOT_HERE = "their ledgers are in other folders"
-ONLY_IN_DATA = {"unit", "examples_per_patient"}  # of a run
-# A federation's node keeps its ledger and its patients to itself.
+ELSEWHERE = "their ledgers are in other folders"
+# Keys of a run's section on privacy that depend on its data.
+ONLY_IN_DATA = {"unit", "examples_per_patient"}
+# Keys of a node's section on privacy that depend on its ledger or data, which stay at the node.
 ONLY_AT_NODES = {
     "node",
     "ledger",
@@ -64,15 +65,21 @@ ONLY_AT_NODES = {
 UNPROVABLE = (
     "that the ledger lists every release, and that the weights come from its steps: someone may "
     "have rewritten the whole run",
-    "the training data, the test metrics, the most examples of one patient, versions and commit: "
-    "cannot be recomputed from this folder",
+    "the training data, the test metrics, the largest number of examples of one patient, versions "
+    "and commit: cannot be recomputed from this folder",
 )
-UNPROVABLE_OF_OWN = "the network's size, and that the owner's loop was private outside its steps"
+UNPROVABLE_FOR_LOOP = "the network's size, and that the owner's loop was private outside its steps"
 
 
 @dataclass(frozen=True)
 class Check:
-    """One checked item; `found` states what is wrong, or why it was not checked."""
+    """The result of one check.
+
+    Attributes:
+        what: what was checked.
+        state: the result.
+        found: what is wrong, or why it was not checked.
+    """
 
     what: str
     state: State
@@ -80,28 +87,33 @@ class Check:
 
 
 def verify(folder: Path) -> list[Check]:
-    """Return everything that was checked, with what is wrong, and what could not be checked."""
+    """Return the results of all checks of an exported model, including what cannot be checked.
+
+    Raises:
+        UserError: the folder is not an exported model, or its record or report is damaged.
+    """
     source = files.read(folder)
     unprovable = list(UNPROVABLE)
     if files.is_report(source):
-        unprovable.append(UNPROVABLE_OF_OWN)
-    # before the weights are read: they may not fit
-    of_privacy = _check_privacy(folder, source)
+        unprovable.append(UNPROVABLE_FOR_LOOP)
+    # Check this before reading the weights: it rejects weights that do not fit the model.
+    privacy_checks = _check_privacy(folder, source)
     return [
         *_check_sums(folder),
         _check_weights(folder, source),
-        *of_privacy,
+        *privacy_checks,
         *_check_texts(folder, source),
         *(Check(what, "not checked") for what in unprovable),
     ]
 
 
 def _check_privacy(folder: Path, source: Source) -> list[Check]:
-    """Return what was checked of the section on privacy, and of what names the run."""
+    """Check the source's section on privacy, and the values that name the run."""
     checks = list[Check]()
     try:
         if files.is_report(source):
-            files.read_shapes(folder / files.WEIGHTS)  # so that they are as long as their head says
+            # This rejects a file of weights whose size differs from the size in its header.
+            files.read_shapes(folder / files.WEIGHTS)
             checks += _check_loop(folder, source)
         else:
             setup = sketch_of(folder, source)
@@ -112,22 +124,24 @@ def _check_privacy(folder: Path, source: Source) -> list[Check]:
                 checks += _check_run(folder, source, setup)
     except LedgerError as error:
         checks.append(Check(files.LEDGER, "wrong", str(error)))
-        checks.append(Check("privacy", "not checked", "it follows from the ledger"))
+        checks.append(Check("privacy", "not checked", "it depends on the ledger"))
     return checks
 
 
 def _check_sums(folder: Path) -> Iterator[Check]:
+    """Check the digests of all files, and list files without one."""
     sums = files.read_sums(folder)
     if not sums:
         yield Check(files.SUMS, "wrong", "is missing or empty")
     for name, expected in sums.items():
-        yield _check(f"SHA-256 of {name}", files.misses(folder / name, expected))
+        yield _check(f"SHA-256 of {name}", files.find_mismatch(folder / name, expected))
     for path in sorted(folder.iterdir()):
         if path.name not in sums and path.name != files.SUMS:
             yield Check(path.name, "not checked", f"is not listed in {files.SUMS}")
 
 
 def _check_weights(folder: Path, source: Source) -> Check:
+    """Check that the weights are those of the record or report."""
     what = "weights are those that were exported"
     try:
         digest = state_digest(files.read_weights(folder / files.WEIGHTS))
@@ -137,12 +151,12 @@ def _check_weights(folder: Path, source: Source) -> Check:
 
 
 def _check_names(record: Document, setup: ModelSetup) -> Check:
-    """Check that configuration, seed and data digest are those that the run is named by."""
+    """Check that configuration, seed and the data's digest give the digest that names the run."""
     config, start = config_of(record), record.get("start")
     data = record["data"]["digest"]
     if start:
         data = f"{data}:{start['weights']}"
-    ours = {
+    computed = {
         "run": run_digest(config, data, record["environment"].get("plugins")),
         "experiment": experiment_digest(config),
         "recipe": config.recipe,
@@ -150,8 +164,8 @@ def _check_names(record: Document, setup: ModelSetup) -> Check:
         "data.name": config.dataset.name,
         "model.parameters_real": count_real(trainable(setup.model).values()),
     }
-    stated = {key: get(record, key) for key in ours}
-    return _compare("configuration, seed and data name the run", ours, stated)
+    stated = {key: get(record, key) for key in computed}
+    return _compare("configuration, seed and data name the run", computed, stated)
 
 
 def _check_run(
@@ -159,19 +173,20 @@ def _check_run(
     record: Document,
     setup: ModelSetup,
 ) -> Iterator[Check]:
-    """Compute the record's section on privacy again, and compare every value."""
+    """Recompute a record's section on privacy, and compare every value."""
     privacy, config = record["privacy"], setup.config
     with torch.device("meta"):
-        whole = setup.with_plan()
+        planned = setup.with_plan()
     facts = {"epsilon_of": epsilon_of(config, privacy["unit"])}
-    ledger = _read_ledger(folder, whole.mechanism, not config.privacy.secure, facts)
-    again = privacy_report(whole, ledger, privacy["examples_per_patient"], privacy["unit"])
+    ledger = _read_ledger(folder, planned.mechanism, not config.privacy.secure, facts)
+    computed = privacy_report(planned, ledger, privacy["examples_per_patient"], privacy["unit"])
+    # A ledger of an earlier version states fewer facts.
     unknown = ONLY_IN_DATA | (facts.keys() - ledger.facts.keys())
-    yield from _compare_each(again, privacy, "privacy", unknown)
+    yield from _compare_each(computed, privacy, "privacy", unknown)
 
 
 def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
-    """Compute ε, z and steps of your own loop again, from its mechanism and ledger alone."""
+    """Recompute ε, z and the steps of your own loop from its mechanism and ledger alone."""
     privacy, owners = report["privacy"], report["owners"]
     kind, delta = kind_of(privacy["randomness_from"]), privacy["delta"]
     facts = {"randomness": kind}
@@ -181,20 +196,20 @@ def _check_loop(folder: Path, report: Source) -> Iterator[Check]:
         raise LedgerError(str(error)) from None
     ledger = _read_ledger(folder, mechanism, False, facts, owners)
     steps = ledger.releases
-    own = Earlier("", owners, mechanism.z, mechanism.sampling, steps)
-    again = {
+    this_training = Earlier("", owners, mechanism.z, mechanism.sampling, steps)
+    computed = {
         **released_report(mechanism, ledger, steps, delta, kind == "cryptographic"),
         "epsilon_of": "owner" if owners else "example",
         "epsilon_part": part_epsilon(mechanism, steps, delta),
-        "start": describe(own, _earlier_of(privacy), delta),
+        "start": describe(this_training, _earlier_of(privacy), delta),
     }
     unknown = ONLY_IN_REPORT | (facts.keys() - ledger.facts.keys())
-    yield Check("earlier trainings of the starting weights", "not checked", NOT_HERE)
-    yield from _compare_each(again, privacy, "privacy", unknown)
+    yield Check("earlier trainings of the starting weights", "not checked", ELSEWHERE)
+    yield from _compare_each(computed, privacy, "privacy", unknown)
 
 
 def _earlier_of(privacy: dict[str, Any]) -> Trainings:
-    """Return the trainings that a report states of its starting weights."""
+    """Return the earlier trainings of the starting weights that a report states."""
     stated = (privacy.get("start") or {}).get("trainings") or ()
     try:
         return frozenset(Earlier.from_dict(training) for training in stated)
@@ -209,32 +224,40 @@ def _read_ledger(
     facts: dict[str, str],
     whose: str = "",
 ) -> Ledger:
-    """Read a copy of the ledger and of those set aside: opening one may repair it."""
+    """Read the ledger and those set aside.
+
+    They are copied first, because opening a ledger may repair its file.
+    """
     if not (folder / files.LEDGER).is_file():
         raise LedgerError(f"{files.LEDGER}: is missing")
-    with tempfile.TemporaryDirectory() as place:
-        files.copy_ledger(folder / files.LEDGER, Path(place))
-        path = Path(place) / files.LEDGER
+    with tempfile.TemporaryDirectory() as temporary:
+        files.copy_ledger(folder / files.LEDGER, Path(temporary))
+        path = Path(temporary) / files.LEDGER
         try:
             ledger = Ledger(path, mechanism, repeatable, whose=whose, facts=facts)
         except LedgerError as error:
-            raise LedgerError(str(error).replace(f"{place}/", "")) from None
+            raise LedgerError(str(error).replace(f"{temporary}/", "")) from None
         ledger.close()
         return ledger
 
 
 def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
-    """Compute the ε of every node again; their ledgers and patients are at the nodes."""
+    """Recompute the ε of every node from the stated number of steps.
+
+    The nodes' ledgers and patients are not in the folder.
+    """
     privacy, config = record["privacy"], setup.config
     nodes = privacy["nodes"]
     plan = rounds_of(config, [node["sampling"]["records"] for node in nodes])
-    own_of = cache(lambda size: setup.with_plan(steps_of(config, size, plan.steps)))
+    # Cached, because nodes of the same size have the same setup.
+    setup_of = cache(lambda size: setup.with_plan(steps_of(config, size, plan.steps)))
     for node in nodes:
         with torch.device("meta"):
-            own = own_of(node["sampling"]["records"])
+            node_setup = setup_of(node["sampling"]["records"])
         ledger = Tally(True, node["steps"])
-        again = privacy_report(own, ledger, 1, privacy["unit"])
-        yield from _compare_each(again, node, f"node {node['node']}", ONLY_AT_NODES)
+        # 1 stands for the number of examples per patient; each ε of a patient is not compared.
+        computed = privacy_report(node_setup, ledger, 1, privacy["unit"])
+        yield from _compare_each(computed, node, f"node {node['node']}", ONLY_AT_NODES)
     for key in privacy:
         values = [node.get(key) for node in nodes]
         if key.startswith("epsilon_") and all(isinstance(value, float) for value in values):
@@ -243,40 +266,47 @@ def _check_federation(record: Document, setup: ModelSetup) -> Iterator[Check]:
 
 
 def _check_texts(folder: Path, source: Source) -> Iterator[Check]:
-    """Compare recipe and card with what this version writes."""
-    made_by = source["environment"]["versions"]["zdp-bench"]
+    """Compare recipe and card with the texts that this version writes."""
+    version = source["environment"]["versions"]["zdp-bench"]
     try:
         texts = texts_of(source)
     except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError) as error:
-        # A stranger's report may hold anything where no check needs a form.
+        # A report of unknown origin may have any values at keys whose form is not checked.
         reason = f"cannot be made from the report: {first_line(error)}"
         yield Check("texts of recipe and card", "wrong", reason)
         return
-    for name, ours in texts.items():
+    for name, text in texts.items():
         what = f"text of {name}"
         try:
-            same = read_text(folder / name) == ours
+            is_same = read_text(folder / name) == text
         except UserError as error:
             yield Check(what, "wrong", str(error))
             continue
-        if made_by != __version__:
-            yield Check(what, "not checked", f"zdp-bench {made_by} wrote it")
+        if version != __version__:
+            yield Check(what, "not checked", f"zdp-bench {version} wrote it")
         else:
-            yield _check(what, "" if same else "is not what was exported: it was edited")
+            yield _check(what, "" if is_same else "was edited after the export")
 
 
 def _compare_each(
-    again: dict[str, Any],
+    computed: dict[str, Any],
     stated: dict[str, Any],
     where: str,
     unknown: Collection[str],
 ) -> Iterator[Check]:
-    """Compare stated values with those computed again, but for keys that cannot be."""
+    """Compare each stated value with the recomputed value.
+
+    Args:
+        computed: the recomputed values.
+        stated: the values in the record or report.
+        where: the section's name in the checks.
+        unknown: the keys that cannot be recomputed.
+    """
     for key, value in stated.items():
         if key in unknown:
             yield Check(f"{where}.{key}", "not checked", "cannot be recomputed from this folder")
         else:
-            yield _compare(f"{where}.{key}", again.get(key), value)
+            yield _compare(f"{where}.{key}", computed.get(key), value)
 
 
 def _compare(
@@ -284,21 +314,23 @@ def _compare(
     computed: Any,
     stated: Any,
 ) -> Check:
+    """Compare a stated value with the recomputed value."""
     computed, stated = to_json(computed), to_json(stated)
-    same = _same(computed, stated)
-    return _check(what, "" if same else f"says {stated}, computed {computed}")
+    is_same = _is_equal(computed, stated)
+    return _check(what, "" if is_same else f"says {stated}, computed {computed}")
 
 
-def _same(ours: Any, theirs: Any) -> bool:
-    """True if two JSON values are equal, floats up to rounding."""
-    if isinstance(ours, dict) and isinstance(theirs, dict):
-        return ours.keys() == theirs.keys() and all(_same(ours[key], theirs[key]) for key in ours)
-    if isinstance(ours, list) and isinstance(theirs, list):
-        return len(ours) == len(theirs) and all(map(_same, ours, theirs))
-    if isinstance(ours, float) and isinstance(theirs, float | int):
-        return math.isclose(ours, theirs, rel_tol=CLOSE)
-    return bool(ours == theirs)
+def _is_equal(a: Any, b: Any) -> bool:
+    """Return whether two JSON values are equal, with floats equal up to rounding."""
+    if isinstance(a, dict) and isinstance(b, dict):
+        return a.keys() == b.keys() and all(_is_equal(a[key], b[key]) for key in a)
+    if isinstance(a, list) and isinstance(b, list):
+        return len(a) == len(b) and all(map(_is_equal, a, b))
+    if isinstance(a, float) and isinstance(b, float | int):
+        return math.isclose(a, b, rel_tol=TOLERANCE)
+    return bool(a == b)
 
 
-def _check(what: str, wrong: str) -> Check:
-    return Check(what, "wrong" if wrong else "right", wrong[:500])
+def _check(what: str, fault: str) -> Check:
+    """Return a check that is wrong if a fault is given, right if it is empty."""
+    return Check(what, "wrong" if fault else "right", fault[:500])

@@ -1,1 +1,1 @@
-"""The verbs of this extra, one module each."""
+"""The commands of this extra, one module each."""

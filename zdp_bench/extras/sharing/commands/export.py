@@ -1,5 +1,5 @@
-"""Write the trained model of a finished run to a folder: weights (safetensors), model card, record,
-recipe and ledger. `zdp_bench.load(FOLDER)` reads it.
+"""Export the trained model of a finished run to a folder with weights (safetensors), model card,
+record, recipe and ledger. `zdp_bench.load(FOLDER)` loads it.
 """
 
 from __future__ import annotations
@@ -31,5 +31,7 @@ def run(options: argparse.Namespace) -> int:
     run = f"recipe {record['recipe']}, run {record['run'][:16]}"
     print(printable(f"written: {options.to}, {run}"))
     if record["privacy"]["randomness"] == "seeded":
-        print("Its noise follows from the seed: not for release to an adversary (privacy.secure).")
+        print(
+            "Its noise follows from the seed: do not release it to an adversary (privacy.secure)."
+        )
     return 0

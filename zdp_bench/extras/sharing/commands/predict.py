@@ -1,5 +1,5 @@
-"""Run an exported model on the array of a .npy file, prepared like its training data. A model that
-was trained with dataset=folder also reads a picture, scan or recording and prepares it.
+"""Run an exported model on an array in a .npy file, which is prepared like its training data. A
+model trained with dataset=folder also takes a picture, scan or recording, and prepares it.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "inputs",
         type=Path,
         metavar="INPUTS",
-        help="inputs [n, ...]",
+        help="the file with the inputs [n, ...]",
     )
     parser.add_argument(
         "--out", type=Path, required=True, metavar="FILE", help="the file for the outputs [n, ...]"
@@ -31,7 +31,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--weights",
         type=Path,
         metavar="FILE",
-        help="the public network's weights, if the run took them from a file",
+        help="the file with the public network's weights, if the run read them from a file",
     )
 
 

@@ -1,5 +1,5 @@
 """Check an exported model: digests, weights, ledger, recipe and card. Every ε is recomputed from
-mechanism and ledger. Lists what cannot be checked, and exits with 1 if something is wrong.
+the mechanism and the ledger. Lists what cannot be checked, and exits with 1 if a check fails.
 """
 
 from __future__ import annotations
