@@ -140,7 +140,7 @@ MISTAKES = [
     ("run recipe=mri_recon seed=2 paths.data=a.b", "run recipe=mri_recon seed=2 dataset=kspace_"),
     ("run recipe=quickstart dataset=MNIST", "Did you mean 'mnist'?"),
     ("validate recipe=quickstart model=lenet5", "images of 8×8 are too small for the network"),
-    ("reproduce zeta_dp_2021/6 --plan", "is filled by no recipe"),
+    ("reproduce zeta_dp_2021/6 --plan", "no recipe fills it"),
     ("run recipe=quickstart lr=0.1", "key 'lr' is not known. Did you mean 'optimizer.lr'?"),
     ("run recipe=quickstart -m seed=1,2 hydra.launcher._target_=a.b", "choose what runs by name"),
     ("run recipe=quickstart -m seed=range(1,0)", "this sweep has no jobs"),

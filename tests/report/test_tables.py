@@ -171,7 +171,7 @@ def test_a_run_that_is_no_papers_changes_no_file(tmp_path: Path) -> None:
 
 
 def test_a_measured_table_is_not_built_from_records(tmp_path: Path) -> None:
-    with pytest.raises(UserError, match="measured by `zdp-bench bench zeta_dp_2021/7`"):
+    with pytest.raises(UserError, match="`zdp-bench bench zeta_dp_2021/7` measures"):
         tables.build("zeta_dp_2021/7", tmp_path, [])
 
 

@@ -19,7 +19,7 @@ from zdp_bench.config.words import read_words
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.privacy.statement import show_epsilon
 from zdp_bench.registry import lookup
-from zdp_bench.report.budget import say_together
+from zdp_bench.report.budget import describe_together
 from zdp_bench.report.papers import check_claims
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training.interrupts import Stopped, end_with_parent, explain, find_stop
@@ -175,7 +175,7 @@ def show_sweep(jobs: Sequence[Job]) -> Sheet:
             ]
         rows.append([name_job(job.words), *shown])
     homes = {job.ended.home for job in jobs if isinstance(job.ended, Made)}
-    notes = say_together([read_spending(home) for home in homes if home.is_dir()])
+    notes = describe_together([read_spending(home) for home in homes if home.is_dir()])
     return Sheet("Sweep", ["job", "test", "tight ε", "run"], rows, notes)
 
 

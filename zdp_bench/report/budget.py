@@ -1,4 +1,4 @@
-"""`zdp-bench budget`: what all runs on each data set have spent together."""
+"""`zdp-bench budget`: the ε of all runs on each data set together."""
 
 from __future__ import annotations
 
@@ -26,22 +26,22 @@ TOGETHER = (
 )
 COUNTED = "Counted: the {count} runs in {results}. Runs in other folders are not included."
 MIXED = (
-    "No joint ε is known for Poisson batches, which hide whether an example takes part, with "
-    "fixed-size batches, which hide which one does; nor for runs with different units of privacy."
+    "No joint ε is known for Poisson batches, which hide whether an example takes part, together "
+    "with fixed-size batches, which hide which one does; nor for runs with different privacy units."
 )
 ALL = "all"
 
 
 @dataclass(frozen=True)
 class Line:
-    """What some runs on one data set have spent together.
+    """The joint ε of some runs on one data set.
 
     Attributes:
-        noise: its kind; `ALL` of all runs.
-        epsilon: the ε of one example; None where none is known.
-        epsilon_unit: the ε of one unit; also None where each has one example.
-        unit: what owns several examples; None where nothing does.
-        records_per_unit: the most examples of one.
+        noise: Kind of noise; `ALL` if the line is of all runs.
+        epsilon: ε of one example; None if it is not known.
+        epsilon_unit: ε of one unit; None if it is not known, or each unit has one example.
+        unit: Kind of owner of several examples; None if no owner has several.
+        records_per_unit: Largest number of examples of one unit.
     """
 
     dataset: str
@@ -77,13 +77,13 @@ class Line:
 
     @property
     def is_known(self) -> bool:
-        """True if every ε that it should have is known."""
+        """True if no ε of the line is unknown."""
         if self.epsilon is None:
             return False
         return self.unit is None or self.epsilon_unit is not None
 
     def cells(self) -> list[str]:
-        """Return the line as it is shown, in the order of `COLUMNS`."""
+        """Return the cells of the line, in the order of `COLUMNS`."""
         digests = [digest[:12] for digest in self.data_digest.split(", ")]
         return [
             f"{self.dataset}, {self.provenance}",
@@ -104,7 +104,13 @@ def sheet(
     results: Path,
     dataset: str | None = None,
 ) -> Sheet:
-    """Return each data set's runs by noise, and together, at `delta` or else their least δ."""
+    """Return the joint ε of each data set's runs, by kind of noise and in all.
+
+    Args:
+        delta: δ of each ε. Default: the smallest δ of the runs.
+        unknown: Folders of runs whose data is not known, named in a note.
+        dataset: Name of one data set. Default: all.
+    """
     groups = group_by_data(spendings)
     if dataset:
         groups = [
@@ -120,34 +126,34 @@ def sheet(
     return Sheet("Budget", COLUMNS, cells, notes, "", numbers, important=IMPORTANT)
 
 
-def say_together(spendings: Sequence[Spending]) -> list[str]:
-    """Return a sentence with the ε of several runs together, for each data set with several."""
+def describe_together(spendings: Sequence[Spending]) -> list[str]:
+    """Return a sentence with the joint ε of several runs, for each data set that has several."""
     sentences = []
     for group in group_by_data(spendings):
         if len(group) < 2:
             continue
         line = Line.of(ALL, group, min(run.delta for run in group))
         sentences.append(
-            f"Tight ε of these {len(group)} runs on {line.dataset} together: {_say_epsilon(line)} "
+            f"Tight ε of these {len(group)} runs on {line.dataset} together: {_describe_epsilon(line)} "
             f"(δ {line.delta:g}); `zdp-bench budget` counts earlier ones too."
         )
     return sentences
 
 
-def _say_epsilon(line: Line) -> str:
-    """Return the ε of a line in words: of an example, and of what owns several."""
+def _describe_epsilon(line: Line) -> str:
+    """Return the ε of an example and of a unit that owns several, in words."""
     of_unit = show_epsilon(line.epsilon_unit)
-    if of_unit and line.epsilon == line.epsilon_unit:  # the steps drew units
+    if of_unit and line.epsilon == line.epsilon_unit:  # steps draw whole units
         return f"{of_unit} per {line.unit}"
-    whole = show_epsilon(line.epsilon) or "not known"
-    return f"{whole}, per {line.unit} {of_unit}" if of_unit else whole
+    of_example = show_epsilon(line.epsilon) or "not known"
+    return f"{of_example}, per {line.unit} {of_unit}" if of_unit else of_example
 
 
 def group_by_data(spendings: Sequence[Spending]) -> list[list[Spending]]:
-    """Return the runs in groups: those that may share examples, directly or by way of others."""
+    """Group the runs that may share examples, directly or through other runs."""
     in_order = sorted(spendings, key=lambda run: (run.dataset, run.data))
-    groups: list[list[list[Spending]]] = []  # each of runs on the same data
-    for runs in _by(in_order, lambda run: (run.data, run.dataset, run.sources)):
+    groups: list[list[list[Spending]]] = []  # a group is made of lists of runs on the same data
+    for runs in _group_by(in_order, lambda run: (run.data, run.dataset, run.sources)):
         joined: list[list[list[Spending]]] = []
         apart: list[list[list[Spending]]] = []
         for group in groups:
@@ -181,7 +187,7 @@ def _notes(
 def _lines(group: Sequence[Spending], delta: float | None) -> list[Line]:
     """Return the lines of one data set."""
     delta = delta or min(run.delta for run in group)
-    lines = [Line.of(_noise(runs[0]), runs, delta) for runs in _by(group, _noise)]
+    lines = [Line.of(_noise(runs[0]), runs, delta) for runs in _group_by(group, _noise)]
     if len(lines) > 1:
         lines.append(Line.of(ALL, group, delta))
     return lines
@@ -202,7 +208,7 @@ def _list(words: Iterable[str]) -> str:
 
 
 def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> float | None:
-    """Return the ε of all for one example, or one unit; None where none is known."""
+    """Return the joint ε of one example, or of one unit; None if it is not known."""
     try:
         spent = spent_of_one(runs, of_unit)
     except ValueError:
@@ -212,14 +218,17 @@ def _epsilon_of_one(runs: Sequence[Spending], of_unit: bool, delta: float) -> fl
 
 
 def together_if_known(spent: Sequence[Spent], delta: float) -> float | None:
-    """Return the ε of all; None where none is known."""
+    """Return the joint ε; None if it is not known."""
     try:
         return together(spent, delta)
     except ValueError:
         return None
 
 
-def _by(spendings: Iterable[Spending], key: Callable[[Spending], Any]) -> list[list[Spending]]:
+def _group_by(
+    spendings: Iterable[Spending], key: Callable[[Spending], Any]
+) -> list[list[Spending]]:
+    """Group runs by a key, in the order of its first run."""
     groups: dict[Any, list[Spending]] = {}
     for run in spendings:
         groups.setdefault(key(run), []).append(run)

@@ -1,9 +1,8 @@
-"""A line of a paper's table: one of its numbers, and what the runs of one variant give beside it.
+"""A line of a paper's table: one of its numbers, and the result of our runs of one variant.
 
-Everything that decides what a line says is here. A job of a recipe (`Filling`) has runs; the jobs
-of one variant are one number (`Line`). `papers/PAPER/paper.yaml` says which data is the paper's and
-what a row lacks (`Rules`). The first line of a row has the paper's own settings, run or not; a line
-with a variant is ours.
+A job of a recipe (`Filling`) has runs, and the jobs of one variant make one number (`Line`). The
+first line of a row has the paper's own settings, whether run or not; a line with a variant is ours.
+`papers/PAPER/paper.yaml` says which data is the paper's and what a row lacks (`Rules`).
 """
 
 from __future__ import annotations
@@ -40,14 +39,15 @@ RULE = (
 
 @dataclass(frozen=True)
 class Rules:
-    """What counts as the paper's data, and what rows lack: `coverage` in `paper.yaml`.
+    """Which data is the paper's, and what rows lack: `coverage` in `paper.yaml`.
 
     Attributes:
-        table: the N of PAPER/N.
-        published: data set, or 'recipe=NAME', -> how 'PROVENANCE, NOTES' of records must begin.
-        differs: data set or variant -> what differs from the paper, in a few words.
-        reduced: patterns of variants with less training, or a smaller network, than the paper's.
-        lacks: pattern of 'N/ROW' -> what is missing to run it. The first that matches counts.
+        table: N of PAPER/N.
+        published: By data set, or 'recipe=NAME': the prefix that 'PROVENANCE, NOTES' of a record
+            must have to be on the paper's data.
+        differs: By data set or variant: what differs from the paper, in a few words.
+        reduced: Patterns of variants that train less, or a smaller network, than the paper does.
+        lacks: By pattern of 'N/ROW': what is missing to run it. The first match is used.
     """
 
     table: str
@@ -57,7 +57,7 @@ class Rules:
     lacks: Mapping[str, str] = field(default_factory=dict)
 
     def is_published(self, recipe: str, data: Data) -> bool:
-        """True if `data` of a record is what the paper used."""
+        """Return True if a record's data is what the paper used."""
         wanted = self.published.get(f"recipe={recipe}", self.published.get(data.name))
         return wanted is not None and f"{data.provenance}, {data.notes}".startswith(wanted)
 
@@ -70,7 +70,7 @@ class Rules:
 
 
 def rules_of(table: str) -> Rules:
-    """Return what counts as the paper's data in a table, and what its rows lack."""
+    """Return the rules of a table."""
     number = table.partition("/")[2]
     coverage = papers.settings(table).get("coverage") or {}
     return Rules(number, **coverage)
@@ -81,10 +81,10 @@ class Filling:
     """A job of a recipe that fills a row, as the recipe is now.
 
     Attributes:
-        overrides: of the job, beside `recipe=`.
-        digest: the experiment digest of its runs.
-        on: the data set, where it is not the recipe's own: 'NAME, OPTION=VALUE, ...'.
-        seconds: how long a run takes by the quickest record of its kind; None if none tells.
+        overrides: Overrides of the job, without `recipe=`.
+        digest: Experiment digest of its runs.
+        on: A substitute data set, 'NAME, OPTION=VALUE, ...'; None if it is the recipe's own.
+        seconds: Time of a run, estimated from the quickest similar record; None if there is none.
     """
 
     recipe: str
@@ -96,10 +96,11 @@ class Filling:
     seconds: float | None = field(default=None, compare=False)
 
     def runs_of(self, every: Iterable[Record]) -> list[Record]:
-        """Return the runs that fill the row, by seed: those on the release, if there are any.
+        """Return the runs that fill the row, by seed; only those on official data if there are any.
 
-        They have this experiment digest, whatever their recipe. It covers all that a run computes
-        but its seed, so a run made before the recipe changed fills nothing.
+        These are the runs with this experiment digest, whatever their recipe. The digest covers
+        everything that a run computes except its seed, so runs made before the recipe changed do
+        not count.
         """
         runs = deduplicate(
             run
@@ -110,7 +111,7 @@ class Filling:
 
     @property
     def command(self) -> str:
-        """The command whose runs fill the row."""
+        """The command that makes these runs."""
         words = ["zdp-bench run", f"recipe={self.recipe}", *self.overrides]
         if self.on:
             name, *options = re.split(r", (?=\w+=)", self.on)
@@ -129,11 +130,11 @@ def deduplicate(runs: Iterable[Record]) -> list[Record]:
 
 @dataclass(frozen=True)
 class Spent:
-    """The ε of a run, or of a run that had ended after an epoch, and what it follows from.
+    """The ε of a run, or of its first epochs, and the numbers it follows from.
 
     Attributes:
-        unit: who owns examples.
-        epsilon_patient: the tight ε of one owner; None where no record states it.
+        unit: Kind of owner, such as patient.
+        epsilon_patient: Tight ε of one owner; None if the record does not state it.
     """
 
     epsilon_claimed: float
@@ -150,13 +151,13 @@ class Spent:
 
     @staticmethod
     def of(privacy: Privacy) -> Spent:
-        """Return what a finished run has spent."""
+        """Return the ε of a finished run."""
         names = [field.name for field in fields(Spent)]
         return Spent(**{name: getattr(privacy, name) for name in names})
 
     @staticmethod
     def after(privacy: Privacy, epoch: Epoch) -> Spent:
-        """Return what a run had spent after an epoch."""
+        """Return the ε of a run after one of its epochs."""
         return Spent(
             epsilon_claimed=_claimed(privacy, epoch.step, epoch.number or 0),
             claimed_by=privacy.claimed_by,
@@ -180,15 +181,15 @@ class Line:
     """A number of the paper, or a point of its curve, and the runs of one variant beside it.
 
     Attributes:
-        number: the paper's; its value is empty where the text gives none.
-        jobs: each job with its runs; several jobs are the folds of one number, or a curve.
-        variant: what differs from the paper, as its recipe names it; None for the paper's settings.
-        on: another data set than the recipe's, as in `Filling`.
-        axes: of a figure, whose lines are points of curves.
-        x: of a point.
-        claims: what the paper prints as ε here, and a second ε by Rényi accounting.
-        values: the metric of each seed, or the mean of each fold, in the paper's unit.
-        spent: by the runs; of several jobs, the most. None without a run.
+        number: The paper's number; its value is empty if the text states none.
+        jobs: Each job with its runs; several jobs are the folds of one number, or a curve.
+        variant: What differs from the paper, as the recipe names it; None for the paper's settings.
+        on: A substitute data set, as in `Filling`.
+        axes: Axes of a figure, whose lines are points of curves; None for a table.
+        x: The point's x.
+        claims: The ε that the paper prints here, and a second one by Rényi accounting.
+        values: The metric of each seed, or the mean of each fold, in the paper's unit.
+        spent: The ε of the runs, the largest if there are several jobs; None without a run.
     """
 
     number: Reference
@@ -204,23 +205,23 @@ class Line:
 
     @cached_property
     def runs(self) -> list[Record]:
-        """All runs, by seed; there may be none."""
+        """All runs, sorted by seed; may be empty."""
         return deduplicate(run for _, runs in self.jobs for run in runs)
 
     @property
     def is_papers(self) -> bool:
-        """True for the paper's settings on the recipe's data."""
+        """True if the line has the paper's settings and the recipe's own data."""
         return not self.variant and not self.on
 
     @property
     def over_folds(self) -> bool:
-        """True if each value is a fold's mean: folds differ by more than seeds do."""
+        """True if each value is the mean of a fold. Folds differ by more than seeds do."""
         jobs_with_runs = [runs for _, runs in self.jobs if runs]
         return self.axes is None and len(jobs_with_runs) > 1
 
     @property
     def on_paper_data(self) -> bool:
-        """True if every run used what counts as the paper's data."""
+        """True if every run used the paper's data."""
         if self.on:
             return False
         for job, runs in self.jobs:
@@ -230,7 +231,7 @@ class Line:
 
     @property
     def lacking(self) -> str:
-        """What is missing for an empty line; empty if nothing."""
+        """What is missing to fill an empty line; empty if nothing is."""
         return "" if self.runs else self.rules.lacking(self.number.row)
 
     @cached_property
@@ -256,7 +257,7 @@ class Line:
 
     @property
     def difference(self) -> float | None:
-        """Ours less the paper's number; None unless it is as published."""
+        """Our mean minus the paper's number; None unless the line is as published."""
         if not self.values or self.status not in PUBLISHED or self.number.number is None:
             return None
         difference = mean(self.values) - self.number.number
@@ -275,7 +276,7 @@ class Line:
 
     @property
     def command(self) -> str:
-        """The command that makes its runs; empty if no recipe does."""
+        """The command that makes its runs; empty if there is no recipe."""
         if not self.jobs:
             return ""
         fillings = [filling for filling, _ in self.jobs]
@@ -290,7 +291,7 @@ class Line:
 
 
 def did_not_learn(run: Record) -> bool:
-    """True if a record has the warning, or its headline is at most a point above guessing."""
+    """Return True if a record warns of it, or its headline is at most a point above guessing."""
     metric = describe(run.headline.name)
     guess = guess_of(run, metric)
     if run.warning:
@@ -301,9 +302,9 @@ def did_not_learn(run: Record) -> bool:
 
 
 def guess_of(run: Record, metric: Metric) -> float | None:
-    """Return what a constant answer, or a reconstruction's zero-filled image, scores.
+    """Return the score of a constant answer or, in reconstruction, of the zero-filled image.
 
-    None if that is unknown. Classes are taken to be of one size.
+    None if it is unknown. Classes are assumed to be of equal size.
     """
     zero_filled = run.metrics.get(f"zero_filled_{metric.name}")
     if zero_filled is not None:
@@ -315,14 +316,14 @@ def guess_of(run: Record, metric: Metric) -> float | None:
 
 
 def point_of(metric: Metric, number: float) -> float:
-    """Return what counts as a point: 0.01 of a share, 2 % of another number."""
+    """Return the size of a point: 0.01 of a metric between 0 and 1, else 2 % of the number."""
     return 0.01 if metric.is_share else 0.02 * abs(number)
 
 
 def judge(number: Reference, values: Sequence[float], over_folds: bool = False) -> str:
     """Return 'reproduced', 'close' or 'different' (`RULE`).
 
-    A metric that is NaN is 'different', and so is one of which the paper prints no number.
+    'different' also if our metric is NaN, or the paper prints no number.
     """
     if number.number is None or math.isnan(mean(values)):
         return "different"
@@ -345,9 +346,9 @@ def make_lines(
     rules: Rules,
     axes: Axes | None = None,
 ) -> list[Line]:
-    """Return the lines of each number, in the paper's order: its own settings, then variants run.
+    """Return the lines of each number in the paper's order: first its own settings, then variants.
 
-    A point of a curve is a number 'METRIC at X'.
+    The numbers 'METRIC at X' are points of the curve METRIC.
     """
     printed: Printed = {}
     for number in numbers:
@@ -374,7 +375,7 @@ JobRuns = tuple[Filling, tuple[Record, ...]]
 
 
 def _by_variant(jobs: Iterable[JobRuns]) -> dict[tuple[str, str], list[JobRuns]]:
-    """Return the jobs of a row by variant and data set; the paper's own settings always."""
+    """Group the jobs of a row by variant and data set; the paper's own settings come first."""
     groups: dict[tuple[str, str], list[JobRuns]] = {("", ""): []}
     for filling, runs in jobs:
         key = filling.variant or "", filling.on or ""
@@ -383,7 +384,7 @@ def _by_variant(jobs: Iterable[JobRuns]) -> dict[tuple[str, str], list[JobRuns]]
 
 
 def _points(line: Line, printed: Printed) -> list[Line]:
-    """Return a line with its values; of a curve, a line for each x of a run, or of the text."""
+    """Return a line with its values or, for a curve, a line for each x of our runs or the text."""
     row, metric = line.number.row, line.number.column
     scale = 100.0 if line.number.unit == "%" else 1.0
     measured = _measure_curve(line, printed) if line.axes else {"": _measure_line(line)}
@@ -407,11 +408,11 @@ def _points(line: Line, printed: Printed) -> list[Line]:
     return points
 
 
-Measured = tuple[list[float], list[Spent]]  # what runs reached, and what each spent
+Measured = tuple[list[float], list[Spent]]  # the metric of each run, and its ε
 
 
 def _measure_line(line: Line) -> Measured:
-    """Return the metric of each seed; where several jobs are the folds of a number, of each job."""
+    """Return the metric of each seed or, if jobs are folds of a number, the mean of each job."""
     metric = line.number.column
     values_of_jobs = []
     for _, runs in line.jobs:
@@ -424,7 +425,7 @@ def _measure_line(line: Line) -> Measured:
 
 
 def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
-    """Return what runs reached by x; also of an x that only the text gives."""
+    """Return the runs' metrics by x, including each x that only the text states."""
     assert line.axes is not None
     measured: dict[str, Measured] = {}
     for run in line.runs:
@@ -440,7 +441,7 @@ def _measure_curve(line: Line, printed: Printed) -> dict[str, Measured]:
 
 
 def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, Spent]]:
-    """Yield x, the metric and what was spent of a run, or of each of its epochs."""
+    """Yield x, metric and ε of a run, or of each of its epochs."""
     if x != "epoch":
         settings = [run.get(path) for path in x.split(" or ")]
         place = next(setting for setting in settings if setting is not None)
@@ -452,7 +453,7 @@ def _measure(run: Record, metric: str, x: str) -> Iterator[tuple[float, float, S
 
 
 def _claimed(privacy: Privacy, step: int, epoch: int) -> float:
-    """Return ε by the run's own claiming accountant, had the run ended here."""
+    """Return the claimed ε of a run if it had ended here, by its own accountant."""
     # Imported here: printing a table needs neither dp-accounting nor torch.
     from zdp_bench.privacy.accountants import Claim, claimed_epsilon
     from zdp_bench.privacy.memory import remember

@@ -1,7 +1,7 @@
 """Reads what papers print, from `papers/PAPER/tableN.csv`, `figN.csv` and `paper.yaml`.
 
-A table is called PAPER/N, a figure PAPER/figN, one of our own (`papers/ours.yaml`) by one word.
-`papers/README.md` explains the files.
+A table is named PAPER/N, a figure PAPER/figN, and a table of our own (`papers/ours.yaml`) has a
+name of one word. `papers/README.md` describes the files.
 """
 
 from __future__ import annotations
@@ -29,12 +29,12 @@ class Reference:
     value: str
     unit: str
     where: str
-    deviation: str = ""  # printed behind ±, where the paper prints one
-    range: str = ""  # lowest and highest over runs, '0.814 to 0.881'
+    deviation: str = ""  # the number after ±, if the paper prints one
+    range: str = ""  # lowest and highest of all runs, '0.814 to 0.881'
 
     @property
     def number(self) -> float | None:
-        """The number; None where the paper prints none ('not given')."""
+        """The number; None if the paper prints none ('not given')."""
         try:
             return float(self.value)
         except ValueError:
@@ -42,7 +42,7 @@ class Reference:
 
     @property
     def printed(self) -> str:
-        """As the paper prints it, '93.4 ± 0.01 %'; words instead of a number have no unit."""
+        """The number as printed, '93.4 ± 0.01 %'; words instead of a number have no unit."""
         unit = "" if self.number is None else self.unit
         spread = self.deviation and f"± {self.deviation}", self.range and f"({self.range})"
         return " ".join(part for part in (self.value, *spread, unit) if part)
@@ -53,12 +53,12 @@ class Axes:
     """How a figure's curves are drawn: an entry of `figures` in `paper.yaml`.
 
     Attributes:
-        title: what the figure shows, in one sentence.
-        x: dotted path in a record, or several joined by ' or ', of which the first with a value
-            counts; "epoch": every epoch of a run is a point.
-        label: of the x axis.
-        log: whether the x axis is logarithmic.
-        columns: panels side by side; all of them if None.
+        title: What the figure shows, in one sentence.
+        x: Dotted path in a record, or several joined by ' or ', of which the first that has a value
+            is used; "epoch" makes every epoch of a run a point.
+        label: Label of the x axis.
+        log: Whether the x axis is logarithmic.
+        columns: Number of panels side by side. Default: all.
     """
 
     title: str
@@ -79,23 +79,23 @@ def available() -> list[str]:
 
 @cache
 def ours() -> dict[str, dict[str, Any]]:
-    """Return the tables of our own, by name: title, rows, notes."""
+    """Return the definition of each table of our own by name: title, rows, notes."""
     return assets.read_yaml(assets.PAPERS / "ours.yaml")
 
 
 @cache
 def published() -> dict[str, Any]:
-    """Return what others report at a stated ε, by table and row, and their `works` by number."""
+    """Return others' results at a stated ε by table and row, and their `works` by number."""
     return assets.read_yaml(assets.PAPERS / "published.yaml")
 
 
 @cache
 def titles() -> dict[str, str]:
     """Return each paper's name as people cite it: {'zeta_dp_2021': 'Ziller et al. 2021 (ζ-DP)'}."""
-    found: dict[str, str] = {}
+    names: dict[str, str] = {}
     for table in available():
-        found.setdefault(table.partition("/")[0], reference(table)[0].paper)
-    return found
+        names.setdefault(table.partition("/")[0], reference(table)[0].paper)
+    return names
 
 
 def is_figure(table: str) -> bool:
@@ -111,7 +111,7 @@ def reference(table: str) -> list[Reference]:
 
 
 def settings(table: str) -> dict[str, Any]:
-    """Return the paper.yaml of a paper, or of a table's paper; {} if there is none."""
+    """Return the contents of the paper.yaml of a paper or a table's paper; {} if there is none."""
     path = assets.PAPERS / table.partition("/")[0] / "paper.yaml"
     return assets.read_yaml(path) if path.is_file() else {}
 
@@ -134,8 +134,8 @@ def axes(figure: str) -> Axes:
 
 
 def captions() -> dict[str, str]:
-    """Return what each figure of a paper and table of ours shows, by the name of its file."""
-    shown = {file_stem(name): of["title"] for name, of in ours().items()}
+    """Return the caption of each figure of a paper and each table of ours, by file stem."""
+    shown = {file_stem(name): table["title"] for name, table in ours().items()}
     for name in filter(is_figure, available()):
         number = name.rpartition("fig")[2]
         shown[file_stem(name)] = f"{reference(name)[0].paper}, Figure {number}: {axes(name).title}"
@@ -143,7 +143,7 @@ def captions() -> dict[str, str]:
 
 
 def seeds(table: str) -> int:
-    """Return how many runs of each row the paper has, 1 if it does not state it; 3 for ours."""
+    """Return the number of runs of each row in the paper, 1 if not stated; in our tables, 3."""
     if table in ours():
         return int(ours()[table].get("seeds", 3))
     return int((settings(table).get("seeds") or {}).get(table.partition("/")[2], 1))
@@ -174,11 +174,12 @@ def _table_claimed(recipe: Path) -> str | None:
 
 
 def check_claims(table: str | None, row: str | None) -> None:
-    """Reject a claim to a cell that no paper has."""
+    """Reject a claim to a cell that no table has."""
     if table is None:
         return
-    if table not in (every := [*ours(), *available()]):
-        raise unknown("claims.table", table, [*every, "null"])
+    names = [*ours(), *available()]
+    if table not in names:
+        raise unknown("claims.table", table, [*names, "null"])
     rows = set(rows_of(table))
     if row not in rows:
         error = unknown(f"claims.table={table} has other rows: claims.row", row or "null", rows)
@@ -186,20 +187,21 @@ def check_claims(table: str | None, row: str | None) -> None:
 
 
 def _require(table: str) -> None:
-    if table not in (every := [*ours(), *available()]):
-        of_paper = [name for name in every if name.startswith(f"{table}/")]
-        raise unknown("table", table, of_paper or every)
+    names = [*ours(), *available()]
+    if table not in names:
+        of_paper = [name for name in names if name.startswith(f"{table}/")]
+        raise unknown("table", table, of_paper or names)
 
 
 def _path(table: str) -> Path:
     paper, _, number = table.partition("/")
-    return assets.PAPERS / paper / f"{number if is_figure(table) else f'table{number}'}.csv"
+    stem = number if is_figure(table) else f"table{number}"
+    return assets.PAPERS / paper / f"{stem}.csv"
 
 
 def require_recipes(table: str) -> None:
     """Reject a table whose numbers no recipe fills."""
     if not recipes_of(table):
         raise UserError(
-            f"table '{table}' is filled by no recipe; "
-            f"its numbers are measured by `zdp-bench bench {table}`."
+            f"table '{table}': no recipe fills it; `zdp-bench bench {table}` measures its numbers."
         )

@@ -1,7 +1,7 @@
-"""Builds the table of a paper's table or figure: our runs beside its numbers, a line each.
+"""Builds a table of a paper's table or figure: each line has a number of the paper and our runs.
 
-Of a figure each line is a point of a curve; only the numbers that the paper's text gives stand
-beside ours, nothing is read off a picture.
+In a figure, each line is a point of a curve. Only numbers that the paper's text states are compared
+with ours; none is read off a plot.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from zdp_bench.report.number_format import mean_and_deviation
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.tasks.metric import describe
 
-ZERO_FILLED = "zero_filled_"  # begins the names of metrics of the images that a run starts from
-MOST = 12  # points of a curve that a page shows; the CSV holds all
-# Of a record's section on privacy, what the CSV of a table holds.
+ZERO_FILLED = "zero_filled_"  # prefix of metrics of the zero-filled images, before reconstruction
+MAX_POINTS = 12  # of a curve on a page; the CSV holds all
+# Fields of a record's privacy section that the CSV of a table holds.
 SPENT = (
     *("epsilon_claimed", "claimed_by", "epsilon_tight", "epsilon_tight_at_least"),
     *("epsilon_patient", "examples_per_patient", "delta", "z", "steps"),
@@ -44,7 +44,7 @@ INTERVAL = (
 
 
 def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
-    """Lay a table or figure out, in the paper's order, from `experiments.claims.fillings`."""
+    """Lay out a table or figure in the paper's order, from `experiments.claims.fillings`."""
     numbers = papers.reference(table)
     papers.require_recipes(table)
     axes = papers.axes(table) if papers.is_figure(table) else None
@@ -53,7 +53,7 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     behind = [_numbers(line) for line in lines]
     shown = [_show(line) for line in _thin_out(lines)]
     if axes:
-        _say_commands_once(shown)
+        _show_commands_once(shown)
         title = f"{numbers[0].paper}, Figure {table.partition('/fig')[2]}"
         head = coverage.sentence([behind], "curve")
     else:
@@ -70,18 +70,18 @@ def build(table: str, results: Path, fillings: Sequence[Filling]) -> Sheet:
     )
 
 
-def _say_commands_once(shown: Sequence[dict[str, str]]) -> None:
-    """Leave a curve's command at its first point alone."""
+def _show_commands_once(shown: Sequence[dict[str, str]]) -> None:
+    """Remove a curve's command from all its points but the first."""
     for above, below in pairwise(shown):
         if all(above[key] == below[key] for key in ("row", "what differs")):
             below["command"] = ""
 
 
 def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:
-    """Yield a dozen points of each curve, and those of which the paper's text gives a number."""
+    """Yield about a dozen points of each curve, and those whose number the paper's text states."""
     for _, of_curve in groupby(lines, key=lambda line: (line.jobs, line.number.row)):
         points = list(of_curve)
-        step = math.ceil(len(points) / MOST)
+        step = math.ceil(len(points) / MAX_POINTS)
         for place, line in enumerate(points, start=1):
             named = line.is_papers and (line.number.value or any(line.claims))
             if named or place in (1, len(points)) or place % step == 0:
@@ -89,7 +89,7 @@ def _thin_out(lines: Sequence[Line]) -> Iterator[Line]:
 
 
 def origin(table: str) -> str:
-    """The sentence on what generated a page of `results/tables`."""
+    """Return the sentence that says which command generated a page of `results/tables`."""
     return f"`zdp-bench table {table}` made this from the records; do not edit."
 
 
@@ -116,7 +116,7 @@ def _show(line: Line) -> dict[str, str]:
 
 
 def _show_ours(line: Line) -> str:
-    """Return mean and deviation of our runs; in brackets if on other data than the paper's."""
+    """Return mean and deviation of our runs; in brackets if the data is not the paper's."""
     if not line.values:
         return ""
     ours = mean_and_deviation(line.values, line.number.unit)
@@ -140,7 +140,7 @@ def _show_claim(line: Line) -> str:
 
 
 def _numbers(line: Line) -> dict[str, object]:
-    """Return what the CSV holds of a line: the numbers behind it, unrounded."""
+    """Return the CSV's values of a line, unrounded."""
     number = line.number
     place: dict[str, object] = {}
     if line.axes:
@@ -169,7 +169,7 @@ def _numbers(line: Line) -> dict[str, object]:
 
 
 def _numbers_of_runs(line: Line) -> dict[str, object]:
-    """Return the part of a CSV's line that follows from runs; empty without any."""
+    """Return the CSV's values that come from runs; empty without any."""
     values, spent = line.values, line.spent
     if not values or spent is None:
         return {}
@@ -212,7 +212,7 @@ def _notes(table: str, lines: Sequence[Line], results: Path) -> list[str]:
 
 
 def data_notes(runs: Iterable[Record]) -> list[str]:
-    """Return the notes of the runs' data sets, and of the images they start from."""
+    """Return notes on the runs' data sets and on the metrics of zero-filled images."""
     notes = set()
     for run in runs:
         data = run.data
