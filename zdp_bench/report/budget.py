@@ -133,8 +133,9 @@ def describe_together(spendings: Sequence[Spending]) -> list[str]:
         if len(group) < 2:
             continue
         line = Line.of(ALL, group, min(run.delta for run in group))
+        whole = _describe_epsilon(line)
         sentences.append(
-            f"Tight ε of these {len(group)} runs on {line.dataset} together: {_describe_epsilon(line)} "
+            f"Tight ε of these {len(group)} runs on {line.dataset} together: {whole} "
             f"(δ {line.delta:g}); `zdp-bench budget` counts earlier ones too."
         )
     return sentences

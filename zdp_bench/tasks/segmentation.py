@@ -34,8 +34,9 @@ class Segmentation:
     would be higher: empty slices are easy. Without groups, each example is a volume. Of several
     organs, loss and Dice are the mean, and `dice_1` is the Dice of organ 1.
 
-    organs: K. With several, the values 1 to K of a mask are an organ each, and others background;
-        with one, every value above 0 is the organ.
+    organs: K, if there are several. The values 1 to K of a mask are then an organ each, and others
+        background. None: one organ, every value above 0. (Not 1, which would give the runs made
+        before this option other digests.)
     loss: bce (mean over pixels), dice (1 − soft Dice), or their sum, each of one example.
     organ_weight: how many times a pixel of the organ counts in bce; a constant of the recipe.
         None: once.
@@ -50,14 +51,14 @@ class Segmentation:
         *,
         loss: Loss = "bce_dice",
         organ_weight: float | None = None,
-        organs: Annotated[int, Interval(ge=1, le=255)] = 1,
+        organs: Annotated[int, Interval(ge=2, le=255)] | None = None,
     ) -> None:
         is_valid = organ_weight is None or organ_weight > 0
         require(is_valid, "task.organ_weight", organ_weight, "must be positive")
         self.organ_weight = organ_weight
         self.parts = PARTS[loss]
-        self.outputs = organs
-        if organs > 1:
+        self.outputs = organs or 1
+        if organs is not None:
             names = [f"dice_{organ}" for organ in range(1, organs + 1)]
             of_organs = [replace(DICE, name=name, title="") for name in names]
             self.measures = (DICE, DICE_WORST, *of_organs, LOSS)
