@@ -20,7 +20,7 @@ from torch.func import vmap
 from torch.nn.functional import cross_entropy
 
 from zdp_bench.errors import UserError, first_line
-from zdp_bench.gradients.clipping import Loss, trainable
+from zdp_bench.gradients.clipping import Loss, split_batch, trainable
 from zdp_bench.gradients.parts import describe, unpack
 from zdp_bench.gradients.program import copy_apart
 
@@ -180,11 +180,11 @@ class PerExample:
     def _one_by_one(self, outputs: Tensor, targets: Tensor) -> Tensor:
         """Return the losses [B], each from a call of its own."""
         seeds = draw_seeds(len(outputs))
-        batches = list(zip(outputs.split(1), targets.split(1), seeds, strict=True))
-        first_outputs, first_target, first_seed = batches[0]
+        first = outputs[:1].detach().clone(), targets[:1], seeds[0]
+        examples = zip(split_batch((outputs, targets)), seeds, strict=True)
         with kept_draws([outputs.device] if outputs.device.type == "cuda" else []):
-            first = first_outputs.detach().clone(), first_target, first_seed
-            losses = torch.cat([self.of_seeded(*batch) for batch in batches])
+            rows = [self.of_seeded(*example, seed) for example, seed in examples]
+            losses = torch.cat(rows)
             self.require_nothing_kept(first, losses.detach())
             return losses
 

@@ -157,16 +157,16 @@ def one_by_one(
     Formal guarantee: an example's pass finds the model as every other does, and changes neither
     what the model holds nor the random numbers of another.
     """
-    inputs, targets = batch
+    inputs, _ = batch
     parameters = trainable(model)
     own_loss = per_example(loss)
-    gradients: dict[str, list[Tensor]] = {name: [] for name in parameters}
+    rows: dict[str, list[Tensor]] = {name: [] for name in parameters}
     losses: list[Tensor] = []
     first: tuple[Tensor, Tensor, int] | None = None
     device = next(model.parameters()).device
     seeds = draw_seeds(len(inputs))
     with kept_draws([device] if device.type == "cuda" else []):
-        for x, target, seed in zip(inputs.split(1), targets.split(1), seeds, strict=True):
+        for (x, target), seed in zip(split_batch(batch), seeds, strict=True):
             run = _forward(model, x)
             set_seed(seed)
             with torch.enable_grad():  # of a copy: the memory of a view is that of the whole batch
@@ -176,10 +176,10 @@ def one_by_one(
                 example_loss = own_loss.of_seeded(outputs, target, seed + 1).sum()
             losses.append(example_loss.detach())
             for name, gradient in _gradients_of(example_loss, parameters).items():
-                gradients[name].append(gradient)
+                rows[name].append(gradient)
         if first is not None:
             own_loss.require_nothing_kept(first, torch.stack(losses))
-    return {name: torch.stack(each).detach() for name, each in gradients.items()}
+    return {name: torch.stack(gradients).detach() for name, gradients in rows.items()}
 
 
 def _gradients_of(

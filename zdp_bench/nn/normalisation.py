@@ -77,7 +77,8 @@ class ComplexGroupNorm(nn.Module):
         """γ = (1 + i)/√2, β = 0."""
         if self.weight is not None and self.bias is not None:
             with torch.no_grad():
-                self.weight.fill_(complex(math.sqrt(0.5), math.sqrt(0.5)))
+                half = math.sqrt(0.5)
+                self.weight.fill_(complex(half, half))
                 self.bias.zero_()
 
     def forward(self, x: Tensor) -> Tensor:
@@ -122,7 +123,8 @@ def normalise(
 ) -> Tensor:
     """γ·ŷ + β for complex x [B, C, *]; without weight and bias, ŷ. See `ComplexGroupNorm`."""
     channels_end = channels_last(x).movedim(1, -1)  # [B, *, C], a view
-    positions = channels_end.reshape(x.shape[0], prod(x.shape[2:]), x.shape[1])
+    examples, channels, *sizes = x.shape
+    positions = channels_end.reshape(examples, prod(sizes), channels)
     normalised, *_ = _Normalise.apply(positions, weight, bias, groups, eps)
     return normalised.view(channels_end.shape).movedim(-1, 1)
 
@@ -144,11 +146,14 @@ def per_sample_norm(
         return []
     if how not in ("group", "instance"):
         raise unknown("model.normalisation", how, ["group", "instance", "null"])
-    groups = channels
-    if how == "group":
-        groups = max(number for number in range(1, GROUPS + 1) if channels % number == 0)
+    groups = channels if how == "instance" else largest_divisor(channels, GROUPS)
     norm = ComplexGroupNorm if dtype.is_complex else nn.GroupNorm
     return [norm(groups, channels, dtype=dtype)]
+
+
+def largest_divisor(number: int, most: int) -> int:
+    """Return the largest divisor of a number that is at most `most`."""
+    return max(divisor for divisor in range(1, most + 1) if number % divisor == 0)
 
 
 # -------------------------------------- inside: x, c, g [B, T, C]; one number for each group [B, G]
@@ -199,30 +204,31 @@ class _Normalise(torch.autograd.Function):
         sum_g = _over_positions(g)
         if to_bias:
             of_bias = sum_g.sum(dim=0)
-        if to_x or to_weight:
-            root = _inverse_root(h, p, ctx.eps)
-            along = _to_channels(root.along, x)
-            across = _to_channels(root.across, x)
-            c = x - _to_channels(mean, x)
-            c_conj = _conj(c)
-            sum_gc = _over_positions(g * c)
-            sum_gc_conj = _over_positions(g * c_conj)
-            if to_weight:  # Σ g·conj(ŷ)
-                of_examples = along[:, 0] * sum_gc_conj + across[:, 0].conj() * sum_gc
-                of_weight = of_examples.sum(dim=0)
-            if to_x:
-                groups = h.shape[1]
-                back = x.new_ones(()) if weight is None else weight.conj()
-                sums = [
-                    _over_channels(back * sum_, groups) for sum_ in (sum_g, sum_gc, sum_gc_conj)
-                ]
-                numbers = g.shape[1] * g.shape[2] // groups
-                gradient = _through_moments(h, p, root, ctx.eps, torch.stack(sums), numbers)
-                constant, of_h, of_p = [_to_channels(part, x) for part in gradient]
-                of_x = torch.addcmul(constant, c, of_h)
-                of_x = torch.addcmul(of_x, c_conj, of_p)
-                of_x = torch.addcmul(of_x, g, along * back)
-                of_x = torch.addcmul(of_x, _conj(g), across * back.conj())
+        if not to_x and not to_weight:
+            return None, None, of_bias, None, None
+        root = _inverse_root(h, p, ctx.eps)
+        along = _to_channels(root.along, x)
+        across = _to_channels(root.across, x)
+        c = x - _to_channels(mean, x)
+        c_conj = _conj(c)
+        sum_gc = _over_positions(g * c)
+        sum_gc_conj = _over_positions(g * c_conj)
+        if to_weight:  # Σ g·conj(ŷ)
+            from_along = along[:, 0] * sum_gc_conj
+            from_across = across[:, 0].conj() * sum_gc
+            of_weight = (from_along + from_across).sum(dim=0)
+        if to_x:
+            groups = h.shape[1]
+            back = x.new_ones(()) if weight is None else weight.conj()
+            sums = [back * sum_ for sum_ in (sum_g, sum_gc, sum_gc_conj)]
+            of_groups = torch.stack([_over_channels(sum_, groups) for sum_ in sums])
+            numbers = g.shape[1] * g.shape[2] // groups
+            gradient = _through_moments(h, p, root, ctx.eps, of_groups, numbers)
+            constant, of_h, of_p = [_to_channels(part, x) for part in gradient]
+            of_x = torch.addcmul(constant, c, of_h)
+            of_x = torch.addcmul(of_x, c_conj, of_p)
+            of_x = torch.addcmul(of_x, g, along * back)
+            of_x = torch.addcmul(of_x, _conj(g), across * back.conj())
         return of_x, of_weight, of_bias, None, None
 
 

@@ -22,6 +22,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 
 from zdp_bench.errors import UserError
 from zdp_bench.nn.convolution import ComplexConv1d, ComplexConv2d, ComplexConv3d
+from zdp_bench.nn.normalisation import largest_divisor
 
 Replacement = Literal["group", "instance", "frozen"]
 ComplexAs = Literal["magnitude", "channels"]
@@ -86,8 +87,10 @@ def _per_sample_norm(norm: _BatchNorm, how: Replacement) -> nn.Module:
     elif how == "instance" and isinstance(norm, nn.BatchNorm3d):
         new = nn.InstanceNorm3d(channels, **options)
     else:
-        most = channels if how == "instance" else min(32, max(1, channels // 4))
-        groups = max(number for number in range(1, most + 1) if channels % number == 0)
+        groups = channels
+        if how == "group":
+            most = min(32, max(1, channels // 4))
+            groups = largest_divisor(channels, most)
         new = nn.GroupNorm(groups, channels, **options)
     if affine:
         new.weight, new.bias = norm.weight, norm.bias
@@ -112,13 +115,22 @@ class FrozenBatchNorm(nn.Module):
         self.weight, self.bias = norm.weight, norm.bias
 
     def forward(self, x: Tensor) -> Tensor:
-        statistics = self.mean, self.variance
-        return F.batch_norm(x, *statistics, self.weight, self.bias, training=False, eps=self.eps)
+        return F.batch_norm(
+            x,
+            self.mean,
+            self.variance,
+            self.weight,
+            self.bias,
+            training=False,
+            eps=self.eps,
+        )
 
 
 def _like(norm: _BatchNorm) -> dict[str, Any]:
     """Device and dtype of a norm's parameters, if it has any."""
-    return {"device": norm.weight.device, "dtype": norm.weight.dtype} if norm.affine else {}
+    if not norm.affine:
+        return {}
+    return {"device": norm.weight.device, "dtype": norm.weight.dtype}
 
 
 def surgery(model: nn.Module) -> list[dict[str, str]]:
@@ -180,9 +192,11 @@ class _Standardised(nn.Module):
         return self._conv_forward(x, standardise(self.weight), self.bias)
 
 
-STANDARDISED: dict[type[nn.Module], type[nn.Module]] = {
-    base: type(f"Standardised{base.__name__}", (_Standardised, base), {}) for base in _BASES
-}
+def _make_standardised(base: type[nn.Module]) -> type[nn.Module]:
+    return type(f"Standardised{base.__name__}", (_Standardised, base), {})
+
+
+STANDARDISED = {base: _make_standardised(base) for base in _BASES}
 
 
 def standardise_weights(model: nn.Module) -> nn.Module:
@@ -193,11 +207,12 @@ def standardise_weights(model: nn.Module) -> nn.Module:
     Raises:
         UserError: the model has no such convolution.
     """
-    convolutions = [
-        module
-        for module in model.modules()
-        if type(module) in STANDARDISED and module.weight[0].numel() > 1  # type: ignore[index]
-    ]
+    convolutions = []
+    for module in model.modules():
+        if type(module) in STANDARDISED:
+            weight: Tensor = module.weight  # type: ignore[assignment]
+            if weight[0].numel() > 1:
+                convolutions.append(module)
     if not convolutions:
         raise UserError(
             "model.weight_standardisation=true: the model has no convolution to standardise. "
@@ -234,4 +249,7 @@ def real_shape(
     """Return what the shape of an example becomes: [C, H, W] -> [2C, H, W], [H, W] -> [2, H, W]."""
     if complex_as == "magnitude":
         return shape
-    return (2 * shape[0], *shape[1:]) if len(shape) > 2 else (2, *shape)
+    if len(shape) <= 2:
+        return (2, *shape)
+    channels, *sizes = shape
+    return (2 * channels, *sizes)

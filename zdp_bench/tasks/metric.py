@@ -8,7 +8,6 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from itertools import chain
 from typing import TYPE_CHECKING
 
 from zdp_bench import registry
@@ -89,13 +88,18 @@ def describe(name: str) -> Metric:
 
 
 def _find(name: str, metrics: Iterable[Metric]) -> Metric | None:
-    return next((metric for metric in metrics if metric.name == name), None)
+    for metric in metrics:
+        if metric.name == name:
+            return metric
+    return None
 
 
 def _find_in_tasks(name: str) -> Metric | None:
     """Return what a registered task declares; its module, and so torch, is imported."""
-    tasks = [registry.lookup("task", task) for task in registry.names("task")]
-    return _find(name, chain.from_iterable(getattr(task, "measures", ()) for task in tasks))
+    declared: list[Metric] = []
+    for task in registry.names("task"):
+        declared += getattr(registry.lookup("task", task), "measures", ())
+    return _find(name, declared)
 
 
 def metric_of(task: Task, name: str) -> Metric:
@@ -111,7 +115,8 @@ def metric_of(task: Task, name: str) -> Metric:
             f"task {kind}: does not declare its metric '{name}'. Add Metric('{name}'), with "
             "less_is_better=True for an error, to the task's `measures`."
         )
-    if metric != (_find(name, BUILT_IN) or _find_in_tasks(name) or metric):
+    first_declared = _find(name, BUILT_IN) or _find_in_tasks(name)
+    if first_declared is not None and first_declared != metric:
         raise UserError(
             f"task {kind}: declares its metric '{name}' otherwise than another task does. "
             "Choose another name, or declare it in the same words."
