@@ -1,8 +1,8 @@
 """Convolutions of one to three dimensions, transposed or not, real or complex, torch's and ours.
 
 A complex convolution is a real one over interleaved channels, so its gradient is that real
-gradient, folded (`nn.convolution.folded_gradient`). `_real_weight` and `_complex_weight` choose
-among the ways to per-sample gradients:
+gradient, folded (`nn.convolution.folded_gradient`). `_weight_gradients` chooses among the ways to
+per-sample gradients:
 
     one by one     large examples: the backend's own weight gradient, one after the other
                    (measured: as fast as the next two at 40 million products)
@@ -99,70 +99,46 @@ def _convolution(
         layer.output_padding,  # type: ignore[arg-type]
         layer.groups,  # type: ignore[arg-type]
     )
-    of_weight = _complex_weight if weight.is_complex() else _real_weight
-    gradients = {"weight": of_weight(geometry, x, g)}
+    gradients = {"weight": _weight_gradients(geometry, x, g)}
     if layer.bias is not None:
         gradients["bias"] = LayerGradient.of(g.flatten(2).sum(dim=2))
     return gradients
 
 
-def _real_weight(
+def _weight_gradients(
     geometry: ConvolutionShape,
     x: Tensor,
     g: Tensor,
 ) -> LayerGradient:
-    """The weight of a real convolution, from x [B, C, *] and g [B, O, *]."""
+    """Return the gradients of a weight, real or complex as x [B, C, *] and g [B, O, *] are."""
     wide, narrow = geometry.wide_and_narrow(x, g)
-
-    def from_backend(start: int, stop: int) -> Tensor:
-        return one_by_one(geometry, x[start:stop], g[start:stop])
-
-    def from_patches(start: int, stop: int) -> Tensor:
-        return by_patches(geometry, wide[start:stop], narrow[start:stop])
-
-    def from_columns(start: int, stop: int) -> Tensor:
-        return by_columns(geometry, wide[start:stop], narrow[start:stop])
-
-    if _is_large(geometry.work(x, g), x):
-        per_sample = from_backend
-    elif _suits_patches(geometry, wide, 1):
-        per_sample = from_patches
-    else:
-        per_sample = from_columns
-    return LayerGradient(
-        per_sample,
-        lambda factors: weight_gradient(geometry, x, weigh(g, factors)),
-        squared_norms=_ghost(geometry, wide, narrow),
-        summands=lambda: _summands(geometry, wide, narrow),
-    )
-
-
-def _complex_weight(
-    geometry: ConvolutionShape,
-    x: Tensor,
-    g: Tensor,
-) -> LayerGradient:
-    """The weight of a complex convolution, from x [B, C, *] and g [B, O, *]."""
-    wide, narrow = geometry.wide_and_narrow(x, g)
+    is_complex = x.is_complex()
     outputs, inputs, *kernel = geometry.shape
-    as_real = replace(geometry, shape=(2 * outputs, 2 * inputs, *kernel))
+    real_geometry = geometry
+    if is_complex:
+        real_geometry = replace(geometry, shape=(2 * outputs, 2 * inputs, *kernel))
 
     @cache
     def reals() -> tuple[Tensor, Tensor]:
-        """Interleaved x and g, channels last: oneDNN takes them without a copy."""
+        """Return x and g, interleaved and channels last: oneDNN takes them without a copy."""
+        if not is_complex:
+            return x, g
         return as_real_channels(channels_last(x)), as_real_channels(channels_last(g))
 
     def fold(real: Tensor) -> Tensor:
+        """Return the weight's gradients, from those of the real convolution."""
+        if not is_complex:
+            return real
         flat = real.flatten(-len(kernel))
         return folded_gradient(flat, geometry.transposed).unflatten(-1, kernel)
 
     def from_backend(start: int, stop: int) -> Tensor:
         real_x, real_g = reals()
-        return one_by_one(as_real, real_x[start:stop], real_g[start:stop], fold)
+        return one_by_one(real_geometry, real_x[start:stop], real_g[start:stop], fold)
 
     def from_patches(start: int, stop: int) -> Tensor:
         real_wide, real_narrow = geometry.wide_and_narrow(*reals())
-        gradients = by_patches(as_real, real_wide[start:stop], real_narrow[start:stop])
+        gradients = by_patches(real_geometry, real_wide[start:stop], real_narrow[start:stop])
         return fold(gradients)
 
     def from_columns(start: int, stop: int) -> Tensor:
@@ -170,9 +146,10 @@ def _complex_weight(
         maps = geometry.wide_and_narrow(conjugate, g[start:stop])
         return by_columns(geometry, *maps)
 
-    if _is_large(4 * geometry.work(x, g), x):
+    products = 4 if is_complex else 1  # of real numbers, in one of x and g
+    if _is_large(products * geometry.work(x, g), x):
         per_sample = from_backend
-    elif _suits_patches(geometry, wide, 2):
+    elif _suits_patches(geometry, wide):
         per_sample = from_patches
     else:
         per_sample = from_columns
@@ -180,7 +157,7 @@ def _complex_weight(
     def weighted_sum(factors: Tensor) -> Tensor:
         real_x, real_g = reals()
         weighted = weigh(real_g, factors)
-        return fold(weight_gradient(as_real, real_x, weighted))
+        return fold(weight_gradient(real_geometry, real_x, weighted))
 
     return LayerGradient(
         per_sample,
@@ -220,15 +197,12 @@ def _summands(
     return bound_summands(narrow, wide, positions, prod(geometry.kernel))
 
 
-def _suits_patches(
-    geometry: ConvolutionShape,
-    wide: Tensor,
-    parts: int,
-) -> bool:
+def _suits_patches(geometry: ConvolutionShape, wide: Tensor) -> bool:
     """True if the real numbers of one line of the kernel, side by side, are many enough to copy.
 
     Measured: of 30 to 400, a tenth to a half less time than columns; of 24, a quarter more.
     """
+    parts = 2 if wide.is_complex() else 1
     line = parts * wide.shape[1] * geometry.kernel[-1]
     return geometry.groups == 1 and line >= 30
 
@@ -342,7 +316,7 @@ def one_by_one(
     geometry: ConvolutionShape,
     x: Tensor,
     g: Tensor,
-    finish: Callable[[Tensor], Tensor] = lambda gradient: gradient,
+    finish: Callable[[Tensor], Tensor],
 ) -> Tensor:
     """Return `finish(gᵢ)` of every example, [B, ...], each by the backend's own kernel.
 
