@@ -51,11 +51,11 @@ def taped_graph(
     graph, copies = _copy(recorded.graph)
     with graph.inserting_before(next(iter(graph.nodes))):
         tape = graph.placeholder("tape")
-    trained = _follow_parameters(recorded, places)
+    of_parameters = _follow_parameters(recorded, places)
     uses: list[Use] = []
     for node in recorded.graph.nodes:
         operands = _operands_of_use(node, places)
-        weights = [operand for operand in operands if operand in trained]
+        weights = [operand for operand in operands if operand in of_parameters]
         if not weights:
             continue
         copy = copies[node]
@@ -72,8 +72,8 @@ def taped_graph(
         weights = [weight for weight in weights if weight in read]
         if not weights:
             continue
-        untrained = [operand for operand in operands if operand not in trained]
-        others = [operand for operand in untrained if is_tensor(operand)]
+        tensors = [operand for operand in operands if is_tensor(operand)]
+        others = [tensor for tensor in tensors if tensor not in of_parameters]
         with graph.inserting_after(copy):
             entered = graph.call_function(_enter_use)
         copy.replace_all_uses_with(entered)
@@ -140,14 +140,14 @@ def _call_leaves(
 
 def _follow_parameters(recorded: Recorded, places: Places) -> set[Node]:
     """Return the nodes that follow from parameters and hold no example."""
-    trained: set[Node] = set()
+    following: set[Node] = set()
     for node in recorded.graph.nodes:
         if node.op == "placeholder":
             if recorded.sources[node.name].kind == "parameter":
-                trained.add(node)
-        elif node not in places and not trained.isdisjoint(node.all_input_nodes):
-            trained.add(node)
-    return trained
+                following.add(node)
+        elif node not in places and not following.isdisjoint(node.all_input_nodes):
+            following.add(node)
+    return following
 
 
 def _operands_of_use(node: Node, places: Places) -> list[Node]:

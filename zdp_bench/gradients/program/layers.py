@@ -39,7 +39,7 @@ def layer_of(
     Args:
         kind: the operation's name.
         arguments: all of its arguments.
-        weights: names of the arguments that follow from trainable parameters.
+        weights: names of the arguments that follow from parameters.
 
     Returns:
         None if the operation is no layer that has a rule.

@@ -1,7 +1,7 @@
 """The per-example gradients of parameters that an operation of a program uses.
 
 A *use* is an operation in which parameters and examples meet: `x * scale`, `conv2d(x, weight)`. Its
-*weights* are the arguments that follow from trainable parameters: a parameter itself, a view of one
+*weights* are the arguments that follow from parameters: a parameter itself, a view of one
 (`weight.T`), or what was computed from some (a normalised weight). The per-example gradients of its
 weights follow from the other arguments and the gradient of its result, in one of these ways:
 
@@ -59,7 +59,7 @@ VIEWS_OF_A_PARAMETER = {*VIEWS, *CUTS, *RESHAPES, "alias", "getitem"} - {"unfold
 
 @dataclass(frozen=True)
 class Weight:
-    """An argument that follows from trainable parameters."""
+    """An argument that follows from parameters, and from no example."""
 
     node: Node
     argument: str  # its name
@@ -68,7 +68,7 @@ class Weight:
 
 @dataclass(frozen=True)
 class Other:
-    """An argument, a tensor, that follows from no trainable parameter."""
+    """An argument, a tensor, that follows from no parameter, or from examples as well."""
 
     node: Node
     place: Place | None  # of the examples; None if it holds none
@@ -131,7 +131,7 @@ def use_of(
 
     Args:
         node: the operation.
-        weights: its arguments that follow from trainable parameters.
+        weights: its arguments that follow from parameters.
         others: all other tensors among its arguments.
         places: where the examples are in each tensor that holds some.
 
