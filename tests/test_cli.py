@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import errno
+import gc
 import io
 import json
 import os
@@ -83,6 +84,23 @@ assert not {"torch._dynamo", "sklearn"} & set(sys.modules)
 def test_help_imports_nothing_heavy_and_what_trains_nothing_no_torch(tmp_path: Path) -> None:
     """Importing torch takes longer than all else of a command, its compiler as long again."""
     assert "reproduce" in python("-c", LIGHT, at=tmp_path).stdout
+
+
+@pytest.mark.parametrize(("verb", "collects"), [("list", False), ("data", True)])
+def test_a_command_that_only_reads_does_without_the_garbage_collector(
+    monkeypatch: pytest.MonkeyPatch, verb: str, collects: bool
+) -> None:
+    states = []
+
+    def run_nothing(_: object) -> int:
+        states.append(gc.isenabled())
+        return 0
+
+    monkeypatch.setattr(COMMANDS[verb], "run", run_nothing)
+    with pytest.raises(SystemExit):
+        cli.main([verb])
+    assert states == [collects]
+    assert gc.isenabled()
 
 
 def test_on_a_terminal_the_first_word_comes_at_once(tmp_path: Path) -> None:
