@@ -19,6 +19,7 @@ import pytest
 from tests.damage import edit_json, edit_lines, replace_file, spoil_bytes
 from tests.training.test_run import TINY, carry_out
 from zdp_bench import cli, records
+from zdp_bench.extras.page.curves import curves_of_all
 from zdp_bench.training.spending import FILE
 
 SECONDS = 20  # for the commands on one folder
@@ -31,6 +32,7 @@ DAMAGES = {
     "checkpoint.pt": [spoil_bytes, replace_file],
     "records.csv": [spoil_bytes, replace_file],
     ".records.index": [spoil_bytes, replace_file],
+    ".curves.index": [spoil_bytes, replace_file],
 }
 READING = [
     ["results"],
@@ -38,6 +40,7 @@ READING = [
     ["budget"],
     ["compare", "seed=0", "seed=1"],
     ["table", "zeta_dp_2021/1"],
+    ["report"],
 ]
 GOING_ON = ["run", *TINY, "trainer.epochs=1", "threads=1"]
 
@@ -51,6 +54,7 @@ def sound(tmp_path_factory: pytest.TempPathFactory) -> Path:
         if seed == 2:
             outcome.path.unlink()
     records.rebuild_csv(results)  # which leaves an index as well
+    curves_of_all(results)  # and this one another
     return results
 
 
