@@ -171,6 +171,12 @@ def test_the_csv_is_rebuilt_with_stable_columns_and_order(tmp_path: Path) -> Non
     assert (tmp_path / "records.csv").read_bytes() == first
 
 
+@pytest.mark.parametrize("value", [[[1], {}], {"a": [1]}, [None]])
+def test_whatever_stands_in_a_column_is_a_cell(tmp_path: Path, value: Any) -> None:
+    save(tmp_path, record("a", model={"parameters_real": value}, environment={"commit": None}))
+    assert len(records.rebuild_csv(tmp_path).read_text().splitlines()) == 2
+
+
 def test_a_run_appends_its_row_once_and_reads_no_other_record(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

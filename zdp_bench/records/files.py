@@ -148,7 +148,7 @@ def _cell(record: Record, keys: tuple[str, ...]) -> Any:
         value = value.get(key) if isinstance(value, dict) else None
     if keys == _KEYS["dataset"]:
         value = record.data.title or value
-    return ", ".join(value) if isinstance(value, list) else value
+    return ", ".join(map(str, value)) if isinstance(value, list) else value
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
