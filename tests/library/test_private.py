@@ -571,4 +571,5 @@ def test_neighbouring_data_sets_are_told_apart_by_the_weights_alone(
         assert fact == five[name], name
     assert four["epsilon"] == pld(1.2, RATE, 20, 1e-3)
     assert (of_four, of_five) == ({*range(4)}, {*range(5)})  # all are drawn from
-    assert not caplog.messages
+    own = [record for record in caplog.records if record.name.startswith("zdp_bench")]
+    assert not own  # torch 2.14 logs empty lines of its own
