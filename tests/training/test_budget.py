@@ -26,7 +26,7 @@ from zdp_bench.privacy.accounting import tight_epsilon
 from zdp_bench.privacy.composition import Spending, Spent, spent_of_one, together
 from zdp_bench.privacy.mechanism import Block, Mechanism, Sampling
 from zdp_bench.privacy.statement import show_epsilon
-from zdp_bench.report.budget import group_by_data, say_together, sheet
+from zdp_bench.report.budget import describe_together, group_by_data, sheet
 from zdp_bench.report.sheet import Sheet
 from zdp_bench.training import setup
 from zdp_bench.training.build import build_algorithm
@@ -298,7 +298,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     # a patient is one share of a run by patients, and of its plan
     of_patients = [one for one in runs if one.by_unit]
     (line,) = sheet(of_patients, None, [], tmp_path).numbers
-    (sentence,) = say_together([*of_patients, *of_patients])
+    (sentence,) = describe_together([*of_patients, *of_patients])
     assert re.search(r"together: [\d.]+ per image \(δ", sentence)
     assert line["epsilon"] == line["epsilon_unit"]
     assert line["epsilon_unit"] == pytest.approx(done.record.document["privacy"]["epsilon_patient"])

@@ -15,8 +15,7 @@ import re
 import shlex
 import signal
 import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import NoReturn
 
 from zdp_bench.cli.arguments import hide_environment
@@ -46,6 +45,9 @@ def main(words: Sequence[str] | None = None) -> NoReturn:
     except BrokenPipeError:  # a reader that has left, such as `head`, has read enough
         _discard_output()
         code = 0
+    finally:
+        if words is not None:  # the caller's process goes on
+            gc.enable()
     if words is None:  # a process that only ends has nothing to interrupt
         signal.signal(signal.SIGINT, signal.SIG_IGN)
     if "WORLD_SIZE" in os.environ:
@@ -81,12 +83,14 @@ def _carry_out(words: list[str]) -> int:
         return 2
     options = parse_arguments(words)
     show_warnings()
+    if options.verb in READS:
+        gc.disable()  # it takes a fifth of the time, and the process ends before memory runs short
     continues = options.verb in CONTINUES and not getattr(options, "plan", False)
     overrides = getattr(options, "overrides", [])
     if hasattr(options, "overrides") and sys.stderr.isatty():  # libraries take seconds to load
         _say(" ".join([options.verb, *overrides, "..."]))
     try:
-        with stop_on_sigterm(), _collecting(options.verb not in READS):
+        with stop_on_sigterm():
             return COMMANDS[options.verb].run(options)
     except UserError as error:
         _say(hide_environment(f"{error}{_stand_in(str(error), words)}", overrides))
@@ -106,17 +110,6 @@ def _carry_out(words: list[str]) -> int:
             raise
         _say(hide_environment(str(explained), overrides))
         return 2
-
-
-@contextmanager
-def _collecting(needed: bool) -> Iterator[None]:
-    """Do without Python's garbage collector where a command only reads: a fifth of its time."""
-    if not needed:
-        gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()
 
 
 def _has_working_folder() -> bool:

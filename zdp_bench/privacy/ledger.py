@@ -33,7 +33,7 @@ import os
 import re
 import stat
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -655,10 +655,17 @@ def _read_head(path: Path) -> Head:
     return entry
 
 
-def ledgers_below(folder: Path) -> list[Path]:
-    """Return the ledgers anywhere in a folder and its subfolders, by path."""
-    paths = [Path(place, name) for place, _, names in os.walk(folder) for name in names]
-    return sorted(filter(is_ledger, paths))
+def ledgers_below(folder: Path, but: Collection[str] = ()) -> list[Path]:
+    """Return the ledgers anywhere in a folder and its subfolders, by path.
+
+    Args:
+        but: names of files in the folder itself that are known to be none.
+    """
+    found = []
+    for place, _, names in os.walk(folder):
+        others = names if place != str(folder) else [name for name in names if name not in but]
+        found += [path for path in (Path(place, name) for name in others) if is_ledger(path)]
+    return sorted(found)
 
 
 def without_copies(ledgers: Sequence[Path]) -> list[Path]:

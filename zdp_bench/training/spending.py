@@ -254,7 +254,7 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
     a folder for each node, and no example is at two.
     """
     trainings: dict[Path, list[Path]] = defaultdict(list)
-    for ledger in ledgers_below(home):
+    for ledger in ledgers_below(home, but=(RECORD, FILE)):  # which were read as what they are
         folder = ledger.parent if is_federation else home
         trainings[folder].append(ledger)
     distinct = [without_copies(ledgers) for ledgers in trainings.values()]
