@@ -1,4 +1,4 @@
-"""Write files and folders that stay whole after a kill or a power cut; locks."""
+"""Write files atomically and durably, so that they survive a kill or power failure; lock files."""
 
 from __future__ import annotations
 
@@ -14,19 +14,20 @@ from pathlib import Path
 from zdp_bench.errors import Busy, UserError
 from zdp_bench.foreign_files import open_regular
 
-PATIENCE = 5.0  # seconds in which a lock is waited for without a word
+PATIENCE = 5.0  # seconds of waiting for a lock before a message is printed
 
 
 def name_partial(path: Path) -> Path:
-    """Return a new, hidden name beside `path` for what is written before it is renamed to that.
+    """Return a new, hidden path beside `path`, to write to before renaming to `path`.
 
-    It is random: in a container every process has the number 1, and several may share a folder.
+    The name is random, not a process number: in containers every process may have the number 1,
+    and several containers may share a folder.
     """
     return path.with_name(f".{path.name}.{secrets.token_hex(8)}.partial")
 
 
 def write_bytes(path: Path, content: bytes | memoryview) -> None:
-    """Write the regular file `path` atomically and durably; of two writers, one wins."""
+    """Write a regular file atomically and durably; of two concurrent writers, one wins."""
     require_regular(path)
     make_folder(path.parent)
     partial = name_partial(path)
@@ -39,20 +40,20 @@ def write_bytes(path: Path, content: bytes | memoryview) -> None:
     except OSError as error:
         with suppress(OSError):
             partial.unlink()
-        if error.errno and not error.filename:  # a full disk's error names none
+        if error.errno and not error.filename:  # the error of a full disk names no file
             error.filename = str(path)
         raise
 
 
 def write_changed(path: Path, content: bytes) -> None:
-    """Write `content` to `path` as `write_bytes` does, unless that is what the file holds."""
+    """Write a file with `write_bytes`, unless it has this content already."""
     has_size = path.is_file() and path.stat().st_size == len(content)
     if not has_size or path.read_bytes() != content:
         write_bytes(path, content)
 
 
 def require_regular(path: Path) -> None:
-    """Reject an output path that is a device, a pipe, a folder or a link: it would be replaced."""
+    """Reject an output path that is a device, pipe, folder or link, which would be replaced."""
     with suppress(FileNotFoundError, NotADirectoryError):
         if not stat.S_ISREG(path.lstat().st_mode):
             raise UserError(
@@ -61,7 +62,7 @@ def require_regular(path: Path) -> None:
 
 
 def make_folder(folder: Path) -> None:
-    """Make a folder and those above it, each durable in the one that holds it."""
+    """Make a folder and its missing parents, durably."""
     if not folder.is_dir():
         if not folder.parent.exists():
             make_folder(folder.parent)
@@ -70,14 +71,14 @@ def make_folder(folder: Path) -> None:
 
 
 def rename(path: Path, to: Path) -> None:
-    """Rename a file, or replace another by it, durably."""
+    """Rename a file to `to`, durably; an existing file there is replaced."""
     os.replace(path, to)
     fsync_folder(to.parent)
 
 
 def fsync_folder(folder: Path) -> None:
-    """Make the entries of `folder` durable."""
-    if os.name == "nt":  # which opens no folder, and keeps names safe by itself
+    """Write the entries of a folder (the names of its files) to disk."""
+    if os.name == "nt":  # Windows cannot open folders
         return
     descriptor = os.open(folder, os.O_RDONLY)
     try:
@@ -87,9 +88,9 @@ def fsync_folder(folder: Path) -> None:
 
 
 @contextmanager
-def _saying_after(seconds: float, words: str) -> Iterator[None]:
-    """Print what is waited for, unless the block ends before."""
-    timer = threading.Timer(seconds, lambda: print(f"zdp-bench: {words}", file=sys.stderr))
+def _print_after(seconds: float, message: str) -> Iterator[None]:
+    """Print a message if the block takes longer than `seconds`."""
+    timer = threading.Timer(seconds, lambda: print(f"zdp-bench: {message}", file=sys.stderr))
     timer.daemon = True
     timer.start()
     try:
@@ -100,17 +101,23 @@ def _saying_after(seconds: float, words: str) -> Iterator[None]:
 
 @contextmanager
 def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[None]:
-    """Hold the lock at `path`, for as long as the process lives at most; a link is not followed.
+    """Hold the lock file at `path` inside the block; it is released too if the process dies.
+
+    Args:
+        path: path of the lock file, which is made if it is missing.
+        otherwise: message of `Busy`.
+        wait: wait for the lock if another process holds it.
 
     Raises:
-        Busy: another process holds it, and `wait` is false; says `otherwise`.
-        UserError: the file system has no locks.
+        Busy: Another process holds the lock, and `wait` is false.
+        UserError: The file system does not support locks.
     """
     import fcntl
 
     make_folder(path.parent)
     holder = os.getpid()
-    # No link: somebody else may have planted it. Writable: NFS locks no other file.
+    # O_NOFOLLOW, because another user may have planted a link. O_RDWR, because NFS locks only
+    # files that are open for writing.
     with open_regular(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW) as lock:
         try:
             try:
@@ -118,7 +125,7 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
             except BlockingIOError:
                 if not wait:
                     raise Busy(otherwise) from None
-                with _saying_after(PATIENCE, f"waiting for the process that holds {path}"):
+                with _print_after(PATIENCE, f"waiting for the process that holds {path}"):
                     fcntl.flock(lock, fcntl.LOCK_EX)
         except OSError as error:
             raise UserError(
@@ -128,5 +135,5 @@ def hold_lock(path: Path, otherwise: str = "", wait: bool = True) -> Iterator[No
         try:
             yield
         finally:
-            if os.getpid() == holder:  # the end of a forked copy must not let go of it
+            if os.getpid() == holder:  # a forked child that ends must not release the lock
                 fcntl.flock(lock, fcntl.LOCK_UN)

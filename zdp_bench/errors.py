@@ -1,7 +1,8 @@
-"""The error for users: one sentence that says what is wrong, where, and what to do.
+"""`UserError`, the exception for invalid input, and functions that word its sentence.
 
-Whatever is wrong with what a person typed, configured or stored raises `UserError`; the command
-line prints its sentence and exits with 2. Any other exception is a bug and shows its traceback.
+Everything that is wrong with what a person typed, configured or stored raises `UserError`. The
+command line prints its sentence and exits with status 2. Any other exception is a bug, and shows
+its traceback.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from contextvars import ContextVar
 
-# What only some runs need, and the extra that brings it.
+# package that only some runs need -> the extra that installs it
 EXTRAS = {
     "SimpleITK": "itk",
     "flwr": "federated",
@@ -29,18 +30,19 @@ EXTRAS = {
     "wandb": "wandb",
     "wfdb": "medical",
 }
-LISTED = 24  # the most names in a sentence
-NEAREST = 5  # of more
-# What moves a terminal's cursor, names its window or turns its text around; no tab, no line break.
+MAX_LISTED = 24  # names that a sentence lists
+MAX_NEAREST = 5  # names that it lists if more than MAX_LISTED are allowed
+# Characters that move a terminal's cursor, rename its window or reverse its text; tabs and line
+# breaks are not among them.
 CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
-LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # longer than any that means something
+LONG_NUMBER = re.compile(r"(\d{12})\d{49,}")  # more digits than any meaningful number has
 
 
 class UserError(Exception):
     """Invalid input, explained in one sentence: what is wrong, where, and what to do.
 
-    What it quotes may hold line breaks, control characters or hundreds of digits: it stays on one
-    line, is printable, and a number is cut.
+    The sentence may quote untrusted text. Line breaks are removed, control characters replaced and
+    very long numbers truncated, so that it stays one printable line.
     """
 
     def __init__(self, sentence: str = "") -> None:
@@ -49,45 +51,48 @@ class UserError(Exception):
 
 
 def printable(text: str) -> str:
-    """Return a text for a terminal: a question mark in the place of each control character."""
+    """Replace each control character by a question mark, so that a terminal can show the text."""
     return CONTROL.sub("?", text)
 
 
 def show_warnings() -> None:
-    """Print warnings of any package as plain lines on standard error, unless logging is set up."""
+    """Print warnings of all packages to standard error, unless logging is already configured."""
     plain = logging.StreamHandler()
     plain.setLevel(logging.WARNING)
     logging.basicConfig(format="%(message)s", handlers=[plain])
-    # "No CUDA runtime is found", where there is CUDA's toolkit and no GPU
+    # It warns "No CUDA runtime is found" on machines with CUDA's toolkit but no GPU.
     logging.getLogger("torch.utils.cpp_extension").setLevel(logging.ERROR)
 
 
-# Whether the reader of an error called Python, rather than typed a command or wrote a recipe.
+# True while Python code calls the library, False for the command line and recipes.
 _FOR_PYTHON = ContextVar("_FOR_PYTHON", default=False)
 
 
 @contextmanager
 def for_python() -> Iterator[None]:
-    """Name settings as arguments in the errors that are raised inside."""
-    before = _FOR_PYTHON.set(True)
+    """Make errors that are raised inside name settings as Python arguments."""
+    token = _FOR_PYTHON.set(True)
     try:
         yield
     finally:
-        _FOR_PYTHON.reset(before)
+        _FOR_PYTHON.reset(token)
 
 
 def is_for_python() -> bool:
-    """Return True if errors are read by who called Python."""
+    """Return True if errors should name settings as Python arguments."""
     return _FOR_PYTHON.get()
 
 
 def setting_name(key: str) -> str:
-    """Return a setting's key as its reader knows it: `algorithm.gamma`, in Python `gamma`."""
+    """Return a setting's name: its key, such as `algorithm.gamma`, or in Python `gamma`."""
     return key.rpartition(".")[2] if is_for_python() else key
 
 
 def setting(key: str, value: object) -> str:
-    """Return a setting as its reader gives it: `algorithm.noise=circular`, `noise="circular"`."""
+    """Return a setting as its user writes it.
+
+    That is `algorithm.noise=circular` or, in Python, `noise="circular"`.
+    """
     if not is_for_python():
         shown = "null" if value is None else str(value)
     elif isinstance(value, str):
@@ -98,14 +103,15 @@ def setting(key: str, value: object) -> str:
 
 
 class Busy(UserError):  # noqa: N818 - a state of a run, not a fault
-    """Another process carries out this run."""
+    """Another process is carrying out this run."""
 
 
 def suggestion(word: str, allowed: Iterable[str]) -> str:
-    """Return ` Did you mean 'x'?`, or an empty string if nothing is near.
+    """Return ` Did you mean 'x'?`, or an empty string if no allowed name is similar.
 
-    Near is a name in other letter case, a dotted name that ends in the word (`lr`: `optimizer.lr`),
-    a longer name that contains it (`chest`: `chest_xray`), or the nearest spelling.
+    The first of these that exists is suggested: the same name in other letter case, a dotted name
+    that ends in the word (`optimizer.lr` for `lr`), a longer name that contains it (`chest_xray`
+    for `chest`), and the closest spelling.
     """
     options = list(allowed)
     near = [option for option in options if option.lower() == word.lower()]
@@ -116,36 +122,62 @@ def suggestion(word: str, allowed: Iterable[str]) -> str:
 
 
 def _containing(word: str, options: Iterable[str]) -> list[str]:
-    """Return the options that begin with a word of three letters or more, or contain it."""
-    found = [option for option in options if len(word) > 2 and word in option]
-    return sorted(found, key=lambda option: (not option.startswith(word), len(option), option))
+    """Return the options that contain a word of at least three letters, best first.
+
+    Options that begin with the word come first, then shorter ones.
+    """
+    if len(word) < 3:
+        return []
+    containing = [option for option in options if word in option]
+    return sorted(containing, key=lambda option: (not option.startswith(word), len(option), option))
 
 
 def unknown(what: str, word: str, allowed: Iterable[str]) -> UserError:
-    """Return the error for a name that is not among `allowed`, with the nearest or all of them."""
+    """Return the error for a name that is not among the allowed ones.
+
+    It lists the allowed names, or the nearest of them if there are many.
+
+    Args:
+        what: what the name stands for, such as "model".
+        word: the name.
+        allowed: the allowed names.
+    """
     options = sorted(allowed)
-    near = suggestion(word, options)
-    if len(options) <= LISTED:
+    hint = suggestion(word, options)
+    if len(options) <= MAX_LISTED:
         return UserError(
-            f"{what} '{word}' is not known.{near} Allowed: {', '.join(options) or 'none'}."
+            f"{what} '{word}' is not known.{hint} Allowed: {', '.join(options) or 'none'}."
         )
-    alike = _containing(word, options) + difflib.get_close_matches(word, options, NEAREST, cutoff=0)
-    alike = list(dict.fromkeys(alike))[:NEAREST]
+    nearest = _containing(word, options)
+    nearest += difflib.get_close_matches(word, options, MAX_NEAREST, cutoff=0)
+    nearest = list(dict.fromkeys(nearest))[:MAX_NEAREST]
     return UserError(
-        f"{what} '{word}' is not known.{near} The nearest of {len(options)}: {', '.join(alike)}."
+        f"{what} '{word}' is not known.{hint} The nearest of {len(options)}: {', '.join(nearest)}."
     )
 
 
 def require(condition: bool, key: str, value: object, rule: str) -> None:
-    """Reject a configured value: `require(x > 0, "trainer.epochs", x, "must be positive")`."""
+    """Reject a configured value unless a condition holds.
+
+    For example, `require(x > 0, "trainer.epochs", x, "must be positive")`.
+
+    Args:
+        condition: the condition.
+        key: dotted key of the setting.
+        value: value of the setting.
+        rule: what is wrong if the condition does not hold, worded to follow the setting.
+
+    Raises:
+        UserError: The condition does not hold.
+    """
     if not condition:
         raise UserError(f"{setting(key, value)}: {rule}.")
 
 
 def explain_missing(error: ImportError) -> UserError | None:
-    """Return the sentence for what is not installed: a package of an extra, or locks on Windows.
+    """Return the sentence for a package of an extra, or for file locks on Windows.
 
-    None for any other.
+    None if the import failed for another reason.
     """
     package = (error.name or "").partition(".")[0]
     if package == "fcntl":
@@ -162,10 +194,10 @@ def explain_missing(error: ImportError) -> UserError | None:
 
 
 def first_line(error: Exception) -> str:
-    """Return the first line of an exception's text as a sentence, or its name if it has no text."""
+    """Return the first line of an exception's message, or its type's name, as a sentence."""
     return (str(error).strip() or type(error).__name__).splitlines()[0].rstrip(".") + "."
 
 
 def in_one_line(error: Exception) -> str:
-    """Return an exception's whole text on one line of at most 300 characters, without its stop."""
+    """Return an exception's message on one line, without full stop, cut to 300 characters."""
     return " ".join(str(error).split())[:300].rstrip(".")

@@ -1,12 +1,13 @@
-"""Plug-ins of every kind by name, added by a decorator: `@register("model", "complex_mlp")`.
+"""The registry of plug-ins: `@register("model", "complex_mlp")` adds one of a kind under a name.
 
-A builder is any callable. zdp-bench supplies its positional parameters (the problem, the input
-shape); its keyword-only parameters are its options, one YAML key each, which `config/plugins.py`
-checks against their annotations. So a new algorithm, model or data set is one file and one YAML.
+A plug-in is a builder, any callable. zdp-bench passes its positional parameters (the problem, the
+input shape). Its keyword-only parameters are its options: each is one YAML key, which
+`config/plugins.py` checks against the annotation. A new algorithm, model or data set is therefore
+one Python file and one YAML file.
 
-Other packages add theirs through the entry-point group `zdp_bench.plugins`: a module that
-registers on import. The folders of `zdp_bench/extras` add theirs through `ADDS` in their
-`plugins.py`: kind -> name -> where it is, as entry points write it.
+Other packages register plug-ins through the entry-point group `zdp_bench.plugins`, which names
+modules that register when they are imported. Folders of `zdp_bench/extras` name theirs in `ADDS` of
+their `plugins.py`: kind -> name -> "module:name", as in entry points.
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from zdp_bench.errors import UserError, unknown
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
-# kind -> the package whose modules are imported to find the plug-ins of that kind, or the module
+# kind -> the module, or the package of modules, that registers plug-ins of that kind when imported
 HOMES = {
     "algorithm": "zdp_bench.algorithms",
     "model": "zdp_bench.models",
@@ -36,10 +37,11 @@ HOMES = {
     "accountant": "zdp_bench.privacy.accountants",
 }
 
-# Kinds without a home in the core, which does without them: verbs of the command line (modules),
-# what carries out a run elsewhere, what writes a model of one's own loop, and experiment trackers.
+# Kinds that only extras add, and that the core works without: commands of the command line
+# (modules), runners that carry out a run elsewhere, exporters of models trained in a user's own
+# loop, and experiment trackers.
 OPTIONAL = ("command", "runner", "exporter", "logger")
-FOREIGN = ("optimizer", "callback")  # kinds of which other packages alone register some
+FOREIGN = ("optimizer", "callback")  # kinds that only other packages register
 EXTRAS = "zdp_bench.extras"
 
 _builders: dict[str, dict[str, Callable[..., Any]]] = {
@@ -52,69 +54,77 @@ B = TypeVar("B", bound=Callable[..., Any])
 
 
 def register(kind: str, name: str) -> Callable[[B], B]:
-    """Register the decorated class or function as `name` among the plug-ins of `kind`.
+    """Return a decorator that registers a class or function as a plug-in.
+
+    Args:
+        kind: the kind of plug-in, such as "model".
+        name: its name in configurations.
 
     Raises:
-        ValueError: another builder has this name.
+        ValueError: Another builder has this name.
     """
 
-    def enter(builder: B) -> B:
-        taken = _builders[kind].setdefault(name, builder)
-        if (taken.__module__, taken.__qualname__) != (builder.__module__, builder.__qualname__):
-            raise ValueError(
-                f"{kind} '{name}' is already registered by {taken.__module__}.{taken.__qualname__}"
-            )
+    def add(builder: B) -> B:
+        registered = _builders[kind].setdefault(name, builder)
+        # Not `is`: a module that is imported again defines an equal builder.
+        if _full_name(registered) != _full_name(builder):
+            raise ValueError(f"{kind} '{name}' is already registered by {_full_name(registered)}")
         return builder
 
-    return enter
+    return add
+
+
+def _full_name(builder: Callable[..., Any]) -> str:
+    return f"{builder.__module__}.{builder.__qualname__}"
 
 
 @cache
 def installed() -> tuple[EntryPoint, ...]:
-    """Return the entry points of installed packages, read once, which takes milliseconds.
+    """Return the plug-in entry points of installed packages.
 
-    One that is not, because its folder moved, is said so, and no command fails that does without.
+    An entry point whose module no longer exists, for example because its folder moved, is skipped
+    with a warning, so that commands that do not need it still work.
     """
-    from importlib.metadata import entry_points  # for --help would wait for it
+    from importlib.metadata import entry_points  # imported here, because it would slow down --help
 
-    found = []
+    points = []
     for point in entry_points(group="zdp_bench.plugins"):
         try:
-            there = importlib.util.find_spec(point.module) is not None
+            exists = importlib.util.find_spec(point.module) is not None
         except ImportError:
-            there = False
-        if there:
-            found.append(point)
+            exists = False
+        if exists:
+            points.append(point)
         else:
             log.warning(
-                "plug-in '%s' is skipped: its module %s does not exist any more. Install its "
-                "package again, or uninstall it.",
+                "plug-in '%s' is skipped: its module %s no longer exists. Install its package "
+                "again, or uninstall it.",
                 point.name,
                 point.module,
             )
-    return tuple(found)
+    return tuple(points)
 
 
 @cache
 def of_extras(kind: str) -> dict[str, str]:
-    """Return what the folders of `zdp_bench/extras` add to a kind: name -> where, for `resolve`."""
-    found: dict[str, str] = {}
+    """Return the plug-ins of a kind that extras add: name -> reference for `resolve`."""
+    references: dict[str, str] = {}
     for folder in pkgutil.iter_modules(importlib.import_module(EXTRAS).__path__):
         plugins = importlib.import_module(f"{EXTRAS}.{folder.name}.plugins")
-        found |= plugins.ADDS.get(kind, {})
-    return found
+        references |= plugins.ADDS.get(kind, {})
+    return references
 
 
-def resolve(where: str) -> Any:
-    """Import 'module' or 'module:name', and return it."""
-    module, _, name = where.partition(":")
-    found = importlib.import_module(module)
-    return getattr(found, name) if name else found
+def resolve(reference: str) -> Any:
+    """Import and return the object that "module" or "module:name" refers to."""
+    module_name, _, name = reference.partition(":")
+    module = importlib.import_module(module_name)
+    return getattr(module, name) if name else module
 
 
 @cache
 def _load(kind: str) -> None:
-    """Import every module of the kind's package, then the plug-ins of other packages."""
+    """Import the modules that register plug-ins of a kind, then those of other packages."""
     if kind in HOMES:
         package = importlib.import_module(HOMES[kind])
         for module in pkgutil.walk_packages(getattr(package, "__path__", []), f"{HOMES[kind]}."):
@@ -132,7 +142,7 @@ def _load_others() -> None:
 
 
 def names(kind: str) -> list[str]:
-    """Return all names of a kind, sorted."""
+    """Return the names of all plug-ins of a kind, sorted."""
     _load(kind)
     return sorted({*_builders[kind], *of_extras(kind)})
 
@@ -141,14 +151,15 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
     """Return the builder registered as `name`.
 
     Raises:
-        UserError: no plug-in of that kind has this name; suggests the nearest.
+        UserError: No plug-in of that kind has this name. The error suggests the nearest name.
     """
     _load(kind)
     if name in _builders[kind]:
         return _builders[kind][name]
     if name in of_extras(kind):
-        found = resolve(of_extras(kind)[name])  # and no other of its kind
-        return _builders[kind].get(name, found)
+        # Import this extra only. The import registers a builder, or the object is the plug-in.
+        imported = resolve(of_extras(kind)[name])
+        return _builders[kind].get(name, imported)
     if kind not in OPTIONAL:
         raise unknown(kind, name, names(kind))
     raise UserError(
@@ -157,17 +168,23 @@ def lookup(kind: str, name: str) -> Callable[..., Any]:
 
 
 def foreign_packages(used: Iterable[tuple[str, str]]) -> tuple[str, ...]:
-    """Return the other packages, by name, with plug-ins installed, or in use as (kind, name)."""
+    """Return the names of other packages that have plug-ins, sorted.
+
+    Args:
+        used: (kind, name) of plug-ins in use. They may have been registered without an entry point.
+    """
     packages = {point.module.partition(".")[0] for point in installed()}
-    return tuple(sorted((packages | {package_of(*one) for one in used}) - {"zdp_bench"}))
+    packages |= {package_of(kind, name) for kind, name in used}
+    return tuple(sorted(packages - {"zdp_bench"}))
 
 
 def package_of(kind: str, name: str) -> str:
-    """Return the package, by top-level name, that registered a plug-in."""
+    """Return the top-level name of the package that registered a plug-in."""
     return lookup(kind, name).__module__.partition(".")[0]
 
 
 def names_of_others(kind: str) -> list[str]:
-    """Return the names that other packages registered; without any, nothing is imported."""
-    found = names(kind) if installed() else []
-    return [name for name in found if package_of(kind, name) != "zdp_bench"]
+    """Return the names of the plug-ins of a kind that other packages registered."""
+    if not installed():
+        return []  # without importing all of zdp-bench's own
+    return [name for name in names(kind) if package_of(kind, name) != "zdp_bench"]

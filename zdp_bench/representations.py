@@ -1,12 +1,18 @@
-"""Representations: a public, fixed transform of one example in front of the head that trains.
+"""Representations: public, fixed transforms of single examples, in front of the trained model.
 
-It is a function of one example alone: it learns nothing from the training set, so it costs no ε.
-So few weights are left to train that the noise of a small ε hides little of them. What it makes of
-a data set is computed once, kept in the user's cache folder and mapped (`data/cache.py`).
+A representation is a function of one example alone and learns nothing from the training set, so it
+costs no ε. The model behind it has few weights, so the noise that a small ε needs hides little of
+the gradient. The transformed data set is computed once, kept in the user's cache folder and
+memory-mapped (`data/cache.py`).
 
-A builder takes an example's shape and its options, and returns a module: [B, *shape] -> [B, ...].
-The module may say in `facts` what it is made of; its `version` changes when its numbers do. One
-that takes only pictures with pixels in [0, 1] has `takes_unit_pixels = True`.
+A builder takes the shape of an example and its options, and returns a module:
+[B, *shape] -> [B, ...]. Optional attributes of the module:
+
+    facts              where its numbers come from, for the record
+    version            incremented when its outputs change
+    takes_unit_pixels  True if it accepts only pictures with pixels in [0, 1]
+    at_once            the number of examples to transform at once on a CPU
+    joins              see `Representation.parts`
 """
 
 from __future__ import annotations
@@ -30,28 +36,32 @@ from zdp_bench.errors import UserError, in_one_line
 from zdp_bench.nn.precision import float32_products
 from zdp_bench.registry import lookup
 
-AT_ONCE = 8  # examples on a CPU: their maps stay in its cache
-TRIED = AT_ONCE + 1  # examples that show whether a transform mixes them
+CPU_BATCH = 8  # examples that a CPU transforms at once: their feature maps fit in its cache
+NUM_PROBES = CPU_BATCH + 1  # examples that test whether a transform mixes examples
 BLOCK = 128  # examples that are read and written at once
-NUMPY = {torch.float32: np.float32, torch.complex64: np.complex64}
-NO_FILE = ("package", "pretrained", "untrained")  # what an option `weights` names beside a path
-CLOSE = 1e-4  # relative to the largest number: what rounding does in a deep network
-SLACK = 1e-3  # by which a resized picture's pixels may leave [0, 1]
+NUMPY_TYPES = {torch.float32: np.float32, torch.complex64: np.complex64}
+NO_FILE = ("package", "pretrained", "untrained")  # values of an option `weights` that are no paths
+# Tolerance for rounding errors of a deep network, relative to 1 + the largest output
+TOLERANCE = 1e-4
+PIXEL_TOLERANCE = 1e-3  # resizing a picture may move pixels this far out of [0, 1]
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Representation:
-    """A transform that is built for examples of one shape.
+    """A transform built for examples of one shape.
 
     Attributes:
-        takes, gives: shapes of an example, before and after.
-        takes_dtype, dtype: of its numbers, before and after.
-        digest: SHA-256 of its name, options, version, shape and facts.
-        facts: where its numbers come from, for the record: weights, licence, what trained them.
-        parts: factors and the representations that they multiply, if it is these side by side. The
-            cache keeps each part, so that another combination takes no time.
+        name: registered name.
+        module: [B, *takes] -> [B, *gives].
+        takes, gives: shape of an example before and after the transform.
+        takes_dtype, dtype: its type before and after the transform.
+        digest: SHA-256 of name, options, version, input shape and type, and facts.
+        facts: where its numbers come from, for the record: weights, licence, training data.
+        parts: (factor, representation) pairs, if it concatenates other representations, each
+            multiplied by its factor. The cache keeps each part, so that other combinations of the
+            same parts need no recomputation.
     """
 
     name: str
@@ -66,20 +76,20 @@ class Representation:
 
     @torch.no_grad()
     def __call__(self, inputs: Tensor) -> Tensor:
-        """Transform examples [B, *takes] into [B, *gives], a few at a time."""
+        """Transform examples [B, *takes] to [B, *gives], a few at a time."""
         if not len(inputs):
             return torch.empty(0, *self.gives, dtype=self.dtype)
-        at_once = getattr(self.module, "at_once", AT_ONCE) if inputs.is_cpu else BLOCK
-        return torch.cat([self.module(part) for part in inputs.split(at_once)])
+        batch_size = getattr(self.module, "at_once", CPU_BATCH) if inputs.is_cpu else BLOCK
+        return torch.cat([self.module(part) for part in inputs.split(batch_size)])
 
     def note(self) -> str:
-        """Return it in words, for the notes under a table."""
+        """Describe the representation in words, for the notes under a table."""
         parts = "; ".join(_in_words(part) for part in self.facts.get("parts", []))
         whole = f"{self.name} ({parts})" if parts else _in_words({"name": self.name, **self.facts})
         return f"behind the public representation {whole}"
 
     def described(self) -> dict[str, Any]:
-        """Return its description for a record."""
+        """Describe the representation as plain values, for a record."""
         return {
             "name": self.name,
             "digest": self.digest,
@@ -90,7 +100,7 @@ class Representation:
 
 
 def _in_words(facts: dict[str, Any]) -> str:
-    """Return the name of a representation, with its weights if it has any."""
+    """Return the name of a representation, followed by its weights if it has any."""
     name = str(facts["name"])
     if not facts.get("weights"):
         return name
@@ -99,7 +109,7 @@ def _in_words(facts: dict[str, Any]) -> str:
 
 
 class Represented(nn.Module):
-    """A model behind its representation: raw examples [B, *takes] -> the model's outputs."""
+    """A representation followed by a model: examples [B, *takes] -> the model's outputs."""
 
     def __init__(
         self,
@@ -107,11 +117,12 @@ class Represented(nn.Module):
         model: nn.Module,
     ) -> None:
         super().__init__()
-        self.representation, self.model = representation.module, model
-        self._apply_to = representation
+        self.representation = representation.module  # registers the module's weights
+        self.model = model
+        self._transform = representation
 
     def forward(self, inputs: Tensor) -> Tensor:
-        outputs: Tensor = self.model(self._apply_to(inputs))
+        outputs: Tensor = self.model(self._transform(inputs))
         return outputs
 
 
@@ -121,18 +132,27 @@ def build(
     shape: tuple[int, ...],
     dtype: torch.dtype,
 ) -> Representation:
-    """Return a representation for examples of this shape and dtype.
+    """Build a representation.
+
+    Args:
+        name: registered name.
+        options: keyword arguments of its builder.
+        shape: shape of one example.
+        dtype: type of an example.
 
     Raises:
-        UserError: there is none of this name, or it does not take such examples or options.
+        UserError: The name is unknown, or the representation does not accept the options or
+            examples of this shape and type.
     """
     module: nn.Module = lookup("representation", name)(tuple(shape), **options)
     module = module.eval().requires_grad_(False)
     if not all(is_finite(tensor) for tensor in module.state_dict().values()):
         raise UserError(f"representation={name}: its weights contain values that are not finite.")
     output = _try(name, module, options, torch.zeros(1, *shape, dtype=dtype))
-    if output.dtype not in NUMPY:
-        raise UserError(f"representation={name}: gives {output.dtype}, no float32 or complex64.")
+    if output.dtype not in NUMPY_TYPES:
+        raise UserError(
+            f"representation={name}: returns {output.dtype}, but must return float32 or complex64."
+        )
     facts = getattr(module, "facts", {})
     identity = [
         name,
@@ -157,16 +177,16 @@ def build(
 
 
 def _named_options(options: dict[str, Any], facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the options that enter the digest; one that is off is as if it were not there."""
-    # Which file holds the weights makes no difference, and facts say the stage.
-    left_out = ("weights", "stage") if "sha256" in facts else ()
+    """Return the options that enter the digest: all that are not switched off."""
+    # With weights from a file, facts hold their digest and stage: the path makes no difference.
+    excluded = ("weights", "stage") if "sha256" in facts else ()
     return {
-        key: value for key, value in options.items() if value is not False and key not in left_out
+        key: value for key, value in options.items() if value is not False and key not in excluded
     }
 
 
 def _named_facts(facts: dict[str, Any]) -> dict[str, Any]:
-    """Return the facts that enter the digest: all but a file's name."""
+    """Return the facts that enter the digest: all but the name of a file of weights."""
     if "file" not in facts:
         return facts
     return {key: value for key, value in facts.items() if key != "weights"}
@@ -178,7 +198,7 @@ def _try(
     options: dict[str, Any],
     example: Tensor,
 ) -> Tensor:
-    """Return what a module makes of one example; reject one that it does not take."""
+    """Return a module's output for one example; reject a module that does not accept it."""
     try:
         with torch.no_grad():
             output = module(example)
@@ -192,12 +212,14 @@ def _try(
             f"({in_one_line(error)}).{advice}"
         ) from error
     if not isinstance(output, Tensor) or output.dim() < 2 or len(output) != 1:
-        raise UserError(f"representation={name}: of one example it gives no [1, ...] tensor.")
+        raise UserError(
+            f"representation={name}: for one example, it does not return a tensor [1, ...]."
+        )
     return output
 
 
 def is_finite(x: Tensor) -> bool:
-    """True if no number of x is infinite or NaN."""
+    """Return True if x has no infinite or NaN values."""
     return bool(torch.isfinite(x).all())
 
 
@@ -207,24 +229,26 @@ def represent_splits(
     key: str,
     device: torch.device | None = None,
 ) -> Splits:
-    """Return the data set with each example's representation in its place, from the cache.
+    """Return the data set with every input replaced by its representation.
 
     Args:
-        key: the digest of everything the examples follow from.
-        device: where the transform is computed; what it makes is kept on the disk.
+        data: the data set.
+        key: digest of everything that determines the examples, for the cache.
+        device: device that computes the transform. Default: the CPU. The results are on disk.
 
     Raises:
-        UserError: examples change as they are drawn, or the transform looks at several at once.
+        UserError: Examples are augmented, or the transform of one example depends on others.
     """
     if data.augment or data.train.is_stochastic:
         raise refuse_changing(representation.name)
     device = device or torch.device("cpu")
     representation.module.to(device)
-    few = torch.arange(min(TRIED, len(data.test)))
-    inputs, _ = data.test.batch(few)  # nothing of the training set
+    # Probes are test examples, because a check may not depend on the training set.
+    probe_indices = torch.arange(min(NUM_PROBES, len(data.test)))
+    probes, _ = data.test.batch(probe_indices)
     if data.provenance != "synthetic":  # a stand-in's examples are noise, not pictures
-        require_pixels(representation, inputs)
-    require_apart(representation, inputs, device)
+        require_pixels(representation, probes)
+    require_apart(representation, probes, device)
     train = _represent(representation, data.train, f"{key}:train", device)
     test = _represent(representation, data.test, f"{key}:test", device)
     validation = None
@@ -253,52 +277,53 @@ def refuse_changing(name: str) -> UserError:
 
 
 def represent_info(representation: Representation, info: DatasetInfo) -> DatasetInfo:
-    """Return counts and shapes of the data set as its representation."""
+    """Return the counts and shapes of the represented data set."""
     return replace(info, input_shape=representation.gives, dtype=representation.dtype)
 
 
 def require_pixels(representation: Representation, inputs: Tensor) -> None:
-    """Reject pictures with pixels outside [0, 1], if the transform takes only those.
+    """Reject pixels outside [0, 1] if the transform requires pixels in [0, 1].
 
     Raises:
-        UserError: some pixel is outside.
+        UserError: A pixel is outside.
     """
     if not getattr(representation.module, "takes_unit_pixels", False) or not len(inputs):
         return
     low, high = inputs.aminmax()
-    if low < -SLACK or high > 1 + SLACK:
+    if low < -PIXEL_TOLERANCE or high > 1 + PIXEL_TOLERANCE:
         raise UserError(
-            f"representation={representation.name}: takes pictures with pixels in [0, 1], and "
-            "these have others. Set dataset.normalise=unit, or scale pictures of your own."
+            f"representation={representation.name}: takes pictures with pixels in [0, 1], but "
+            "these have others. Set dataset.normalise=unit, or scale your own pictures."
         )
 
 
 def require_apart(
     representation: Representation, inputs: Tensor, device: torch.device | None = None
 ) -> None:
-    """Reject a transform in which one example changes the output of another.
+    """Reject a transform whose output for an example depends on other examples.
 
     Args:
-        inputs: some examples [n, *takes], at best `TRIED`.
+        inputs: probe examples [n, *takes], ideally `NUM_PROBES` of them.
+        device: device that computes the transform. Default: the CPU.
 
     Raises:
-        UserError: they give something else alone, together, in another order or a second time, or
-            the transform keeps something of them.
+        UserError: Outputs depend on the batch, on the order of the examples or on earlier calls, or
+            the transform keeps state from the examples.
     """
     inputs = inputs.to(device or torch.device("cpu"))
     module = representation.module
     before = state_of(module)
     reversed_inputs = inputs.flip(0)
 
-    def apply(inputs: Tensor, size: int) -> Tensor:
-        return torch.cat([module(part) for part in inputs.split(size)])
+    def apply(inputs: Tensor, batch_size: int) -> Tensor:
+        return torch.cat([module(part) for part in inputs.split(batch_size)])
 
-    # A GPU's TF32 rounds by 1e-3, and otherwise for another number of examples.
+    # TF32 rounds to about 1e-3, and differently for other batch sizes, so it is switched off.
     with torch.no_grad(), float32_products():
         alone = apply(inputs, 1)
         others = [
             module(inputs),
-            apply(inputs, AT_ONCE),
+            apply(inputs, CPU_BATCH),
             module(reversed_inputs).flip(0),
             apply(reversed_inputs, 3).flip(0),
             apply(inputs, 1),
@@ -307,7 +332,7 @@ def require_apart(
         raise UserError(
             f"representation={representation.name}: returns values that are not finite."
         )
-    tolerance = CLOSE * (1 + alone.abs().max())
+    tolerance = TOLERANCE * (1 + alone.abs().max())
     for other in others:
         if other.shape != alone.shape or (other - alone).abs().max() > tolerance:
             raise UserError(
@@ -317,12 +342,12 @@ def require_apart(
     if not _is_equal(before, state_of(module)):
         raise UserError(
             f"representation={representation.name}: keeps state from the examples it has seen, so "
-            "one would affect another. It must not change its state."
+            "one example would affect another. It must not change its state."
         )
 
 
 def state_of(module: nn.Module) -> list[Any]:
-    """Return copies of all tensors and plain values that a module and those inside it hold."""
+    """Return copies of all tensors and plain values of a module and its submodules."""
     return [_copy({**vars(inner), "_modules": None}) for inner in module.modules()]
 
 
@@ -355,25 +380,27 @@ def represent(
     name: str,
     **options: Any,
 ) -> torch.utils.data.TensorDataset:
-    """Return a dataset of your own with each input's representation, for `make_private`.
+    """Replace the inputs of a dataset by their representation, for `make_private`.
 
-    Made once and mapped from the cache folder, whose key is the examples' content.
+    The representation is computed once and memory-mapped from the cache folder. The cache key is
+    the content of the examples.
 
     Args:
-        dataset: map-style, with items (input, target); inputs are tensors of one shape, float32,
-            complex64 or integers (of double precision they are made single).
-        options: of the representation, as in the configuration: `J=2, L=8`.
+        dataset: map-style dataset with items (input, target). Inputs are tensors of one shape and
+            type: float32, complex64 or integers. Double precision is converted to single.
+        name: name of the representation.
+        options: options of the representation, as in the configuration: `J=2, L=8`.
 
     Raises:
-        UserError: an option is wrong, the inputs are not of one shape or no finite numbers, or the
-            transform looks at several at once.
+        UserError: An option is invalid, inputs differ in shape or type or are not finite, or the
+            transform of one example depends on others.
     """
     if not (hasattr(dataset, "__getitem__") and hasattr(dataset, "__len__")) or not len(dataset):
         raise UserError(
-            f"dataset={type(dataset).__name__}: must be map-style and hold examples: give one with "
+            f"dataset={type(dataset).__name__}: must be a map-style dataset with examples: "
             "len(dataset) above 0 and dataset[i] = (input, target)."
         )
-    first, _ = _collate(dataset, range(min(TRIED, len(dataset))))
+    first, _ = _collate(dataset, range(min(NUM_PROBES, len(dataset))))
     checked = check_plugin("representation", {"name": name, **options})
     representation = build(name, checked.options, tuple(first.shape[1:]), first.dtype)
     require_pixels(representation, first)
@@ -384,14 +411,15 @@ def represent(
             stop = min(start + BLOCK, len(dataset))
             yield _collate(dataset, range(start, stop))
 
-    chain, targets = hashlib.sha256(), list[Tensor]()
+    content = hashlib.sha256()
+    targets: list[Tensor] = []
     for inputs, labels in batches():
         if inputs.shape[1:] != first.shape[1:] or inputs.dtype != first.dtype:
             raise UserError(f"{_UNEVEN}.")
-        chain.update(inputs.contiguous().numpy().tobytes())
+        content.update(inputs.contiguous().numpy().tobytes())
         targets.append(labels)
     blocks = (representation(inputs).numpy() for inputs, _ in batches())
-    features = _keep(representation, chain.hexdigest(), len(dataset), blocks)
+    features = _load_or_compute(representation, content.hexdigest(), len(dataset), blocks)
     try:
         return torch.utils.data.TensorDataset(features, torch.cat(targets))
     except RuntimeError as error:
@@ -403,7 +431,7 @@ SINGLE = {torch.float64: torch.float32, torch.complex128: torch.complex64}
 
 
 def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
-    """Return inputs and targets of some items, in single precision."""
+    """Return the inputs and targets of some items as a batch, in single precision."""
     try:
         inputs, targets = torch.utils.data.default_collate([dataset[row] for row in rows])
         inputs = inputs.to(SINGLE.get(inputs.dtype, inputs.dtype)).detach().cpu()
@@ -412,7 +440,7 @@ def _collate(dataset: Any, rows: range) -> tuple[Tensor, Tensor]:
     except (RuntimeError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{_UNEVEN} ({in_one_line(error)}).") from None
     if inputs.dim() < 2 or (inputs.is_floating_point() and inputs.dtype != torch.float32):
-        raise UserError(f"{_UNEVEN}, and these are {inputs.dtype} {list(inputs.shape[1:])}.")
+        raise UserError(f"{_UNEVEN}, but these are {inputs.dtype} {list(inputs.shape[1:])}.")
     if not finite:
         raise UserError("dataset: inputs contain values that are not finite.")
     return inputs, targets
@@ -439,7 +467,7 @@ def _represent_inputs(
             (factor, _represent_inputs(part, source, key, device))
             for factor, part in representation.parts
         ]
-        log.info("%s of %d examples, made once", representation.name, len(source))
+        log.info("computing %s of %d examples, once", representation.name, len(source))
         for rows in torch.arange(len(source)).split(BLOCK):
             if weighted:
                 features = torch.cat([factor * part[rows] for factor, part in weighted], dim=1)
@@ -448,24 +476,30 @@ def _represent_inputs(
                 features = representation(inputs.to(device))
             yield features.cpu().numpy()
 
-    return _keep(representation, key, len(source), blocks())
+    return _load_or_compute(representation, key, len(source), blocks())
 
 
-def _keep(
+def _load_or_compute(
     representation: Representation,
     key: str,
     count: int,
     blocks: Iterator[np.ndarray],
 ) -> Tensor:
-    """Return representations [count, *gives] from the cache, or from blocks of them."""
+    """Return representations [count, *gives] from the cache, which is filled with `blocks` first.
+
+    Args:
+        key: digest of everything that determines the examples.
+        count: number of examples.
+        blocks: the representations, some at a time; used only if the cache lacks them.
+    """
     digest = hashlib.sha256(f"{key}:{representation.digest}".encode()).hexdigest()
     shape = (count, *representation.gives)
-    dtype = NUMPY[representation.dtype]
+    dtype = NUMPY_TYPES[representation.dtype]
     return torch.from_numpy(load_or_make("representations", digest, shape, dtype, blocks))
 
 
 def targets_of(source: Source) -> Tensor:
-    """Return the targets of all examples, [n, ...]."""
+    """Return the targets of all examples of a source, [n, ...]."""
     if isinstance(source, Examples):
         return source.targets
     if isinstance(source, Part):

@@ -19,7 +19,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.extras.transforms.generated import as_examples, pictures, seeded_pictures
 from zdp_bench.extras.transforms.joined import FLOOR, NORM, POWER, axes_of
 from zdp_bench.extras.transforms.patches import RIDGE, standardise, whitening_of
-from zdp_bench.representations import TRIED, represent, represent_splits
+from zdp_bench.representations import NUM_PROBES, represent, represent_splits
 from zdp_bench.training.representation import build_representation
 
 FEW: dict[str, Any] = {"pictures": 16}
@@ -124,7 +124,7 @@ def test_the_cache_keeps_each_part_for_other_combinations(
         monkeypatch.setattr(alone.module, "forward", spy)
         again = represent_splits(alone, data, "parts").train.batch(torch.arange(12))[0]
         seen = sum(len(call.args[0]) for call in spy.call_args_list)
-        assert seen <= 6 * TRIED, "only what tells that examples do not mix"
+        assert seen <= 6 * NUM_PROBES, "only what tells that examples do not mix"
         weight = float(of_both.norm() / again.norm())
         torch.testing.assert_close(of_both, weight * again)
 

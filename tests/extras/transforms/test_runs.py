@@ -21,7 +21,7 @@ from zdp_bench.experiments.validate import validate
 from zdp_bench.extras.sharing.export import export
 from zdp_bench.extras.sharing.loading import find_representation, predict_file
 from zdp_bench.extras.sharing.verification import verify
-from zdp_bench.representations import TRIED, Representation, build, represent, represent_splits
+from zdp_bench.representations import NUM_PROBES, Representation, build, represent, represent_splits
 from zdp_bench.training.representation import build_representation, shares_data
 from zdp_bench.training.run import run
 from zdp_bench.training.setup import build_dataset, describe_data, load_data
@@ -57,7 +57,7 @@ def test_it_is_made_once_and_then_mapped(monkeypatch: pytest.MonkeyPatch) -> Non
     plain = found.module.forward
     monkeypatch.setattr(found.module, "forward", lambda x: calls.append(len(x)) or plain(x))
     again = represent_splits(found, splits(), "once")
-    assert sum(calls) <= 6 * TRIED  # what is tried on some test examples
+    assert sum(calls) <= 6 * NUM_PROBES  # what is tried on some test examples
     inputs, targets = again.train.batch(torch.arange(20))
     assert torch.equal(inputs, made.train.batch(torch.arange(20))[0])
     assert torch.equal(targets, torch.arange(20) % 3)
