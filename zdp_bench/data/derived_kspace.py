@@ -1,17 +1,18 @@
-"""Single-coil k-space made from real anatomy or from public pictures.
+"""Single-coil k-space computed from real anatomy or from public pictures.
 
-It is written once in fastMRI's layout, and read as fastMRI is; numbers from here are 'derived'.
+The k-space is written once in fastMRI's layout and then read like fastMRI. Scores are 'derived'.
 
-`kspace_from_volumes` is made of any folder of NIfTI magnitude volumes, and stands in for fastMRI,
-which not everyone may have. A slice's magnitude is given a smooth phase and Fourier transformed at
-its native size; no noise is added, no voxel is resampled. The phase is a polynomial of second order
-over the slice, fixed by the volume's name, as coil and field inhomogeneity make one. The scanner's
-phase is unknown, and its filters and interpolation are in the magnitudes. ε is stated of a volume;
-who owns two of them (Task04, see `msd.py`) has a larger one.
+`kspace_from_volumes` uses any folder of NIfTI magnitude volumes, for users without access to
+fastMRI. Each slice's magnitude gets a smooth phase and is Fourier transformed at its native size,
+without noise and without resampling. The phase is a random polynomial of second order over the
+slice, seeded by the volume's name; it resembles that of coil and field inhomogeneities. Two things
+differ from measured k-space: the scanner's own phase is lost, and the magnitudes contain its
+filters and interpolation. ε is per volume; a patient with two volumes (Task04, see `msd.py`) has a
+larger ε.
 
-`public_kspace` is made of CIFAR-10's pictures, many to a file: they become grey, are mirrored at
-their edges up to the size of a scan, and get a phase likewise. Nobody's anatomy is in them, so a
-network trained on them may start a private run: `model.init_from`.
+`public_kspace` uses CIFAR-10's pictures, several in each file. They are converted to grey, mirrored
+at their edges up to the size of a scan, and given such a phase. They show nobody's anatomy, so a
+network trained on them may start a private run (`model.init_from`).
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from zdp_bench.data.kspace import to_kspace
 from zdp_bench.errors import require
 from zdp_bench.registry import register
 
-POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0))  # of y and x, of second order
+POWERS = ((0, 0), (0, 1), (0, 2), (1, 0), (1, 1), (2, 0))  # of y and x, in the terms of a phase
 
 
 def draw_phase(
@@ -41,7 +42,8 @@ def draw_phase(
 ) -> np.ndarray:
     """Draw a phase [rows, columns] in radians.
 
-    It is Σ a_ij·y^i·x^j, i + j ≤ 2, with y and x from -1 to 1 and the a_ij uniform in ±π/2.
+    It is Σ a_ij · y^i · x^j over i + j ≤ 2, where y and x run from −1 to 1 and each a_ij is uniform
+    in [−π/2, π/2].
     """
     y = np.linspace(-1, 1, rows)
     x = np.linspace(-1, 1, columns)
@@ -55,13 +57,20 @@ def write_volumes(
     folder: Path,
     paths: list[Path],
     axis: int,
-    testing: np.ndarray,
+    is_test: np.ndarray,
 ) -> None:
-    """Write every volume in fastMRI's layout, on its side of the split, all or none."""
+    """Write the k-space of all volumes in fastMRI's layout; on an error, write nothing.
+
+    Args:
+        folder: path of the folder to write.
+        paths: paths of the volumes.
+        axis: axis along which a volume is cut into slices.
+        is_test: True for each volume of the test part, [n].
+    """
     with write_whole(folder) as partial:
-        for side in FOLDERS:
-            (partial / side).mkdir()
-        for path, held in zip(paths, testing, strict=True):
+        for part_folder in FOLDERS:
+            (partial / part_folder).mkdir()
+        for path, held in zip(paths, is_test, strict=True):
             name = nifti.name_of(path)
             image = np.moveaxis(nifti.read(path), axis, 0)  # [slices, rows, columns]
             random = np.random.default_rng([ord(letter) for letter in name])
@@ -74,39 +83,43 @@ def write_volumes(
 @register("dataset", "kspace_from_volumes")
 @dataclass(frozen=True, kw_only=True)
 class KSpaceFromVolumes(KSpaceSlices, nifti.OfVolumes):
-    """k-space of the volumes in `folder` of the data root."""
+    """k-space of the volumes in `folder` of the data root.
+
+    Args:
+        axis: axis along which volumes are cut into slices: 0, 1 or 2 for x, y or z.
+    """
 
     name: ClassVar[str] = "kspace_from_volumes"
     owner: ClassVar[str] = "volume"
 
-    axis: Annotated[int, Interval(ge=0, le=2)] = 2  # that slices are counted along
+    axis: Annotated[int, Interval(ge=0, le=2)] = 2
     slices: MaxCount = 3
 
     def load(self, root: Path) -> Splits:
         paths = list(self.find(root))
-        testing = self.hold_out(len(paths))
+        is_test = self.hold_out(len(paths))
         files = [
-            (path.name, sha256(path), bool(held)) for path, held in zip(paths, testing, strict=True)
+            (path.name, sha256(path), bool(held)) for path, held in zip(paths, is_test, strict=True)
         ]
         name = digest(repr((files, self.axis)))[:16]
         folder = root / "derived" / f"kspace-{nifti.READING}-{name}"
         if not folder.is_dir():
-            write_volumes(folder, paths, self.axis, testing)
+            write_volumes(folder, paths, self.axis, is_test)
         notes = f"k-space of the volumes in {self.folder} with a smooth phase added, no noise"
         return self.read_splits(find_volumes(folder), "derived", notes)
 
     def hold_out(self, count: int) -> np.ndarray:
-        """Return True for the volumes to test on."""
+        """Draw the volumes to test on: return True for each of them, [count]."""
         random = np.random.default_rng(self.split_seed)
         held = random.choice(count, self.count_test(count), replace=False)
-        testing = np.zeros(count, dtype=bool)
-        testing[held] = True
-        return testing
+        is_test = np.zeros(count, dtype=bool)
+        is_test[held] = True
+        return is_test
 
 
-TOGETHER = 100  # pictures in a file
-LUMA = np.array([0.299, 0.587, 0.114])  # of red, green and blue: ITU-R BT.601
-LARGEST = 2 * SHAPE[1] - 1  # rows or columns that one mirroring of a square picture can fill
+PICTURES_PER_FILE = 100
+LUMA = np.array([0.299, 0.587, 0.114])  # weights of red, green and blue: ITU-R BT.601
+MAX_SIDE = 2 * SHAPE[1] - 1  # rows or columns that mirroring a square picture once can fill
 
 
 def draw_scan(
@@ -114,12 +127,16 @@ def draw_scan(
     shape: tuple[int, int],
     random: np.random.Generator,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return the k-space, complex [rows, columns], and the magnitude of a picture [3, 32, 32]."""
+    """Convert a picture [3, 32, 32] to k-space, complex [rows, columns], and its magnitude image.
+
+    Args:
+        shape: (rows, columns).
+    """
     grey = np.tensordot(LUMA, picture, axes=1)
     padding = []
-    for whole, side in zip(shape, grey.shape, strict=True):
-        before = (whole - side) // 2
-        padding.append((before, whole - side - before))
+    for target_side, side in zip(shape, grey.shape, strict=True):
+        before = (target_side - side) // 2
+        padding.append((before, target_side - side - before))
     image = np.pad(grey, padding, mode="reflect")
     phase = draw_phase(*shape, random)
     return to_kspace(image * np.exp(1j * phase)), image
@@ -127,35 +144,43 @@ def draw_scan(
 
 def write_pictures(
     folder: Path,
-    sides: list[np.ndarray],
+    parts: list[np.ndarray],
     shape: tuple[int, int],
     seed: int,
 ) -> None:
-    """Write the pictures [n, 3, 32, 32] of both sides, all or none.
+    """Write the k-space of all pictures in fastMRI's layout; on an error, write nothing.
 
     Args:
-        shape: rows and columns of k-space.
-        seed: of the phases.
+        folder: path of the folder to write.
+        parts: training pictures and test pictures, each [n, 3, 32, 32].
+        shape: (rows, columns) of k-space.
+        seed: seed of the phases.
     """
     with write_whole(folder) as partial:
-        for number, (side, pictures) in enumerate(zip(FOLDERS, sides, strict=True)):
-            (partial / side).mkdir()
-            for first in range(0, len(pictures), TOGETHER):
-                name = f"{side}_{first:06d}"
+        for number, (part_folder, pictures) in enumerate(zip(FOLDERS, parts, strict=True)):
+            (partial / part_folder).mkdir()
+            for first in range(0, len(pictures), PICTURES_PER_FILE):
+                name = f"{part_folder}_{first:06d}"
                 random = np.random.default_rng([seed, number, first])
                 scans = [
                     draw_scan(picture, shape, random)
-                    for picture in pictures[first : first + TOGETHER]
+                    for picture in pictures[first : first + PICTURES_PER_FILE]
                 ]
                 kspace = np.stack([kspace for kspace, _ in scans])
                 images = np.stack([image for _, image in scans])
-                write_volume(partial / side / f"{name}.h5", kspace, images, name, "derived")
+                write_volume(partial / part_folder / f"{name}.h5", kspace, images, name, "derived")
 
 
 @register("dataset", "public_kspace")
 @dataclass(frozen=True, kw_only=True)
 class PublicKSpace(KSpaceSlices):
-    """k-space of grey CIFAR-10 pictures; a picture is an example."""
+    """k-space of grey CIFAR-10 pictures. Each picture is one example, and its own owner.
+
+    Args:
+        rows, columns: size of k-space; from 32, or the crop if it is larger, to 63.
+        train, test: number of pictures in each part.
+        seed: seed of the phases.
+    """
 
     owner: ClassVar[str] = "image"
 
@@ -177,12 +202,12 @@ class PublicKSpace(KSpaceSlices):
         side: int,
         crop: int,
     ) -> None:
-        least = max(crop, SHAPE[1])
-        rule = f"must lie between {least} and {LARGEST}"
-        require(least <= side <= LARGEST, f"dataset.{key}", side, rule)
+        min_side = max(crop, SHAPE[1])
+        rule = f"must lie between {min_side} and {MAX_SIDE}"
+        require(min_side <= side <= MAX_SIDE, f"dataset.{key}", side, rule)
 
     def load(self, root: Path) -> Splits:
-        """Take CIFAR-10's first pictures of either part."""
+        """Convert the first pictures of each of CIFAR-10's parts."""
         paths = Cifar10().paths(root)
         files, sums, _provenance, notes = read(paths, card("cifar10"), check=True)
         shape = (self.rows, self.columns)
@@ -199,5 +224,10 @@ class PublicKSpace(KSpaceSlices):
     def released(self, root: Path) -> DatasetInfo | None:
         if Cifar10().released(root) is None:
             return None
-        known = replace(self.describe(0, 0), train=self.train, test=self.test)
-        return replace(known, owners=self.train, examples_per_patient=1)
+        return replace(
+            self.describe(0, 0),
+            train=self.train,
+            test=self.test,
+            owners=self.train,
+            examples_per_patient=1,
+        )

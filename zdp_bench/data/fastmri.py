@@ -1,21 +1,21 @@
-"""fastMRI's k-space (Zbontar et al. 2018), read slice by slice as examples are drawn.
+"""fastMRI's k-space (Zbontar et al. 2018), read slice by slice when a batch is drawn.
 
     singlecoil_train|singlecoil_val/*.h5, each one volume:
         kspace                complex64 [slices, rows, columns]
         reconstruction_esc    float32 [slices, height, width]: the fully sampled magnitude
-        attributes            patient_id; without one, a file counts as a patient's only one
-    multicoil_train|multicoil_val/*.h5, where there is no single coil (the brain release):
+        attributes            patient_id; without it, the volume is its patient's only one
+    multicoil_train|multicoil_val/*.h5, used if there are no single-coil files (the brain release):
         kspace                complex64 [slices, coils, rows, columns]
         reconstruction_rss    float32 [slices, height, width]: root of the coils' sum of squares
 
-Several coils are combined by that root, of which no phase is left.
+Several coils are combined by that root of the sum of squares, which loses the phase.
 
-So a set need not fit memory. The folders are the release's own split. A training slice gets a new
-random mask each time it is drawn; a test slice always the one that fastMRI seeds by its file's
-name.
+Slices are read when they are drawn, so the data set need not fit in memory. The folders are the
+release's own split. A training slice gets a new random mask each time it is drawn. A test slice
+always gets the same mask, which fastMRI seeds with the file's name.
 
-Each slice is an example, as in the paper, and a patient owns `examples_per_patient` of them;
-`privacy.unit=patient` protects who owns them.
+Each slice is an example, as in the paper. A patient owns up to `examples_per_patient` of them;
+`privacy.unit=patient` protects the patient.
 """
 
 from __future__ import annotations
@@ -45,34 +45,41 @@ from zdp_bench.errors import UserError, require
 from zdp_bench.foreign_files import expect, reading, require_size
 from zdp_bench.registry import register
 
-VOLUMES = (973, 199)  # of the knee release, to train and to test on
-RELEASED = (34_742, 7_135)  # and their slices: Zbontar et al. 2018, Table 3
-FOLDERS, MULTICOIL = ("singlecoil_train", "singlecoil_val"), ("multicoil_train", "multicoil_val")
-LARGEST = 4096  # slices, rows or columns; the release has up to 50, 768 and 416
+# (training, test) part of the knee release: Zbontar et al. 2018, Table 3
+RELEASED_VOLUMES = (973, 199)
+RELEASED_SLICES = (34_742, 7_135)
+AVERAGE_SLICES = 36  # per volume of the release, rounded up
+MAX_RELEASED_SLICES = 50  # of one volume
+FOLDERS = ("singlecoil_train", "singlecoil_val")
+MULTICOIL = ("multicoil_train", "multicoil_val")
+MAX_LENGTH = 4096  # of an axis; the release has up to 50 slices, 768 rows and 416 columns
 COMBINED = "coils combined by the root of their sum of squares, without a phase"
 
 
 @dataclass(frozen=True)
 class KSpaceVolume:
-    """One file, known but not read.
+    """What is known of a file without reading its arrays.
 
     Attributes:
-        shape: slices, rows, columns of k-space.
-        image: height, width of the reconstruction.
+        path: path of the file.
+        shape: (slices, rows, columns) of k-space.
+        image: (height, width) of the reconstruction.
+        patient: name of the patient.
+        coils: number of coils. None: a single coil, for which k-space has no axis.
     """
 
     path: Path
     shape: tuple[int, int, int]
     image: tuple[int, int]
     patient: str
-    coils: int | None = None  # None: a single one, without an axis for them
+    coils: int | None = None
 
 
-Sides = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # to train on, to test on
+VolumesOfParts = tuple[list[KSpaceVolume], list[KSpaceVolume]]  # (training, test)
 
 
-def find_volumes(root: Path) -> Sides:
-    """Find and inspect the volumes to train on and to test on."""
+def find_volumes(root: Path) -> VolumesOfParts:
+    """Find and inspect the training and test volumes under `root`."""
     train_folder, test_folder = folders_of(root)
     train = [inspect(path, root) for path in list_volumes(root, train_folder)]
     test = [inspect(path, root) for path in list_volumes(root, test_folder)]
@@ -80,7 +87,7 @@ def find_volumes(root: Path) -> Sides:
     for volume in test:
         if volume.path.name in train_names:
             raise UserError(
-                f"{root}: {volume.path.name} stands in both {train_folder} and {test_folder}; a "
+                f"{root}: {volume.path.name} is in both {train_folder} and {test_folder}; a "
                 "test volume must be unseen."
             )
     _require_ids(train + test)
@@ -88,7 +95,10 @@ def find_volumes(root: Path) -> Sides:
 
 
 def _require_ids(volumes: list[KSpaceVolume]) -> None:
-    """Reject a patient who is called as a file without a patient_id, which is its own patient."""
+    """Reject a patient_id that equals the name of a file without a patient_id.
+
+    Such a file is named after itself, so two patients would have one name.
+    """
     unnamed = {volume.patient for volume in volumes if volume.patient == volume.path.name}
     for volume in volumes:
         if volume.patient in unnamed and volume.patient != volume.path.name:
@@ -99,15 +109,15 @@ def _require_ids(volumes: list[KSpaceVolume]) -> None:
 
 
 def folders_of(root: Path) -> tuple[str, str]:
-    """Return the single-coil folders, or the multi-coil ones if there are no others."""
+    """Return the (training, test) folders: multi-coil only if there are no single-coil ones."""
     has_single = (root / FOLDERS[0]).is_dir()
     has_several = (root / MULTICOIL[0]).is_dir()
     return MULTICOIL if has_several and not has_single else FOLDERS
 
 
-def list_volumes(root: Path, side: str) -> list[Path]:
-    """List the files of one side, by name."""
-    folder = root / side
+def list_volumes(root: Path, folder_name: str) -> list[Path]:
+    """List the files in one of the folders, sorted by name."""
+    folder = root / folder_name
     if not folder.is_dir():
         raise absent(folder, "fastmri")
     paths = list_files(
@@ -122,7 +132,7 @@ def list_volumes(root: Path, side: str) -> list[Path]:
 
 
 def inspect(path: Path, root: Path) -> KSpaceVolume:
-    """Check that one file has the format described above, without reading its arrays."""
+    """Check a file's format, without reading its arrays, and return what it contains."""
     import h5py
 
     require_inside(path, root)
@@ -135,14 +145,15 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
             f"{image.dtype}"
         )
         are_numbers = kspace.dtype.kind == "c" and image.dtype.kind == "f"
-        expect(are_numbers, f"{content}, which should be complex and real numbers")
+        expect(are_numbers, f"{content}, but complex and real numbers were expected")
         expect(
             kspace.ndim in (3, 4) and image.ndim == 3 and len(kspace) == len(image),
-            f"{content}; (slices, perhaps coils, rows, columns) and as many were expected",
+            f"{content}, but (slices, optionally coils, rows, columns) and (slices, height, width) "
+            "were expected",
         )
-        sides = (*kspace.shape, *image.shape)
-        rule = f"{content}; sides lie in 1 to {LARGEST:,}"
-        expect(min(sides) > 0 and max(sides) <= LARGEST, rule)
+        lengths = (*kspace.shape, *image.shape)
+        rule = f"{content}; axes must have 1 to {MAX_LENGTH:,} elements"
+        expect(min(lengths) > 0 and max(lengths) <= MAX_LENGTH, rule)
         slices, *coils, rows, columns = kspace.shape
         require_size(*coils, rows, columns)
         height, width = image.shape[1:]
@@ -153,13 +164,16 @@ def inspect(path: Path, root: Path) -> KSpaceVolume:
 
 
 def read_slice(volume: KSpaceVolume, number: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read a slice of a volume; what is not finite passes.
+    """Read one slice of a volume, without checking that its values are finite.
 
-    An error over a slice's values would tell at which step it was drawn, which no ε covers.
+    An error about a slice's values would reveal at which step it was drawn, which ε does not cover.
+
+    Args:
+        number: index of the slice.
 
     Returns:
-        k-space, complex64 [rows, columns], or [coils, rows, columns]; reconstruction, float32
-        [height, width].
+        The k-space, complex64 [rows, columns] or [coils, rows, columns], and the reconstruction,
+        float32 [height, width].
     """
     import h5py
 
@@ -185,11 +199,13 @@ def write_volume(
     patient: str,
     acquisition: str,
 ) -> None:
-    """Write one volume in fastMRI's format, for sets that are made here.
+    """Write a volume in fastMRI's format, for generated and derived data sets.
 
     Args:
         kspace: complex [slices, rows, columns].
         reconstruction: real [slices, height, width].
+        patient: the patient_id.
+        acquisition: the name of the acquisition.
     """
     import h5py
 
@@ -209,24 +225,26 @@ def write_volume(
 
 @dataclass(frozen=True)
 class KSpaceExamples:
-    """Examples on disk; each is read when it is drawn, and its file is closed again.
+    """Examples on disk. Each is read when it is drawn, and its file is then closed.
 
     Attributes:
-        starts: the volume and first slice of each example [n, 2].
-        is_stochastic: True if masks are drawn anew each time (training), False if they are fixed by
-            the files' names.
-        groups: the volume of each example [n], for metrics; in training its patient, who may have
-            several volumes.
+        volumes: the files.
+        slices: (index of the volume, index of the slice) of each example, [n, 2].
+        how: the undersampling and the crop.
+        is_stochastic: True if a new mask is drawn each time (training), False if the file's name
+            determines the mask.
+        groups: in training, the patient of each example [n]; a patient may have several volumes. In
+            test, its volume, for metrics.
     """
 
     volumes: tuple[KSpaceVolume, ...]
-    starts: Tensor
+    slices: Tensor
     how: Undersampling
     is_stochastic: bool
     groups: Tensor
 
     def __len__(self) -> int:
-        return len(self.starts)
+        return len(self.slices)
 
     def batch(
         self,
@@ -236,14 +254,15 @@ class KSpaceExamples:
         """Read the examples at `indices` [B].
 
         Args:
-            uniforms: [B, any] numbers that random masks are drawn from.
+            indices: positions of the examples.
+            uniforms: random numbers [B, N_UNIFORMS], whose rows seed the masks.
 
         Returns:
-            inputs complex64 [B, 1, H, W], zero-filled and in units of the slice's own standard
-            deviation; targets float32 [B, 2, H, W], the reference and the zero-filled magnitude in
-            the scanner's units.
+            Inputs complex64 [B, 1, H, W]: zero-filled images, divided by the standard deviation of
+            their magnitude. Targets float32 [B, 2, H, W]: the reference and the zero-filled
+            magnitude, both in the scanner's units.
         """
-        with np.errstate(all="ignore"):  # numpy's warnings would tell of values too
+        with np.errstate(all="ignore"):  # numpy's warnings would also reveal values
             return self._read(indices, uniforms)
 
     def _read(
@@ -254,15 +273,15 @@ class KSpaceExamples:
         size = self.how.height, self.how.width
         inputs = torch.zeros(len(indices), 1, *size, dtype=torch.complex64)
         targets = torch.zeros(len(indices), 2, *size)
-        for row, (number, slice_number) in enumerate(self.starts[indices].tolist()):
-            volume = self.volumes[number]
+        for row, (volume_index, slice_index) in enumerate(self.slices[indices].tolist()):
+            volume = self.volumes[volume_index]
             columns = volume.shape[2]
             if self.is_stochastic and uniforms is not None:
                 seed = (uniforms[row].numpy() * 2**32).astype(np.uint32)
                 mask = draw_mask(columns, self.how, np.random.default_rng(seed))
             else:
                 mask = fixed_mask(columns, self.how, volume.path.name)
-            kspace, reference = read_slice(volume, slice_number)
+            kspace, reference = read_slice(volume, slice_index)
             image, zero_filled = undersample(kspace, mask, self.how)
             inputs[row, 0] = torch.from_numpy(image)
             targets[row, 0] = torch.from_numpy(centre_crop(reference, *size).copy())
@@ -270,12 +289,18 @@ class KSpaceExamples:
         return inputs, targets
 
 
-Side = Annotated[int, Ge(SSIM_WINDOW)]  # of an image
+Side = Annotated[int, Ge(SSIM_WINDOW)]  # length of a side of an image, in pixels
 
 
 @dataclass(frozen=True, kw_only=True)
 class KSpaceSlices(Dataset):
-    """Undersampled slices complex64 [1, height, width] of volumes in fastMRI's layout."""
+    """Undersampled slices, complex64 [1, height, width], of volumes in fastMRI's layout.
+
+    Args:
+        acceleration, center_fraction, height, width: see `Undersampling`.
+        slices: use only this number of middle slices per volume. Default: all.
+        unit: what an example is.
+    """
 
     owner: ClassVar[str] = "patient"
 
@@ -284,38 +309,44 @@ class KSpaceSlices(Dataset):
     height: Side = 32
     width: Side = 40
     slices: MaxCount = None
-    unit: Literal["slice"] = "slice"  # what an example is
+    unit: Literal["slice"] = "slice"
 
     def __post_init__(self) -> None:
-        self.how()
+        self.how()  # rejects combinations that `Undersampling` rejects
 
     def how(self) -> Undersampling:
+        """Return the undersampling and the crop."""
         return Undersampling(self.acceleration, self.center_fraction, self.height, self.width)
 
     def read_splits(
         self,
-        sides: Sides,
+        parts: VolumesOfParts,
         provenance: Provenance,
         notes: str,
     ) -> Splits:
-        """Take the volumes that are large enough; the notes count those that are not.
+        """Return the slices of the volumes that are large enough; notes count the others.
+
+        Args:
+            parts: the training and the test volumes.
+            provenance: see `Splits`.
+            notes: what the volumes are, which begins the notes of `Splits`.
 
         Raises:
-            UserError: no volume is left on one side, or, of files that are not official, a patient
-                is on both.
+            UserError: A part has no volume that is large enough, or a patient is in both parts of
+                files that are not official.
         """
-        crossing = self._find_crossing(sides, provenance)
-        train, test = ([volume for volume in side if self._fits(volume)] for side in sides)
+        crossing = self._find_crossing(parts, provenance)
+        train, test = ([volume for volume in part if self._fits(volume)] for part in parts)
         size = f"{self.height} by {self.width}"
         rule = f"no volume to train on, or none to test on, is as large as {size}"
         require(bool(train and test), "dataset.height", self.height, rule)
-        files = [[(volume.path.name, sha256(volume.path)) for volume in side] for side in sides]
+        files = [[(volume.path.name, sha256(volume.path)) for volume in part] for part in parts]
         examples = self._examples(train, is_training=True)
         settings = (repr(files), self.how(), self.unit, self.slices)
         all_notes = [notes, self._note_volumes(train, test)]
         if train[0].coils:
             all_notes.append(COMBINED)
-        left_out = sum(map(len, sides)) - len(train) - len(test)
+        left_out = sum(map(len, parts)) - len(train) - len(test)
         if left_out:
             all_notes.append(f"{left_out} volumes smaller than {size} left out")
         if crossing:
@@ -333,9 +364,9 @@ class KSpaceSlices(Dataset):
         )
 
     @staticmethod
-    def _find_crossing(sides: Sides, provenance: Provenance) -> set[str]:
-        """Return the patients of both sides, which only official files may have."""
-        train, test = sides
+    def _find_crossing(parts: VolumesOfParts, provenance: Provenance) -> set[str]:
+        """Return the patients in both parts; reject them unless files are official."""
+        train, test = parts
         crossing = {volume.patient for volume in train} & {volume.patient for volume in test}
         if crossing and provenance != "official":
             raise UserError(
@@ -352,22 +383,22 @@ class KSpaceSlices(Dataset):
         slices = "all slices" if self.slices is None else f"the middle {self.slices} slices"
         return (
             f"{len(train):,} volumes to train on and {len(test):,} to test on, {slices} of each at "
-            f"{self.height} x {self.width}, {self.acceleration:g} times undersampled; a example is "
-            f"a {self.unit}"
+            f"{self.height} x {self.width}, {self.acceleration:g} times undersampled; each example "
+            f"is a {self.unit}"
         )
 
     def describe(self, train: int, test: int) -> DatasetInfo:
-        """Return counts and shapes of so many volumes of the size that is asked for."""
-        each = self.slices or 36
+        """Return counts and shapes, given the number of volumes in each part."""
+        slices = self.slices or AVERAGE_SLICES
         return DatasetInfo(
-            train=train * each,
-            test=test * each,
+            train=train * slices,
+            test=test * slices,
             input_shape=(1, self.height, self.width),
             outputs=1,
             dtype=torch.complex64,
             target_shape=(2, self.height, self.width),
             target_dtype=torch.float32,
-            examples_per_patient=each,
+            examples_per_patient=slices,
             unit=self.owner,
             owners=train,
         )
@@ -382,29 +413,30 @@ class KSpaceSlices(Dataset):
         is_training: bool,
         first_group: int = 0,
     ) -> KSpaceExamples:
-        """Take the middle slices of some volumes, an example each.
+        """Return the middle slices of volumes, each as one example.
 
         Args:
-            is_training: examples are grouped by owner, and their masks are drawn; else by volume,
-                and their masks are fixed.
-            first_group: the number of the first volume's group, in other parts than training.
+            volumes: the volumes.
+            is_training: True groups examples by owner and draws their masks at random. False groups
+                them by volume and fixes their masks.
+            first_group: group of the first volume, if not for training.
         """
-        starts = []
-        for number, volume in enumerate(volumes):
-            used = min(self.slices or LARGEST, volume.shape[0])
-            first = (volume.shape[0] - used) // 2
-            starts += [(number, first + offset) for offset in range(used)]
-        numbers = [number for number, _ in starts]
+        slices = []
+        for index, volume in enumerate(volumes):
+            count = min(self.slices or MAX_LENGTH, volume.shape[0])
+            first = (volume.shape[0] - count) // 2
+            slices += [(index, first + offset) for offset in range(count)]
+        volume_indices = [index for index, _ in slices]
         if not is_training:
-            groups = [first_group + number for number in numbers]
-        elif self.owner == "image":  # each is its own, and a file holds many
-            groups = list(range(len(starts)))
+            groups = [first_group + index for index in volume_indices]
+        elif self.owner == "image":  # each slice is an owner's only image
+            groups = list(range(len(slices)))
         else:
             owners = {name: number for number, name in enumerate(_owner_names(volumes))}
-            groups = [owners[volumes[number].patient] for number in numbers]
+            groups = [owners[volumes[index].patient] for index in volume_indices]
         return KSpaceExamples(
             tuple(volumes),
-            torch.tensor(starts),
+            torch.tensor(slices),
             self.how(),
             is_stochastic=is_training,
             groups=torch.tensor(groups),
@@ -412,36 +444,35 @@ class KSpaceSlices(Dataset):
 
 
 def _owner_names(volumes: list[KSpaceVolume]) -> list[str]:
-    """Return the patients of some volumes, each once, by their number in `groups`."""
+    """Return the patients of volumes, each once, indexed by their number in `groups`."""
     return list(dict.fromkeys(volume.patient for volume in volumes))
 
 
 @register("dataset", "fastmri")
 @dataclass(frozen=True, kw_only=True)
 class FastMri(KSpaceSlices):
-    """fastMRI under `fastMRI/`, of a single coil or of several."""
+    """The fastMRI release under `fastMRI/` of the data root, single-coil or multi-coil."""
 
     height: Side = 320
     width: Side = 320
 
     def load(self, root: Path) -> Splits:
-        """Files have no published checksums: with all the release's slices they are 'official'."""
-        sides = find_volumes(root / "fastMRI")
-        slices = tuple(sum(volume.shape[0] for volume in side) for side in sides)
-        if slices == RELEASED:
-            return self.read_splits(sides, "official", "")
-        return self.read_splits(sides, "derived", "files in fastMRI's layout")
+        """Load the volumes; 'official' if there are as many slices as in the release.
+
+        The release has no published checksums.
+        """
+        parts = find_volumes(root / "fastMRI")
+        slices = tuple(sum(volume.shape[0] for volume in part) for part in parts)
+        if slices == RELEASED_SLICES:
+            return self.read_splits(parts, "official", "")
+        return self.read_splits(parts, "derived", "files in fastMRI's layout")
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """At most 50 slices of a volume."""
+        """Describe the knee release."""
         if holds_any(root / "fastMRI" / folders_of(root / "fastMRI")[0]):
             return None
-        known = self.describe(*VOLUMES)
+        release = self.describe(*RELEASED_VOLUMES)
         if self.slices:
-            return known
-        return replace(
-            known,
-            train=RELEASED[0],
-            test=RELEASED[1],
-            examples_per_patient=50,
-        )
+            return release
+        train, test = RELEASED_SLICES
+        return replace(release, train=train, test=test, examples_per_patient=MAX_RELEASED_SLICES)

@@ -1,7 +1,7 @@
 """k-space: Fourier transforms, fastMRI's random mask, and a slice's zero-filled image.
 
-Definitions are fastMRI's (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are the readout,
-columns the phase encoding, which acceleration leaves out: a mask is one flag a column.
+Definitions follow fastMRI (Zbontar et al. 2018, arXiv:1811.08839, section 5). Rows are readouts and
+columns are phase-encoding steps. Acceleration omits columns, so a mask is one flag per column.
 """
 
 from __future__ import annotations
@@ -14,24 +14,24 @@ from numpy.typing import NDArray
 
 from zdp_bench.errors import require
 
-EPS = 1e-11  # fastMRI's, added to a slice's standard deviation
-SSIM_WINDOW = 7  # pixels; a smaller image could be trained on, but not measured
+EPS = 1e-11  # added to a slice's standard deviation, as in fastMRI
+SSIM_WINDOW = 7  # pixels; SSIM is not defined for a smaller image
 
 
 class Uniform(Protocol):
-    """What a mask is drawn from: numpy's Generator, or the RandomState of fastMRI's fixed masks."""
+    """Source of uniform numbers: NumPy's `Generator`, or `RandomState` as in fastMRI's masks."""
 
     def uniform(self, *, size: int) -> NDArray[np.float64]: ...
 
 
 @dataclass(frozen=True)
 class Undersampling:
-    """How k-space is thinned out, and the size images are cropped to.
+    """How k-space is undersampled, and the size to which images are cropped.
 
     Attributes:
-        acceleration: columns there are for each one that is kept, on average.
-        center_fraction: the share of columns around the lowest frequency that is always kept.
-        height, width: the centre crop of input and target.
+        acceleration: number of columns divided by the average number of kept columns.
+        center_fraction: fraction of columns, around the lowest frequency, that are always kept.
+        height, width: size of the centre crop of inputs and targets, in pixels.
     """
 
     acceleration: float
@@ -40,9 +40,9 @@ class Undersampling:
     width: int
 
     def __post_init__(self) -> None:
-        factor, share = self.acceleration, self.center_fraction
+        fraction = self.center_fraction
         rule = "must lie between 0 and 1/dataset.acceleration"
-        require(0 <= share <= 1 / factor, "dataset.center_fraction", share, rule)
+        require(0 <= fraction <= 1 / self.acceleration, "dataset.center_fraction", fraction, rule)
 
 
 def draw_mask(
@@ -50,12 +50,12 @@ def draw_mask(
     how: Undersampling,
     random: Uniform,
 ) -> NDArray[np.bool_]:
-    """Keep the centre, and each other column so that columns/acceleration remain on average.
+    """Draw the columns to keep: the centre, and others so that columns / acceleration are expected.
 
-    fastMRI's RandomMaskFunc, draw for draw.
+    With the same random numbers, this is the mask of fastMRI's `RandomMaskFunc`.
 
     Returns:
-        bool [columns]
+        True for each column that is kept, [columns].
     """
     centre = round(columns * how.center_fraction)
     rest = columns - centre
@@ -71,20 +71,20 @@ def fixed_mask(
     how: Undersampling,
     file_name: str,
 ) -> NDArray[np.bool_]:
-    """The mask of a file in validation: fastMRI seeds it by the file's name, suffix included."""
+    """Return fastMRI's mask for a test file, which is seeded with the file's name and suffix."""
     seed = [ord(letter) for letter in file_name]
     return draw_mask(columns, how, np.random.RandomState(seed))
 
 
 def to_image(kspace: np.ndarray) -> np.ndarray:
-    """Centred, unitary inverse Fourier transform over the last two axes (fastMRI's ifft2c)."""
+    """Apply the centred, unitary inverse Fourier transform to the last two axes, as `ifft2c`."""
     corner_first = np.fft.ifftshift(kspace, axes=(-2, -1))
     image = np.fft.ifft2(corner_first, norm="ortho")
     return np.fft.fftshift(image, axes=(-2, -1))
 
 
 def to_kspace(image: np.ndarray) -> np.ndarray:
-    """Centred, unitary Fourier transform over the last two axes (fastMRI's fft2c)."""
+    """Apply the centred, unitary Fourier transform to the last two axes, as fastMRI's `fft2c`."""
     corner_first = np.fft.ifftshift(image, axes=(-2, -1))
     kspace = np.fft.fft2(corner_first, norm="ortho")
     return np.fft.fftshift(kspace, axes=(-2, -1))
@@ -95,7 +95,7 @@ def centre_crop(
     height: int,
     width: int,
 ) -> np.ndarray:
-    """The middle `height` by `width` of the last two axes; fastMRI's rounding."""
+    """Crop the middle [height, width] of the last two axes, rounding as fastMRI does."""
     top = (image.shape[-2] - height) // 2
     left = (image.shape[-1] - width) // 2
     return image[..., top : top + height, left : left + width]
@@ -106,21 +106,21 @@ def undersample(
     mask: np.ndarray,
     how: Undersampling,
 ) -> tuple[np.ndarray, np.ndarray]:
-    """Return a slice as the network gets it, and its magnitude in the scanner's units.
+    """Reconstruct the zero-filled image of an undersampled slice, as input of a network.
 
-    fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation. A
-    complex image keeps its phase only if nothing is subtracted, so here it is divided by that
-    standard deviation and no more. The number belongs to one slice; nothing of another slice or
-    patient enters.
+    fastMRI subtracts the mean of the zero-filled MAGNITUDE and divides by its standard deviation.
+    Subtracting would change the phase of a complex image, so here the image is only divided by that
+    standard deviation. The result depends on this slice alone.
 
     Args:
-        kspace: complex64 [rows, columns], or [coils, rows, columns], which are combined by the root
-            of their sum of squares; no phase is left of them.
-        mask: bool [columns].
+        kspace: complex64 [rows, columns], or [coils, rows, columns]. Coils are combined by the root
+            of their sum of squares, which loses the phase.
+        mask: True for each column to keep, [columns].
+        how: size of the crop.
 
     Returns:
-        complex64 [height, width], whose magnitude has standard deviation 1; float32 [height,
-        width], before that division.
+        The scaled image, complex64 [height, width], whose magnitude has standard deviation 1, and
+        the magnitude before scaling, in the scanner's units, float32 [height, width].
     """
     image = centre_crop(to_image(kspace * mask), how.height, how.width)
     if image.ndim == 3:

@@ -2,17 +2,19 @@
 
     Task03_Liver/dataset.json, imagesTr/liver_0.nii.gz, labelsTr/liver_0.nii.gz, ...
 
-Every label above 0 is the organ: organ and tumour are one mask, as in the paper (Methods:
-segmentation). Splits are cut by volume, and ε is stated of a volume, because the release does not
-say whose it is. Task04's volumes 2k − 1 and 2k look like one person's two hippocampi (their
-intensities differ by a factor of 1.11, other neighbours' by 1.76; medians); that person's ε is of
-twice as many slices.
+Labels above 0 form one mask, so organ and tumour are not distinguished, as in the paper (Methods:
+segmentation).
 
-Volumes are turned to RAS+ axes first (`nifti.py`), and pixels made square where a scanner's are
-not. CT has units, so one intensity window serves all (the card's `windows`). MR has none, so each
-slice is scaled between its own 1st and 99th percentile: an example then depends on no other.
+Parts are split by volume, and ε is per volume, because the release does not say which patient a
+volume belongs to. In Task04, volumes 2k − 1 and 2k appear to be the two hippocampi of one person:
+their intensities differ by a median factor of 1.11, those of other neighbouring volumes by 1.76.
+That person owns twice as many slices, and has a larger ε.
 
-Slices are made once, as bytes, and mapped from the user's cache folder.
+Volumes are reoriented to RAS+ axes (`nifti.py`). Intensities of CT have units, so each CT task has
+one intensity window (`windows` in the card). Intensities of MR have none, so each slice is scaled
+between its own 1st and 99th percentile, which keeps examples independent of each other.
+
+Slices are converted to bytes once, and memory-mapped from the user's cache folder.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ from zdp_bench.data.owners import place_owners
 from zdp_bench.errors import UserError, require, unknown
 from zdp_bench.registry import register
 
-# task -> (folder, volumes with labels in the release)
+# task -> (folder, number of labelled volumes in the release)
 TASKS: dict[str, tuple[str, int]] = {
     "brain": ("Task01_BrainTumour", 484),
     "heart": ("Task02_Heart", 20),
@@ -60,9 +62,8 @@ TASKS: dict[str, tuple[str, int]] = {
     "spleen": ("Task09_Spleen", 41),
     "colon": ("Task10_Colon", 126),
 }
-SLICES = 64  # of one volume in the paper's counts: 5,184 = 81 · 64, 640 = 10 · 64, 2,560 = 40 · 64
-# Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the volumes in
-# them.
+SLICES = 64  # per volume, by the paper's counts: 5,184 = 81 · 64, 640 = 10 · 64, 2,560 = 40 · 64
+# Mean and standard deviation that normalise pixels in [0, 1]: public constants, not estimates.
 PIXELS = (0.5, 0.25)
 AUGMENT = Affine(
     degrees=10,
@@ -77,7 +78,7 @@ AUGMENT = Affine(
 
 @dataclass(frozen=True)
 class LabelledVolume:
-    """One volume with its segmentation, and what its header announces."""
+    """A volume with its segmentation and the volume's header."""
 
     name: str
     image: Path
@@ -86,7 +87,12 @@ class LabelledVolume:
 
 
 def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
-    """List every labelled volume by name, with what its header announces; each has this channel."""
+    """List the labelled volumes in a folder, sorted by file name, with their headers.
+
+    Args:
+        folder: folder of a task.
+        channel: index of a channel that every volume must have.
+    """
     if not folder.is_dir():
         raise absent(folder, "msd")
     images = {nifti.name_of(path): path for path in nifti.paths_of(folder / "imagesTr")}
@@ -102,7 +108,7 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
             "validate and test."
         )
     cases = []
-    for name, image in images.items():  # by the names of their files
+    for name, image in images.items():
         label = labels[name]
         for path in (image, label):
             require_inside(path, folder)
@@ -115,7 +121,7 @@ def find_cases(folder: Path, channel: int = 0) -> list[LabelledVolume]:
 
 
 def _read_headers(image: Path, label: Path) -> nifti.Header:
-    """Read both headers, which must belong together; return the image's."""
+    """Return the image's header; reject a label that is not at the image's position."""
     header, mask = nifti.read_header(image), nifti.read_header(label)
     nifti.require_same_place(label, mask, header)
     return header
@@ -123,9 +129,17 @@ def _read_headers(image: Path, label: Path) -> nifti.Header:
 
 @dataclass(frozen=True, kw_only=True)
 class Decathlon(Dataset):
-    """A task of the decathlon under the data root, split by volume; of one of a file's channels."""
+    """Base class: a task of the decathlon under the data root, split by volume.
 
-    array: ClassVar[str]  # the folder in the cache
+    Args:
+        task: name of the task, a key of `TASKS`.
+        channel: index of the channel to use.
+        validation_share: fraction of the volumes that validate; they are assumed to be public.
+        test_share: fraction of the volumes to test on.
+        split_seed: seed that draws the volumes of each part.
+    """
+
+    array: ClassVar[str]  # name of the folder in the cache
 
     task: str
     channel: Annotated[int, Ge(0)] = 0
@@ -139,11 +153,11 @@ class Decathlon(Dataset):
 
     @property
     def sides(self) -> tuple[int, ...]:
-        """The shape of an image, without its channel."""
+        """The shape of an example, without its channel."""
         raise NotImplementedError
 
     def count(self, thickness: int, part: str) -> int:
-        """Return how many examples a volume of so many slices makes in a part."""
+        """Return the number of examples from a volume with `thickness` slices in a part."""
         raise NotImplementedError
 
     def read(
@@ -151,21 +165,29 @@ class Decathlon(Dataset):
         case: LabelledVolume,
         part: str,
     ) -> np.ndarray:
-        """Return a volume's examples as bytes [examples, 2, *sides]: image, mask of 0 and 1."""
+        """Read a volume's examples as bytes [examples, 2, *sides]: image, and mask of 0 and 1."""
         raise NotImplementedError
 
-    def name_arrays(self, files: str) -> str:
-        """Return the digest of files, given theirs, and of how they become arrays."""
+    def digest_arrays(self, contents: str) -> str:
+        """Return a digest of the files and of the settings that turn them into arrays.
+
+        Args:
+            contents: names and digests of all files.
+        """
         raise NotImplementedError
 
     @property
     def limits(self) -> tuple[float, float] | None:
-        """The intensities that become 0 and 255, by the card; a task without units has none."""
+        """The card's intensities that become 0 and 255; None for a task without units."""
         window = card("msd").windows.get(self.task)
         return (float(window[0]), float(window[1])) if window else None
 
     def split(self, volumes: int) -> dict[str, list[int]]:
-        """Draw the volumes of each part."""
+        """Draw the indices of each part's volumes.
+
+        Args:
+            volumes: number of volumes.
+        """
         test = round(self.test_share * volumes)
         train = volumes - round(self.validation_share * volumes) - test
         for part, count in (("test", test), ("train", train)):
@@ -179,24 +201,24 @@ class Decathlon(Dataset):
         }
 
     def load(self, root: Path) -> Splits:
-        """A folder with dataset.json and as many volumes as were released is 'official'.
+        """Load the task; 'official' if dataset.json and all released volumes are present.
 
         `groups` number the volumes.
         """
-        name, released = TASKS[self.task]
-        cases = find_cases(root / name, self.channel)
+        folder, num_released = TASKS[self.task]
+        cases = find_cases(root / folder, self.channel)
         parts = {
             part: [cases[index] for index in indices]
             for part, indices in self.split(len(cases)).items()
         }
         contents = [f"{case.name}:{sha256(case.image)}:{sha256(case.label)}" for case in cases]
-        arrays = self.name_arrays("".join(contents))
-        whole, rows, groups = self._load_arrays(parts, arrays)
+        arrays_digest = self.digest_arrays("".join(contents))
+        arrays, rows_of_parts, groups = self._load_arrays(parts, arrays_digest)
         examples = {
-            part: Examples(whole[of_part, :1], whole[of_part, 1], groups[of_part], PIXELS)
-            for part, of_part in rows.items()
+            part: Examples(arrays[rows, :1], arrays[rows, 1], groups[rows], PIXELS)
+            for part, rows in rows_of_parts.items()
         }
-        is_whole = (root / name / "dataset.json").is_file() and len(cases) == released
+        is_whole = (root / folder / "dataset.json").is_file() and len(cases) == num_released
         train, validation, test = map(len, parts.values())
         return Splits(
             examples["train"],
@@ -204,7 +226,7 @@ class Decathlon(Dataset):
             input_shape=(1, *self.sides),
             outputs=1,
             provenance="official" if is_whole else "derived",
-            digest=arrays,
+            digest=arrays_digest,
             notes=f"{train} volumes to train, {validation} to validate (public), {test} to test",
             validation=examples["validation"] if len(examples["validation"]) else None,
             unit="volume",
@@ -212,12 +234,16 @@ class Decathlon(Dataset):
         )
 
     def _load_arrays(
-        self, parts: dict[str, list[LabelledVolume]], arrays: str
+        self, parts: dict[str, list[LabelledVolume]], arrays_digest: str
     ) -> tuple[Tensor, dict[str, slice], Tensor]:
-        """Read all parts through the cache: bytes [n, 2, *sides], rows of a part, groups [n].
+        """Load the examples of all parts from the cache, which is filled first if needed.
 
         Args:
-            arrays: their digest.
+            parts: the volumes of each part.
+            arrays_digest: the cache key.
+
+        Returns:
+            Bytes [n, 2, *sides], the rows of each part, and the group of each row [n].
         """
         counts = {
             part: [self.count(case.header.shape[2], part) for case in cases]
@@ -232,16 +258,16 @@ class Decathlon(Dataset):
                 for case in cases:
                     yield self.read(case, part)
 
-        whole = torch.from_numpy(load_or_make(kind, arrays, shape, np.uint8, blocks()))
-        return whole, rows, groups
+        arrays = torch.from_numpy(load_or_make(kind, arrays_digest, shape, np.uint8, blocks()))
+        return arrays, rows, groups
 
     def released(self, root: Path) -> DatasetInfo | None:
-        """As many volumes as were released, of the paper's 64 slices each."""
-        name, volumes = TASKS[self.task]
-        if holds_any(root / name):
+        """Describe the released volumes, with the paper's 64 slices each."""
+        folder, num_released = TASKS[self.task]
+        if holds_any(root / folder):
             return None
-        parts = self.split(volumes)
-        counts = {part: len(of_part) * self.count(SLICES, part) for part, of_part in parts.items()}
+        parts = self.split(num_released)
+        counts = {part: len(indices) * self.count(SLICES, part) for part, indices in parts.items()}
         return DatasetInfo(
             train=counts["train"],
             test=counts["test"],
@@ -259,12 +285,16 @@ class Decathlon(Dataset):
 @register("dataset", "msd")
 @dataclass(frozen=True, kw_only=True)
 class Msd(Decathlon):
-    """Slices float32 [1, size, size] of labelled volumes, with masks uint8 [size, size].
+    """Axial slices, float32 [1, size, size], with masks, uint8 [size, size].
 
-    fit: resize (a slice is stretched to the square) or pad (it keeps its pixels, made square as the
-        finer side is, and is put in the middle).
-    max_per_patient: at most so many slices of a volume are trained on, spread evenly: bounds what a
-        patient contributes. All are tested on, so that Dice is that of whole volumes.
+    Args:
+        size: rows and columns of an example.
+        fit: "resize" stretches a slice to the square. "pad" keeps its resolution and places it in
+            the middle; pixels that are not square are resampled to the length of the shorter side.
+        max_per_patient: maximum number of training (and validation) slices per volume, spread
+            evenly, which bounds the contribution of a patient. Test volumes are always used whole,
+            so that Dice is measured per volume.
+        augment: augment training slices with random affine maps, flips and noise.
     """
 
     array: ClassVar[str] = "slices"
@@ -282,32 +312,33 @@ class Msd(Decathlon):
         return self.size, self.size
 
     @property
-    def most(self) -> dict[str, int | None]:
-        """The most slices of one volume that each part uses."""
+    def max_slices(self) -> dict[str, int | None]:
+        """The maximum number of slices per volume in each part; None: all."""
         bound = self.max_per_patient
         return {"train": bound, "validation": bound, "test": None}
 
     def count(self, thickness: int, part: str) -> int:
-        return min(self.most[part] or thickness, thickness)
+        return min(self.max_slices[part] or thickness, thickness)
 
     def read(
         self,
         case: LabelledVolume,
         part: str,
     ) -> np.ndarray:
-        """The slices are spread evenly from the first to the last."""
+        """Read slices spread evenly from the first to the last."""
         thickness = case.header.shape[2]
-        places = np.linspace(0, thickness - 1, self.count(thickness, part))
-        return self.read_slices(case, np.round(places).astype(int))
+        positions = np.linspace(0, thickness - 1, self.count(thickness, part))
+        return self.read_slices(case, np.round(positions).astype(int))
 
-    def name_arrays(self, files: str) -> str:
-        # As it was written when these were fields of two classes: records name data by it.
+    def digest_arrays(self, contents: str) -> str:
+        # Records identify data by this digest, so the text keeps the form of an earlier version,
+        # where these were fields of two classes.
         settings = (
             f"(Geometry(size={self.size}, fit={self.fit!r}, spacing=None, window={self.limits}, "
-            f"channel={self.channel}), {self.most}, {self.validation_share}, {self.test_share}, "
-            f"{self.split_seed})"
+            f"channel={self.channel}), {self.max_slices}, {self.validation_share}, "
+            f"{self.test_share}, {self.split_seed})"
         )
-        return digest(f"{digest(files)}:{settings}")
+        return digest(f"{digest(contents)}:{settings}")
 
     def load(self, root: Path) -> Splits:
         splits = super().load(root)
@@ -325,7 +356,7 @@ class Msd(Decathlon):
         case: LabelledVolume,
         indices: np.ndarray,
     ) -> np.ndarray:
-        """Read slices as bytes [n, 2, size, size]; rows run from anterior to posterior."""
+        """Read slices at `indices` [n] as bytes [n, 2, size, size], anterior rows first."""
         volume, organ = read_case(case, self.channel)
         planes = nifti.turn_planes(volume[:, :, indices])  # [n, Y, X]
         mask = nifti.turn_planes(organ[:, :, indices]).float()
@@ -341,7 +372,7 @@ class Msd(Decathlon):
 
 
 def square_pixels(header: nifti.Header) -> tuple[int, int]:
-    """Return (rows, columns) of a slice whose pixels are as long on both sides as the finer one."""
+    """Return the (rows, columns) of a slice resampled to square pixels of its finer spacing."""
     x, y = header.shape[:2]
     dx, dy = header.spacing[:2]
     step = min(dx, dy)
@@ -351,7 +382,7 @@ def square_pixels(header: nifti.Header) -> tuple[int, int]:
 
 
 def read_case(case: LabelledVolume, channel: int) -> tuple[np.ndarray, np.ndarray]:
-    """Read one channel of a volume, float32 [X, Y, Z], and where its labels are above 0."""
+    """Read one channel of a volume, float32 [X, Y, Z], and its mask: labels above 0."""
     image = nifti.read(case.image)
     if image.ndim == 4:
         image = image[..., channel]
@@ -369,8 +400,8 @@ def _pad(
     rows, columns = image.shape[-2:]
     if max(rows, columns) > size:
         raise UserError(
-            f"{path}: its slices have {rows}×{columns} pixels and do not fit dataset.size={size}: "
-            "use a larger one, or dataset.fit=resize."
+            f"{path}: its slices have {rows}×{columns} pixels and do not fit dataset.size={size}. "
+            "Use a larger size, or dataset.fit=resize."
         )
     top = (size - rows) // 2
     left = (size - columns) // 2

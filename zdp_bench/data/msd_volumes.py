@@ -1,8 +1,8 @@
 """Medical Segmentation Decathlon: whole volumes of one size with a binary mask.
 
-The files, parts and windows are those of `msd.py`; an example is a volume, so its ε is the
-volume's. Each is resized to one grid, mask and image alike, and Dice is taken on that grid. Where
-intensities have no unit, a volume is scaled between its own 1st and 99th percentile.
+Files, parts and intensity windows are those of `msd.py`. An example is a volume, so ε per example
+is ε per volume. Images and masks are resized to one grid, on which Dice is measured. If intensities
+have no unit, each volume is scaled between its own 1st and 99th percentile.
 """
 
 from __future__ import annotations
@@ -27,7 +27,11 @@ from zdp_bench.registry import register
 @register("dataset", "msd_volumes")
 @dataclass(frozen=True, kw_only=True)
 class MsdVolumes(Decathlon):
-    """Volumes float32 [1, *shape] of a task, with masks uint8 [*shape]; axes are RAS+."""
+    """Volumes, float32 [1, *shape], with masks, uint8 [*shape], on RAS+ axes.
+
+    Args:
+        shape: size of the grid, [X, Y, Z] in voxels.
+    """
 
     array: ClassVar[str] = "volumes"
 
@@ -55,10 +59,10 @@ class MsdVolumes(Decathlon):
         example = torch.stack([pixels.round(), mask.float()])
         return example.to(torch.uint8).numpy()[None]
 
-    def name_arrays(self, files: str) -> str:
+    def digest_arrays(self, contents: str) -> str:
         split = (self.validation_share, self.test_share, self.split_seed)
         settings = (self.shape, self.limits, self.channel, split)
-        return digest(f"{files}:{settings!r}")
+        return digest(f"{contents}:{settings!r}")
 
     def load(self, root: Path) -> Splits:
         splits = super().load(root)
@@ -71,7 +75,11 @@ class MsdVolumes(Decathlon):
 
 
 def resize(volume: Tensor, shape: list[int]) -> Tensor:
-    """Resize a volume [X, Y, Z] trilinearly; one much finer is averaged by whole factors first."""
+    """Resize a volume [X, Y, Z] to `shape` by trilinear interpolation.
+
+    An axis that shrinks by a factor of 2 or more is first averaged over blocks of a whole number of
+    voxels, which prevents aliasing.
+    """
     factors = [max(1, side // target) for side, target in zip(volume.shape, shape, strict=True)]
     coarse = F.avg_pool3d(volume[None, None], factors)
     return F.interpolate(coarse, tuple(shape), mode="trilinear", align_corners=False)[0, 0]
