@@ -1,4 +1,4 @@
-"""Hydra, set up on our YAML, with its groups and names."""
+"""Sets up Hydra with our YAML files, and lists its groups and names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from zdp_bench import assets
 from zdp_bench.config.schema import COMMON_KEYS, PLUGIN_KINDS
 from zdp_bench.registry import installed, lookup, names
 
-# Groups with files outside of `conf`, and the package of each in a configuration.
+# Groups whose files are outside `conf`, and the package of each in a configuration.
 PACKAGES = {
     "recipe": "_global_",
     "dataset": "dataset",
@@ -31,9 +31,10 @@ PACKAGES = {
 
 
 class OurYaml(ConfigSource):
-    """Recipes, data sets, extras' representations and loggers, outside `conf`, as Hydra reads it.
+    """Lets Hydra read recipes, data sets, and extras' representations and loggers.
 
-    A file states neither its name, nor where its keys belong, nor the keys of every data set.
+    They are outside `conf`, and their files do not repeat their name, their package, or the keys
+    that every data set has.
     """
 
     @staticmethod
@@ -70,14 +71,14 @@ class OurYaml(ConfigSource):
 
 
 def _outside(group: str) -> dict[str, Path]:
-    """Return the YAML files of a group that are not in `conf`, where Hydra reads them itself."""
+    """Return the YAML files of a group that are outside `conf`, which Hydra reads by itself."""
     if group not in PACKAGES:
         return {}
     return {name: path for name, path in files(group).items() if assets.CONF not in path.parents}
 
 
 class OurSearchPath(SearchPathPlugin):
-    """Adds `OurYaml` to where Hydra searches."""
+    """Adds `OurYaml` to Hydra's search path."""
 
     def manipulate_search_path(self, search_path: ConfigSearchPath) -> None:
         search_path.append("zdp-bench", f"{OurYaml.scheme()}://")
@@ -85,7 +86,7 @@ class OurSearchPath(SearchPathPlugin):
 
 @contextmanager
 def hydra_session() -> Iterator[Any]:
-    """Set Hydra up on our folder; yields its driver (`compose_config`, `run`, `multirun`)."""
+    """Set up Hydra for our YAML; yield its driver (`compose_config`, `run`, `multirun`)."""
     from hydra import initialize_config_dir
 
     _register()
@@ -96,34 +97,35 @@ def hydra_session() -> Iterator[Any]:
         yield driver
 
 
-_STORED: dict[tuple[str, str], Any] = {}  # (kind, name) -> the builder whose defaults Hydra has
+_STORED: dict[tuple[str, str], Any] = {}  # by (kind, name): the builder registered with Hydra
 
 
 def _register() -> None:
-    """Register with Hydra where our YAML is, and the plug-ins of other packages."""
+    """Register our search path and the plug-ins of other packages with Hydra."""
     Plugins.instance().register(OurYaml)
     Plugins.instance().register(OurSearchPath)
     store = ConfigStore.instance().store
     for kind in PLUGIN_KINDS:
         for name in set(group_options(kind)) - set(files(kind)):
-            if _STORED.get((kind, name)) != (builder := lookup(kind, name)):
+            builder = lookup(kind, name)
+            if _STORED.get((kind, name)) != builder:
                 _STORED[kind, name] = builder
                 options = {"name": name, **unset_keys(kind), **defaults(builder)}
                 store(group=kind, name=name, node=options, package=kind)
 
 
 def unset_keys(group: str) -> dict[str, Any]:
-    """Return the keys of every data set; `conf/config.yaml` has those of every model."""
+    """Return the keys that every data set has, unset; `conf/config.yaml` has those of models."""
     return dict.fromkeys(COMMON_KEYS["dataset"]) if group == "dataset" else {}
 
 
 def recipe_body(name: str) -> dict[str, Any] | None:
-    """Return a recipe's YAML, also of one that was adopted; None if there is none."""
+    """Return the YAML of a recipe, ours or one read from a file; None if there is none."""
     if name in files("recipe"):
         return assets.read_yaml(files("recipe")[name])
     if name not in group_options("recipe"):
         return None
-    # Hydra's launchers hand the store on to other processes.
+    # A recipe read from a file: Hydra's launchers pass the store on to other processes.
     node = ConfigStore.instance().load(f"recipe/{name}.yaml").node
     body = OmegaConf.to_container(node, resolve=False)
     assert isinstance(body, dict)
@@ -131,28 +133,28 @@ def recipe_body(name: str) -> dict[str, Any] | None:
 
 
 def defaults(builder: Callable[..., Any]) -> dict[str, Any]:
-    """Return a builder's options with their defaults; MISSING where there is none."""
+    """Return a builder's options with their defaults; MISSING if there is no default."""
     parameters = inspect.signature(builder).parameters.values()
     options = [p for p in parameters if p.kind is inspect.Parameter.KEYWORD_ONLY]
     return {p.name: MISSING if p.default is inspect.Parameter.empty else p.default for p in options}
 
 
 def choose(key: Any, options: dict[Any, Any]) -> Any:
-    """Return the entry of `key`, so that one key of a recipe may follow another.
+    """Return the option named `key`, so that one key of a recipe can depend on another.
 
     In YAML: `${choose:${model.name},{lenet5: 1, ...}}`.
     """
-    found = {str(name): value for name, value in options.items()}
-    if str(key) not in found:
-        raise KeyError(f"the recipe does not set {key}, only of {', '.join(found)}")
-    return found[str(key)]
+    values = {str(name): value for name, value in options.items()}
+    if str(key) not in values:
+        raise KeyError(f"the recipe has no value for {key}, only for {', '.join(values)}")
+    return values[str(key)]
 
 
 OmegaConf.register_new_resolver("choose", choose, replace=True)
 
 
 def group_options(group: str) -> list[str]:
-    """Return the names of a config group: its files, other packages' plug-ins, adopted recipes."""
+    """Return the names in a config group: files, other packages' plug-ins, recipes from files."""
     others = names(group) if group in PLUGIN_KINDS and installed() else []
     if group == "recipe":
         others = [name.removesuffix(".yaml") for name in ConfigStore.instance().repo.get(group, {})]

@@ -1,4 +1,4 @@
-"""Digests that name an experiment and a run: SHA-256 of what is computed, and of nothing else."""
+"""Digests of an experiment and a run: SHA-256 of everything that affects what is computed."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from typing import Any
 from zdp_bench.config.plugins import find_builder
 from zdp_bench.config.schema import FEDERATED_RESULT, OPERATIONAL, Plugin, Run
 
-NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # they change no result
+NOT_COMPUTED = ("trainer.micro_batch", "privacy.total_budget")  # these do not affect results
 
 
 def experiment_digest(run: Run) -> str:
-    """Return the SHA-256 of what is computed, without the seed: equal for repetitions of a run.
+    """Return the SHA-256 of what is computed, without the seed: equal for all seeds of a run.
 
-    Null and false values, and the example as the unit of privacy, are left out, so that a new
-    option that is off by default keeps old records valid. An option that is null by default stays
-    when it is false, which then is a choice of its own, such as `optimizer.fused`.
+    Null and false values, and the default unit, are left out, so that a new option that is off by
+    default does not change the digests of old records. An option whose default is null is kept if
+    it is false, which is then a choice, such as `optimizer.fused=false`.
     """
-    no_part = (*OPERATIONAL, "seed", "recipe")
-    content = {key: value for key, value in run.resolved.items() if key not in no_part}
+    left_out_sections = (*OPERATIONAL, "seed", "recipe")
+    content = {k: value for k, value in run.resolved.items() if k not in left_out_sections}
     content["optimizer"] = keep_choices("optimizer", run.optimizer)
     if run.scheduler is not None:
         content["scheduler"] = keep_choices("scheduler", run.scheduler)
     privacy = content["privacy"]
-    left_out = {*NOT_COMPUTED, *([] if privacy["unit"] == "patient" else ["privacy.unit"])}
+    left_out = {*NOT_COMPUTED}
+    if privacy["unit"] != "patient":
+        left_out.add("privacy.unit")
     for section in ("trainer", "privacy"):
         options = content[section].items()
         content[section] = {k: v for k, v in options if f"{section}.{k}" not in left_out}
@@ -38,7 +40,7 @@ def experiment_digest(run: Run) -> str:
 
 
 def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
-    """Return a plug-in's name and options; false is spelled out where the default is null."""
+    """Return a plug-in's name and options, with 'false' as a word if the default is null."""
     parameters = inspect.signature(find_builder(kind, plugin.name)).parameters
     content: dict[str, Any] = {"name": plugin.name}
     for key, value in plugin.options.items():
@@ -48,7 +50,7 @@ def keep_choices(kind: str, plugin: Plugin) -> dict[str, Any]:
 
 
 def drop_empty(node: Any) -> Any:
-    """Return a configuration without null and false values and the sections left empty by that."""
+    """Return a configuration without null and false values, nor sections that then are empty."""
     if not isinstance(node, dict):
         return node
     kept = {k: drop_empty(v) for k, v in node.items() if v is not None and v is not False}
@@ -56,7 +58,7 @@ def drop_empty(node: Any) -> Any:
 
 
 def enters_digest(key: str) -> bool:
-    """Return True if a dotted key is part of what is computed; True also for `seed`."""
+    """Return True if a dotted key, or `seed`, affects what is computed."""
     section, _, name = key.partition(".")
     if section == "federated":
         return name in FEDERATED_RESULT

@@ -21,18 +21,17 @@ class Trainer:
 
     Attributes:
         sampling: poisson, uniform (fixed size, without replacement) or shuffled (non-private only).
-        sample_rate: probability that a step draws an example (poisson); else batch size / examples.
-            null: batch_size / examples.
-        batch_size: of uniform and shuffled batches; with poisson, the expected one.
-        epochs: passes over the data: epochs / sample_rate steps.
-        micro_batch: examples processed at once, halved where memory runs out; never changes the
-            result, so it enters no digest. null: 1024, which
-            is the most; auto: as many as fit.
-        checkpoint_epochs: epochs between checkpoints.
-        ema: decay of an average over the weights of all steps, which is evaluated and saved in
-            their place; it is made of releases, so it costs no ε. null: the last weights.
-        augmentations: how many augmented views of an example make its share: their mean gradient is
-            clipped. null: one.
+        sample_rate: probability that a step draws an example. null: batch_size / examples.
+        batch_size: size of uniform and shuffled batches; with poisson, the expected size.
+            null: sample_rate sets it.
+        epochs: number of epochs; a run takes epochs / sample_rate steps.
+        micro_batch: number of examples processed at once, halved if memory runs out; it does not
+            change the result and enters no digest. null: 1024, the maximum; auto: as many as fit.
+        checkpoint_epochs: number of epochs between checkpoints.
+        ema: decay of a moving average of the weights, which is evaluated and saved instead of them.
+            It is computed from releases, so it costs no ε. null: no average.
+        augmentations: number of augmented views of an example whose mean gradient is clipped.
+            null: one.
     """
 
     sampling: Literal["poisson", "uniform", "shuffled"]
@@ -47,25 +46,25 @@ class Trainer:
 
 @dataclass(frozen=True)
 class Privacy:
-    """How ε is stated and kept.
+    """What ε protects, and how much of it a run may spend.
 
     Attributes:
-        delta: the δ at which ε is stated.
-        max_epsilon: the budget: training stops before the step whose tight ε would exceed it.
-            null: none.
-        target_epsilon: replace `algorithm.noise_multiplier` by the one whose whole run has this
-            tight ε; inf: by 0. null: as configured.
-        claimed_epsilon: replace it by the one for which the accountant claims this ε; inf: by 0.
-            null: as configured.
-        total_budget: refuse a run that would take the tight ε of all runs on its data set, in its
-            results folder, past this; see `training/spending.py`. null: none.
-        secure: sample and draw noise from the operating system's cryptographic randomness instead
-            of the seed.
-        unit: whose ε is stated. example: an example's. patient: that of who owns examples, or of
-            what the data set calls its unit. Patients are then drawn, at `trainer.sample_rate`, and
-            the mean gradient of a patient's examples is clipped.
-        max_examples: with unit=patient, at most so many examples of a drawn patient, drawn anew at
-            each step. null: all.
+        delta: δ of every ε.
+        max_epsilon: budget of the run: training stops before a step whose tight ε would exceed it.
+            null: no budget.
+        target_epsilon: tight ε of the whole run; sets `algorithm.noise_multiplier`, with inf to 0.
+            null: keep the noise multiplier.
+        claimed_epsilon: ε of the whole run by `accountant`; sets `algorithm.noise_multiplier`, with
+            inf to 0. null: keep the noise multiplier.
+        total_budget: budget of all runs on the data set in the results folder: a run is rejected if
+            their joint tight ε would exceed it; see `training/spending.py`. null: no budget.
+        secure: draw batches and noise from the operating system's cryptographic generator instead
+            of the seed's streams.
+        unit: what ε protects: an example, or a patient with all examples (for some data sets the
+            owner is called otherwise). With patient, a step draws patients at
+            `trainer.sample_rate`, and the mean gradient of a patient's examples is clipped.
+        max_examples: with unit=patient, largest number of a patient's examples used in a step; of
+            a patient with more, each step draws others. null: all.
     """
 
     delta: float
@@ -79,17 +78,17 @@ class Privacy:
 
     @property
     def by_patient(self) -> bool:
-        """True if a patient is the unit."""
+        """True if the unit is a patient."""
         return self.unit == "patient"
 
 
 @dataclass(frozen=True)
 class Claims:
-    """Which cell of which paper a recipe's runs fill.
+    """The cell of a paper's table that a recipe's runs fill.
 
     Attributes:
-        table: PAPER/N. null: none.
-        row: the row of that table.
+        table: the table, PAPER/N. null: none.
+        row: row of the table.
         variant: what differs from the paper, in a few words. null: the paper's own settings.
     """
 
@@ -100,11 +99,11 @@ class Claims:
 
 @dataclass(frozen=True)
 class Paths:
-    """Where data is read and results are written.
+    """Folders of data and results.
 
     Attributes:
-        data: the data root.
-        results: the results folder.
+        data: folder that holds the data sets.
+        results: folder that records, weights and tables are written to.
     """
 
     data: Annotated[str, MinLen(1)]
@@ -113,16 +112,16 @@ class Paths:
 
 @dataclass(frozen=True)
 class Execution:
-    """How a run is carried out; a result depends on it only in its last bits.
+    """How a run is executed; this affects at most the last bits of a result.
 
     Attributes:
-        checkpoint_steps: also save every so many steps, beside `trainer.checkpoint_epochs`.
-            null: do not.
-        deterministic: refuse operations whose result differs from call to call (CUDA has some).
-        evaluate: measure test metrics after each epoch, or after the last only, which takes less
-            time but leaves no curve.
-        prefetch: micro-batches that another thread reads ahead. null: 1 for a GPU, 0 for a CPU.
-        callbacks: plug-ins that are told the metrics of every evaluation. null: none.
+        checkpoint_steps: number of steps between checkpoints, in addition to
+            `trainer.checkpoint_epochs`. null: only the latter.
+        deterministic: reject operations whose result differs from call to call (CUDA has some).
+        evaluate: when to measure test metrics: after each epoch, or after the last only, which is
+            faster but leaves no learning curve.
+        prefetch: number of micro-batches that another thread reads ahead. null: 1 on a GPU, else 0.
+        callbacks: plug-ins that receive the metrics of every evaluation. null: none.
     """
 
     checkpoint_steps: Count | None
@@ -134,19 +133,19 @@ class Execution:
 
 @dataclass(frozen=True)
 class Federated:
-    """Nodes that keep their patients to themselves and train one model together.
+    """A federation: nodes train one model together, and each keeps its own patients' data.
 
-    `patience` does not change what is computed. See `zdp_bench.extras.federated`.
+    `patience` does not affect what is computed. See `zdp_bench.extras.federated`.
 
     Attributes:
-        nodes: how many. `trainer.batch_size` is then each node's, and the optimiser the server's.
-            null: one central run.
-        patients: split (the seed divides the training set, whole patients, among the nodes) or own
-            (each node trains on all that its own data root holds; over the network).
-        local_steps: private steps of a node in a round.
-        local_lr: rate of SGD between a node's steps of one round; unused if there is one step.
-        min_nodes: how many must answer for a round to count. null: all.
-        patience: seconds that a round waits for its answers.
+        nodes: number of nodes. `trainer.batch_size` is then each node's, and the optimizer runs on
+            the server. null: one central run.
+        patients: split (the seed divides the patients of the training set among the nodes) or own
+            (each node trains on all data in its own data root; over the network).
+        local_steps: number of private steps that a node takes in a round.
+        local_lr: learning rate of SGD for a node's steps within a round; unused with one step.
+        min_nodes: number of nodes that must answer for a round to count. null: all.
+        patience: seconds that a round waits for answers.
     """
 
     nodes: Count | None
@@ -179,20 +178,20 @@ class Scalars:
     """The keys that belong to no group.
 
     Attributes:
-        recipe: the recipe's name.
-        seed: names the streams that model, sampling and noise each draw from.
+        recipe: name of the recipe.
+        seed: seed of the separate streams for model, sampling and noise.
         device: auto, cpu, cuda or cuda:N.
-        threads: CPU threads. null: torch's choice.
+        threads: number of CPU threads. null: torch's default.
         precision: null (float32), tf32 (non-private only) or bf16; norms, clipped sums and noise
-            are float32 or wider.
-        force: run again although the record is there.
-        name: a name for the run, to find it by. null: none.
+            always have float32 or more.
+        force: run again even if there is a record.
+        name: a name to find the run by. null: none.
         tags: words to find the run by. null: none.
         notes: a text about the run. null: none.
     """
 
     recipe: str
-    seed: Annotated[int, Interval(ge=0, lt=2**64)]  # the most that a record is read with
+    seed: Annotated[int, Interval(ge=0, lt=2**64)]  # the largest seed that a record may hold
     device: Annotated[str, AfterValidator(_require_device)]
     threads: Threads | None
     precision: Literal["tf32", "bf16"] | None
@@ -204,7 +203,7 @@ class Scalars:
 
 @dataclass(frozen=True)
 class Plugin:
-    """A plug-in by name, with its checked options."""
+    """A plug-in's name and its checked options."""
 
     name: str
     options: dict[str, Any]
@@ -215,20 +214,20 @@ class Run(Scalars):
     """One run, fully specified and checked.
 
     Attributes:
-        validation_share: `dataset.validation_share`, a key of every data set without an option of
-            its own for it: the share of the owners who are held out of training to validate on;
-            see `training/validation.py`.
-        replace_batchnorm: `model.replace_batchnorm`, a key of every model: what takes BatchNorm's
-            place in private training; see `nn/surgery.py`.
-        weight_standardisation: `model.weight_standardisation`, likewise: convolutions compute with
-            filters of mean 0 and norm 1; see `nn/surgery.py`.
-        start: `model.start`, likewise: how the weights are scaled before training; see
+        validation_share: `dataset.validation_share`: fraction of owners held out of training for
+            validation; see `training/validation.py`. Every data set has this key, unless it has an
+            option of its own for it.
+        replace_batchnorm: `model.replace_batchnorm`: the layer that replaces BatchNorm in private
+            training; see `nn/surgery.py`. This and the following are keys of every model.
+        weight_standardisation: `model.weight_standardisation`: whether convolutions use filters of
+            mean 0 and norm 1; see `nn/surgery.py`.
+        start: `model.start`: how the weights are scaled before training; see
             `nn/initialisation.py`.
-        init_from: `model.init_from`, a key of every model: RECIPE or RECIPE/RUN, a finished run
-            on public data whose weights the model starts from; see `training/public_start.py`.
-        complex_as: `model.complex_as`, likewise: how complex records become real ones for a model
-            with real weights; see `nn/surgery.py`.
-        resolved: the same configuration as plain values, for the record.
+        init_from: `model.init_from`: RECIPE or RECIPE/RUN, a finished run on public data whose
+            weights the model starts from; see `training/public_start.py`.
+        complex_as: `model.complex_as`: how complex examples become real ones for a model with real
+            weights; see `nn/surgery.py`.
+        resolved: The same configuration as plain values, for the record.
     """
 
     dataset: Plugin
@@ -256,12 +255,12 @@ class Run(Scalars):
 
     @property
     def forms_shares(self) -> bool:
-        """True if several examples make one share: a patient's, or the views of one."""
+        """True if several examples are clipped as one: a patient's, or the views of an example."""
         return self.privacy.by_patient or self.trainer.augmentations is not None
 
     @property
     def plugins(self) -> list[tuple[str, str]]:
-        """(kind, name) of what other packages may have brought."""
+        """(kind, name) of each plug-in of a kind that other packages may provide."""
         chosen = {kind: getattr(self, kind) for kind in PLUGIN_KINDS}
         return [(kind, plugin.name) for kind, plugin in chosen.items() if plugin]
 
@@ -282,9 +281,9 @@ SECTIONS: dict[str, type] = {
     "federated": Federated,
     "paths": Paths,
 }
-# Other packages may add to these.
+# Kinds of plug-ins that other packages may provide.
 PLUGIN_KINDS = ("dataset", "representation", "model", "task", "algorithm")
-# Keys of every plug-in of a kind, beside the options of its own.
+# Keys that every plug-in of a kind has in addition to its own options.
 COMMON_KEYS: dict[str, tuple[str, ...]] = {
     "dataset": ("validation_share",),
     "model": (
@@ -298,10 +297,10 @@ COMMON_KEYS: dict[str, tuple[str, ...]] = {
 MAY_BE_NONE = ("representation", "scheduler", "logger")
 PLUGINS = (*PLUGIN_KINDS, "optimizer", "scheduler", "logger")
 GROUPS = (*PLUGINS, "accountant", "trainer")
-# Keys that say where and how a run is executed, not what it computes: they enter no digest.
+# Keys that do not affect what a run computes, only where and how it is executed; in no digest.
 LABELS = ("name", "tags", "notes")
 OPERATIONAL = ("paths", "force", "device", "threads", "execution", "claims", "logger", *LABELS)
-# Keys that may differ between a run and its resumption; a record's configuration lacks them.
+# Keys that may differ when a run is resumed, so they are not in a record's configuration.
 NOT_RECORDED = {*OPERATIONAL} - {"claims"}
-# Keys of `federated` that change what is computed.
+# Keys of `federated` that affect what is computed.
 FEDERATED_RESULT = ("nodes", "patients", "local_steps", "local_lr", "min_nodes")

@@ -1,8 +1,8 @@
-"""The words of a command line and recipes from files: checked before Hydra sees them.
+"""Checks the words of a command line, and recipes from files, before Hydra reads them.
 
-Hydra would run what a `_target_` names, write where its logging says and read the environment. Of
-its own keys a recipe may hold `hydra.sweeper.params` alone, and of resolvers `RESOLVERS`. What
-Hydra refuses itself is told in one sentence.
+Hydra would call what a `_target_` names, write its logs anywhere, and read the environment. So the
+only Hydra key that a recipe may have is `hydra.sweeper.params`, and the only resolvers are
+`RESOLVERS`. An error of Hydra's becomes one sentence.
 """
 
 from __future__ import annotations
@@ -30,13 +30,13 @@ from zdp_bench.foreign_files import parse_yaml, read_text
 
 MOST_TEXT = 1 << 15
 MOST_VALUES = 1_000
-MOST_REFERENCES = 16  # of one key to another: they can grow as aliases do
+MOST_REFERENCES = 16  # of one key to another; nested ones grow exponentially, as YAML aliases do
 KEYS = {*GROUPS, *SECTIONS, *(field.name for field in fields(Scalars))} - {"paths"}
 RESOLVERS = "oc.select or choose"
 REFERENCE = re.compile(r"\$\{(?:choose:|(?:oc\.select:)?(\w+)[\w.]*[,}])")
-NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # to Hydra
-CHOICES = ("recipe", "launcher", *GROUPS)  # a run has one of each, by name
-# What has several inside, and how.
+NOT_NAMES = {"nan", "inf", "true", "false", "null"}  # Hydra reads them as values
+CHOICES = ("recipe", "launcher", *GROUPS)  # a run chooses one name of each
+# How to combine several of a group.
 SEVERAL = {
     "representation": " For several side by side, add representation=joined "
     "'representation.parts=[scattering,patches]'."
@@ -45,19 +45,19 @@ LAUNCHING = ("hydra.launcher.", "hydra/launcher", "hydra.sweeper.")
 
 
 def read_words(words: Sequence[str], sweep: bool = False) -> list[Override]:
-    """Return the overrides that words describe; recipes from files are entered into Hydra.
+    """Return the overrides that words describe; register recipes from files with Hydra.
 
     Args:
-        sweep: True if the words may give several values, and set up what carries them out.
+        sweep: Whether words may have several values, and configure a launcher.
 
     Raises:
-        UserError: a word is no override, runs a program, names a file to Hydra or what a group
-            lacks; a recipe's file is none.
+        UserError: A word is not an override, would run a program, or names something that does not
+            exist; or a recipe's file is not valid.
     """
-    found = parse_words([_adopt_all(word) for word in words])
-    for override in found:
+    overrides = parse_words([_adopt_all(word) for word in words])
+    for override in overrides:
         _check_override(override, sweep)
-    return found
+    return overrides
 
 
 def parse_words(words: Sequence[str]) -> list[Override]:
@@ -68,18 +68,18 @@ def parse_words(words: Sequence[str]) -> list[Override]:
 @lru_cache(maxsize=1024)  # a run parses each word three times, a millisecond each
 def _parse_word(word: str) -> Override:
     try:
-        found: Override = OverridesParser.create().parse_overrides([word])[0]
+        override: Override = OverridesParser.create().parse_overrides([word])[0]
     except OverrideParseException as error:
         raise UserError(_explain_syntax(error.override)) from None
     except RecursionError:
         raise UserError("a value is nested too deep; write the values out.") from None
-    if not found.key_or_group:
+    if not override.key_or_group:
         raise UserError(_explain_syntax(word))
-    return found
+    return override
 
 
 def _explain_syntax(word: str) -> str:
-    """Return the sentence for a word that Hydra's grammar does not take."""
+    """Return the sentence for a word that does not follow Hydra's grammar."""
     if word in group_options("recipe"):
         return f"'{word}' is a recipe: write recipe={word}."
     return (
@@ -90,7 +90,7 @@ def _explain_syntax(word: str) -> str:
 
 
 def _check_override(override: Override, sweep: bool) -> None:
-    """Reject words that run a program, have no effect, or name something that does not exist."""
+    """Reject a word that would run a program, has no effect, or names what does not exist."""
     word, key = str(override.input_line), str(override.key_or_group)
     name, _, value = word.partition("=")
     if re.search(r"(?<!\w)_target_(?!\w)", word) or "@" in name:
@@ -112,16 +112,19 @@ def _check_override(override: Override, sweep: bool) -> None:
 
 
 def _check_choice(override: Override) -> None:
-    """Reject a name that a group does not have, and a second choice."""
+    """Reject a name that is not in a group, and several choices of one group."""
     word, group, value = override.input_line, str(override.key_or_group), override.value()
     if override.is_add() or isinstance(value, list | dict):
         several = SEVERAL.get(group, "")
         raise UserError(
             f"{word}: a run has one {group}; write {group}=NAME, or sweep with -m.{several}"
         )
-    for one in value.list if isinstance(value, ChoiceSweep) else [value]:
-        name = "null" if one is None else str(one)
-        if not isinstance(one, Glob | RangeSweep) and name not in group_options(group):
+    choices = value.list if isinstance(value, ChoiceSweep) else [value]
+    for choice in choices:
+        if isinstance(choice, Glob | RangeSweep):
+            continue
+        name = "null" if choice is None else str(choice)
+        if name not in group_options(group):
             raise unknown(group, name, group_options(group))
 
 
@@ -142,11 +145,12 @@ def readable_errors(overrides: Sequence[str]) -> Iterator[None]:
 
 
 def _explain(error: Exception, overrides: Sequence[str]) -> str:
-    """Return Hydra's first line with the key that it is about; for a key, the nearest there is."""
+    """Return Hydra's error as one sentence; of an unknown key, with the nearest known ones."""
     while not str(error).strip() and isinstance(error.__cause__, Exception):
-        error = error.__cause__  # Hydra wraps some of its errors in one without words
-    if match := re.search(r"Could not override '([^']+)'", str(error)):
-        return _explain_unknown(match[1], overrides)
+        error = error.__cause__  # Hydra wraps some errors in one without text
+    unknown_key = re.search(r"Could not override '([^']+)'", str(error))
+    if unknown_key:
+        return _explain_unknown(unknown_key[1], overrides)
     if "You must specify 'recipe'" in str(error):
         return "recipe=NAME is missing; `zdp-bench list recipes` lists them."
     sentence, key = first_line(error), getattr(error, "full_key", None)
@@ -154,7 +158,7 @@ def _explain(error: Exception, overrides: Sequence[str]) -> str:
 
 
 def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
-    """Return the sentence for a key that no YAML file names."""
+    """Return the sentence for a key that is not in any YAML file."""
     from zdp_bench.config import compose, to_plain
 
     if key.startswith("hydra."):
@@ -170,12 +174,12 @@ def _explain_unknown(key: str, overrides: Sequence[str]) -> str:
 
 
 def is_file_name(recipe: str) -> bool:
-    """True if `recipe=` was given a file, or several."""
+    """Return True if the value of `recipe=` is a file, or several."""
     return any(part.endswith((".yaml", ".yml")) for part in recipe.split(","))
 
 
 def _adopt_all(word: str) -> str:
-    """Return a word with a recipe's name for each of its recipe files."""
+    """Return a word in which each recipe file is replaced by the recipe's name."""
     key, _, value = word.partition("=")
     if key != "recipe" or not is_file_name(value):
         return word
@@ -184,27 +188,27 @@ def _adopt_all(word: str) -> str:
 
 def _adopt(value: str) -> str:
     """Register one recipe file with Hydra and return its name; a name stays as it is."""
-    path, said = Path(value).expanduser(), f"recipe={value}"
+    path, word = Path(value).expanduser(), f"recipe={value}"
     if not is_file_name(value):
         return value
     text = read_text(path, MOST_TEXT)
     if not re.fullmatch(r"[A-Za-z]\w*", path.stem) or path.stem in {*NOT_NAMES, *files("recipe")}:
         raise UserError(
-            f"{said}: rename the file: a recipe's name consists of letters, digits and _, and "
+            f"{word}: rename the file: a recipe's name consists of letters, digits and _, and "
             "differs from zdp-bench's own recipes."
         )
-    body = parse_yaml(text, said, MOST_VALUES)
+    body = parse_yaml(text, word, MOST_VALUES)
     try:
         check_recipe(body)
     except UserError as error:
-        raise UserError(f"{said}: {error}") from None
+        raise UserError(f"{word}: {error}") from None
     node = {**body, "recipe": path.stem}
     ConfigStore.instance().store(group="recipe", name=path.stem, node=node, package="_global_")
     return path.stem
 
 
 def check_recipe(body: Any) -> None:
-    """Reject a recipe that holds more than keys of a run and their values."""
+    """Reject a recipe that holds anything but keys of a run and their values."""
     if not isinstance(body, dict):
         raise UserError("holds no keys of a run; see recipes/quickstart.yaml.")
     check_values(body)
@@ -218,7 +222,7 @@ def check_recipe(body: Any) -> None:
 
 
 def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
-    """Reject Hydra's own keys, and values that refer to more than other keys of the run."""
+    """Reject Hydra's own keys, and references to anything but other keys of the run."""
     references = 0
     for key, value in _walk(node):
         if re.fullmatch(r"_\w+_", key):
@@ -238,7 +242,7 @@ def check_values(node: Any, most: int = MOST_REFERENCES) -> None:
 
 
 def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
-    """Yield every key of a nested value with its text, if it has one."""
+    """Yield every key of a nested value, and every text with its key."""
     if isinstance(node, dict):
         for name, inner in node.items():
             yield str(name), ""
@@ -252,7 +256,7 @@ def _walk(node: Any, key: str = "") -> Iterator[tuple[str, str]]:
 
 
 def _check_defaults(node: Any) -> None:
-    """Reject entries but `_self_` and `override /GROUP: NAME`, of our groups and their names."""
+    """Reject entries other than `_self_` and `override /GROUP: NAME` of a known group and name."""
     for entry in node if isinstance(node, list) else [node]:
         pairs = entry.items() if isinstance(entry, dict) else [(entry, None)]
         for key, name in pairs:
@@ -268,7 +272,7 @@ def _check_defaults(node: Any) -> None:
 
 
 def _check_sweep(node: Any) -> None:
-    """Reject all of Hydra's keys except those of a sweep over keys of the run."""
+    """Reject all of Hydra's keys except a sweep over keys of the run."""
     given = node
     for key in ("sweeper", "params"):
         if not isinstance(given, dict) or list(given) != [key]:
