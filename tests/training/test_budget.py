@@ -290,7 +290,7 @@ def test_a_budget_adds_what_is_spent_of_one_unit(finished: Outcome, tmp_path: Pa
     shown = budget_of(tmp_path)
     assert shown.numbers[-1]["epsilon"] is None
     assert shown.numbers[-1]["epsilon_unit"] > of_unit
-    assert "with different units of privacy" in " ".join(shown.notes)
+    assert "with different privacy units" in " ".join(shown.notes)
     others = [*runs, replace(runs[0], unit="slice")]
     for alone in (True, False):
         with pytest.raises(ValueError, match="protect different units"):
