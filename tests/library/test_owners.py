@@ -129,7 +129,7 @@ def test_a_ledger_of_other_owners_is_refused(make: Make) -> None:
         ({"unit": OWNERS[1:]}, "names the owners of 59 examples, and the dataset has 60"),
         ({"unit": [None, *OWNERS[1:]]}, "owner of example 0 is None, which is missing"),
         ({"unit": lambda _: object()}, "cannot be compared"),
-        (MANY | {"dataset": data(), "unit": OWNERS}, "only n = 15 to draw from"),
+        (MANY | {"dataset": data(), "unit": OWNERS}, "with n = 15, adding or removing one"),
         ({"max_examples": 2}, "applies to unit= only"),
         ({"unit": OWNERS, "algorithm": "gredp", "max_examples": 2}, "cannot clip several exam"),
     ],

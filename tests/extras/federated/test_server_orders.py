@@ -2,13 +2,29 @@
 
 from __future__ import annotations
 
+import math
+import random
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from torch import Tensor
 
 from tests.extras.federated.conftest import Make
 from zdp_bench.errors import UserError
-from zdp_bench.extras.federated.node import Node, Site, _prepare
+from zdp_bench.extras.federated.messages import ARRAYS, LAYOUT, VALUES, content
+from zdp_bench.extras.federated.node import (
+    REFUSED,
+    Node,
+    Site,
+    _prepare,
+    client_app,
+    open_site,
+    reply_to,
+)
+from zdp_bench.extras.federated.simulation import set_sender
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import Spent, together
 from zdp_bench.privacy.ledger import BudgetExceeded
@@ -51,6 +67,59 @@ def test_a_server_asks_for_no_more_rounds_than_a_run_can_have(
     with pytest.raises(UserError, match="rounds"):
         prepare(site.node(0), rounds=rounds)
     site.close()
+
+
+def damaged_message(draw: random.Random, weights: dict[str, Tensor]) -> Message:
+    """Return an order or a round with something missing, of another type, or beyond reason."""
+    kind = draw.choice(["query.prepare", "train"])
+    values: dict[str, Any] = {"run": RUN, "rounds": 8, "entries": 0, "digest": "", "round": 0}
+    odd: list[Any] = ["", "x" * 10_000, "nan", 0, -1, 2**62, 0.5, math.nan, True, b"", [1], [""]]
+    body = content(values, weights)
+    for _ in range(draw.choice([1, 1, 3])):
+        how = draw.randrange(5)
+        record = body.config_records[VALUES]
+        if how == 0:
+            record.pop(draw.choice([*record]), None)
+        elif how == 1:
+            record[draw.choice([*values, LAYOUT])] = draw.choice(odd)
+        elif how == 2:
+            number = torch.tensor([math.nan, 1.0]).numpy()
+            body[ARRAYS] = ArrayRecord({draw.choice(["float32", "x"]): Array(number)})
+        elif how == 3 and ARRAYS in body.array_records:
+            array = next(iter(body.array_records[ARRAYS].values()))
+            array.data = draw.choice([array.data[:-1], b"", draw.randbytes(200), array.data * 2])
+        else:
+            body = RecordDict({draw.choice([VALUES, "x"]): ConfigRecord(dict(record))})
+            if VALUES not in body.config_records:
+                break
+    return Message(body, 2, kind)
+
+
+@pytest.mark.parametrize(
+    "count", [200, pytest.param(5000, marks=[pytest.mark.slow, pytest.mark.timeout(3600)])]
+)
+def test_a_damaged_message_of_a_server_is_refused_in_one_sentence(
+    configured: Make, tmp_path: Path, count: int
+) -> None:
+    """Without a value, or with another type, the node ended in a KeyError or a TypeError."""
+    set_sender()
+    config = configured(*OWN)
+    with open_site("key", Site(config)) as site:
+        app = client_app(config, "key")
+        context = Context(1, 2, {"partition-id": 0}, RecordDict(), {})
+        parameters = trainable(site.setup.model)
+        weights = {name: value.detach().clone() for name, value in parameters.items()}
+        refused = 0
+        for seed in range(count):
+            message = damaged_message(random.Random(seed), weights)
+            message.metadata.__dict__["_message_id"] = "1"
+            answer = reply_to(app, message, context)
+            if answer.has_error():
+                refused += 1
+                assert answer.error.code == REFUSED, (seed, answer.error.reason)
+                assert "\n" not in str(answer.error.reason)
+                assert len(str(answer.error.reason)) < 1000
+    assert refused > count / 2
 
 
 def test_other_names_for_a_run_buy_a_server_no_more_releases(configured: Make) -> None:

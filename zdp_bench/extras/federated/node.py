@@ -26,7 +26,13 @@ from zdp_bench.config.schema import Run
 from zdp_bench.data import Part, Source, Splits
 from zdp_bench.data.owners import identify_owners
 from zdp_bench.errors import UserError, require
-from zdp_bench.extras.federated.messages import content, digest, tensors_of, values_of
+from zdp_bench.extras.federated.messages import (
+    Malformed,
+    checked_values,
+    content,
+    digest,
+    tensors_of,
+)
 from zdp_bench.gradients.clipping import trainable
 from zdp_bench.privacy.composition import spent_of_one, together
 from zdp_bench.privacy.ledger import BudgetExceeded, Position, Tally
@@ -42,6 +48,7 @@ from zdp_bench.training.step import Training, private_step
 CRASHED = 1  # code of an `Error`: the app raised an exception
 REFUSED = 700  # code of an `Error` whose reason is meant for users; Flower's own codes are smaller
 RESTARTED = "it was restarted and has to join again"
+ORDER_VALUES = {"run": str, "rounds": int, "entries": int, "digest": str}  # of the server's order
 RUN_DIGEST = re.compile(r"[0-9a-f]{64}")  # names the run's folder, so nothing else is accepted
 MAX_ROUNDS = 1_000_000  # rejects orders that would only keep a node busy
 
@@ -399,14 +406,15 @@ def client_app(config: Run, key: str) -> ClientApp:
         return node
 
     def prepare(message: Message, context: Context) -> RecordDict:
-        values, node = values_of(message), node_of(context)
+        values, node = checked_values(message, ORDER_VALUES), node_of(context)
         context.state["prepared"] = ConfigRecord(values)
         return content(_prepare(node, values))
 
     def train(message: Message, context: Context) -> RecordDict:
         node = node_of(context)
+        round_ = checked_values(message, {"round": int})["round"]
         weights = tensors_of(message, trainable(node.site.setup.model))
-        values, release = node.release(int(values_of(message)["round"]), weights)
+        values, release = node.release(round_, weights)
         return content(values, release)
 
     def join(message: Message, context: Context) -> RecordDict:
@@ -424,12 +432,12 @@ def client_app(config: Run, key: str) -> ClientApp:
 
 def _prepare(node: Node, values: dict[str, Any]) -> dict[str, Any]:
     """Check the server's order, and prepare the node."""
-    run, rounds = str(values["run"]), int(values["rounds"])
+    run, rounds = values["run"], values["rounds"]
     if not RUN_DIGEST.fullmatch(run):
         raise UserError("the server's name for the run is not 64 hexadecimal digits.")
     if not 1 <= rounds <= MAX_ROUNDS:
         raise UserError(f"the server requests {rounds:,} rounds, not 1 to {MAX_ROUNDS:,}.")
-    entries, digest = int(values["entries"]), str(values["digest"])
+    entries, digest = values["entries"], values["digest"]
     at_least = Position(entries, digest) if entries else None
     return node.prepare(run, rounds, at_least)
 
@@ -442,6 +450,8 @@ def _handler(respond: Callable[[Message, Context], RecordDict]) -> Handler:
             return Message(respond(message, context), reply_to=message)
         except BudgetExceeded:
             reason = "the next step would exceed privacy.max_epsilon"
+        except Malformed as error:
+            reason = f"the server's message {error}"
         except (UserError, ValueError) as error:
             reason = str(error)
         return Message(Error(REFUSED, reason), reply_to=message)
