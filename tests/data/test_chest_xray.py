@@ -61,5 +61,5 @@ def test_the_real_films(data_root: Path) -> None:
     splits = ChestXray(size=16).load(data_root)
     assert len(splits.test) == 1062
     assert splits.provenance == "derived"
-    assert "0 patients stood in both parts" in splits.notes
+    assert "0 patients were in both parts" in splits.notes
     assert "19 copies" in splits.notes

@@ -122,7 +122,7 @@ def test_the_cache_says_what_it_takes_and_is_deleted(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch,
     caplog: pytest.LogCaptureFixture,
 ) -> None:  # fmt: skip
-    monkeypatch.setattr(cache, "MENTIONED", 100)
+    monkeypatch.setattr(cache, "MAX_SILENT", 100)
     for kind in ("folder", "films"):
         cache.load_or_make(kind, "d" * 64, (10, 40), np.uint8, iter([np.zeros((10, 40))]))
     assert "will take 0.0 GB; `zdp-bench data cache --delete`" in caplog.text

@@ -36,7 +36,7 @@ def splits(train: Source, test: Source, validation: Source | None = None) -> Spl
 def test_one_number_of_an_example_is_enough(
     field: str, value: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(finite, "NUMBERS", 12)  # two examples at a time
+    monkeypatch.setattr(finite, "BATCH_NUMEL", 12)  # two examples at a time
     bad = examples(9, dtype)
     numbers = getattr(bad, field)
     for row in (4, 8):

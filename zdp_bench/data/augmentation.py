@@ -1,7 +1,7 @@
-"""Random changes of images, each decided by its example's row of uniforms.
+"""Random augmentation of images, determined by each example's row of uniforms.
 
-Each time an example is drawn it is changed anew, inside the private step: its gradient is clipped
-like any other, and every draw is counted. Flips and crops are ours, affine changes torchvision's.
+An example is augmented anew each time a private step draws it. This costs no additional ε: the
+gradient of an augmented example is clipped like any other. Affine maps are torchvision's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,13 @@ AUGMENTATIONS = ("flip", "crop_flip")
 
 
 def augmentation(name: str | None, black: float | Tensor) -> Augment | None:
-    """Look up an augmentation; None for none.
+    """Return the augmentation of a name; None if the name is None.
 
     Args:
-        name: flip (left to right with probability ½), or crop_flip (a crop of the image padded by 4
-            pixels, then flip).
-        black: a black pixel after normalisation, for padding: a number, or one a channel [C, 1, 1].
+        name: "flip" (mirror left to right with probability ½) or "crop_flip" (crop the image,
+            padded by 4 pixels, to its size; then flip).
+        black: value of a black pixel after normalisation, for padding: a number, or one per channel
+            [C, 1, 1].
     """
     if name is None:
         return None
@@ -47,17 +48,17 @@ def crop(
     uniforms: Tensor,
     black: float | Tensor,
 ) -> Tensor:
-    """Move each image [B, *, H, W] by up to 4 pixels, and fill in black.
+    """Pad each image [B, *, H, W] by 4 black pixels, and crop it to its size at random.
 
-    uniforms[:, 1] say how far down, uniforms[:, 2] how far across.
+    uniforms[:, 1] determine the first row of the crop, and uniforms[:, 2] its first column.
     """
     height, width = images.shape[-2:]
     steps = 2 * PADDING + 1
-    down, across = (uniforms[:, 1:3] * steps).long().to(images.device).T  # 0 to 8
-    padded = F.pad(images - black, (PADDING,) * 4)
+    top, left = (uniforms[:, 1:3] * steps).long().to(images.device).T  # each from 0 to 8
+    padded = F.pad(images - black, (PADDING,) * 4)  # `F.pad` pads with 0, which is black here
     crops = padded.unfold(-2, height, 1).unfold(-2, width, 1)  # [B, *, 9, 9, H, W], a view
     example = torch.arange(len(images), device=images.device)
-    return crops.movedim((-4, -3), (1, 2))[example, down, across] + black
+    return crops.movedim((-4, -3), (1, 2))[example, top, left] + black
 
 
 def crop_and_flip(
@@ -65,22 +66,22 @@ def crop_and_flip(
     uniforms: Tensor,
     black: float | Tensor,
 ) -> Tensor:
-    """`crop`, then `flip`."""
+    """Apply `crop`, then `flip`."""
     return flip(crop(images, uniforms, black), uniforms)
 
 
 @dataclass(frozen=True)
 class Affine:
-    """Rotation, translation, scaling, shearing and flipping, each drawn uniformly.
+    """Random rotation, translation, scaling, shear, flip and noise.
 
     Attributes:
-        degrees: rotation, at most ± this.
-        translate: shift along each axis, at most ± this share of it.
-        scale: magnification, within 1 ± scale.
-        shear: shear along each axis, at most ± this many degrees.
-        flip: whether half of the images are mirrored left to right.
-        noise: standard deviation of Gaussian noise added to every pixel.
-        fill: the pixel outside an image.
+        degrees: maximum rotation to either side, in degrees.
+        translate: maximum shift along each axis, as a fraction of the image's length.
+        scale: maximum difference of the scaling factor from 1.
+        shear: maximum shear along each axis to either side, in degrees.
+        flip: mirror left to right with probability ½.
+        noise: standard deviation of the Gaussian noise added to every pixel of an image.
+        fill: value of pixels outside the image.
     """
 
     degrees: float
@@ -93,11 +94,11 @@ class Affine:
 
     def __post_init__(self) -> None:
         for name in ("scale", "translate"):
-            is_share = 0 <= getattr(self, name) < 1
-            require(is_share, "dataset.augment", self, f"`{name}` must lie in [0, 1)")
+            is_fraction = 0 <= getattr(self, name) < 1
+            require(is_fraction, "dataset.augment", self, f"`{name}` must lie in [0, 1)")
 
     def images(self, images: Tensor, uniforms: Tensor) -> Tensor:
-        """Change images [B, C, H, W] by uniforms [B, 8], bilinearly."""
+        """Augment images [B, C, H, W] with uniforms [B, 8], interpolating bilinearly."""
         moved = self._move(images, uniforms, nearest=False)
         if not self.noise or not len(moved):
             return moved
@@ -108,7 +109,7 @@ class Affine:
         return moved + self.noise * torch.stack(noise).to(moved)
 
     def masks(self, masks: Tensor, uniforms: Tensor) -> Tensor:
-        """Move masks [B, H, W] as their images are, by the nearest pixel, with 0 outside."""
+        """Apply the affine map of the images to their masks [B, H, W]; pixels outside are 0."""
         return self._move(masks.unsqueeze(1), uniforms, nearest=True).squeeze(1)
 
     def _move(
@@ -123,7 +124,7 @@ class Affine:
         height, width = x.shape[-2:]
         mode = InterpolationMode.NEAREST if nearest else InterpolationMode.BILINEAR
         fill = 0.0 if nearest else self.fill
-        # torchvision's own `fill` leaves a seam round bilinear images; zeros outside leave none.
+        # torchvision's `fill` leaves a seam around bilinearly interpolated images, unless it is 0.
         if fill:
             x = x - fill
         out = torch.empty_like(x)

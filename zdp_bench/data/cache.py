@@ -1,9 +1,9 @@
-"""Arrays that are slow to make from files: made once, kept in the user's cache folder, then mapped.
+"""Cache arrays that are slow to compute from files in the user's cache folder, memory-mapped.
 
-A mapped array needs no memory of its own size: what is read of it is paged in, and dropped again
-when memory is short. So a set of any size streams through training, and a second run starts at
-once. Each ends in a checksum of all before it, which is compared whenever it is mapped. If the
-cache's disk is full, or its folder not safe, the array is made in memory.
+Memory-mapped arrays are paged in when they are read and dropped when memory is short. A data set of
+any size can therefore be trained on, and a second run starts at once. Each file ends in a checksum
+of everything before it, which is verified whenever the file is mapped. If the disk is full, or the
+cache folder not safe, arrays stay in memory instead.
 """
 
 from __future__ import annotations
@@ -27,12 +27,12 @@ from zdp_bench.disk import name_partial
 from zdp_bench.errors import UserError
 
 CHUNK = 1 << 20  # bytes
-MENTIONED = 10**8  # bytes; a smaller array is made without a word
+MAX_SILENT = 10**8  # bytes; a larger array is announced before it is written
 CHECKSUM = hashlib.sha256().digest_size  # bytes at the end of a file
-# Linux refuses a private map that is larger than memory, unless it is told not to reserve any.
-# Python has a name for that flag from 3.13 on.
+# Without this flag, Linux refuses a private map that is larger than memory. Python names the flag
+# since 3.13.
 NO_RESERVE = getattr(mmap, "MAP_NORESERVE", 0x4000 if sys.platform == "linux" else 0)
-A_DAY = 86_400  # seconds; a file that nobody wrote to for so long was left by a killed process
+A_DAY = 86_400  # seconds; a partial file that is older was left behind by a killed process
 
 log = logging.getLogger(__name__)
 
@@ -44,15 +44,18 @@ def load_or_make(
     dtype: type,
     blocks: Iterable[np.ndarray],
 ) -> np.ndarray:
-    """Map the array of this digest from the cache folder; make it if it is missing or damaged.
+    """Map an array from the cache folder, and compute it first if it is missing or damaged.
 
     Args:
-        kind: what the array holds: the folder in the cache.
-        digest: of everything the array follows from: the files and how they become numbers.
-        blocks: the array's rows, some at a time; used only if the array has to be made.
+        kind: what the array contains, which names its folder in the cache.
+        digest: digest of everything that determines the array: the files, and how they become
+            numbers.
+        shape: shape of the array.
+        dtype: type of its elements.
+        blocks: its rows, some at a time; used only if the array must be computed.
 
     Raises:
-        UserError: a folder is in its place.
+        UserError: A folder is in the place of the array's file.
     """
     folder = cache_folder(kind)
     if folder is None:
@@ -67,7 +70,7 @@ def load_or_make(
         log.warning("%s is damaged or from an older version, and is made again", path)
     partial = name_partial(path)
     size = math.prod(shape) * np.dtype(dtype).itemsize
-    if size > MENTIONED:
+    if size > MAX_SILENT:
         log.warning(
             "%s will take %.1f GB; `zdp-bench data cache --delete` frees the space",
             path,
@@ -77,7 +80,7 @@ def load_or_make(
         path.parent.mkdir(parents=True, exist_ok=True)
         _delete_left_behind(path.parent)
         mapped = _reserve(partial, shape, dtype)
-    except OSError as error:  # a full or read-only disk costs memory and time, not the run
+    except OSError as error:  # with a full or read-only disk, the run goes on in memory
         partial.unlink(missing_ok=True)
         log.warning(
             "%s: %s, so this run keeps %s in memory; set XDG_CACHE_HOME to another folder",
@@ -102,9 +105,9 @@ def _reserve(
     shape: tuple[int, ...],
     dtype: type,
 ) -> np.memmap:
-    """Map a new array whose every byte has its place on the disk.
+    """Map a new array in a file whose blocks are all allocated on the disk.
 
-    In a sparse file the process would be killed (SIGBUS) at the first page that the disk lacks.
+    With a sparse file and a full disk, writing to the map would kill the process (SIGBUS).
     """
     mapped = np.lib.format.open_memmap(
         path,
@@ -120,7 +123,7 @@ def _reserve(
 
 
 def _hash(file: BinaryIO) -> bytes:
-    """Return SHA-256 of all before a file's checksum, and leave the file there."""
+    """Return the SHA-256 of everything before the checksum; the file position is then there."""
     left = os.fstat(file.fileno()).st_size - CHECKSUM
     digest = hashlib.sha256()
     while left > 0:
@@ -133,7 +136,7 @@ def _hash(file: BinaryIO) -> bytes:
 
 
 def _delete_left_behind(folder: Path) -> None:
-    for path in folder.glob(".*.npy*"):  # also those of an older version
+    for path in folder.glob(".*.npy*"):  # including the names of older versions
         if time.time() - path.stat().st_mtime > A_DAY:
             path.unlink(missing_ok=True)
 
@@ -157,14 +160,14 @@ def _map(
                 return None
         whole = _open(path)
     except (ValueError, EOFError, OSError) as error:
-        if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is whole
+        if getattr(error, "errno", 0) == errno.ENOMEM:  # the file is not damaged
             raise
         return None
     return whole if whole.shape == shape and whole.dtype == dtype else None
 
 
 def _open(path: Path) -> np.ndarray:
-    """Map an array copy on write: changes stay in memory, and what is only read takes none."""
+    """Map an array copy-on-write: only pages that are written to take memory of their own."""
     plain = np.load(path, mmap_mode="r", allow_pickle=False)
     with path.open("rb") as file:
         pages = mmap.mmap(

@@ -1,15 +1,15 @@
-"""Kermany's paediatric chest films, pneumonia or not (Ziller et al. 2021, deepee).
+"""Kermany's paediatric chest films, labelled pneumonia or normal (Ziller et al. 2021, deepee).
 
     chest_xray/train|test/NORMAL|PNEUMONIA/*.jpeg
 
-The release splits by film, not by patient. Its names tell the patient:
-`person12_bacteria_45.jpeg`, `IM-0115-0001.jpeg`, `NORMAL2-IM-0587-0001-0002.jpeg`. A patient who is
-in both parts under one number keeps only the test films here; numbers may have been given anew in
-each part, so this drops more than it must, never less. Of files with the same bytes one is kept.
-Both are counted in the notes.
+The release is split by film, not by patient. File names contain the patient:
+`person12_bacteria_45.jpeg`, `IM-0115-0001.jpeg`, `NORMAL2-IM-0587-0001-0002.jpeg`. The training
+films of a patient whose number also occurs in the test part are dropped. The two parts may number
+their patients separately, so this may drop films of different patients, but never keeps films of
+the same one. Of files with equal content, one is kept. The notes count both.
 
-The validation films are whole patients of the train part; they steer the learning rate, and no ε
-covers them.
+Validation films are those of whole patients of the train part. They steer the learning rate, and no
+ε covers them.
 """
 
 from __future__ import annotations
@@ -44,11 +44,12 @@ FOLDER = Path("chest_xray")
 PARTS = ("train", "test")
 CLASSES = ("NORMAL", "PNEUMONIA")
 SUFFIXES = (".jpeg", ".jpg")
-OFFICIAL = (5216, 624)  # films to train and to test on
-# Split by patient: films to train or validate on, how many patients' they are, the most of one.
-SPLIT = {"train": 4135, "test": 1062, "patients": 2276, "most": 30}
+OFFICIAL = (5216, 624)  # number of training and test films of the release
+# Counts after the split by patient, taken from a copy whose parts differ from `OFFICIAL`: films to
+# train or validate on, their patients, and the maximum per patient
+SPLIT = {"train": 4135, "test": 1062, "patients": 2276, "max_per_patient": 30}
 PATIENT = re.compile(r"(?:(person\d+)_(?:bacteria|virus)_|((?:NORMAL2-)?IM-\d+)-)")
-# Mean and deviation of a pixel in [0, 1]: round numbers of ours, with nothing of the films in them.
+# Mean and standard deviation that normalise pixels in [0, 1]: public constants, not estimates.
 PIXELS = (0.5, 0.25)
 AUGMENT = Affine(
     degrees=10,
@@ -61,7 +62,7 @@ AUGMENT = Affine(
 
 @dataclass(frozen=True)
 class Film:
-    """One file, its part of the release, its label and its patient."""
+    """A file with its part of the release, its label and its patient."""
 
     path: Path
     part: str
@@ -71,12 +72,19 @@ class Film:
 
 @dataclass(frozen=True)
 class Split:
-    """The films of each part as they are used, and what was left out."""
+    """The films of each part, and what was dropped.
+
+    Attributes:
+        train, validation, test: films of each part.
+        crossing: dropped train films of patients who are also in the test part.
+        copies: number of dropped films whose content occurred before.
+        over_bound: number of dropped train films beyond `max_per_patient`.
+    """
 
     train: list[Film]
     validation: list[Film]
     test: list[Film]
-    crossing: list[Film]  # train films of patients who are in the test part too
+    crossing: list[Film]
     copies: int
     over_bound: int
 
@@ -84,10 +92,15 @@ class Split:
 @register("dataset", "chest_xray")
 @dataclass(frozen=True, kw_only=True)
 class ChestXray(Dataset):
-    """Films as float32 [1, size, size], in bytes until they are drawn; label 1 is pneumonia.
+    """Films, float32 [1, size, size], stored as bytes; label 1 is pneumonia.
 
-    max_per_patient: at most so many training films of a patient, the first by name: bounds what a
-        patient contributes.
+    Args:
+        size: rows and columns of an example.
+        validation_share: fraction of the train part's films to validate on, as whole patients.
+        max_per_patient: maximum number of training films per patient, the first by name, which
+            bounds the contribution of a patient. Default: all.
+        augment: augment training films with random affine maps.
+        split_seed: seed that draws the validation patients.
     """
 
     size: Pixels = 224
@@ -101,28 +114,31 @@ class ChestXray(Dataset):
         films: list[Film],
         digests: list[str],
     ) -> Split:
-        """Take the release's test part as it is; cut the rest by patient.
+        """Keep the release's test part, and split the train part by patient.
 
         Args:
-            digests: the same for films of the same bytes only, so that copies are dropped.
+            films: all films of the release.
+            digests: digest of each film's content, by which copies are dropped.
 
         Raises:
-            UserError: no film is left to train or to test on.
+            UserError: No film is left to train or to test on.
         """
         test = [film for film in films if film.part == "test"]
-        tested = {film.patient for film in test}
-        labelled = list(zip(films, digests, strict=True))
-        seen = {content for film, content in labelled if film.part == "test"}
-        rest, crossing, copies = list[Film](), list[Film](), 0
-        for film, content in labelled:
+        test_patients = {film.patient for film in test}
+        films_with_digests = list(zip(films, digests, strict=True))
+        seen_digests = {content for film, content in films_with_digests if film.part == "test"}
+        rest: list[Film] = []
+        crossing: list[Film] = []
+        copies = 0
+        for film, content_digest in films_with_digests:
             if film.part == "test":
                 continue
-            if film.patient in tested:
+            if film.patient in test_patients:
                 crossing.append(film)
-            elif content in seen:
+            elif content_digest in seen_digests:
                 copies += 1
             else:
-                seen.add(content)
+                seen_digests.add(content_digest)
                 rest.append(film)
         patients = [film.patient for film in rest]
         is_held = hold_out_owners(patients, self.validation_share, self.split_seed)
@@ -138,20 +154,22 @@ class ChestXray(Dataset):
     def _bound_patients(self, films: list[Film]) -> list[Film]:
         """Return the first `max_per_patient` films of each patient."""
         bound = self.max_per_patient or len(films)
-        used = Counter[str]()
+        counts = Counter[str]()
         kept = []
         for film in films:
-            used[film.patient] += 1
-            if used[film.patient] <= bound:
+            counts[film.patient] += 1
+            if counts[film.patient] <= bound:
                 kept.append(film)
         return kept
 
     def load(self, root: Path) -> Splits:
-        """The release has no checksum for a folder: with other counts it is 'derived'.
+        """Load the films; 'official' if each part has as many as in the release.
 
-        Other counts mean other parts: numbers on such a test part are not the paper's.
+        The release has no checksums. Other counts mean other parts, and scores on another test part
+        do not compare with the paper's.
         """
-        folder, size = root / FOLDER, self.size
+        folder = root / FOLDER
+        size = self.size
         films = find_films(folder)
         digests = [sha256(film.path) for film in films]
         split = self.split(films, digests)
@@ -202,16 +220,17 @@ class ChestXray(Dataset):
     def released(self, root: Path) -> DatasetInfo | None:
         if holds_any(root / FOLDER):
             return None
-        used, most = 1 - self.validation_share, SPLIT["most"]
-        train = round(used * SPLIT["train"])
+        train_fraction = 1 - self.validation_share
+        train = round(train_fraction * SPLIT["train"])
+        max_per_patient = SPLIT["max_per_patient"]
         return DatasetInfo(
             train=train,
             test=SPLIT["test"],
             validation=SPLIT["train"] - train,
             input_shape=(1, self.size, self.size),
             outputs=1,
-            examples_per_patient=min(most, self.max_per_patient or most),
-            owners=round(used * SPLIT["patients"]),
+            examples_per_patient=min(max_per_patient, self.max_per_patient or max_per_patient),
+            owners=round(train_fraction * SPLIT["patients"]),
         )
 
 
@@ -226,7 +245,7 @@ def _notes(
         f"films stored at {describe_size(first.path)} (the first), read at {size}²",
         f"{len(split.train):,} films of {len(patients):,} patients to train, "
         f"{len(split.validation):,} to validate (public), {len(split.test):,} to test",
-        f"{len(crossing)} patients stood in both parts, whose {len(split.crossing)} train films "
+        f"{len(crossing)} patients were in both parts, whose {len(split.crossing)} train films "
         "were dropped",
         f"{split.copies} copies of another film were dropped",
     ]
@@ -236,7 +255,7 @@ def _notes(
 
 
 def patient_of(path: Path) -> str:
-    """'person12_virus_45.jpeg' -> 'person12', 'NORMAL2-IM-0587-0001.jpeg' -> 'NORMAL2-IM-0587'."""
+    """Return the patient in a file's name: 'person12' for 'person12_virus_45.jpeg'."""
     match = PATIENT.match(path.name)
     if match is None:
         raise UserError(
@@ -247,14 +266,14 @@ def patient_of(path: Path) -> str:
 
 
 def find_films(folder: Path) -> list[Film]:
-    """List every film of the release, by part, class and name; none is opened."""
+    """List every film, sorted by part, class and name, without opening the files."""
     films = []
     for part, (label, name) in product(PARTS, enumerate(CLASSES)):
-        here = folder / part / name
-        if not holds_any(here):
-            raise absent(here / "*.jpeg", "chest_xray")
+        class_folder = folder / part / name
+        if not holds_any(class_folder):
+            raise absent(class_folder / "*.jpeg", "chest_xray")
         paths = list_files(
-            here,
+            class_folder,
             folder,
             lambda path: path.suffix.lower() in SUFFIXES,
             "is not a JPEG file; only films belong here",

@@ -1,4 +1,4 @@
-"""The files under the data root: find them, check them, fetch them."""
+"""Find, verify and download the files under the data root, and read the cards of data sets."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ ADVICE = " dataset.bad_examples=skip skips such files."
 
 @dataclass(frozen=True)
 class RemoteFile:
-    """One file of a release: its path under the data root, size in bytes and MD5."""
+    """One file of a release: path under the data root, size in bytes, and MD5 checksum."""
 
     path: str
     bytes: int
@@ -37,7 +37,7 @@ class RemoteFile:
 
 @dataclass(frozen=True)
 class Card:
-    """What a person should know of a data set, from `datasets/NAME.yaml`."""
+    """What a user should know about a data set, from `datasets/NAME.yaml`."""
 
     name: str
     title: str
@@ -48,15 +48,15 @@ class Card:
     layout: str = ""
     splits: str = ""
     access: str = ""
-    uses: str = ""  # the card whose files this one reads
-    holds: str = ""  # a pattern that matches if the data is there, where no list of files exists
+    uses: str = ""  # name of the card whose files this data set reads
+    holds: str = ""  # without a list of files, a pattern that matches a file if the data is present
     public: bool = False  # weights trained on it may start a private run (`model.init_from`)
-    stand_in: str = ""  # overrides with small generated data, for `reproduce --profile smoke`
-    address: str = ""  # HTTPS; the folder that holds the files
+    stand_in: str = ""  # overrides that select generated data, for `reproduce --profile smoke`
+    address: str = ""  # HTTPS address of the folder with the files
     files: tuple[RemoteFile, ...] = ()
     # release -> file name -> "md5:...", "sha1:..."
     releases: dict[str, dict[str, str]] = field(default_factory=dict)
-    # task -> intensities that are shown as black and white
+    # task -> intensities that become black and white
     windows: dict[str, list[float]] = field(default_factory=dict)
 
 
@@ -76,19 +76,19 @@ def cards() -> list[Card]:
 
 
 def md5(path: Path) -> str:
-    """MD5 of a file in hex, as releases publish it: a guard against damage, not attackers."""
+    """Return a file's MD5 in hex, as releases publish it; it detects damage, not attacks."""
     return checksum(path, "md5").removeprefix("md5:")
 
 
 def checksum(path: Path, algorithm: str) -> str:
-    """A file's checksum by one of hashlib's algorithms, with its name: "sha1:67eb…"."""
+    """Return a file's checksum with the name of the `hashlib` algorithm: "sha1:67eb…"."""
     with reading(path), path.open("rb") as file:
         digest = hashlib.file_digest(file, lambda: hashlib.new(algorithm, usedforsecurity=False))
     return f"{algorithm}:{digest.hexdigest()}"
 
 
 def sha256(path: Path) -> str:
-    """SHA-256 of a file, in hex, which is reported to `collect_sources`."""
+    """Return a file's SHA-256 in hex, and report it to `collect_sources`."""
     digest = checksum(path, "sha256").removeprefix("sha256:")
     note_source(digest)
     return digest
@@ -98,7 +98,7 @@ _sources: ContextVar[set[str] | None] = ContextVar("_sources", default=None)
 
 
 def note_source(digest: str) -> None:
-    """Report the SHA-256 of what is read to `collect_sources`; `sha256` does so for a file."""
+    """Report the SHA-256 of data that is read to `collect_sources`; for files, `sha256` does."""
     sources = _sources.get()
     if sources is not None:
         sources.add(digest[:16])
@@ -106,17 +106,17 @@ def note_source(digest: str) -> None:
 
 @contextmanager
 def collect_sources() -> Iterator[set[str]]:
-    """Yield a set that collects, while open, the first 16 digits of every file's SHA-256."""
+    """Yield a set that collects the first 16 hex digits of the SHA-256 of all data read inside."""
     sources: set[str] = set()
-    before = _sources.set(sources)
+    token = _sources.set(sources)
     try:
         yield sources
     finally:
-        _sources.reset(before)
+        _sources.reset(token)
 
 
 def digest(text: str) -> str:
-    """SHA-256 of a text, in hex."""
+    """Return the SHA-256 of a text in hex."""
     return hashlib.sha256(text.encode()).hexdigest()
 
 
@@ -125,7 +125,13 @@ def verify(
     expected: RemoteFile,
     dataset: str,
 ) -> None:
-    """Reject a file that is not the released one."""
+    """Reject a file whose size or MD5 is not that of the released one.
+
+    Args:
+        path: path of the file.
+        expected: the released file.
+        dataset: name of the data set, for the error.
+    """
     advice = (
         f"Delete it and run `zdp-bench data fetch {dataset}`, or set paths.data to another folder."
     )
@@ -141,12 +147,15 @@ def verify(
 
 
 def missing(root: Path, of: Card) -> list[RemoteFile]:
-    """Return the files of a card that are not under the root."""
+    """Return the files of a card that are not under the data root."""
     return [file for file in of.files if not (root / file.path).is_file()]
 
 
 def resolve_folder(root: Path, folder: str) -> Path:
-    """Return the path of `dataset.folder`; links inside the root may lead elsewhere."""
+    """Return the path of `dataset.folder`, which must be under the data root.
+
+    Links inside the data root may lead elsewhere: its owner made them.
+    """
     inside = Path(os.path.normpath(root / folder)).is_relative_to(os.path.normpath(root))
     require(
         inside,
@@ -162,7 +171,16 @@ def count_held_out(
     test_share: float,
     what: str,
 ) -> int:
-    """Return how many of `count` are to test on."""
+    """Return the number of volumes, patients or other units to test on.
+
+    Args:
+        count: number of all units.
+        test_share: fraction of them to test on.
+        what: what they are, for the error.
+
+    Raises:
+        UserError: A part would be empty.
+    """
     held = round(test_share * count)
     rule = f"leaves {count - held} {what} to train on, {held} to test on"
     require(0 < held < count, "dataset.test_share", test_share, rule)
@@ -170,26 +188,26 @@ def count_held_out(
 
 
 def has_files(root: Path, of: Card) -> bool:
-    """True if every listed file exists or, without a list, any file matches `holds`."""
+    """Return True if every listed file exists or, without a list, a file matches `holds`."""
     return not missing(root, of) and (not of.holds or any(True for _ in root.glob(of.holds)))
 
 
 def tell_source(of: Card) -> str:
-    """Return where a data set that cannot be fetched comes from, and what to do with it."""
+    """Return the sentences that say where to get a data set that cannot be downloaded."""
     return f"It comes from {of.source}. {of.access}".strip()
 
 
 class Absent(UserError):  # noqa: N818 - a state of the data root
-    """The files of a data set are not in their place."""
+    """The files of a data set are missing."""
 
 
-def absent(place: Path, dataset: str) -> Absent:
-    """Return the error for files that are not in their place, and how to get them."""
-    return Absent(f"{place}: is missing. {tell_source(card(dataset))}")
+def absent(path: Path, dataset: str) -> Absent:
+    """Return the error for missing files, which says how to get them."""
+    return Absent(f"{path}: is missing. {tell_source(card(dataset))}")
 
 
 def suggest_stand_in(dataset: str) -> str:
-    """Return the sentence that names generated data for a data set, or ''."""
+    """Return a sentence that names generated data to use instead, or '' if there are none."""
     if dataset not in assets.group(assets.DATASETS):
         return ""
     stand_in = card(dataset).stand_in
@@ -197,16 +215,20 @@ def suggest_stand_in(dataset: str) -> str:
 
 
 def holds_any(folder: Path) -> bool:
-    """True if the folder exists and is not empty; hidden files (macOS leaves some) do not count."""
+    """Return True if a folder contains anything but hidden files, which macOS creates."""
     return folder.is_dir() and any(not path.name.startswith(".") for path in folder.iterdir())
 
 
 def require_inside(path: Path, folder: Path) -> Path:
-    """Return where a file lies; refuse a link, or `..`, out of the folder, or a link to itself."""
+    """Return the resolved path of a file; reject one that leads out of the folder.
+
+    Raises:
+        UserError: A link or `..` leads out of the folder, or a link leads to itself.
+    """
     try:
         real = path.resolve()
         home = folder.resolve()
-    except (OSError, RuntimeError):  # which of them depends on Python's version
+    except (OSError, RuntimeError):  # which of the two depends on the version of Python
         raise UserError(f"{path}: is a link to itself; put the file itself there.") from None
     if not real.is_relative_to(home):
         what = "is a link that leads" if path.is_symlink() else "leads"
@@ -215,7 +237,7 @@ def require_inside(path: Path, folder: Path) -> Path:
 
 
 def visible_files(folder: Path) -> list[Path]:
-    """List what is in a folder, sorted by name, without hidden files (macOS leaves some)."""
+    """List the entries of a folder, sorted by name, without hidden files, which macOS creates."""
     return sorted(path for path in folder.iterdir() if not path.name.startswith("."))
 
 
@@ -225,15 +247,16 @@ def list_files(
     is_expected: Callable[[Path], bool],
     rule: str,
 ) -> list[Path]:
-    """List the files of a folder by name; none is opened.
+    """List the files in a folder, sorted by name, without opening them.
 
     Args:
-        home: the data set's folder, out of which no link may lead.
-        is_expected: whether a file belongs there.
-        rule: what is wrong with one that does not, in words that follow its name.
+        folder: path of the folder.
+        home: folder of the data set; no link may lead out of it.
+        is_expected: returns True if a file belongs in the folder.
+        rule: what is wrong with other files, worded to follow the file's name.
 
     Raises:
-        UserError: a file leads elsewhere, or does not belong there.
+        UserError: A file leads out of `home`, or does not belong in the folder.
     """
     paths = visible_files(folder)
     for path in paths:
@@ -248,10 +271,16 @@ def require_distinct(
     key: Callable[[Path], str],
     what: str,
 ) -> None:
-    """Reject two files with one key: they are the same of a kind, such as a volume or clip."""
-    first: dict[str, Path] = {}
+    """Reject two files with the same key.
+
+    Args:
+        paths: paths of the files.
+        key: returns the key of a file, such as the name of its patient or volume.
+        what: what a key identifies, such as "volume", for the error.
+    """
+    first_with_key: dict[str, Path] = {}
     for path in paths:
-        other = first.setdefault(key(path), path)
+        other = first_with_key.setdefault(key(path), path)
         if other != path:
             raise UserError(
                 f"{path}: is the same {what} as {other.parent.name}/{other.name}; each may occur "
@@ -260,9 +289,11 @@ def require_distinct(
 
 
 def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
-    """Yield every file with a published checksum and what is wrong with it: '' for nothing.
+    """Verify the files that have published checksums.
 
-    Where there are no checksums, what a run needs and does not find.
+    Yields:
+        The path of each file and what is wrong with it, '' if nothing. Without published checksums,
+        the path that a run needs if it is missing.
     """
     expected = {root / file.path: file for file in of.files}
 
@@ -277,7 +308,16 @@ def check_files(root: Path, of: Card) -> Iterator[tuple[Path, str]]:
 
 
 def fetch(root: Path, of: Card) -> list[Path]:
-    """Download the missing files, check their MD5, and put each in place only when it is whole."""
+    """Download the missing files of a card and verify their MD5.
+
+    A file gets its name only once it is complete.
+
+    Returns:
+        The paths of the downloaded files.
+
+    Raises:
+        UserError: A file cannot be downloaded or written, or has the wrong MD5.
+    """
     import pooch
     import requests
 
@@ -299,7 +339,7 @@ def fetch(root: Path, of: Card) -> list[Path]:
                 downloader=pooch.HTTPDownloader(timeout=20),
             )
             continue
-        except ValueError:  # pooch deletes what does not match
+        except ValueError:  # pooch deletes a file whose hash does not match
             reason = f"what {of.address} sent for {target.name} does not match its MD5 {file.md5}"
         except (requests.RequestException, ConnectionError, TimeoutError) as error:
             reason = f"{of.address} could not be reached ({type(error).__name__})"
@@ -315,7 +355,7 @@ def fetch(root: Path, of: Card) -> list[Path]:
 
 
 def _make(folder: Path) -> None:
-    """Make a folder of the data root, and those above it."""
+    """Make a folder of the data root, and its parents."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
@@ -325,16 +365,17 @@ def _make(folder: Path) -> None:
 def _unwritable(folder: Path, error: OSError) -> UserError:
     why = error.strerror or type(error).__name__
     return UserError(
-        f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you may "
-        "write."
+        f"{folder}: cannot be written ({why}). Set paths.data, or --root, to a folder that you can "
+        "write to."
     )
 
 
 @contextmanager
 def write_whole(folder: Path) -> Iterator[Path]:
-    """Yield a folder to fill, which is renamed to `folder` at the end: it is never half full.
+    """Yield a temporary folder, which becomes `folder` if the block ends without an error.
 
-    If another process was faster, its folder stays.
+    `folder` is therefore never incomplete. If another process has made it meanwhile, that one is
+    kept.
     """
     partial = name_partial(folder)
     _make(partial)
@@ -346,11 +387,11 @@ def write_whole(folder: Path) -> Iterator[Path]:
         shutil.rmtree(partial, ignore_errors=True)
 
 
-# --------------------------------------------------------------------- what cannot be read
+# ---------------------------------------------------------------------- unreadable files
 
 
 def try_each(paths: Iterable[Path], read: Callable[[Path], object]) -> Iterator[tuple[Path, str]]:
-    """Yield each path and the sentence that `read` refuses it with; '' for none."""
+    """Yield each path and the sentence of the `UserError` that `read` raises; '' for none."""
     for path in paths:
         try:
             read(path)
@@ -364,7 +405,13 @@ def read_each(
     read: Callable[[T], R],
     bad_examples: BadExamples,
 ) -> Iterator[tuple[T, R]]:
-    """Yield each item with what `read` makes of it; without those that it refuses, if skipped."""
+    """Yield each item with its content.
+
+    Args:
+        items: the items.
+        read: reads one item; raises a `UserError` if that is impossible.
+        bad_examples: "refuse" raises that error; "skip" logs it and leaves the item out.
+    """
     for item in items:
         try:
             with advise_skipping():
@@ -379,7 +426,7 @@ def read_each(
 
 @contextmanager
 def advise_skipping() -> Iterator[None]:
-    """Add to the error for a file how to leave it out."""
+    """Add to a `UserError` about a file how to skip such files."""
     try:
         yield
     except UserError as error:
@@ -387,11 +434,11 @@ def advise_skipping() -> Iterator[None]:
 
 
 def count_parts(counts: Mapping[str, int]) -> str:
-    """Return how many of what there are in each part that is not empty, for a note."""
+    """Return the sizes of the parts in words, such as "5 to train, 2 to test"."""
     verbs = {"train": "train", "validation": "validate (public)", "test": "test"}
     return ", ".join(f"{count:,} to {verbs[part]}" for part, count in counts.items() if count)
 
 
 def note_skipped(count: int) -> str:
-    """Return a record's note on files that were left out; '' if there are none."""
+    """Return the note on files that were skipped; '' if there are none."""
     return f"{count:,} unusable skipped" if count else ""

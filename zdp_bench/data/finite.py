@@ -1,7 +1,7 @@
-"""Count examples that are not finite (NaN, infinite) before any ε is spent on them.
+"""Count examples with NaN or infinite values, before any ε is spent on them.
 
-A private run must not tell: whether a training example is finite is a fact about it, and a warning
-out of the training would be one more release. The data's owner may look beforehand.
+Whether a training example is finite is private information, so a warning during training would be
+one more release. The owner of the data may check beforehand.
 """
 
 from __future__ import annotations
@@ -13,16 +13,18 @@ from torch import Tensor
 
 from zdp_bench.data import N_UNIFORMS, Source, Splits
 
-NUMBERS = 2**22  # of inputs that are looked at together
+BATCH_NUMEL = 2**22  # elements of the inputs that are checked at once
 
 
 @dataclass(frozen=True)
 class PartCount:
-    """How many examples of a part are not finite.
+    """The number of examples of a part that are not finite.
 
     Attributes:
-        part: train, validation or test.
-        first: the place of the first example that is not finite; None if all are.
+        part: "train", "validation" or "test".
+        examples: number of all examples.
+        not_finite: number of examples that are not finite.
+        first: index of the first of them; None if all are finite.
     """
 
     part: str
@@ -32,7 +34,7 @@ class PartCount:
 
 
 def count_not_finite(splits: Splits) -> list[PartCount]:
-    """Read every example once, as training gets it, and count those that are not finite."""
+    """Read every example once, as training does, and count those that are not finite."""
     parts = {"train": splits.train, "validation": splits.validation, "test": splits.test}
     counts = []
     for name, source in parts.items():
@@ -45,13 +47,13 @@ def count_not_finite(splits: Splits) -> list[PartCount]:
 
 
 def _find_finite(source: Source) -> Tensor:
-    """Return True for each example [n] whose input and target are finite."""
+    """Return True for each example whose input and target are finite, [n]."""
     if not len(source):
         return torch.ones(0, dtype=torch.bool)
     first, _ = _read(source, torch.arange(1))
-    rows = max(1, NUMBERS // max(1, first[0].numel()))
+    batch_size = max(1, BATCH_NUMEL // max(1, first[0].numel()))
     finite = []
-    for indices in torch.arange(len(source)).split(rows):
+    for indices in torch.arange(len(source)).split(batch_size):
         inputs, targets = _read(source, indices)
         finite.append(_is_finite(inputs) & _is_finite(targets))
     return torch.cat(finite)
@@ -63,5 +65,5 @@ def _read(source: Source, indices: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _is_finite(values: Tensor) -> Tensor:
-    """Return whether all numbers of each row [B, ...] are finite."""
+    """Return True for each row of [B, ...] whose values are all finite, [B]."""
     return values.isfinite().reshape(len(values), -1).all(dim=1)

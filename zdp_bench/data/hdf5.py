@@ -1,4 +1,4 @@
-"""HDF5 files: texts in one form, and arrays whose every byte is stored in the file itself."""
+"""Read text attributes and arrays of HDF5 files; arrays must be stored completely in the file."""
 
 from __future__ import annotations
 
@@ -9,18 +9,20 @@ import numpy as np
 
 from zdp_bench.foreign_files import Unfit, expect, require_text
 
-CHUNK = 2**28  # bytes; HDF5 unpacks a whole chunk for one slice, and a few kilobytes may hold it
+# Bytes. HDF5 decompresses a whole chunk to read one slice, and a huge chunk of equal values takes
+# only a few kilobytes of the file.
+MAX_CHUNK = 2**28
 
 
 def read_attribute(file: Any, name: str) -> str | None:
     """Return a text attribute of an open HDF5 file; None if it is missing.
 
-    Writers store one text as a string of fixed or of variable length, as bytes, or as an array of
-    one, and fill a fixed length with NULs or spaces: all of these are the same text. A whole number
-    is the text of its digits. Use within `reading`.
+    Different writers store the same text as a string of fixed or variable length, as bytes, or as
+    an array with one element, and pad fixed lengths with NULs or spaces. All of them give the same
+    result. An integer gives its digits. Use inside `reading`.
 
     Raises:
-        Unfit: the attribute is no single text, is empty, or has control characters in it.
+        Unfit: The attribute is not a single text, is empty, or contains control characters.
     """
     value = file.attrs.get(name)
     if value is None:
@@ -29,7 +31,7 @@ def read_attribute(file: Any, name: str) -> str | None:
         value = value.reshape(-1)[0]
     if isinstance(value, int | np.integer):
         value = str(value)
-    if isinstance(value, str):  # in which h5py hides bytes that are not UTF-8
+    if isinstance(value, str):  # h5py decodes invalid UTF-8 to surrogates; decode it again below
         value = value.encode("utf-8", "surrogateescape")
     expect(isinstance(value, bytes), f"has an attribute '{name}' that is not one text")
     try:
@@ -41,13 +43,14 @@ def read_attribute(file: Any, name: str) -> str | None:
 
 
 def open_array(file: Any, name: str) -> Any:
-    """Return a data set of an open HDF5 file, all of whose bytes are stored in that file.
+    """Return a data set of an open HDF5 file; reject one that is not stored in it completely.
 
-    HDF5 can point to any file of the machine, which a digest would not follow. And it reads zeros,
-    or whatever is on the disk, for what was announced and never written. Use within `reading`.
+    HDF5 can refer to any other file of the machine, which the file's digest would not cover. For
+    elements that were declared but never written, it returns zeros or whatever is on the disk. Use
+    inside `reading`.
 
     Raises:
-        Unfit: it is missing, lies elsewhere, or is not stored in full.
+        Unfit: The data set is missing, stored elsewhere or incomplete, or has huge chunks.
     """
     import h5py
 
@@ -59,21 +62,24 @@ def open_array(file: Any, name: str) -> Any:
     expect(is_own, f"has a '{name}' that is {where}")
     size = math.prod(array.chunks or ()) * array.dtype.itemsize
     rule = "which each slice would unpack; write it slice by slice (chunks=(1, rows, columns))"
-    expect(size <= CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
+    expect(size <= MAX_CHUNK, f"stores '{name}' in chunks of {size:,} bytes, {rule}")
     _require_stored(array, name)
     if array.id.get_create_plist().get_nfilters():
-        _unpack(array)
+        _decompress(array)
     return array
 
 
-def _unpack(array: Any) -> None:
-    """Read a packed array once: a chunk that fails at the step that draws it would tell of that."""
+def _decompress(array: Any) -> None:
+    """Read a compressed array once, so that damage is found before training.
+
+    An error in a training step would reveal which example the step drew.
+    """
     for chunk in array.iter_chunks():
         array[chunk]
 
 
 def _require_stored(array: Any, name: str) -> None:
-    """Refuse an array of which the file announces more than it stores."""
+    """Reject an array for which the file declares more elements than it stores."""
     announces = f"announces {array.shape} numbers of '{name}', but stores"
     advice = "write all of them, or announce fewer"
     if array.chunks is None:  # contiguous or compact

@@ -1,4 +1,4 @@
-"""Names of owners: refused where one stands for a missing one, or two for the same."""
+"""Check owners' names: reject placeholders for a missing name, and two spellings of one name."""
 
 from __future__ import annotations
 
@@ -19,16 +19,17 @@ FILE_NAME = re.compile(r".*\.[a-z]\w*", re.IGNORECASE | re.DOTALL)
 
 @lru_cache(maxsize=8)
 def require_owner_names(what: str, names: tuple[str, ...]) -> None:
-    """Reject the names of a data set's owners if one is missing, or two name the same owner.
+    """Reject the owner names of a data set if one is missing, repeated or spelt in two ways.
 
-    An owner with two names counts as two, and strangers without one as one: no ε would cover them.
-    Files' names, of owners who have no other, need only differ.
+    Otherwise an owner with two names would count as two owners, and different owners without a name
+    as one, so that ε would not hold for them. Names that are file names need only be distinct.
 
     Args:
-        names: of all owners, once each.
+        what: what owners are, in one word.
+        names: name of each owner.
 
     Raises:
-        UserError: see `require_named`; or a name stands there twice.
+        UserError: A name is repeated, or `require_named` rejects the names.
     """
     if not names:
         return
@@ -38,7 +39,8 @@ def require_owner_names(what: str, names: tuple[str, ...]) -> None:
             f"dataset: {what} {name!r} has {times} numbers in `groups`, and would count as "
             f"{times}; give each {what} one number."
         )
-    if identifiers := [name for name in names if not FILE_NAME.fullmatch(name)]:
+    identifiers = [name for name in names if not FILE_NAME.fullmatch(name)]
+    if identifiers:
         require_named("dataset", what, identifiers)
 
 
@@ -47,21 +49,26 @@ def require_one_spelling(
     what: str,
     names: Iterable[str],
 ) -> None:
-    """Reject names that differ only in spelling: each would count as another owner.
+    """Reject names that differ only in spelling, because each would count as another owner.
 
-    That is letter case, spaces, invisible characters, the form of Unicode, quotes, zeros before the
-    first number, or the form of a number, such as the `7.0` and `1e+05` of pandas.
+    Spellings differ in letter case, spaces, invisible characters, Unicode form, quotes, zeros
+    before the first number, or the form of a number, such as pandas' `7.0` and `1e+05`.
+
+    Args:
+        where: file or setting that the names come from, for the error.
+        what: what owners are, in one word.
+        names: the names, which may repeat.
 
     Raises:
-        UserError: names two of them.
+        UserError: Two names are spellings of the same one.
     """
-    spelt: dict[str, str] = {}
+    first_spelling: dict[str, str] = {}
     for name in sorted(names):
-        alike = spelt.setdefault(_plain(name), name)
-        if alike != name:
+        other = first_spelling.setdefault(_plain(name), name)
+        if other != name:
             raise UserError(
-                f"{where}: {what} {alike!r} and {what} {name!r} differ in case, spaces, zeros or "
-                f"Unicode form alone, and would count as two; write every {what} in one way."
+                f"{where}: {what} {other!r} and {what} {name!r} differ only in case, spaces, zeros "
+                f"or Unicode form, and would count as two; write every {what} in one way."
             )
 
 
@@ -70,7 +77,7 @@ def _word(text: str) -> str:
     return re.sub(r"[\W_]", "", unicodedata.normalize("NFKD", text.casefold()))
 
 
-# What tables write where an owner is not known.
+# Words that tables contain if an owner is not known.
 WORDS = """
 nan 1qnan nat na pdna none null nil unknown unk missing anonymous notavailable notknown undefined
 empty blank void placeholder todo tba tbc tbd anon anonymised anonymized nobody unnamed unspecified
@@ -85,7 +92,7 @@ nieznana brakdanych neznámý neznámá bilinmiyor ismeretlen necunoscut άγν�
 неизвестно неизвестен неизвестный неизвестная невідомо нет 未知 不明 不详 不詳 无 無 미상 مجهول
 """
 MISSING = {"", *map(_word, WORDS.split())}
-FAR_MORE = 5  # times what others have on average
+MAX_RATIO = 5  # examples of one owner, relative to the average of the others, without a warning
 
 
 def require_named(
@@ -93,18 +100,21 @@ def require_named(
     what: str,
     owners: Iterable[str | int | float],
 ) -> None:
-    """Reject an owner who means a missing one, under whom strangers would count as one.
+    """Reject a placeholder for a missing owner, because different owners would count as one.
 
-    That is an empty name or one without a letter or digit, a word such as 'nan' or 'unbekannt',
-    'xxx' ('x' where not all are letters), '000-0', a negative number, and 0 beside numbers so large
-    that nobody counted the owners from 0. Warn of a code, such as '0', 'P999' or a word, that has
-    far more examples than others.
+    Placeholders are an empty name, a name without letters or digits, a word such as 'nan' or
+    'unbekannt', 'xxx' (and 'x', unless all names are single letters), '000-0', a negative number,
+    and 0 beside numbers so large that owners are not simply counted from 0. A code that may be a
+    placeholder, such as '0', 'P999' or a word, causes a warning if it has far more examples than
+    the others.
 
     Args:
-        owners: of each example.
+        where: file or setting that the names come from, for the error.
+        what: what owners are, in one word.
+        owners: owner of each example.
 
     Raises:
-        UserError: names it; or two who differ in spelling alone.
+        UserError: A name is a placeholder, or two names differ only in spelling.
     """
     counts = Counter(owners)
     plain = {name: _plain(str(name)) for name in counts}
@@ -121,9 +131,9 @@ def require_named(
     ((largest, examples),) = counts.most_common(1)
     is_code = re.fullmatch(r"\D*(0+|9+|8{2,})?", plain[largest])  # or all letters
     others = counts.total() - examples
-    if is_code and examples * (len(counts) - 1) > FAR_MORE * others > 0:
+    if is_code and examples * (len(counts) - 1) > MAX_RATIO * others > 0:
         log.warning(
-            "%s: %s %r has far more examples than any other; if that stands for a missing one, "
+            "%s: %s %r has far more examples than the others; if that stands for a missing one, "
             "leave them out, or name the %s of each",
             where,
             what,
@@ -137,11 +147,12 @@ def _means_missing(
     is_counted: bool,
     are_letters: bool,
 ) -> bool:
-    """True if a plain name means that the owner is not known.
+    """Return True if a plain name is a placeholder for an unknown owner.
 
     Args:
-        is_counted: owners' numbers are so small that they may count from 0.
-        are_letters: all names have one letter.
+        text: the name, normalised by `_plain`.
+        is_counted: owners' numbers are small enough to be a count from 0.
+        are_letters: all names are single characters.
     """
     word = _word(text)
     is_filler = re.fullmatch("x+|0{2,}", word) is not None
@@ -155,24 +166,24 @@ def _means_missing(
     )
 
 
-# Letters and marks by Unicode's categories that nobody sees.
-UNSEEN = re.compile(
+# Characters that are invisible, although Unicode's categories count them as letters or marks
+INVISIBLE = re.compile(
     r"[\u034f\u115f\u1160\u17b4\u17b5\u180b-\u180f\u2800\u3164\ufe00-\ufe0f\uffa0\U000e0100-\U000e01ef]"
 )
 NUMBER = re.compile(r"\+?\d+(\.\d*)?(e\+\d{1,2})?")
 
 
 def _plain(name: str) -> str:
-    """Return what names of one owner have in common: 'P 007' -> 'p7', '1e+05' -> '100000'.
+    """Return the normal form of all spellings of a name: 'P 007' -> 'p7', '1e+05' -> '100000'.
 
-    Names of one length, as codes have, stay apart if they differ in a letter or digit.
+    Two codes of the same length that differ in a letter or digit have different normal forms.
     """
     text = unicodedata.normalize("NFKC", name).casefold()
-    text = unicodedata.normalize("NFKC", text)
+    text = unicodedata.normalize("NFKC", text)  # casefolding may undo the normal form
     text = "".join(letter for letter in text if letter.isprintable() and letter != " ")
-    text = UNSEEN.sub("", text).strip("'\"")
+    text = INVISIBLE.sub("", text).strip("'\"")
     if NUMBER.fullmatch(text):
-        text = format(Decimal(text), "f")  # exact, however many digits
+        text = format(Decimal(text), "f")  # exact for any number of digits
         return text.rstrip("0").rstrip(".") if "." in text else text
     text = re.sub(r"^([^\d.,]*\d+)\.0*$", r"\1", text)
     return re.sub(r"^([^\d.,]*)0+(?=\d)", r"\1", text)

@@ -1,7 +1,9 @@
-"""Who owns examples, patients or what a data set calls its unit: found, counted, split by them.
+"""Identify and count the owners of examples, and split data sets by owner.
 
-Neighbouring data sets differ by one example or owner. Whatever follows from a position in the data
-set changes for all that stand behind it, so examples and owners are known by their content or name.
+Owners are patients, or whatever a data set calls its unit.
+
+Neighbouring data sets differ by one example or owner. Removing one shifts the positions of all that
+follow, so examples are identified by their content and owners by their name, never by position.
 """
 
 from __future__ import annotations
@@ -17,17 +19,18 @@ from torch import Tensor
 from zdp_bench.data import DatasetInfo, Source, Splits
 from zdp_bench.errors import UserError
 
-DIGESTED = 1024  # examples at once
+BATCH = 1024  # examples that are digested at once
 
 
 def owners_of(data: Splits, setting: str) -> np.ndarray:
-    """Return the number of each training example's patient, [n].
+    """Return the number of each training example's owner, [n].
 
     Args:
-        setting: the one that needs to know, for the error.
+        data: the data set.
+        setting: the setting that needs owners, for the error.
 
     Raises:
-        UserError: the data set does not say whose examples are whose.
+        UserError: The data set does not say who owns which example.
     """
     if data.examples_per_patient == 1:
         return np.arange(len(data.train))
@@ -40,13 +43,13 @@ def owners_of(data: Splits, setting: str) -> np.ndarray:
 
 
 def identify_examples(source: Source) -> list[bytes]:
-    """Return what identifies each example, whoever else is there: a digest of its content, [n].
+    """Return a digest of each example's input and target, without augmentation, [n].
 
-    The content is input and target, without augmentation. Equal examples have equal digests.
+    The digest does not depend on other examples. Equal examples have equal digests.
     """
     digests = []
-    for start in range(0, len(source), DIGESTED):
-        indices = torch.arange(start, min(start + DIGESTED, len(source)))
+    for start in range(0, len(source), BATCH):
+        indices = torch.arange(start, min(start + BATCH, len(source)))
         inputs, targets = source.batch(indices)
         rows = zip(_rows_of_bytes(inputs), _rows_of_bytes(targets), strict=True)
         for input_bytes, target_bytes in rows:
@@ -63,19 +66,23 @@ def _rows_of_bytes(values: Tensor) -> np.ndarray:
 
 
 def identify_owners(data: Splits, setting: str) -> tuple[np.ndarray, list[bytes]]:
-    """Return the owner of each training example, counted from 0, [n], and what identifies each.
+    """Return the owner of each training example and an identifier of each owner.
 
-    That is the owner's name, or its number in `groups` if the data set gives no names; the content
-    of the example if there are no groups. How many examples others own makes no difference.
+    The identifier is the owner's name, its number in `groups` if the data set has no names, or the
+    content of its only example if the data set has no groups. It does not depend on other owners.
 
     Args:
-        setting: the one that needs to know, for the error of `owners_of`.
+        data: the data set.
+        setting: the setting that needs owners, for the error of `owners_of`.
+
+    Returns:
+        The index of each example's owner, [n], and the identifier at each index.
     """
     numbers, owner_of = np.unique(owners_of(data, setting), return_inverse=True)
     groups = data.train.groups
     if groups is None:
         return owner_of, identify_examples(data.train)
-    if data.examples_per_patient == 1:  # `owners_of` counts the examples
+    if data.examples_per_patient == 1:  # `owners_of` then numbers the examples, not the groups
         numbers = groups.numpy()
     names = [str(number) for number in numbers]
     if data.owner_names:
@@ -84,7 +91,7 @@ def identify_owners(data: Splits, setting: str) -> tuple[np.ndarray, list[bytes]
 
 
 def count_owners(data: Splits | DatasetInfo, setting: str) -> int:
-    """Return how many patients own the training examples; reject a set that does not say so."""
+    """Return the number of owners of training examples; reject a data set without owners."""
     owners = data.owners if isinstance(data, DatasetInfo) else data.train.groups
     if owners is None:
         raise UserError(
@@ -95,20 +102,21 @@ def count_owners(data: Splits | DatasetInfo, setting: str) -> int:
 
 
 def place_owners(parts: dict[str, list[int]]) -> tuple[dict[str, slice], Tensor]:
-    """Place parts one behind the other in one array, and number their owners.
+    """Concatenate parts in one array, and number their owners from 0.
 
     Args:
-        parts: of each part, how many examples each owner has.
+        parts: number of examples of each owner, by part.
 
     Returns:
-        the rows of each part, and the owner of each row, [n].
+        The rows of each part, and the owner of each row, [n].
     """
-    rows, start = {}, 0
+    rows = {}
+    start = 0
     for part, counts in parts.items():
         rows[part] = slice(start, start + sum(counts))
         start += sum(counts)
-    every = torch.tensor([count for counts in parts.values() for count in counts])
-    return rows, torch.arange(len(every)).repeat_interleave(every)
+    all_counts = torch.tensor([count for counts in parts.values() for count in counts])
+    return rows, torch.arange(len(all_counts)).repeat_interleave(all_counts)
 
 
 def pick_test_owners(
@@ -117,25 +125,29 @@ def pick_test_owners(
     test_share: float,
     seed: int,
 ) -> set[str]:
-    """Return the owners to test on: those whose keyed hash is below `test_share`.
+    """Return the owners to test on, chosen by a keyed hash of their name.
 
-    Of each class, the owner with the least hash is among them. So an owner that is trained on has
-    no influence on where any other goes.
+    They are the owners whose hash, as a fraction, is below `test_share`, and the owner with the
+    smallest hash of each class. A training owner therefore has no influence on the part of any
+    other owner: without it, all others stay where they are.
 
     Args:
-        owners, classes: of each file.
+        owners: owner of each file.
+        classes: class of each file.
+        test_share: expected fraction of the owners to test on.
+        seed: key of the hash.
     """
     key = str(seed).encode()
     hashes = {}
     for owner in owners:
         digest = blake2b(owner.encode(), digest_size=8, key=key).digest()
         hashes[owner] = int.from_bytes(digest)
-    least: dict[str, str] = {}  # of each class
+    smallest: dict[str, str] = {}  # class -> its owner with the smallest hash
     for owner, label in zip(owners, classes, strict=True):
-        least[label] = min(least.get(label, owner), owner, key=hashes.__getitem__)
+        smallest[label] = min(smallest.get(label, owner), owner, key=hashes.__getitem__)
     limit = test_share * 2**64
-    below = {owner for owner, value in hashes.items() if value < limit}
-    return below | set(least.values())
+    below_limit = {owner for owner, value in hashes.items() if value < limit}
+    return below_limit | set(smallest.values())
 
 
 def hold_out_owners(
@@ -143,9 +155,16 @@ def hold_out_owners(
     test_share: float,
     seed: int,
 ) -> np.ndarray:
-    """Return True for the test examples: whole owners, drawn until `test_share` of the examples.
+    """Draw whole owners to test on until they own a fraction `test_share` of the examples.
 
-    Who is drawn depends on who is there: for a release, whose list of owners is public.
+    The draw depends on all owners, so use it only if the list of owners is public, as for a
+    release.
+
+    Args:
+        owners: owner of each example.
+
+    Returns:
+        True for each test example, [n].
     """
     counts = Counter(owners)
     names = sorted(counts)

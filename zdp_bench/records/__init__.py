@@ -1,13 +1,14 @@
-"""A run's record: one JSON file, written once and atomically, from which everything is reported.
+"""Records of runs: JSON files, written once and atomically, from which all reports are made.
 
     results/runs/<recipe>/<digest of configuration and data>/record.json
 
-Everything but `environment` and `measured` is a function of the configuration, the data and the
-seed: two runs of one seed write the same. `records.csv` lists them; every run renews it.
+Except for `environment` and `measured`, a record is a function of the configuration, the data and
+the seed, so two runs with the same seed write the same values. `records.csv` has one row per record
+and is updated after every run.
 
-record          what a record says, with names and types, and how it is checked
-index           all records of a folder
-files           how records, scores and `records.csv` are written
+record          typed records, and how they are checked
+index           read all records of a folder
+files           write records, scores and `records.csv`
 json_numbers    ∞ and NaN in JSON
 """
 

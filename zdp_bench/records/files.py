@@ -1,4 +1,4 @@
-"""The files of records: where they are, how they are written, and `records.csv`."""
+"""Write records, scores and `records.csv`, and find their folders."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from zdp_bench.records.record import Document, Record
 if TYPE_CHECKING:
     import pandas as pd
 
-# The columns of records.csv, in order, and the path of each in a record.
+# column of records.csv, in order -> dotted path of its value in a record
 COLUMNS: dict[str, str] = {
     "recipe": "recipe",
     "table": "claims.table",
@@ -71,24 +71,28 @@ COLUMNS: dict[str, str] = {
     "run": "run",
 }
 
-DELETED = ".deleted-"  # in the name of the folder of a deleted run, before a number
+DELETED = ".deleted-"  # followed by a number, the end of the name of a deleted run's folder
 LOCK = ".records.lock"
 MOST_CSV = 1 << 28  # bytes: half a million rows
 _FORMULA = re.compile(r"\s*[=+\-@＝＋－＠]")
 
 
 def folder(results: Path, recipe: str, run: str) -> Path:
-    """Return the folder of everything that a run writes."""
+    """Return the folder that a run writes to."""
     return results / "runs" / recipe / run[:16]
 
 
 def is_deleted(home: Path) -> bool:
-    """True if a folder holds only what a deleted run has spent."""
+    """Return True if a folder is that of a deleted run, which only records what the run spent."""
     return DELETED in home.name
 
 
 def is_named(word: str, recipe: str, run: str) -> bool:
-    """True if a word names a run: RECIPE, RECIPE/RUN, or RUN, four or more digits of its digest."""
+    """Return True if a word names a run.
+
+    It may be RECIPE, RECIPE/RUN or RUN, where RUN is the beginning of the run's digest, of at least
+    four digits if it stands alone.
+    """
     return (
         word == recipe
         or ("/" in word and f"{recipe}/{run}".startswith(word))
@@ -102,28 +106,28 @@ def write(path: Path, document: Document) -> None:
 
 
 def write_text(path: Path, text: str) -> None:
-    """Write `text` to `path` as `disk.write_bytes` does, in UTF-8."""
+    """Write a text in UTF-8, atomically; see `disk.write_bytes`."""
     write_bytes(path, text.encode("utf-8"))
 
 
 def write_arrays(path: Path, arrays: dict[str, np.ndarray]) -> None:
-    """Write named arrays to `path` atomically, compressed."""
-    whole = io.BytesIO()
-    np.savez_compressed(whole, **arrays)  # type: ignore[arg-type]
-    write_bytes(path, whole.getbuffer())
+    """Write named arrays as a compressed `.npz` file, atomically."""
+    content = io.BytesIO()
+    np.savez_compressed(content, **arrays)  # type: ignore[arg-type]
+    write_bytes(path, content.getbuffer())
 
 
 def write_scores(path: Path, truth: np.ndarray, scores: np.ndarray) -> None:
-    """Write the test set's classes [n] and scores [n], in its order; a DeLong test needs them.
+    """Write the classes [n] and scores [n] of the test examples, in order, for DeLong's test.
 
-    A score is written with all its digits: rounded, two that differ would tie.
+    Scores are written with all digits, because rounding would make different scores tie.
     """
     lines = [f"{int(label)},{score!s}" for label, score in zip(truth, scores, strict=True)]
     write_text(path, "\n".join(["truth,score", *lines]) + "\n")
 
 
 def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
-    """Return (truth [n], scores [n]), or None if a run left none."""
+    """Read (truth [n], scores [n]); None if the run wrote none."""
     if not path.is_file():
         return None
     table = np.loadtxt(path, delimiter=",", skiprows=1, ndmin=2)
@@ -131,8 +135,8 @@ def read_scores(path: Path) -> tuple[np.ndarray, np.ndarray] | None:
 
 
 def frame(records: list[Record]) -> pd.DataFrame:
-    """Return a table of one row a record, with `COLUMNS`."""
-    import pandas as pd  # here, for it takes a quarter of a second
+    """Return a table with one row per record and the columns `COLUMNS`."""
+    import pandas as pd  # imported here, because it takes a quarter of a second
 
     cells = {column: [_cell(record, keys) for record in records] for column, keys in _KEYS.items()}
     return pd.DataFrame(cells)
@@ -142,7 +146,7 @@ _KEYS = {column: tuple(path.split(".")) for column, path in COLUMNS.items()}
 
 
 def _cell(record: Record, keys: tuple[str, ...]) -> Any:
-    """Return the value at the keys of a path; a list as its entries with commas between them."""
+    """Return the value at the keys of a path; the entries of a list are joined by commas."""
     value: Any = record.values
     for key in keys:
         value = value.get(key) if isinstance(value, dict) else None
@@ -152,18 +156,21 @@ def _cell(record: Record, keys: tuple[str, ...]) -> Any:
 
 
 def flatten(node: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Return the values of a nested configuration by dotted key; lists are values."""
-    found: dict[str, Any] = {}
+    """Return the values of a nested configuration by dotted key; lists are not flattened."""
+    flat: dict[str, Any] = {}
     for key, value in node.items():
         if isinstance(value, dict):
-            found |= flatten(value, f"{prefix}{key}.")
+            flat |= flatten(value, f"{prefix}{key}.")
         else:
-            found[f"{prefix}{key}"] = value
-    return found
+            flat[f"{prefix}{key}"] = value
+    return flat
 
 
 def rebuild_csv(results: Path) -> Path:
-    """Write `records.csv` from all records, one process at a time, so that no row is lost."""
+    """Write `records.csv` from all records.
+
+    A lock keeps two processes from doing so at the same time, which could lose rows.
+    """
     path = results / "records.csv"
     with hold_lock(results / LOCK):
         for left_behind in results.glob(f".{path.name}.*.partial"):
@@ -174,7 +181,7 @@ def rebuild_csv(results: Path) -> Path:
 
 
 def add_to_csv(results: Path, record: Record) -> None:
-    """Append a run's row to `records.csv`; rebuild one that is cut, or of another version."""
+    """Append a run's row to `records.csv`, or rebuild it if damaged or with other columns."""
     path = results / "records.csv"
     with hold_lock(results / LOCK):
         written = _read_csv(path)
@@ -188,7 +195,7 @@ def add_to_csv(results: Path, record: Record) -> None:
 
 
 def _read_csv(path: Path) -> bytes:
-    """Return what `records.csv` holds; nothing if it cannot be read, so that it is rebuilt."""
+    """Read `records.csv`; return b"" if that is impossible, so that it is rebuilt."""
     try:
         return read_bytes(path, MOST_CSV)
     except (OSError, UserError):
@@ -196,9 +203,11 @@ def _read_csv(path: Path) -> bytes:
 
 
 def renew_csv(results: Path, record: Record | None = None) -> None:
-    """Bring `records.csv` up to date after `record` was made, or after any may have changed.
+    """Update `records.csv`; if that fails, print a warning only, because the records exist.
 
-    It only warns if that fails, since the records exist.
+    Args:
+        results: folder of results.
+        record: the new record. None: any records may have changed.
     """
     try:
         if record is None:
@@ -206,7 +215,7 @@ def renew_csv(results: Path, record: Record | None = None) -> None:
         else:
             add_to_csv(results, record)
     except PermissionError:
-        return  # somebody else's folder, which got no run from here
+        return  # another user's folder, to which this process has added no run
     except (OSError, UserError) as error:
         print(f"zdp-bench: records.csv is not written: {error}", file=sys.stderr)
 
@@ -222,7 +231,7 @@ def _as_csv(rows: Sequence[Sequence[Any]]) -> bytes:
 
 
 def plain_cell(value: Any) -> Any:
-    """Return a cell of a CSV file; text that a sheet would compute has a ' before it."""
+    """Return the value of a CSV cell; a text that a spreadsheet would compute gets a leading '."""
     if not isinstance(value, str):
         return value
     with suppress(ValueError):

@@ -1,7 +1,7 @@
-"""What a record says, as values with names and types.
+"""Records of runs as typed values.
 
-A record is one JSON file, a run's `Document`. The types of `Record` and of its sections are its
-schema, which `parse_as` applies. Fields that they do not name stay in the document.
+A record is one JSON file, the `Document` of a run. The types of `Record` and its sections are the
+schema, which `parse_as` checks. Other fields of the document are kept, but not checked.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from zdp_bench.records.json_numbers import from_json
 Document = dict[str, Any]  # plain JSON values
 Steps = Annotated[int, Interval(ge=0, le=MOST)]
 Noise = Annotated[float, Ge(0)]
-# A section that a record may lack, or hold as null.
+# Marks a section that a record may lack or contain as null.
 OPTIONAL = BeforeValidator(lambda section: {} if section is None else section)
 
 NUMBER = int | float
 ADVICE = "Delete it: the same run writes it again, from the checkpoint there."
-# The sections that only few commands need, which are most of a record: a dotted path each.
+# Dotted paths of the sections that make up most of a record and that only few commands need
 LARGE = ("epochs", "privacy.mechanism")
 
 
 @dataclass(frozen=True)
 class Claims:
-    """The number of a paper that a run stands for."""
+    """The number in a paper's table that a run reproduces."""
 
     table: str | None = None  # PAPER/N
     row: str | None = None
@@ -44,7 +44,7 @@ class Claims:
 
 @dataclass(frozen=True)
 class Headline:
-    """The metric that a run is judged by, on the test set."""
+    """The metric on the test set by which a run is judged."""
 
     name: str
     value: float
@@ -55,10 +55,10 @@ class Data:
     """The data set of a run.
 
     Attributes:
-        digest: of its examples.
-        train: how many examples; None in a record that does not say.
-        example: shapes and dtypes.
-        title: what its user calls it.
+        digest: digest of its examples.
+        train, test, validation: number of examples; None if the record does not state it.
+        example: shapes and types of one example.
+        title: the user's name for it.
     """
 
     name: str
@@ -73,23 +73,23 @@ class Data:
 
     @property
     def shown(self) -> str:
-        """What people call it: 'films: folder, own'."""
+        """Its name as shown to people: 'films: folder, own'."""
         title = f"{self.title}: " if self.title else ""
         return f"{title}{self.name}, {self.provenance}"
 
 
 @dataclass(frozen=True)
 class Releases:
-    """Steps of one mechanism: a run's, or those of a federation's node."""
+    """Steps of one mechanism: that of a run, or of one node of a federation."""
 
-    z: Noise  # the effective noise multiplier, where it is least; 0 without noise
+    z: Noise  # effective noise multiplier in the direction with the least noise; 0 without noise
     sampling: Sampling
     steps: Steps
 
 
 @dataclass(frozen=True)
 class Clipping:
-    """What an adaptive bound says of itself."""
+    """What an adaptive clipping bound reports."""
 
     quantile: float
     last_bound: float
@@ -98,14 +98,17 @@ class Clipping:
 
 @dataclass(frozen=True, kw_only=True)
 class Released:
-    """What a run releases, and of whom.
+    """What a run releases, and whose presence ε hides.
 
     Attributes:
-        z: the effective noise multiplier, where it is least; 0 without noise.
-        steps: all steps that ε counts.
-        unit: who owns examples, such as "patient".
+        z: effective noise multiplier in the direction with the least noise; 0 without noise.
+        sampling: how steps draw examples or owners.
+        steps: number of all steps that ε covers.
+        delta: δ.
+        unit: what owners of examples are, such as "patient".
         epsilon_of: whose presence the tight ε hides: "example", or the unit.
-        examples_per_patient: the most shares of one owner in a step, if steps draw examples.
+        examples_per_patient: maximum number of shares of one owner in a step that draws examples.
+        randomness: source of the noise: "seeded" or "cryptographic".
         nodes: the releases of each node of a federation.
     """
 
@@ -121,22 +124,22 @@ class Released:
 
     @property
     def is_of_unit(self) -> bool:
-        """True if a patient, or another owner of examples, was the unit of the steps."""
+        """True if steps draw owners, such as patients, instead of examples."""
         return self.epsilon_of != "example"
 
     @property
     def shares_of_one(self) -> int:
-        """How many shares of one owner a step may hold."""
+        """The maximum number of shares of one owner in a step."""
         return 1 if self.is_of_unit else self.examples_per_patient
 
     @property
     def is_secure(self) -> bool:
-        """True if the noise is cryptographic; else whoever knows seed and data can compute it."""
+        """True if the noise is cryptographic. Otherwise, the seed determines it."""
         return self.randomness == "cryptographic"
 
     @property
     def releases(self) -> tuple[Releases, ...]:
-        """What was released at each place that has a mechanism of its own."""
+        """The releases of each mechanism: one per node, or those of the run."""
         return self.nodes or (Releases(self.z, self.sampling, self.steps),)
 
 
@@ -145,8 +148,10 @@ class Privacy(Released):
     """What a run released, and every ε that follows from it.
 
     Attributes:
-        epsilon_patient: the tight ε of one owner.
-        epsilon_part: the tight ε of one of an owner's examples, if steps draw owners.
+        epsilon_claimed: the ε of the paper's accountant, named by `claimed_by`.
+        epsilon_tight: upper bound of ε for the mechanism that ran; `epsilon_of` says for whom.
+        epsilon_patient: the tight ε of an owner.
+        epsilon_part: the tight ε of one example of an owner, if steps draw owners.
     """
 
     epsilon_claimed: float
@@ -163,7 +168,7 @@ class Privacy(Released):
 
 @dataclass(frozen=True)
 class Environment:
-    """Where a run was carried out."""
+    """The machine and the commit that carried out a run."""
 
     device: str = ""
     threads: int | None = None
@@ -172,10 +177,10 @@ class Environment:
 
 @dataclass(frozen=True)
 class Measured:
-    """What differs between two runs of one seed.
+    """Measurements, which differ between two runs with the same seed.
 
     Attributes:
-        resumed_at_step: None if the run was never stopped.
+        resumed_at_step: step at which a stopped run was resumed. None: it was never stopped.
     """
 
     started_utc: str = ""
@@ -186,7 +191,7 @@ class Measured:
 
 @dataclass(frozen=True)
 class Labels:
-    """What people find a run by, and no part of what it computes."""
+    """Labels by which people find a run; they do not affect what it computes."""
 
     name: str | None = None
     tags: Sequence[str] | None = None
@@ -195,7 +200,7 @@ class Labels:
 
 @dataclass(frozen=True)
 class Epoch:
-    """The end of an epoch; `number` is None where a stop came within one."""
+    """The metrics at the end of an epoch; `number` is None if the run stopped within the epoch."""
 
     number: int | None
     step: Steps
@@ -208,15 +213,16 @@ class Record:
     """A finished run.
 
     Attributes:
-        run: the digest of configuration, seed and data.
-        experiment: the digest of what a run computes, but for its seed.
-        config: the resolved configuration, by section.
-        metrics: of the test set, by name.
-        validation: those of validation examples, if there are any.
-        stopped_by: "epochs", or what ended it before.
-        warning: why its result is in doubt; "" if it is not.
-        values: the document, without what `LARGE` names.
-        path: its file; None if it was not read from one.
+        run: digest of configuration, seed and data.
+        experiment: digest of what the run computes, without its seed.
+        headline: the metric by which the run is judged.
+        config: resolved configuration, by section.
+        metrics: metrics on the test set, by name.
+        validation: metrics on the validation examples, by name; empty without such examples.
+        stopped_by: "epochs", or what ended the run earlier.
+        warning: why the result is in doubt; "" if it is not.
+        values: the document, without the sections in `LARGE`.
+        path: path of its file; None if it was not read from a file.
     """
 
     recipe: str
@@ -243,17 +249,19 @@ class Record:
         """Return the record of a document.
 
         Args:
-            path: the file of which `values` may lack what `LARGE` names.
+            values: the document. It may lack the sections in `LARGE` if `path` is given, because
+                they are then read from the file when needed.
+            path: path of the file.
 
         Raises:
-            Unfit: something is missing, or of another type.
+            Unfit: A field is missing or has another type.
         """
         record: Record = parse_as(Record, {**values, "values": values, "path": path})
         return record
 
     @cached_property
     def document(self) -> Document:
-        """The whole JSON."""
+        """The complete document."""
         if self.path is None:
             return dict(self.values)
         document: Document = read_json(self.path, from_json)
@@ -261,17 +269,17 @@ class Record:
 
     @cached_property
     def epochs(self) -> Sequence[Epoch]:
-        """Each epoch, in order."""
+        """The epochs, in order."""
         return _epochs_of(self.document)
 
     @property
     def has_each_epoch(self) -> bool:
-        """True if it has the metrics of every epoch, as `execution.evaluate=each` writes them."""
+        """True if every epoch has metrics, as with `execution.evaluate=each`."""
         numbers = [epoch.number for epoch in self.epochs if epoch.number is not None]
         return numbers == [*range(1, len(numbers) + 1)]
 
     def get(self, path: str) -> Any:
-        """Return the value at a dotted path of the document; None if it has none."""
+        """Return the value at a dotted path of the document; None if there is none."""
         return get(self.values, path)
 
 
@@ -284,28 +292,32 @@ def get(document: Mapping[str, Any], path: str) -> Any:
 
 
 def _epochs_of(document: Mapping[str, Any]) -> Sequence[Epoch]:
-    """Return a record's epochs, whose metrics stand beside number and step."""
+    """Return a record's epochs; in the document, metrics are keys beside number and step."""
     epochs = []
     for values in parse_as(list[dict[str, Any]], document.get("epochs") or [], "epochs"):
-        own = {"number": values.pop("epoch", None), "step": values.pop("step", None)}
-        own["epsilon_tight"] = values.pop("epsilon_tight", math.nan)
-        epochs.append(own | {"metrics": values})
+        number = values.pop("epoch", None)
+        step = values.pop("step", None)
+        epsilon_tight = values.pop("epsilon_tight", math.nan)
+        epochs.append(
+            {"number": number, "step": step, "epsilon_tight": epsilon_tight, "metrics": values}
+        )
     return parse_as(list[Epoch], epochs, "epochs")
 
 
 def read_document(path: Path, advice: str = ADVICE) -> Document | None:
-    """Return a record's JSON, checked, or None if there is no file.
+    """Read and check a record's document; None if there is no file.
 
     Args:
-        advice: what to do about a damaged one.
+        path: path of the file.
+        advice: what to do about a damaged file, for the error.
 
     Raises:
-        UserError: the file is damaged, or no record.
+        UserError: The file is damaged, or not a record.
     """
     try:
         if not path.exists():
             return None
-    except OSError:  # which `read_json` tells
+    except OSError:  # `read_json` reports it
         pass
     try:
         document: Document = read_json(path, from_json)
@@ -316,7 +328,12 @@ def read_document(path: Path, advice: str = ADVICE) -> Document | None:
 
 
 def require_record(document: Any, path: Path) -> None:
-    """Reject what was read from `path` if it is no record."""
+    """Reject a document that is not a record.
+
+    Args:
+        document: the document.
+        path: path of the file that it was read from, for the error.
+    """
     try:
         expect(isinstance(document, dict), "is no object")
         record = Record.of(document)
@@ -327,16 +344,16 @@ def require_record(document: Any, path: Path) -> None:
 
 
 def read(path: Path, advice: str = ADVICE) -> Record | None:
-    """Return a record, or None if there is no file, as `read_document` does."""
+    """Read a record; None if there is no file. See `read_document`."""
     document = read_document(path, advice)
     return None if document is None else Record.of(document)
 
 
 def without_large(document: Document) -> Document:
-    """Return a document without what `LARGE` names."""
+    """Return a copy of a document without the sections in `LARGE`."""
     kept = {key: value for key, value in document.items() if key not in LARGE}
     for path in LARGE:
         section, _, key = path.partition(".")
         if key and section in kept:
-            kept[section] = {name: of for name, of in kept[section].items() if name != key}
+            kept[section] = {name: value for name, value in kept[section].items() if name != key}
     return kept
