@@ -67,7 +67,8 @@ class Mixture:
 
 def one_example(sample_rate: float) -> Mixture:
     """Return the law of one example that is drawn with probability `sample_rate` < 1."""
-    return Mixture((math.log1p(-sample_rate), math.log(sample_rate)))
+    log_missed = math.log1p(-sample_rate)
+    return Mixture((log_missed, math.log(sample_rate)))
 
 
 def several_examples(log_weights: np.ndarray) -> Mixture:
@@ -211,8 +212,11 @@ def epsilon_together(
         delta: at which ε is stated.
     """
     first_laws, _ = parts[0]
-    directions = range(len(first_laws))
-    return max(_epsilon([(laws[i], steps) for laws, steps in parts], delta) for i in directions)
+    bounds = []
+    for direction in range(len(first_laws)):
+        own_parts = [(laws[direction], steps) for laws, steps in parts]
+        bounds.append(_epsilon(own_parts, delta))
+    return max(bounds)
 
 
 def shared_width(
@@ -249,7 +253,9 @@ def epsilon_at_least(
     disclosure.
     """
     p = delta / 1000
-    deviation = steps * law.width / 8 + math.sqrt(steps * math.log(1 / p) / 2)
+    raised = steps * law.width / 8
+    fluctuation = math.sqrt(steps * math.log(1 / p) / 2)
+    deviation = raised + fluctuation
     rounding = law.width * min(steps, deviation)
     composed = _compose(law, steps, delta)
     # losses below 0 do not matter for an ε of at least 0, and can overflow
@@ -262,8 +268,8 @@ def epsilon_at_least(
         pessimistic_estimate=False,
     )
     hidden = composed.truncated + composed.rounding
-    found = float(grid.get_epsilon_for_delta(delta + p + hidden))
-    return max(0.0, found - rounding)
+    epsilon_of_grid = float(grid.get_epsilon_for_delta(delta + p + hidden))
+    return max(0.0, epsilon_of_grid - rounding)
 
 
 class _Composed(NamedTuple):
@@ -338,7 +344,8 @@ def _epsilon_by_moments(
     if left <= 0:
         return math.inf
     near_one = 1 + np.geomspace(1e-3, 1, 40)
-    orders = np.concatenate([near_one, np.geomspace(2.1, 1e4, 120)])
+    large = np.geomspace(2.1, 1e4, 120)
+    orders = np.concatenate([near_one, large])
     divergences = np.zeros(len(orders))
     for law, steps in parts:
         divergences += [max(0.0, _renyi(law, steps, order)) for order in orders]
@@ -353,7 +360,8 @@ def _renyi(
     """Return the Rényi divergence of so many steps, of their finite losses."""
     with np.errstate(divide="ignore"):
         log_mass = np.log(law.mass)
-    log_moment = float(special.logsumexp(log_mass + (order - 1) * law.losses))
+    log_terms = log_mass + (order - 1) * law.losses
+    log_moment = float(special.logsumexp(log_terms))
     return steps * log_moment / (order - 1)
 
 
@@ -364,7 +372,8 @@ def _poisson_laws(
     width: float,
     top: float,
 ) -> tuple[Law, Law]:
-    remove, below = _cells(z, np.array(drawn.log_weights), width, -math.inf, top)
+    weights = np.array(drawn.log_weights)
+    remove, below = _cells(z, weights, width, -math.inf, top)
     with np.errstate(under="ignore", over="ignore", invalid="ignore"):
         tilted = remove.mass * np.exp(-remove.losses)
     mass = np.where(remove.mass > 0, tilted, 0.0)
@@ -382,20 +391,24 @@ def _uniform_laws(
     top: float,
 ) -> tuple[Law]:
     rate = drawn.drawn
-    shares = np.exp(np.array(drawn.log_weights[1:])) / rate  # of j, given that any is drawn
-    weights = np.array([drawn.log_weights[0], math.log(rate)])
+    log_missed, *log_drawn = drawn.log_weights
+    shares = np.exp(np.array(log_drawn)) / rate  # of j, given that any is drawn
+    weights = np.array([log_missed, math.log(rate)])
     laws: dict[int, Law] = {}  # by j
     for j, share in enumerate(shares, start=1):
         if share > 0:
             laws[j], _ = _cells(z / j, weights, width, 0.0, top / j)
-    mass = np.zeros(max(len(law.mass) for law in laws.values()))
+    cells = max(len(law.mass) for law in laws.values())
+    mass = np.zeros(cells)
     infinite = 0.0
     for j, law in laws.items():
-        mass[: len(law.mass)] += shares[j - 1] * law.mass
-        infinite += float(shares[j - 1] * law.infinite)
+        share = shares[j - 1]
+        mass[: len(law.mass)] += share * law.mass
+        infinite += float(share * law.infinite)
     positive = mass[1:]
     with np.errstate(under="ignore"):
-        tilted = positive * np.exp(-np.arange(1, len(mass)) * width)
+        losses = np.arange(1, len(mass)) * width
+        tilted = positive * np.exp(-losses)
     negative = tilted[::-1]
     symmetric = np.concatenate([negative, [0.0], positive])
     law = Law(width, -len(positive), symmetric, infinite)
@@ -490,14 +503,18 @@ def _extent(
     density = np.zeros(len(x))
     beyond = np.zeros(len(x))
     with np.errstate(under="ignore"):
-        for j, weight in enumerate(weights):
-            density += math.exp(weight) * np.exp(-((x - j) ** 2) / (2 * z * z))
-            beyond += math.exp(weight) * special.ndtr((j - x) / z)
+        for j, log_weight in enumerate(weights):
+            weight = math.exp(log_weight)
+            distance = x - j
+            density += weight * np.exp(-(distance**2) / (2 * z * z))
+            beyond += weight * special.ndtr(-distance / z)
     loss = _loss(x, z, weights)
     mean_square = np.sum(density * loss**2) / np.sum(density)
+    spread = math.sqrt(float(mean_square))
     beyond_cut = CUT * delta / steps
-    cut = min(int(np.searchsorted(-beyond, -beyond_cut)), len(x) - 1)
-    return _Extent(math.sqrt(float(mean_square)), float(loss[cut]), float(x[cut]))
+    first_beyond = int(np.searchsorted(-beyond, -beyond_cut))
+    cut = min(first_beyond, len(x) - 1)
+    return _Extent(spread, float(loss[cut]), float(x[cut]))
 
 
 def _loss(
@@ -570,7 +587,8 @@ def _cells(
 ) -> tuple[Law, float]:
     """Return U's law up to x = `top`, of losses from `least` on, and V's mass below."""
     lowest, highest = _loss(np.array([-TAIL * z, top]), z, log_weights)
-    first = math.floor(max(float(lowest), least) / width)
+    lowest = max(float(lowest), least)
+    first = math.floor(lowest / width)
     last = max(first + 1, math.ceil(float(highest) / width))
     losses = np.arange(first, last + 1) * width
     x = _where(losses, z, log_weights)
@@ -578,7 +596,8 @@ def _cells(
     log_u = log_weights[0] + log_v
     for j, log_weight in enumerate(log_weights[1:], start=1):
         shifted = (x - j) / z
-        log_u = np.logaddexp(log_u, log_weight + _log_mass(shifted[:-1], shifted[1:]))
+        log_mass = _log_mass(shifted[:-1], shifted[1:])
+        log_u = np.logaddexp(log_u, log_weight + log_mass)
     with np.errstate(under="ignore", invalid="ignore"):
         # Within a cell e^(−loss) averages e^(log V − log U). The mass is split over the two ends so
         # that this average is kept.
@@ -587,9 +606,11 @@ def _cells(
         mass = np.exp(log_u)
         up = mass * ((1 - ratio) / -math.expm1(-width))
         stay = np.maximum(mass - up, 0.0)
-    upper_tails = [math.exp(w) * special.ndtr((j - x[-1]) / z) for j, w in enumerate(log_weights)]
+    infinite = 0.0
+    for j, log_weight in enumerate(log_weights):
+        infinite += math.exp(log_weight) * special.ndtr((j - x[-1]) / z)
     split = np.append(stay, 0.0) + np.append(0.0, up)
-    law = Law(width, first, split, float(sum(upper_tails)))
+    law = Law(width, first, split, float(infinite))
     return law, float(special.ndtr(x[0] / z))
 
 

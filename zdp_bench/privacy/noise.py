@@ -57,7 +57,7 @@ def stream(
     The key is a run's (`run_key`), or a plain seed for what runs may share (first weights).
     """
     if isinstance(key, str):
-        key = int.from_bytes(hashlib.sha256(key.encode()).digest())
+        key = int.from_bytes(_digest(key))
     words = [_word(part) for part in purpose]
     return np.random.SeedSequence([key, *words])
 
@@ -70,7 +70,12 @@ def stream_bytes(key: int | str, *purpose: int | str) -> bytes:
 @lru_cache(maxsize=4096)
 def _word(part: int | str) -> int:
     """64 bits that represent one part of a key."""
-    return int.from_bytes(hashlib.sha256(str(part).encode()).digest()[:8], "little")
+    first_bytes = _digest(str(part))[:8]
+    return int.from_bytes(first_bytes, "little")
+
+
+def _digest(text: str) -> bytes:
+    return hashlib.sha256(text.encode()).digest()
 
 
 class White(NamedTuple):
@@ -212,9 +217,10 @@ class SecureNoise:
     repeatable = False
 
     def add_white(self, *requests: White) -> None:
-        streams = [
-            Request(os.urandom(32), white.reals(), white.std, white.times) for white in requests
-        ]
+        streams = []
+        for white in requests:
+            key = os.urandom(32)
+            streams.append(Request(key, white.reals(), white.std, white.times))
         add_normals(streams, torch.float64, terms=4)
 
 
