@@ -42,7 +42,7 @@ class OnDisk:
                 self._lines[status.st_ino] = status.st_size
 
         patch.setattr(os, "fsync", fsync)
-        patch.setattr(ledger, "SYNC_SECONDS", 1e9)
+        patch.setattr(ledger, "MIN_SYNC_INTERVAL", 1e9)
 
     def check(self, path: Path) -> None:
         """Compare what is on disk with the file."""

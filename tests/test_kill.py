@@ -76,7 +76,7 @@ def arrange(moment: str, at: int) -> None:
 
     experiment.private_step = private_step
     places: dict[str, tuple[Any, str, Callable[..., bool]]] = {
-        "in the ledger's line": (Ledger, "_put", in_line),
+        "in the ledger's line": (Ledger, "_write_line", in_line),
         "before the noise": (engine, "add_noise", now),
         "before the update": (engine, "descend", now),
         "before the checkpoint": (checkpoint, "save", late),

@@ -24,7 +24,7 @@ from zdp_bench.privacy import ledger
 def test_a_ledger_of_two_names_is_refused(make: Make, tmp_path: Path, link: Any) -> None:
     make()
     link(tmp_path / "ledger.jsonl", tmp_path / "other.jsonl")
-    with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second name"):
+    with pytest.raises(UserError, match=r"other\.jsonl: is a link, or has a second hard link"):
         begin(network(), tmp_path / "other.jsonl")
 
 
@@ -111,7 +111,7 @@ def test_a_full_disk_is_one_sentence_and_loses_no_step(
     def full(_: int) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr(ledger, "SYNC_SECONDS", 0 if act == "step" else 1e9)
+    monkeypatch.setattr(ledger, "MIN_SYNC_INTERVAL", 0 if act == "step" else 1e9)
     private = make()
     train(private, most=3)
     batch = next(private.batches())

@@ -72,7 +72,7 @@ def test_a_fork_of_the_process_writes_and_counts_nothing(path: Path, kind: str) 
 
     def act() -> str:
         said = []
-        for write_line in (held.append, held.doubt if kind == "file" else held.append):
+        for write_line in (held.append, held.forbid_repeats if kind == "file" else held.append):
             for step in (1, 2):
                 try:
                     write_line(step)
@@ -119,7 +119,7 @@ def test_a_step_from_other_weights_counts_again_and_one_from_the_same_does_not(p
     for weights, releases in (("one", 1), ("one", 1), ("other", 2), ("one", 2)):
         ledger = Ledger(path, MECHANISM, repeatable=True)
         for _ in range(2):  # also in one process
-            ledger.append(0, of=weights)
+            ledger.append(0, weights_digest=weights)
         ledger.close()
         assert ledger.releases == releases
 
@@ -203,7 +203,7 @@ def test_a_ledger_that_is_set_aside_still_counts_where_noise_is_secure(path: Pat
     assert begun(path, "code", 0, "new", 2, secure=True)[0].releases == 7
     set_aside(path)
     ledger = begun(path, "code", 0, "new", 1, secure=True)[0]
-    assert (ledger.releases, ledger.position.entries, ledger.releases_before(0)) == (8, 8, 8)
+    assert (ledger.releases, ledger.position.releases, ledger.releases_before(0)) == (8, 8, 8)
     assert reopen(path, False, ledger.position).releases == 8
     path.with_name("ledger.jsonl.1").unlink()
     with pytest.raises(LedgerError, match="line 1"):  # a count that shrank
@@ -391,7 +391,7 @@ def test_a_line_that_fails_is_cut_off_before_the_next(
         if fault == "full":
             ledger._file = Faulty(file, full=True)
         else:
-            patch.setattr(module, "SYNC_SECONDS", 0)
+            patch.setattr(module, "MIN_SYNC_INTERVAL", 0)
             patch.setattr(module.os, "fsync", raising(fault))
         with pytest.raises((OSError, KeyboardInterrupt)):
             ledger.append(1)

@@ -1,4 +1,4 @@
-"""Sums by one program for pieces of one shape: equal to plain sums, for every algorithm."""
+"""Captured sums for micro-batches of one shape equal eager sums, for every algorithm."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zdp_bench.privacy.mechanism import Sampling
 from zdp_bench.privacy.noise import SeededNoise
 from zdp_bench.registry import names
 from zdp_bench.training.batches import MicroBatches, Size
-from zdp_bench.training.captured import Programs, rows_of, why_not
+from zdp_bench.training.captured import CapturedSums, rows_of, why_not
 from zdp_bench.training.step import Training, private_step, sum_contributions
 
 CPU = torch.device("cpu")
@@ -30,10 +30,10 @@ CPU = torch.device("cpu")
 def prepared(
     folder: Path, model: str = "real_cnn", algorithm: str = "dp_sgd", device: str = "cpu"
 ) -> Iterator[tuple[Training, Batch]]:
-    """What a step takes, with programs, and a batch for it."""
+    """What a step takes, with captured sums, and a batch for it."""
     training, batch = prepare(model, algorithm, folder, device)
     with closing(training.ledger):
-        yield replace(training, programs=Programs(capture=device != "cpu")), batch
+        yield replace(training, captured_sums=CapturedSums(capture=device != "cpu")), batch
 
 
 def pieces(batch: Batch, count: int, size: int = 1000) -> MicroBatches:
@@ -48,9 +48,9 @@ def plain(training: Training, batch: Batch, count: int) -> dict[str, Tensor]:
     return {name: value.clone() for name, value in found.items()}
 
 
-def by_program(training: Training, batch: Batch, count: int, rows: int) -> dict[str, Tensor] | None:
+def captured(training: Training, batch: Batch, count: int, rows: int) -> dict[str, Tensor] | None:
     mechanism, cut = training.mechanism(), pieces(batch, count, rows)
-    return training.programs.sum(training.algorithm, mechanism, training.model, cut)
+    return training.captured_sums.sum(training.algorithm, mechanism, training.model, cut)
 
 
 GPU = [
@@ -62,7 +62,7 @@ GPU = [
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=GPU)])
 @pytest.mark.parametrize("model", ["complex_mlp", "real_cnn", "lenet5", "complex_dfa_cnn"])
 @pytest.mark.parametrize("algorithm", names("algorithm"))
-def test_a_program_sums_what_a_step_sums(
+def test_a_captured_sum_equals_the_eager_sum(
     model: str, algorithm: str, device: str, tmp_path: Path
 ) -> None:
     with ExitStack() as inside:
@@ -70,28 +70,28 @@ def test_a_program_sums_what_a_step_sums(
             training, batch = inside.enter_context(prepared(tmp_path, model, algorithm, device))
         except UserError:
             pytest.skip("the algorithm refuses the model")
-        assert by_program(training, batch, 8, 6) is None  # the first step runs without one
-        by_program(training, batch, 8, 6)  # on a GPU, records one
-        if training.programs.refused:
-            pytest.skip(training.programs.refused)
+        assert captured(training, batch, 8, 6) is None  # the first step runs without one
+        captured(training, batch, 8, 6)  # on a GPU, records one
+        if training.captured_sums.refused:
+            pytest.skip(training.captured_sums.refused)
         for count in (8, 3, 6, 1):  # two passes; rows of an earlier piece are left; full; one
-            found, expected = by_program(training, batch, count, 6), plain(training, batch, count)
-            assert found is not None, training.programs.refused
+            found, expected = captured(training, batch, count, 6), plain(training, batch, count)
+            assert found is not None, training.captured_sums.refused
             largest = max(float(value.abs().max()) for value in expected.values())
             rtol = 1e-4 if device == "cpu" else 1e-3
             torch.testing.assert_close(found, expected, rtol=rtol, atol=0.1 * rtol * largest)
-        (program,) = training.programs.made.values()
-        assert (program.graph is not None) == (device == "cuda")
+        (own,) = training.captured_sums.by_shape.values()
+        assert (own.graph is not None) == (device == "cuda")
 
 
 def test_rows_beyond_a_piece_change_no_bit_of_its_sum(tmp_path: Path) -> None:
     with prepared(tmp_path) as (training, batch):
-        by_program(training, batch, 3, 6)
-        first = by_program(training, batch, 3, 6)
+        captured(training, batch, 3, 6)
+        first = captured(training, batch, 3, 6)
         assert first is not None
         kept = {name: value.clone() for name, value in first.items()}
-        by_program(training, (batch[0].flip(0) * 7, batch[1].flip(0)), 6, 6)
-        again = by_program(training, batch, 3, 6)
+        captured(training, (batch[0].flip(0) * 7, batch[1].flip(0)), 6, 6)
+        again = captured(training, batch, 3, 6)
         assert again is not None
         assert all(torch.equal(again[name], kept[name]) for name in kept)
 
@@ -101,25 +101,25 @@ def test_an_example_without_a_finite_gradient_adds_nothing(bad: float, tmp_path:
     with prepared(tmp_path) as (training, batch):
         broken = batch[0].clone()
         broken[1].fill_(bad)
-        by_program(training, batch, 3, 6)
-        assert by_program(training, batch, 3, 6) is not None
-        assert by_program(training, (broken, batch[1]), 3, 6) is None  # the caller sums by itself
-        assert by_program(training, batch, 3, 6) is not None  # and no row is left of it
+        captured(training, batch, 3, 6)
+        assert captured(training, batch, 3, 6) is not None
+        assert captured(training, (broken, batch[1]), 3, 6) is None  # the caller sums by itself
+        assert captured(training, batch, 3, 6) is not None  # and no row is left of it
 
 
-def test_steps_by_a_program_train_as_steps_without(tmp_path: Path) -> None:
+def test_steps_with_captured_sums_train_as_steps_without(tmp_path: Path) -> None:
     weights = []
-    for capture in (False, True):  # on a CPU, True leaves programs out
+    for capture in (False, True):  # on a CPU, True captures nothing
         training, batch = prepare("real_cnn", "dp_sgd", tmp_path / str(capture), "cpu")
         torch.manual_seed(0)
         for parameter in training.model.parameters():
             nn.init.normal_(parameter.data, std=0.1)
-        training = replace(training, programs=Programs(capture), noise=SeededNoise(3))
+        training = replace(training, captured_sums=CapturedSums(capture), noise=SeededNoise(3))
         with closing(training.ledger):
             for step in range(4):
                 private_step(training, step, pieces(batch, 5 + step % 3), 6.0)
         weights.append([parameter.detach() for parameter in training.model.parameters()])
-    assert bool(training.programs.made) is False
+    assert bool(training.captured_sums.by_shape) is False
     for one, other in zip(*weights, strict=True):
         torch.testing.assert_close(one, other, rtol=1e-4, atol=1e-5)
 

@@ -225,7 +225,7 @@ def test_a_record_of_before_that_lacks_a_generation_is_counted_by_its_ledgers(
         if hasattr(entry, "generation"):
             entry = type(entry)(**vars(entry) | {"generation": "a" * 32})
         content += make_line(digest, entry)
-        digest = digest if hasattr(entry, "state") else chain(digest, entry)
+        digest = digest if hasattr(entry, "state_digest") else chain(digest, entry)
     (home / name).parent.mkdir(parents=True, exist_ok=True)
     (home / name).write_bytes(content)
     (spending,), _ = read_spendings(tmp_path)

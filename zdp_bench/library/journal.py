@@ -122,10 +122,10 @@ def open_journal(
             path,
             mechanism,
             repeatable=False,
-            at_least=saved.ledger if saved else None,
+            checkpoint_position=saved.ledger if saved else None,
             start=None,
             ranks=ranks,
-            whose=owners,
+            identity=owners,
             facts={"randomness": randomness},
             advice=OTHER_LEDGER,
         )

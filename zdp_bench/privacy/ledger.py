@@ -1,28 +1,35 @@
-"""The ledger of a run lists every step that was drawn, in its file before its noise is drawn.
+"""Record every step of a run in its ledger, a file, before the step's noise is drawn.
 
-A step is one JSON line, with the SHA-256 of everything above it, so a line that is edited, dropped
-or reordered breaks the chain. A line is written as a whole before its step is taken: a kill loses
-no step, and can only cut the last line short. That step is counted: its noise may have been drawn.
-A line whose writing fails or is interrupted in a process that lives on is cut off again, for its
-step was not taken.
+A STEP of the training plan makes a RELEASE when it is taken. It makes the same release again if it
+is repeated with the same bits, which counts once. The ledger's file has one LINE for each step, a
+JSON object; an ENTRY is what a line states.
+
+A line holds the SHA-256 of everything above it, so an edited, dropped or reordered line breaks the
+chain. It is written as a whole before its step is taken. A kill thus loses no step: it can only cut
+the last line short, and that step is counted, because its noise may have been drawn. If writing a
+line fails or is interrupted and the process lives on, the line is cut off again, because its step
+was not taken.
 
 An fsync takes as long as several steps of a small model. So the file is forced to disk at most
-every `SYNC_SECONDS`, and always before anything that the steps led to is saved, sent or shown
-(`Ledger.sync`). A power cut may lose the steps since then, together with the weights they led to.
+every `MIN_SYNC_INTERVAL` seconds, and always before anything that depends on the steps is saved,
+sent or shown (`Ledger.sync`). A power cut may lose the steps since then, together with the weights
+they led to.
 
-A step that is drawn again after a kill counts once only if it is provably the same release. For
-that the ledger also notes, beside the chain, the states from which a process may start (`Start`).
-    - Same step, same state, same code and machine as such a line: every step from there on has the
-      same bits as before, and counts once.
-    - Anything else starts a new GENERATION with its own key for noise and batches
-      (`Ledger.generation`). Steps that are drawn again are then new, independent releases, and they
-      count again, also if the ledger that holds the earlier ones was set aside.
-    - With secure noise every step that is drawn is a new release.
-    - A node of a federation steps from the weights it is sent, whose digest the line holds as `of`:
-      only the same step from the same weights is the same release.
+A step that is repeated after a kill counts once only if it is provably the same release. To prove
+this, the ledger also records the states from which a process may start (`Start`), outside the hash
+chain.
+    - If step, state, code and machine match a recorded start, every step from there on has the same
+      bits as before, and counts once.
+    - Otherwise, a new GENERATION begins, which has its own key for noise and batches
+      (`Ledger.generation`). Its steps are new, independent releases. They count again, even if the
+      ledger with the earlier ones was set aside.
+    - With secure noise, every step that is taken is a new release.
+    - A node of a federation starts each step from the weights it receives, whose digest is in the
+      step's line. Only the same step from the same weights is the same release.
 
-The chain guards against damage and mistakes. It has no key: a file that is rewritten as a whole, or
-cut line by line back to the last checkpoint, looks like that of a run that was killed there.
+The chain guards against damage and mistakes, not against forgery, because it has no key. A file
+that is rewritten as a whole, or cut line by line back to the last checkpoint, looks like that of a
+run that was killed there.
 """
 
 from __future__ import annotations
@@ -43,7 +50,7 @@ from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 from zdp_bench.privacy.ledger_lines import (
     BEGINNING,
-    MOST_LINE,
+    MAX_LINE,
     Entry,
     Head,
     LedgerError,
@@ -60,61 +67,71 @@ from zdp_bench.privacy.ledger_lines import (
 )
 from zdp_bench.privacy.mechanism import Mechanism
 
-SYNC_SECONDS = 0.2  # between two fsyncs of the file, at least
-END = 4096  # bytes at the end of a file that show that it was not continued
+MIN_SYNC_INTERVAL = 0.2  # seconds between two fsyncs of the file
+TAIL_BYTES = 4096  # bytes at the end of a file that are compared to detect that it was continued
 
 
 class BudgetExceeded(Exception):  # noqa: N818 - an event of a run, not an error
     """The next step would exceed `max_epsilon`. Nothing was drawn and nothing changed."""
 
 
-# -------------------------------------------------------------------------------- what is counted
+# ------------------------------------------------------------------------------ counting releases
 
 
 @dataclass(frozen=True)
 class Position:
-    """The end of a ledger at a checkpoint: releases, with those set aside, and the digest."""
+    """The end of a ledger at a checkpoint.
 
-    entries: int
+    Attributes:
+        releases: number of releases, including those in ledgers that were set aside.
+        digest: digest of the chain.
+    """
+
+    releases: int
     digest: str
 
 
 class Span(NamedTuple):
-    """Releases of steps in a row, `first` to before `end`, that have one generation's noise."""
+    """Consecutive steps `first` … `end` − 1 of one generation, each of which was released."""
 
     first: int
     end: int
     generation: str
 
 
-class _Reach:
-    """Which steps a set of releases holds: how far each generation went, and from which weights."""
+class _ReleasedSteps:
+    """The set of steps that were released.
+
+    Of a step without a weights digest, only the largest number per generation is kept. That is
+    enough because a generation takes its steps without gaps, and never asks about steps before its
+    start.
+    """
 
     def __init__(self) -> None:
-        self.furthest: dict[str, int] = {}  # generation -> its last step
-        self.of: set[Step] = set()  # those from stated weights
+        self.last_step: dict[str, int] = {}  # generation -> largest number of a released step
+        self.with_weights: set[Step] = set()  # the steps that have a weights digest
 
     def add(self, step: Step) -> None:
-        last = self.furthest.get(step.generation, -1)
-        self.furthest[step.generation] = max(step.step, last)
-        if step.of:
-            self.of.add(step)
+        last = self.last_step.get(step.generation, -1)
+        self.last_step[step.generation] = max(step.step, last)
+        if step.weights_digest:
+            self.with_weights.add(step)
 
     def holds(self, step: Step) -> bool:
-        if step.of:
-            return step in self.of
-        last = self.furthest.get(step.generation, -1)
+        if step.weights_digest:
+            return step in self.with_weights
+        last = self.last_step.get(step.generation, -1)
         return step.step <= last
 
 
 class Tally:
-    """The count of a mechanism's releases, for a process that writes no file of them.
+    """Counts a mechanism's releases in memory. `Ledger` adds the file.
 
     Formal guarantees:
-        - `releases` never falls, and rises with each step that is not provably the same release as
-          an earlier one: of the same generation, number and weights;
-        - only the process that made it, or was sent it, counts: a copy of that process (fork) would
-          take the same steps with the same key, and count them in another place.
+        - `releases` never falls. It rises with each step that is not provably the same release as
+          an earlier one, with the same generation, number and weights.
+        - Only the process that created the tally, or one that it was pickled to, may count. A fork
+          would repeat the noise without this count seeing it.
     """
 
     def __init__(
@@ -128,61 +145,71 @@ class Tally:
         """Begin with earlier releases.
 
         Args:
-            repeatable: a step that is drawn again has the same noise.
-            earlier: releases that nothing repeats.
-            spans: the others, which a step of their generation may repeat.
-            digest: that of the last line of the file that they stand in.
+            repeatable: whether a step that is taken again has the same noise.
+            earlier: number of releases that can never be repeated.
+            spans: releases that their generation may repeat.
+            generation: generation of the steps that this process takes.
+            digest: digest of the last ledger line.
         """
         self._process = os.getpid()
         self.repeatable = repeatable
         self.earlier = earlier
         self.generation = generation
-        self.counted_again = 0  # steps that `Ledger.begin` found to be taken again as new ones
+        self.counted_again = 0  # steps of other generations that `begin` found will be taken again
         self._digest = digest
         self._spans = list(spans)
         self._count = sum(end - first for first, end, _ in self._spans)
-        self._reach = _Reach()
-        for _, end, of in self._spans:
-            self._reach.add(Step(end - 1, generation=of))
+        # Weights digests are not restored: only federations have them, and those never give a copy
+        # of a ledger to other ranks.
+        self._released = _ReleasedSteps()
+        for span in self._spans:
+            self._released.add(Step(span.end - 1, generation=span.generation))
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        """Belong to the process that was sent this copy."""
+        """Let the process that unpickles a tally count with it."""
         vars(self).update(state, _process=os.getpid())
 
     def append(
         self,
         step: int,
-        of: str = "",
+        weights_digest: str = "",
     ) -> None:
-        """Count that `step` is about to be released, unless the very same release is counted.
+        """Count the release of `step`, which is about to be taken, unless it is already counted.
 
-        `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
+        Args:
+            step: number of the step, from 0.
+            weights_digest: digest of the starting weights. Pass it only if a repeat of this step
+                may start from other weights.
         """
         self.require_own_process()
-        entry = Step(step, of, self.generation)
-        if not self.holds(step, of):
+        entry = Step(step, weights_digest, self.generation)
+        if not self.holds(step, weights_digest):
             self._digest = chain(self._digest, entry)
-            self._enter(entry)
+            self._count_release(entry)
 
     def note(
         self,
-        made: str,
+        execution_digest: str,
         step: int,
-        state: str,
+        state_digest: str,
     ) -> None:
-        """Note a state that this generation passes through; the process with the file does."""
+        """Do nothing: only `Ledger` records states."""
 
-    def doubt(self, step: int) -> None:
-        """Note that this generation cannot be repeated from `step` on; likewise."""
+    def forbid_repeats(self, step: int) -> None:
+        """Do nothing: only `Ledger` records states."""
 
     def sync(self) -> None:
-        """Force what was written to disk, before something that it led to leaves the process."""
+        """Do nothing: only `Ledger` has a file."""
 
     def close(self) -> None:
-        """Close the file."""
+        """Do nothing: only `Ledger` has a file."""
 
     def require_own_process(self) -> None:
-        """Reject a process that was copied from the one that counts."""
+        """Raise an error in a fork of the process that counts.
+
+        Raises:
+            UserError: this process is a fork.
+        """
         if os.getpid() != self._process:
             raise UserError(
                 "this process is a copy (fork) of the one that opened the ledger, and a step here "
@@ -193,77 +220,81 @@ class Tally:
     def holds(
         self,
         step: int,
-        of: str = "",
+        weights_digest: str = "",
     ) -> bool:
-        """True if drawing `step` (again) makes no new release."""
-        return self.repeatable and self._reach.holds(Step(step, of, self.generation))
+        """Return True if taking `step` makes no new release; see `append`."""
+        return self.repeatable and self._released.holds(Step(step, weights_digest, self.generation))
 
-    def _enter(self, step: Step) -> None:
-        """Count a release."""
+    def _count_release(self, step: Step) -> None:
         spans = self._spans
-        after = step.step + 1
+        end = step.step + 1
         last = spans[-1] if spans else None
         if last is not None and (last.end, last.generation) == (step.step, step.generation):
-            spans[-1] = last._replace(end=after)
+            spans[-1] = last._replace(end=end)
         else:
-            spans.append(Span(step.step, after, step.generation))
+            spans.append(Span(step.step, end, step.generation))
         self._count += 1
-        self._reach.add(step)
+        self._released.add(step)
 
     @property
     def has_other_noise(self) -> bool:
-        """True if it holds steps whose noise this process cannot draw again."""
+        """True if some step's noise cannot be drawn again by this process."""
         if not self.repeatable:
             return self.releases > 0
-        others = any(span.generation != self.generation for span in self._spans)
-        return others or self.earlier > 0
+        has_other_generation = any(span.generation != self.generation for span in self._spans)
+        return has_other_generation or self.earlier > 0
 
     @property
     def releases(self) -> int:
-        """How many releases the accountant must compose."""
+        """Number of releases that the accountant must compose."""
         return self.earlier + self._count
 
     def releases_before(self, step: int) -> int:
-        """Return how many releases were made when `step` steps are done.
+        """Return the number of releases at the moment when `step` steps are done.
 
-        What this generation drew ahead will be drawn again, so it counts when its turn comes.
+        Later steps of this generation that a killed process has taken are left out: they will be
+        repeated, and count when their turn comes.
         """
         if not self.repeatable:
             return self.releases
         count = self.earlier
         for first, end, generation in self._spans:
             if generation == self.generation:
-                end = min(end, max(first, step))
+                end = min(end, max(first, step))  # a span that begins after `step` counts 0
             count += end - first
         return count
 
     def releases_after(self, first: int, end: int) -> int:
-        """Return how many releases there are when the steps from `first` to before `end` are."""
+        """Return the number of releases once steps `first` … `end` − 1 are taken."""
         new = [step for step in range(first, end) if not self.holds(step)]
         return self.releases + len(new)
 
     @property
     def position(self) -> Position:
-        """Where the ledger ends."""
+        """The end of the ledger."""
         return Position(self.releases, self._digest)
 
     def copy(self) -> Tally:
-        """Return the same count for another process, which writes nothing."""
+        """Return a tally with the same count, for another process that writes no file."""
         spans, generation = self._spans, self.generation
         return Tally(self.repeatable, self.earlier, spans, generation, self._digest)
 
 
 def count_releases(paths: Iterable[Path], repeatable: bool) -> int:
-    """Return how many different releases ledgers hold; damaged lines count as many they may hold.
+    """Return the number of distinct releases in several ledgers.
+
+    A damaged line counts as the most releases that it can hold.
 
     Args:
-        repeatable: the same step of one generation is one release, in whatever files it stands.
+        paths: the ledgers' files.
+        repeatable: whether a step that is taken again has the same noise. If so, the same step of
+            the same generation is one release, even if it is in several files.
     """
     return _SetAside(paths, repeatable).releases
 
 
 class _SetAside(Tally):
-    """What the ledgers that are no longer written to hold."""
+    """The releases and recorded starts in ledgers that are no longer written to."""
 
     def __init__(
         self,
@@ -274,16 +305,17 @@ class _SetAside(Tally):
         self.starts: list[Start] = []
         self.mechanisms: set[str] = set()
         for path in paths:
-            entries, lost = salvage(path)
-            self.earlier += lost
-            known = copy.deepcopy(self._reach)  # a file's own lines are all releases
+            entries, max_lost = salvage(path)
+            self.earlier += max_lost
+            # Compare with earlier files only: within one file, every line is its own release.
+            in_earlier_files = copy.deepcopy(self._released)
             for entry in entries:
                 if isinstance(entry, Head):
                     self.mechanisms.add(entry.mechanism)
                 elif isinstance(entry, Start):
                     self.starts.append(entry)
-                elif not (repeatable and known.holds(entry)):
-                    self._enter(entry)
+                elif not (repeatable and in_earlier_files.holds(entry)):
+                    self._count_release(entry)
 
 
 # ------------------------------------------------------------------------------------- the ledger
@@ -292,15 +324,16 @@ class _SetAside(Tally):
 class Ledger(Tally):
     """An append-only file of one mechanism's steps.
 
-    Formal guarantees, beside those of `Tally`:
-        - `append` returns only after the step's line is in the file, so a kill loses no step;
-        - a step is on disk `SYNC_SECONDS` later if another follows, and after `sync`;
-        - `releases` never counts fewer releases than were drawn, whenever the process was killed,
-          and counts those of the ledgers that were `set_aside` at its path;
-        - a step that is not counted again has the same noise, batch and start as before;
-        - opening refuses a file whose chain is broken, or that ends before `at_least`, and names
-          the line;
-        - the file has one name, and is the one last written whenever a line is added
+    Formal guarantees, in addition to those of `Tally`:
+        - `append` returns only after the step's line is in the file, so a kill loses no step.
+        - A step is forced to disk by `sync`, or by the first append at least `MIN_SYNC_INTERVAL`
+          after the last fsync.
+        - `releases` is at least the number of releases that were drawn, whenever the process was
+          killed. It includes those in ledgers that were `set_aside` at the same path.
+        - A step that is not counted again has the same noise, batch and starting state as before.
+        - Opening raises an error if the chain of the file is broken, or if the file ends before the
+          checkpoint's position. The error names the line.
+        - The file has no second link, and each append verifies that the file is unchanged
           (`require_intact`).
     """
 
@@ -309,124 +342,154 @@ class Ledger(Tally):
         path: Path,
         mechanism: Mechanism,
         repeatable: bool,
-        at_least: Position | None = None,
-        whose: str = "",
+        checkpoint_position: Position | None = None,
+        identity: str = "",
         facts: Mapping[str, str] | None = None,
     ) -> None:
-        """Open or create the ledger at `path`, and read those that were `set_aside` there.
+        """Open or create the ledger at `path`, and read the ledgers that were `set_aside` there.
 
         Args:
-            mechanism: every entry is one step of it.
-            repeatable: a step that is drawn again has the same noise.
-            at_least: a checkpoint's position, which the file must contain.
-            whose: what else a ledger must not be confused by: the name of a federation's node, or
-                the digest of who owns which examples.
-            facts: what else the steps have in common and no mechanism says, such as whose ε it is,
-                and where randomness comes from. A ledger of before lacks them (`facts`).
+            path: the ledger's file.
+            mechanism: mechanism of every step.
+            repeatable: whether a step that is taken again has the same noise.
+            checkpoint_position: end of the ledger at the last checkpoint, which the file must
+                contain; None without a checkpoint.
+            identity: identifies what else must match: the name of a federation's node, or the
+                digest of who owns which examples.
+            facts: properties that the mechanism does not cover, such as whose ε it is, and where
+                randomness comes from. Ledgers of older versions lack them.
 
         Raises:
-            LedgerError: see the class.
-            UserError: the file has another name too.
+            LedgerError: the file is damaged, ends before the checkpoint, or has another mechanism,
+                identity or facts.
+            UserError: the file is a link, or has a second one.
         """
         super().__init__(repeatable)
-        _require_one_name(path)
-        self.path, self._place = path, path.absolute()
-        aside = those_aside(path)
-        self._aside = "".join(_digest_file(earlier) for earlier in aside)
-        self._before = _SetAside(aside, repeatable)
-        if self._before.mechanisms - {mechanism.digest()}:
+        _require_single_link(path)
+        self.path, self._absolute_path = path, path.absolute()
+        aside_paths = those_aside(path)
+        self._aside_digests = "".join(_digest_file(aside) for aside in aside_paths)
+        self._set_aside = _SetAside(aside_paths, repeatable)
+        if self._set_aside.mechanisms - {mechanism.digest()}:
             raise LedgerError(
-                f"{path}: a ledger that was set aside beside it has another noise, and no count "
-                "covers both"
+                f"{path}: a ledger that was set aside beside it uses another noise or mechanism, "
+                "so no single ε covers both"
             )
-        earlier = 0 if repeatable else self._before.releases
-        self._head = Head(mechanism.digest(), repeatable, whose, earlier, dict(facts or {}))
+        head_earlier = 0 if repeatable else self._set_aside.releases
+        self._head = Head(
+            mechanism.digest(),
+            repeatable,
+            identity,
+            head_earlier,
+            dict(facts or {}),
+        )
         self._is_sound = True  # False while a line is being written and counted
         self._is_synced = True  # False while some lines may not be on disk
-        self._ending: tuple[int, bytes] | None = None  # of the file, when it was closed
+        self._ending: tuple[int, bytes] | None = None  # ending of the file when it was closed
         self._when_synced = time.monotonic()
         is_new = not path.exists()
-        if is_new and at_least is not None and at_least.entries:
+        if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
-                f"{path}: the ledger is missing, but the checkpoint beside it stands at step "
-                f"{at_least.entries}"
+                f"{path}: the ledger is missing, but the checkpoint beside it was written after "
+                f"{checkpoint_position.releases} releases"
             )
-        self._begin_count()
+        self._reset_count()
         if not is_new:
-            self._read(at_least)
+            self._read(checkpoint_position)
         disk.make_folder(path.parent)
         self._file = open(path, "ab", buffering=0)  # noqa: SIM115 - stays open for the run
         self._size = os.fstat(self._file.fileno()).st_size
         if is_new:
-            self._put(self._head)
+            self._write_line(self._head)
             self._digest = chain(self._digest, self._head)
             self._is_sound = True
             self.sync()
             disk.fsync_folder(path.parent)
 
-    def _begin_count(self) -> None:
+    def _reset_count(self) -> None:
         """Set the counts to those of a file without lines."""
-        before = self._before
+        aside = self._set_aside
         self.facts = self._head.facts
         self._digest = BEGINNING
-        self.earlier = before.earlier
-        self._spans = list(before._spans)
-        self._count = before._count
-        self._reach = copy.deepcopy(before._reach)
-        self._written = _Reach()  # the steps of this file
-        self._starts: dict[tuple[str, int, str], str] = {}  # (made, step, state) -> generation
-        for start in before.starts:
-            self._learn(start)
+        self.earlier = aside.earlier
+        self._spans = list(aside._spans)
+        self._count = aside._count
+        self._released = copy.deepcopy(aside._released)
+        self._in_file = _ReleasedSteps()  # the steps of this file
+        # (execution digest, step, state digest) of each recorded start -> generation
+        self._starts: dict[tuple[str, int, str], str] = {}
+        for start in aside.starts:
+            self._remember_start(start)
 
     def begin(
         self,
-        made: str,
+        execution_digest: str,
         step: int,
-        state: str,
+        state_digest: str,
     ) -> None:
-        """Start, or continue, at `step` from `state`: in that start's generation, or a new one.
+        """Start or continue at `step`: in the generation of a recorded start, or in a new one.
+
+        A ledger without any steps and starts keeps its first generation, "".
 
         Args:
-            made: `training.machine.execution_digest` of code, libraries, machine and micro-batch;
-                empty if no step can be repeated bit for bit.
-            state: the digest of weights, optimiser and schedule.
+            execution_digest: digest of code, libraries, machine and micro-batch, as
+                `training.machine.execution_digest` returns it. Empty if no step can be repeated bit
+                for bit.
+            step: number of the next step.
+            state_digest: digest of weights, optimiser and schedule.
         """
         if not self.repeatable:
             return
-        known = self._starts.get((made, step, state)) if made else None
-        if known is not None:
-            self.generation = known
-        elif self._spans or self._starts or self._aside:
-            parts = f"{self._digest}:{self._aside}:{made}:{step}:{state}"
+        generation = None
+        if execution_digest:
+            generation = self._starts.get((execution_digest, step, state_digest))
+        if generation is not None:
+            self.generation = generation
+        elif self._spans or self._starts or self._aside_digests:
+            start = f"{execution_digest}:{step}:{state_digest}"
+            parts = f"{self._digest}:{self._aside_digests}:{start}"
             self.generation = hashlib.sha256(parts.encode()).hexdigest()[:32]
             for first, end, _ in self._spans:
-                self.counted_again += max(0, end - max(first, step))
-        self.note(made, step, state)
+                num_repeated = max(0, end - max(first, step))
+                self.counted_again += num_repeated
+        self.note(execution_digest, step, state_digest)
 
     def note(
         self,
-        made: str,
+        execution_digest: str,
         step: int,
-        state: str,
+        state_digest: str,
     ) -> None:
-        """Write a state that this generation passes through, before a checkpoint holds it."""
-        if made and self.repeatable and (made, step, state) not in self._starts:
-            self._note(Start(made, step, state, self.generation))
+        """Record a state from which this generation may continue, before a checkpoint holds it.
 
-    def doubt(self, step: int) -> None:
-        """Write that this generation cannot be repeated from `step` on: its batch was cut again."""
+        Args:
+            execution_digest: see `begin`.
+            step: number of the next step.
+            state_digest: see `begin`.
+        """
+        key = execution_digest, step, state_digest
+        if execution_digest and self.repeatable and key not in self._starts:
+            self._write_start(Start(*key, self.generation))
+
+    def forbid_repeats(self, step: int) -> None:
+        """Record that no later process may repeat this generation.
+
+        Call it if a repeat of `step` would not have the same bits, because its micro-batches were
+        halved.
+        """
         if self.repeatable:
-            self._note(Start("", step, "", self.generation))
+            self._write_start(Start.forbid(self.generation, step))
 
-    def _note(self, start: Start) -> None:
-        self._put(start)
-        self._learn(start)
+    def _write_start(self, start: Start) -> None:
+        self._write_line(start)
+        self._remember_start(start)
         self._is_sound = True
 
-    def _learn(self, start: Start) -> None:
-        """Remember a start; one without a state ends all starts of its generation."""
-        if start.state:
-            self._starts[start.made, start.step, start.state] = start.generation
+    def _remember_start(self, start: Start) -> None:
+        """Remember a recorded start, or forget all those of a generation that must not repeat."""
+        if not start.forbids_repeats:
+            key = start.execution_digest, start.step, start.state_digest
+            self._starts[key] = start.generation
             return
         for key, generation in list(self._starts.items()):
             if generation == start.generation:
@@ -435,30 +498,34 @@ class Ledger(Tally):
     def append(
         self,
         step: int,
-        of: str = "",
+        weights_digest: str = "",
     ) -> None:
-        """Write that `step` is about to be released, unless this file has the very same release.
+        """Write that `step` is about to be taken, unless this file has the very same release.
 
-        `of` is the digest of the weights it starts from, if they may differ when it is drawn again.
+        See `Tally.append`.
         """
         self.require_own_process()
         self._cut_back()
-        entry = Step(step, of, self.generation)
-        if self.repeatable and self._written.holds(entry):
+        entry = Step(step, weights_digest, self.generation)
+        if self.repeatable and self._in_file.holds(entry):
             return
-        self._put(entry)
+        self._write_line(entry)
         self._digest = chain(self._digest, entry)
-        self._take(entry)
+        self._count_file_step(entry)
         self._is_sound = True
 
-    def _take(self, step: Step) -> None:
-        """Count a step of this file, unless a ledger that was set aside has it."""
-        self._written.add(step)
-        if not (self.repeatable and self._before._reach.holds(step)):
-            self._enter(step)
+    def _count_file_step(self, step: Step) -> None:
+        """Count a step of this file, unless a ledger that was set aside has the same release."""
+        self._in_file.add(step)
+        if not (self.repeatable and self._set_aside._released.holds(step)):
+            self._count_release(step)
 
     def sync(self) -> None:
-        """Force the file to disk; reject one that is not as it was last written."""
+        """Force the file to disk. Call it before anything that depends on the steps is shown.
+
+        Raises:
+            UserError: the file is not as it was last written.
+        """
         if os.getpid() != self._process:
             return
         if self._file.closed:
@@ -471,92 +538,107 @@ class Ledger(Tally):
             self._is_synced = True
 
     def require_intact(self) -> None:
-        """Reject a file that is not as it was last written: steps may be missing from it."""
+        """Raise an error if the file is not as it was last written: it may lack steps.
+
+        Raises:
+            UserError: the file was moved, deleted, cut or written to by something else.
+        """
         if self._file.closed:
             return
         self._cut_back()
-        held = os.fstat(self._file.fileno())
-        is_there = self._place.exists() and os.path.samestat(os.lstat(self._place), held)
-        if not is_there or held.st_size != self._size:
+        status = os.fstat(self._file.fileno())
+        path = self._absolute_path  # the working directory may have changed
+        is_there = path.exists() and os.path.samestat(os.lstat(path), status)
+        if not is_there or status.st_size != self._size:
             raise UserError(
-                f"{self.path}: was moved, deleted, cut or written to by something else while its "
-                "training runs, and no longer lists every step: put it back as it was, or begin "
+                f"{self.path}: was moved, deleted, cut or written to by something else during its "
+                "training, and no longer lists every step: put it back as it was, or begin "
                 "again with an untrained model and another ledger."
             )
 
     def _cut_back(self) -> None:
-        """Cut off a line that was not written, or not counted, and read those before it again.
+        """Cut off a line that was only partly written, or written but not counted.
 
-        An error, or a signal, kept its step from being taken.
+        An error or a signal came before its step was taken. The lines above it are read again.
         """
         if self._is_sound or os.getpid() != self._process:
             return
         if os.fstat(self._file.fileno()).st_size < self._size:
-            return  # which `require_intact` refuses
+            return  # the file shrank: `require_intact` will reject it
         os.ftruncate(self._file.fileno(), self._size)
         os.fsync(self._file.fileno())
-        self._begin_count()
+        self._reset_count()
         self._read(None)
         self._is_sound = True
 
     def close(self) -> None:
+        """Force the file to disk and close it."""
         if self._file.closed:
             return
         try:
             self.sync()
-            self._ending = read_ending(self._place)
+            self._ending = read_ending(self._absolute_path)
         finally:
             self._file.close()
 
     def _require_as_closed(self) -> None:
-        """Reject a file that has other lines than when it was closed: they may be releases."""
-        if self._ending is None or self._ending != read_ending(self._place):
+        """Raise an error if the file has other lines than when it was closed.
+
+        They may be releases of another training, which this count lacks.
+        """
+        if self._ending is None or self._ending != read_ending(self._absolute_path):
             raise UserError(
                 f"{self.path}: another training continued this ledger after it was closed here; "
                 "ask that one. If the file was moved or changed instead, put it back as it was."
             )
 
-    def _put(self, entry: Entry) -> None:
+    def _write_line(self, entry: Entry) -> None:
         """Write a line. The caller counts it, and then sets `_is_sound`."""
         self.require_own_process()
         self.require_intact()
-        left = make_line(self._digest, entry)
+        unwritten = make_line(self._digest, entry)
         self._is_sound = False
         self._is_synced = False
-        while left:  # an unbuffered file may take less than it is given
-            left = left[self._file.write(left) :]
-        if time.monotonic() - self._when_synced >= SYNC_SECONDS:
+        while unwritten:  # a write to an unbuffered file may take only a part of the bytes
+            unwritten = unwritten[self._file.write(unwritten) :]
+        if time.monotonic() - self._when_synced >= MIN_SYNC_INTERVAL:
             os.fsync(self._file.fileno())
             self._when_synced = time.monotonic()
             self._is_synced = True
         self._size = os.fstat(self._file.fileno()).st_size
 
-    def _read(self, at_least: Position | None) -> None:
-        """Count the steps of the file, and repair a line that a kill cut short."""
+    def _read(self, checkpoint_position: Position | None) -> None:
+        """Count the steps of the file, and mend a line that a kill cut short.
+
+        Raises:
+            LedgerError: see the class.
+        """
+        checkpoint = checkpoint_position
+        if checkpoint is not None and not checkpoint.releases:
+            checkpoint = None  # nothing was released before it, so there is nothing to find
+        found_checkpoint = checkpoint is None
         number = 0
         cut: Line | None = None
-        expected = at_least if at_least is not None and at_least.entries else None
-        passed = expected is None
         for line in read_ledger(self.path):
             if line.is_cut:
                 cut = line
                 break
             number = line.number
             self._read_entry(line)
-            if expected is not None and line.digest == expected.digest:
-                passed = passed or self.releases >= expected.entries
-        if expected is not None and self.releases < expected.entries:
+            if checkpoint is not None and line.digest == checkpoint.digest:
+                found_checkpoint = found_checkpoint or self.releases >= checkpoint.releases
+        if checkpoint is not None and self.releases < checkpoint.releases:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
-                f"steps, but the checkpoint beside it was written after {expected.entries}; it was "
-                "truncated"
+                "releases, but the checkpoint beside it was written after "
+                f"{checkpoint.releases}; it was truncated"
             )
-        if expected is not None and not passed:
+        if checkpoint is not None and not found_checkpoint:
             raise LedgerError(
                 f"{self.path}: does not hold the step that the checkpoint beside it was written "
-                f"after, its {expected.entries}th; the file was replaced"
+                f"after, its {checkpoint.releases}th; the file was replaced"
             )
-        if not number:  # killed while the very first line was written: nothing was released yet
+        if not number:  # a kill cut the head short: nothing was released yet
             disk.write_bytes(self.path, make_line(BEGINNING, self._head))
             self._digest = chain(BEGINNING, self._head)
         elif cut is not None:
@@ -565,6 +647,7 @@ class Ledger(Tally):
     def _read_entry(self, line: Line) -> None:
         entry = line.entry
         if isinstance(entry, Head):
+            # Heads of older versions have no facts: accept this run's.
             stated = replace(entry, facts=entry.facts or self._head.facts)
             if stated != self._head:
                 raise LedgerError(
@@ -573,34 +656,37 @@ class Ledger(Tally):
                 )
             self.facts = entry.facts
         elif isinstance(entry, Start):
-            self._learn(entry)
+            self._remember_start(entry)
         else:
-            self._take(entry)
+            self._count_file_step(entry)
         self._digest = line.digest
 
     def _mend(self, cut: Line) -> None:
-        """Count the step whose line a kill cut short: replace the fragment by a whole line."""
+        """Replace a line that a kill cut short by the whole line, and count its step."""
         with open_regular(self.path) as file:
             content = file.read()
-        whole = content[: content.rfind(b"\n") + 1]
-        disk.write_bytes(self.path, whole + make_line(self._digest, cut.entry))
+        whole_lines = content[: content.rfind(b"\n") + 1]
+        disk.write_bytes(self.path, whole_lines + make_line(self._digest, cut.entry))
         self._read_entry(cut)
 
 
 def read_ending(path: Path) -> tuple[int, bytes] | None:
-    """Return a ledger's size and last bytes, whose digest covers all lines; None without a file."""
+    """Return a ledger's size and last bytes, or None if there is no file.
+
+    The last bytes identify all lines, because the last line holds the digest of those above it.
+    """
     if not path.is_file():
         return None
     with open_regular(path) as file:
         size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - END))
+        file.seek(max(0, size - TAIL_BYTES))
         return size, file.read()
 
 
 def set_aside(path: Path) -> None:
-    """Rename the ledger at `path` to `ledger.jsonl.1`, and so on, before a new one begins.
+    """Rename the ledger at `path` to `ledger.jsonl.1`, or the next free number, if there is one.
 
-    None is ever deleted.
+    A new ledger can then begin at `path`. No ledger is ever deleted.
     """
     if path.exists():
         disk.rename(path, _next_aside(path))
@@ -614,7 +700,7 @@ def _next_aside(path: Path) -> Path:
 
 
 def those_aside(path: Path) -> list[Path]:
-    """Return the ledgers that were `set_aside` at `path`, the first one first."""
+    """Return the ledgers that were `set_aside` at `path`, the oldest first."""
     pattern = re.compile(re.escape(path.name) + r"\.(\d+)")
     if not path.parent.is_dir():
         return []
@@ -627,7 +713,7 @@ def those_aside(path: Path) -> list[Path]:
 
 
 def is_ledger(path: Path) -> bool:
-    """True if a file is a ledger, whatever its name, or is named like one."""
+    """Return True if a file is a ledger, whatever its name, or is named like one."""
     if re.fullmatch(r".*\.jsonl(\.\d+)?", path.name):
         return not path.is_dir()
     if path.is_symlink() or not path.is_file():
@@ -645,10 +731,10 @@ def _read_head(path: Path) -> Head:
     """Return the first line of a ledger.
 
     Raises:
-        LedgerError: the file does not begin as a ledger.
+        LedgerError: the first line of the file is not the head of a ledger.
     """
     with open_regular(path) as file:
-        first_line = file.readline(MOST_LINE)
+        first_line = file.readline(MAX_LINE)
     entry, _ = parse(first_line)
     if not isinstance(entry, Head):
         raise LedgerError(f"{path}, line 1: not the first line of a ledger")
@@ -656,20 +742,26 @@ def _read_head(path: Path) -> Head:
 
 
 def ledgers_below(folder: Path, but: Collection[str] = ()) -> list[Path]:
-    """Return the ledgers anywhere in a folder and its subfolders, by path.
+    """Return the ledgers in a folder and its subfolders, sorted by path.
 
     Args:
-        but: names of files in the folder itself that are known to be none.
+        folder: the folder.
+        but: names of files in the folder itself that are known to be no ledgers.
     """
-    found = []
+    ledgers = []
     for place, _, names in os.walk(folder):
-        others = names if place != str(folder) else [name for name in names if name not in but]
-        found += [path for path in (Path(place, name) for name in others) if is_ledger(path)]
-    return sorted(found)
+        others = names
+        if place == str(folder):
+            others = [name for name in names if name not in but]
+        ledgers += [path for path in (Path(place, name) for name in others) if is_ledger(path)]
+    return sorted(ledgers)
 
 
 def without_copies(ledgers: Sequence[Path]) -> list[Path]:
-    """Return ledgers, by path, without copies; of two that are the same, the first is kept."""
+    """Return ledgers without copies of one another, sorted by path.
+
+    Of ledgers with the same content, only the first is kept.
+    """
     if len(ledgers) < 2:
         return [*ledgers]
     contents = {}
@@ -677,41 +769,44 @@ def without_copies(ledgers: Sequence[Path]) -> list[Path]:
         with open_regular(path) as file:
             contents[path] = file.read()
     kept: list[Path] = []
+    # The longest come first: a copy made while the original was being written is a prefix of it.
     for path in sorted(contents, key=lambda path: -len(contents[path])):
-        # A copy that was made while the other was written is how that one begins.
         content = contents[path]
         if not any(contents[other].startswith(content) for other in kept):
             kept.append(path)
     return sorted(kept)
 
 
-def adopt(path: Path, whose: str = "") -> None:
-    """Set aside the other ledgers in the folder of the one at `path`, which is its own.
+def adopt(path: Path, identity: str = "") -> None:
+    """Set aside every other ledger in the folder, which belongs to the ledger at `path`.
 
-    They were renamed or moved by hand, and their steps count. So do those in its subfolders, where
-    a federation's server leaves those of its nodes.
+    Those ledgers were renamed or moved by hand, and their steps count. So do the steps of ledgers
+    in subfolders, where a federation's server keeps those of its nodes.
 
     Args:
-        whose: what the first line of the one at `path` says.
+        path: the training's ledger.
+        identity: identity of the ledger at `path`; see `Ledger`. Ledgers in subfolders with another
+            one are left alone.
     """
     own = [ledger for ledger in [path, *those_aside(path)] if ledger.exists()]
     others = [ledger for ledger in ledgers_below(path.parent) if ledger not in own]
     for ledger in without_copies([*own, *others]):
-        is_ours = not whose or ledger.parent == path.parent or _read_whose(ledger) == whose
+        is_in_folder = ledger.parent == path.parent
+        is_ours = not identity or is_in_folder or _read_identity(ledger) == identity
         if is_ours and ledger not in own:
             disk.rename(ledger, _next_aside(path))
 
 
-def _read_whose(path: Path) -> str | None:
-    """Return what the first line of a ledger says of whose it is; None if it is damaged."""
+def _read_identity(path: Path) -> str | None:
+    """Return the identity that the head of a ledger states, or None if the head is damaged."""
     try:
-        return _read_head(path).whose
+        return _read_head(path).identity
     except LedgerError:
         return None
 
 
 def has_steps(path: Path) -> bool:
-    """True if a ledger holds a release; its other lines are its head and the states of starts."""
+    """Return True if a ledger holds a step, and not only its head and recorded starts."""
     with open_regular(path) as file:
         for line in lines_of(file):
             if b'"ledger"' not in line and b'"state"' not in line:
@@ -719,15 +814,18 @@ def has_steps(path: Path) -> bool:
     return False
 
 
-def _require_one_name(path: Path) -> None:
-    """Reject a link and a file of several names: locks go by name, and two would write at once."""
+def _require_single_link(path: Path) -> None:
+    """Raise an error for a link, and for a file with a second hard link.
+
+    Locks are per path, so two runs could write to the file at once.
+    """
     if not os.path.lexists(path):
         return
     status = os.lstat(path)
     if stat.S_ISLNK(status.st_mode) or status.st_nlink > 1:
         raise UserError(
-            f"{path}: is a link, or has a second name by a hard link, under which another run "
-            "could write to it: name the file itself, or a copy of its own (cp)."
+            f"{path}: is a link, or has a second hard link, through which another run could write "
+            "to it: give the path of the file itself, or of a copy (cp)."
         )
 
 

@@ -1,6 +1,7 @@
-"""The lines of a ledger's file, and what its chain of digests says of them.
+"""Write, parse and verify the lines of a ledger's file.
 
-Each line is one JSON object. `sha256` in it is the digest of everything above it and of itself.
+Each line is one JSON object. Its key `sha256` is the digest of all lines above it and of its other
+keys, so the lines form a chain of digests.
 """
 
 from __future__ import annotations
@@ -16,10 +17,10 @@ from typing import Any, BinaryIO, NamedTuple
 from zdp_bench.errors import UserError
 from zdp_bench.foreign_files import open_regular
 
-FORMAT = 7  # version of the file's format
-MOST_LINE = 1 << 16  # bytes
-SHORTEST_STEP = 90  # bytes of the shortest line of a step
-BEGINNING = "0" * 64  # the digest before the first line
+FORMAT = 7  # version of the file format
+MAX_LINE = 1 << 16  # bytes
+MIN_STEP_LINE = 90  # bytes of the shortest line of a step
+BEGINNING = "0" * 64  # digest before the first line
 OTHER_VERSION = (
     "was written by another version of zdp-bench, whose lines this one cannot count: keep its "
     "folder, with that version, outside of this results folder"
@@ -28,11 +29,11 @@ _encode, _decode = json.JSONEncoder(sort_keys=True).encode, json.JSONDecoder().r
 
 
 class LedgerError(ValueError):
-    """The ledger file is not the one this run wrote: truncated, edited, or another run's."""
+    """The ledger file is not as this run wrote it: it was truncated, edited or replaced."""
 
 
 class OtherVersionError(LedgerError):
-    """The ledger file is of another version: what its lines stand for is not known."""
+    """The ledger file has the format of another version, whose lines cannot be counted."""
 
 
 # ------------------------------------------------------------------------------ a line of the file
@@ -40,70 +41,117 @@ class OtherVersionError(LedgerError):
 
 @dataclass(frozen=True)
 class Head:
-    """The first line: what all steps have in common.
+    """The first line, which states what all steps of the file have in common.
 
     Attributes:
-        mechanism: its digest.
-        repeatable: a step that is drawn again has the same noise.
-        whose: what else a ledger must not be confused by.
-        earlier: releases of the ledgers that were set aside, with noise that is not repeatable.
-        facts: what no mechanism says, such as whose ε it is. An older ledger lacks them.
+        mechanism: digest of the mechanism.
+        repeatable: whether a step that is taken again has the same noise.
+        identity: what else must match; see `Ledger`. In the file, its key is "whose".
+        earlier: number of releases in ledgers that were set aside. 0 if noise is repeatable.
+        facts: properties that the mechanism does not cover, such as whose ε it is. Ledgers of older
+            versions lack them.
     """
 
     mechanism: str
     repeatable: bool
-    whose: str = ""
+    identity: str = ""
     earlier: int = 0
     facts: Mapping[str, str] = field(default_factory=dict)
 
     def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
-        optional = {"whose": self.whose, "earlier": self.earlier, "facts": dict(self.facts)}
+        """Return the line's JSON object without its digest."""
+        optional = {"whose": self.identity, "earlier": self.earlier, "facts": dict(self.facts)}
         stated = {key: value for key, value in optional.items() if value}
         required = {"mechanism": self.mechanism, "repeatable": self.repeatable}
         return {"ledger": FORMAT, **required, **stated}
 
+    @staticmethod
+    def from_body(body: dict[str, Any]) -> Head:
+        """Return the head that `body` described."""
+        return Head(
+            body["mechanism"],
+            body["repeatable"],
+            body.get("whose", ""),
+            body.get("earlier", 0),
+            body.get("facts", {}),
+        )
+
 
 @dataclass(frozen=True)
 class Step:
-    """A release.
+    """A step that was taken.
 
     Attributes:
-        of: the digest of the weights it starts from, if they may differ when it is drawn again.
+        step: number of the step, from 0.
+        weights_digest: digest of the starting weights, if a repeat of the step may start from other
+            weights. In the file, its key is "of".
+        generation: generation of the noise and the batches; see `Ledger.generation`.
     """
 
     step: int
-    of: str = ""
+    weights_digest: str = ""
     generation: str = ""
 
     def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
+        """Return the line's JSON object without its digest."""
         body: dict[str, Any] = {"step": self.step}
-        if self.of:
-            body["of"] = self.of
+        if self.weights_digest:
+            body["of"] = self.weights_digest
         if self.generation:
             body["generation"] = self.generation
         return body
 
+    @staticmethod
+    def from_body(body: dict[str, Any]) -> Step:
+        """Return the step that `body` described."""
+        return Step(body["step"], body.get("of", ""), body.get("generation", ""))
+
 
 @dataclass(frozen=True)
 class Start:
-    """A state from which a process may start `step`; it stands beside the chain.
+    """A recorded start: a state from which a process may start `step`, outside the hash chain.
 
     Attributes:
-        made: the digest of code, libraries, machine and micro-batch.
-        state: the digest of weights, optimiser and schedule; empty if the generation cannot be
-            repeated, so that none of its starts holds any more.
+        execution_digest: digest of code, libraries, machine and micro-batch. In the file, its key
+            is "made".
+        step: number of the first step from this state.
+        state_digest: digest of weights, optimiser and schedule. In the file, its key is "state".
+        generation: generation of the steps that follow.
     """
 
-    made: str
+    execution_digest: str
     step: int
-    state: str
+    state_digest: str
     generation: str
 
+    @staticmethod
+    def forbid(generation: str, step: int) -> Start:
+        """Return the entry after which no later process may repeat `generation`.
+
+        Args:
+            generation: all of its recorded starts become void.
+            step: the step that could not be repeated, for readers of the file.
+        """
+        return Start("", step, "", generation)
+
+    @property
+    def forbids_repeats(self) -> bool:
+        """True if the entry is one of `forbid`."""
+        return not self.state_digest
+
     def body(self) -> dict[str, Any]:
-        """Return the line's JSON, without its digest."""
-        return dict(vars(self))
+        """Return the line's JSON object without its digest."""
+        return {
+            "made": self.execution_digest,
+            "step": self.step,
+            "state": self.state_digest,
+            "generation": self.generation,
+        }
+
+    @staticmethod
+    def from_body(body: dict[str, Any]) -> Start:
+        """Return the start that `body` described."""
+        return Start(body["made"], body["step"], body["state"], body["generation"])
 
 
 Entry = Head | Step | Start
@@ -119,10 +167,11 @@ _TYPES: dict[str, type] = {
 
 
 def parse(line: bytes) -> tuple[Entry, str]:
-    """Return what a line says, and the digest that it states.
+    """Return a line's entry, and the digest that the line states.
 
     Raises:
-        LedgerError: it is no line of a ledger.
+        LedgerError: `line` is not a line of a ledger.
+        OtherVersionError: it is the head of a ledger of another version.
     """
     damaged = LedgerError("not a ledger line; the file was edited or damaged")
     try:
@@ -136,25 +185,24 @@ def parse(line: bytes) -> tuple[Entry, str]:
         raise damaged
     keys = body.keys()
     if keys == _START_KEYS:
-        return Start(**body), digest
+        return Start.from_body(body), digest
     if {"step"} <= keys <= _STEP_KEYS:
-        return Step(**body), digest
+        return Step.from_body(body), digest
     if {"ledger", "mechanism", "repeatable"} <= keys <= _HEAD_KEYS:
-        facts = body.get("facts", {})
-        if body.pop("ledger") != FORMAT:
+        if body["ledger"] != FORMAT:
             raise OtherVersionError(OTHER_VERSION)
-        if all(type(value) is str for value in facts.values()):
-            return Head(**body), digest
+        if all(type(value) is str for value in body.get("facts", {}).values()):
+            return Head.from_body(body), digest
     raise damaged
 
 
 def chain(previous: str, entry: Entry) -> str:
-    """Return the digest that continues `previous` by an entry."""
+    """Return the digest of the chain after `entry`, given the digest before it."""
     return hashlib.sha256((previous + _encode(entry.body())).encode()).hexdigest()
 
 
 def make_line(previous: str, entry: Entry) -> bytes:
-    """Return a line of the file: the entry and the chain's digest."""
+    """Return a line of the file: the entry and the digest of the chain after it."""
     body = entry.body() | {"sha256": chain(previous, entry)}
     return _encode(body).encode() + b"\n"
 
@@ -163,12 +211,13 @@ def make_line(previous: str, entry: Entry) -> bytes:
 
 
 class Line(NamedTuple):
-    """An entry of a ledger that was read.
+    """A line that was read from a ledger.
 
     Attributes:
-        number: that of its line in the file, from 1.
-        digest: the chain's, after it.
-        is_cut: a kill cut the line short; the entry is the step that it stands for.
+        number: number of the line in the file, from 1.
+        entry: what the line states.
+        digest: digest of the chain after the line.
+        is_cut: whether a kill cut the line short. The entry is then the step it must have been.
     """
 
     number: int
@@ -178,10 +227,10 @@ class Line(NamedTuple):
 
 
 def read_ledger(path: Path) -> Iterator[Line]:
-    """Yield the entries of a ledger, each held to the chain.
+    """Yield the lines of a ledger, and verify the chain of digests.
 
     Raises:
-        LedgerError: a line is damaged, or breaks the chain; names file and line.
+        LedgerError: a line is damaged or breaks the chain. The message names file and line.
     """
     digest = BEGINNING
     last = Step(-1)
@@ -189,7 +238,7 @@ def read_ledger(path: Path) -> Iterator[Line]:
         for number, content in enumerate(lines_of(file), start=1):
             where = f"{path}, line {number}"
             if _is_cut(content):
-                if number > 1:  # else nothing was released yet
+                if number > 1:  # a cut first line precedes every release
                     cut = Step(last.step + 1, generation=last.generation)
                     yield Line(number, cut, chain(digest, cut), is_cut=True)
                 return
@@ -210,21 +259,21 @@ def read_ledger(path: Path) -> Iterator[Line]:
 
 
 def _is_cut(content: bytes) -> bool:
-    """True if a kill cut a line short. Zeros are no part of what was written."""
-    is_whole = content.endswith(b"\n") or len(content) == MOST_LINE
+    """True if a kill cut a line short. Zero bytes mean damage instead: no line contains them."""
+    is_whole = content.endswith(b"\n") or len(content) == MAX_LINE
     return not is_whole and b"\0" not in content
 
 
 def lines_of(file: BinaryIO) -> Iterator[bytes]:
-    """Yield the lines of a file, in pieces of `MOST_LINE` bytes: a stranger's may have no end."""
-    return iter(lambda: file.readline(MOST_LINE), b"")
+    """Yield the lines of a file, in parts of `MAX_LINE` bytes: a foreign file may have no lines."""
+    return iter(lambda: file.readline(MAX_LINE), b"")
 
 
 def salvage(path: Path) -> tuple[list[Entry], int]:
-    """Return the entries of a ledger, and how many releases its damaged lines hold at most.
+    """Return the entries of a ledger, and an upper bound on the releases in its damaged lines.
 
     Raises:
-        UserError: it is of another version, so that how many a line may hold is not known.
+        UserError: the ledger has the format of another version, so there is no such bound.
     """
     try:
         return [line.entry for line in read_ledger(path)], 0
@@ -232,25 +281,25 @@ def salvage(path: Path) -> tuple[list[Entry], int]:
         raise UserError(f"{error}.") from None
     except LedgerError:
         pass
-    steps: list[Entry] = []  # without starts: what is damaged repeats nothing
-    lost = 0
+    steps: list[Entry] = []  # no starts, because a damaged ledger proves no repeat
+    max_lost = 0
     with open_regular(path) as file:
         for content in lines_of(file):
             try:
                 entry, _ = parse(content)
             except LedgerError:
-                lost += math.ceil(len(content) / SHORTEST_STEP)
+                max_lost += math.ceil(len(content) / MIN_STEP_LINE)
                 continue
             if isinstance(entry, Step):
                 steps.append(entry)
-    return steps, lost
+    return steps, max_lost
 
 
 def end_of(path: Path) -> str:
-    """Return the digest at the end of a ledger that is to be shared.
+    """Return the digest at the end of a ledger.
 
     Raises:
-        UserError: it is damaged, or its last line is cut short.
+        UserError: the ledger is damaged, or its last line is cut short.
     """
     digest = BEGINNING
     try:
@@ -259,5 +308,5 @@ def end_of(path: Path) -> str:
                 raise LedgerError("its last line is cut short")
             digest = line.digest
     except LedgerError:
-        raise UserError(f"{path.name}: is damaged, and its ε cannot be trusted.") from None
+        raise UserError(f"{path.name}: is damaged, so its ε cannot be trusted.") from None
     return digest

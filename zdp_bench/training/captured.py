@@ -1,13 +1,13 @@
-"""Sums of clipped gradients by one program for every piece of a batch, replayed as a CUDA graph.
+"""Sum clipped gradients by replaying one CUDA graph for every micro-batch.
 
-A step of a small network on a GPU takes as long as Python needs to launch its kernels. So the sum
-over a piece is recorded once, as a CUDA graph, and replayed for each further piece. A graph has one
-shape: every piece has `rows` rows, of which the first n are drawn examples. The others hold
-whatever was there before, and their losses are multiplied by 0.
+On a GPU, a step of a small network takes as long as Python needs to launch its kernels. So the sum
+over one micro-batch is captured once as a CUDA graph and replayed for each further micro-batch. A
+graph has fixed shapes: its batch has `rows` rows, of which the first n hold the drawn examples. The
+other rows hold earlier examples, whose losses are multiplied by 0.
 
-Nothing is read back from the GPU before the last piece of a step. Then one number is: whether all
-norms were finite. If not, the caller sums the step again without a program, which leaves out the
-examples whose gradients are not finite.
+Within a step, nothing is read back from the GPU until its last micro-batch has been added. Then one
+boolean is: whether all norms were finite. If not, the caller sums the step again eagerly, which
+leaves out the examples whose gradients are not finite.
 """
 
 from __future__ import annotations
@@ -32,17 +32,18 @@ from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
-# Packages whose layers compute the same at every call; a forward function of another package may
-# draw numbers in Python or count its calls, which a graph would not repeat.
-PURE = {"torch", "zdp_bench"}
+# Packages whose layers compute the same at every call. A forward function of another package may
+# draw numbers in Python or count its calls, which a replayed graph would not repeat.
+PURE_PACKAGES = {"torch", "zdp_bench"}
 
 Shape = tuple[Any, ...]
 
 
 def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
-    """Return what a program depends on, beside the number of rows.
+    """Return the cache key of a captured sum: shapes, dtypes, devices and the mechanism.
 
-    The program keeps its mechanism, so no later one has the same identity.
+    `id` identifies the mechanism, because the captured sum keeps it alive: no later mechanism can
+    get the same `id`.
     """
     inputs, targets = batch
     described = ((t.shape[1:], t.dtype, t.device) for t in (inputs, targets))
@@ -51,32 +52,47 @@ def shape_of(batch: Batch, mechanism: Mechanism) -> Shape:
 
 def rows_of(
     sampling: Sampling,
-    most: int,
+    max_rows: int,
     ranks: int = 1,
 ) -> int:
-    """Return how many rows a program has, from what is public of the sampling alone.
+    """Return the number of rows of a captured sum.
 
-    A Poisson batch is rarely three deviations larger than expected; one that is takes two passes.
+    It depends only on what is public about the sampling. A Poisson batch rarely exceeds its
+    expected size by three standard deviations. One that does takes two passes.
+
+    Args:
+        sampling: how a step draws its examples.
+        max_rows: the size of a micro-batch.
+        ranks: number of processes that share a batch.
     """
     rows = sampling.expected_batch_size / ranks
     if sampling.scheme == "poisson" and sampling.sample_rate < 1:
         rows = 8 * math.ceil((rows + 3 * math.sqrt(rows)) / 8)
-    return max(1, min(math.ceil(rows), most))
+    return max(1, min(math.ceil(rows), max_rows))
 
 
 @dataclass
-class Program:
-    """The sum over one piece, as static tensors and what turns the ones into the others."""
+class CapturedSum:
+    """The sum over one micro-batch: its static tensors and the operations between them.
+
+    Attributes:
+        total: S so far, by block. The tensors are the same from step to step.
+        inputs: [rows, ...]. Rows after the examples of a micro-batch keep earlier examples.
+        targets: [rows, ...].
+        weights: [rows], 1 for an example of the micro-batch and 0 after them.
+        finite: scalar, whether all norms since `start` were finite.
+        graph: the captured operations. If it is None, they run one by one.
+    """
 
     algorithm: Algorithm
     loss: PerExample
     mechanism: Mechanism
-    total: dict[str, Tensor]  # S so far, by block; the same tensors from step to step
-    inputs: Tensor  # [rows, ...]; rows beyond a piece's examples keep earlier ones
+    total: dict[str, Tensor]
+    inputs: Tensor
     targets: Tensor
-    weights: Tensor  # [rows], 1 for an example of the piece and 0 beyond
-    finite: Tensor  # whether all norms since `start` were
-    graph: torch.cuda.CUDAGraph | None = None  # None runs the operations one by one
+    weights: Tensor
+    finite: Tensor
+    graph: torch.cuda.CUDAGraph | None = None
 
     @staticmethod
     def of(
@@ -85,32 +101,32 @@ class Program:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
-    ) -> Program:
-        """Return a program for pieces like `batch`, whose first example fills every row."""
+    ) -> CapturedSum:
+        """Return a sum for micro-batches like `batch`, whose first example fills every row."""
         inputs, targets = (t[:1].expand(rows, *t.shape[1:]).contiguous() for t in batch)
         if batch[0].dim() == 4 and not batch[0].is_contiguous():
             inputs = inputs.contiguous(memory_format=torch.channels_last)
         device = inputs.device
-        sampling = mechanism.sampling
-        total = Total(mechanism, device, sampling.expected_batch_size > MICRO_BATCH).whole()
+        is_wide = mechanism.sampling.expected_batch_size > MICRO_BATCH
+        total = Total(mechanism, device, is_wide).whole()
         weights = torch.ones(rows, device=device)
         finite = torch.ones((), dtype=torch.bool, device=device)
-        return Program(algorithm, loss, mechanism, total, inputs, targets, weights, finite)
+        return CapturedSum(algorithm, loss, mechanism, total, inputs, targets, weights, finite)
 
     def run(self) -> None:
-        """Add the piece in `inputs` to `total`."""
+        """Add the examples in `inputs` to `total`."""
         with defer_finite(self.finite), self.loss.weighed(self.weights):
             self.algorithm.accumulate(self.total, (self.inputs, self.targets))
 
     def capture(self) -> None:
-        """Record `run` as a CUDA graph."""
-        aside = torch.cuda.Stream()
-        aside.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(aside):  # libraries allocate their workspaces in a first run
+        """Capture `run` as a CUDA graph."""
+        warmup_stream = torch.cuda.Stream()
+        warmup_stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(warmup_stream):  # libraries allocate their workspaces in a first run
             self.run()
-        torch.cuda.current_stream().wait_stream(aside)
+        torch.cuda.current_stream().wait_stream(warmup_stream)
         graph = torch.cuda.CUDAGraph()
-        # Another thread may pin memory meanwhile, which the default mode forbids.
+        # The default mode fails if another thread pins memory meanwhile, as prefetching does.
         with torch.cuda.graph(graph, capture_error_mode="thread_local"):
             self.run()
         self.graph = graph
@@ -121,7 +137,7 @@ class Program:
         self.finite.fill_(True)
 
     def add(self, batch: Batch) -> None:
-        """Add the examples of a piece to S, `rows` at a time."""
+        """Add the examples of a micro-batch to S, at most `rows` at a time."""
         rows = len(self.weights)
         for inputs, targets in zip(batch[0].split(rows), batch[1].split(rows), strict=True):
             count = len(inputs)
@@ -136,69 +152,77 @@ class Program:
 
 
 @dataclass
-class Programs:
-    """The programs of one training, made as pieces of new shapes arrive."""
+class CapturedSums:
+    """The captured sums of a training, one for each shape of micro-batches.
 
-    capture: bool = True  # record them as CUDA graphs; else they run one operation at a time
-    warm: bool = False  # a step was summed without one: models are checked and caches filled
-    refused: str = ""  # why no program serves this training
-    made: dict[Shape, Program] = field(default_factory=dict)
+    Attributes:
+        capture: whether to capture CUDA graphs. Otherwise, the operations run one by one.
+        is_warm: whether a step was summed eagerly, which checks the model and fills caches.
+        refused: why this training cannot use captured sums, or "".
+        by_shape: the captured sums, by `shape_of` their micro-batches.
+    """
+
+    capture: bool = True
+    is_warm: bool = False
+    refused: str = ""
+    by_shape: dict[Shape, CapturedSum] = field(default_factory=dict)
 
     def sum(
         self,
         algorithm: Algorithm,
         mechanism: Mechanism,
         model: nn.Module,
-        pieces: Iterable[Batch],
+        micro_batches: Iterable[Batch],
         ranks: int = 1,
     ) -> dict[str, Tensor] | None:
-        """Return S over all pieces; None where the caller has to sum by itself.
+        """Return S over all micro-batches, or None if the caller must sum eagerly.
 
-        The tensors are the programs' own and hold S until the next call.
+        The returned tensors are reused: they hold S only until the next call.
         """
-        most, shares = 2**31, None
-        if isinstance(pieces, MicroBatches):
-            most, shares = pieces.size.examples, pieces.shares
+        max_rows, shares = 2**31, None
+        if isinstance(micro_batches, MicroBatches):
+            max_rows, shares = micro_batches.size.examples, micro_batches.shares
         suits = next(model.parameters()).is_cuda or not self.capture
-        if self.refused or not suits or isinstance(pieces, Iterator) or shares is not None:
+        # An iterator could not be read again for an eager sum.
+        if self.refused or not suits or isinstance(micro_batches, Iterator) or shares is not None:
             return None
-        if not self.warm:
-            self.warm = True
+        if not self.is_warm:
+            self.is_warm = True
             self.refused = why_not(algorithm, model)
             return None
         try:
-            rows = rows_of(mechanism.sampling, most, ranks)
-            return self._sum(algorithm, mechanism, pieces, rows)
+            rows = rows_of(mechanism.sampling, max_rows, ranks)
+            return self._sum(algorithm, mechanism, micro_batches, rows)
         except torch.OutOfMemoryError:
             self.refused = "memory ran out"
-            self.made.clear()
+            self.by_shape.clear()
             return None
 
     def _sum(
         self,
         algorithm: Algorithm,
         mechanism: Mechanism,
-        pieces: Iterable[Batch],
+        micro_batches: Iterable[Batch],
         rows: int,
     ) -> dict[str, Tensor] | None:
-        found: Program | None = None
-        for batch in pieces:
+        first: CapturedSum | None = None
+        for batch in micro_batches:
             shape = shape_of(batch, mechanism)
-            if shape not in self.made:
-                self.made[shape] = self._make(algorithm, mechanism, batch, rows)
-            program = self.made[shape]
-            if self.refused or (found is not None and program is not found):
+            if shape not in self.by_shape:
+                self.by_shape[shape] = self._make(algorithm, mechanism, batch, rows)
+            captured = self.by_shape[shape]
+            if self.refused or (first is not None and captured is not first):
                 return None
-            if found is None:
-                program.start()
-                found = program
-            program.add(batch)
-        if found is None:
+            if first is None:
+                captured.start()
+                first = captured
+            captured.add(batch)
+        if first is None:
             return None
-        if not found.finite.item():
-            self.made.clear()  # its rows may hold the example that broke it
+        if not first.finite.item():
+            self.by_shape.clear()  # a row may hold the example whose gradient is not finite
             return None
-        return dict(found.total)
+        return dict(first.total)
 
     def _make(
         self,
@@ -206,30 +230,31 @@ class Programs:
         mechanism: Mechanism,
         batch: Batch,
         rows: int,
-    ) -> Program:
-        program = Program.of(algorithm, per_example(algorithm.problem.loss), mechanism, batch, rows)
+    ) -> CapturedSum:
+        loss = per_example(algorithm.problem.loss)
+        captured = CapturedSum.of(algorithm, loss, mechanism, batch, rows)
         if self.capture:
             try:
-                program.capture()
+                captured.capture()
             except RuntimeError as error:
                 if isinstance(error, torch.OutOfMemoryError):
                     raise
                 self.refused = first_line(error)
                 log.info(
-                    "running without a CUDA graph, because a step cannot be recorded: %s",
+                    "running without a CUDA graph, because a step cannot be captured: %s",
                     self.refused,
                 )
-        return program
+        return captured
 
 
 def why_not(algorithm: Algorithm, model: nn.Module) -> str:
-    """Return why a training's sums cannot be captured; "" if they can."""
+    """Return why the sums of a training cannot be captured, or "" if they can."""
     if algorithm.carried:
         return "steps follow from earlier ones"
     if reason := alone(model):
         return reason
     for name, module in model.named_modules():
-        if type(module).__module__.partition(".")[0] not in PURE:
+        if type(module).__module__.partition(".")[0] not in PURE_PACKAGES:
             return f"layer '{name}' runs code that a graph might not repeat"
         if isinstance(module, nn.modules.batchnorm._BatchNorm):
             return f"layer '{name}' mixes the rows of a batch"

@@ -128,7 +128,7 @@ def save(path: Path, checkpoint: Checkpoint) -> None:
     """Write atomically: a kill leaves the old file or the new one, never half of one."""
     body = {
         **vars(checkpoint),
-        "ledger": [checkpoint.ledger.entries, checkpoint.ledger.digest],
+        "ledger": [checkpoint.ledger.releases, checkpoint.ledger.digest],
         "format": _FORMAT,
     }
     whole = io.BytesIO()  # because torch hides the reason why a file cannot be written

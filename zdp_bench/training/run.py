@@ -603,5 +603,5 @@ def released_report(
         "sampling": mechanism.sampling.as_dict(),
         "mechanism": mechanism.as_dict(),
         "randomness": "cryptographic" if secure else "seeded",
-        "ledger": {"entries": position.entries, "digest": position.digest},
+        "ledger": {"entries": position.releases, "digest": position.digest},
     }

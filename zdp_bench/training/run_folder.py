@@ -138,20 +138,36 @@ def open_ledger(
     path: Path,
     mechanism: Mechanism,
     repeatable: bool,
-    at_least: Position | None,
+    checkpoint_position: Position | None,
     start: tuple[str, int, str] | None,
     ranks: Ranks = ALONE,
-    whose: str = "",
+    identity: str = "",
     facts: Mapping[str, str] | None = None,
     advice: str = START_AGAIN,
 ) -> Tally:
-    """Return a training's ledger, begun at `start`; rank 0 writes it, other ranks count along."""
+    """Open a training's ledger. Rank 0 writes the file; the other ranks count in memory.
+
+    Args:
+        path: the ledger's file.
+        mechanism: mechanism of every step.
+        repeatable: whether a step that is taken again has the same noise.
+        checkpoint_position: end of the ledger at the last checkpoint; None without a checkpoint.
+        start: arguments of `Ledger.begin`. None if the training never repeats a step.
+        ranks: processes that take each step together.
+        identity: what else must match; see `Ledger`.
+        facts: properties that the mechanism does not cover; see `Ledger`.
+        advice: what to do about a ledger that cannot be used, for the error.
+
+    Raises:
+        UserError: the ledger is damaged, or belongs to another training.
+    """
     if not ranks.is_first:
         return ranks.broadcast(Tally(repeatable))
-    if start is not None and (at_least is None or path.exists()):
-        adopt(path, whose)  # the folder is this training's own
+    # If a checkpoint has lost its ledger, `Ledger` raises an error: leave the folder as it is.
+    if start is not None and (checkpoint_position is None or path.exists()):
+        adopt(path, identity)
     try:
-        ledger = Ledger(path, mechanism, repeatable, at_least, whose, facts)
+        ledger = Ledger(path, mechanism, repeatable, checkpoint_position, identity, facts)
     except LedgerError as error:
         raise UserError(f"{error}. Its ε cannot be trusted: {advice}.") from None
     if start is not None:

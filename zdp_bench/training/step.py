@@ -1,6 +1,6 @@
-"""One step of any algorithm: ledger, clipped sum, noise, gradient, descent.
+"""One private step of any algorithm: ledger, clipped sum, noise, gradient, optimiser step.
 
-Nothing else adds noise to what is trained on.
+This is the only place where privacy noise is added to what changes the model.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from zdp_bench.privacy.ledger import BudgetExceeded, Tally
 from zdp_bench.privacy.mechanism import Mechanism
 from zdp_bench.privacy.noise import NoiseSource, add_noise, correlate, round_to_grid, widen
 from zdp_bench.training.batches import MICRO_BATCH, MicroBatches, free_memory, is_out_of_memory
-from zdp_bench.training.captured import Programs
+from zdp_bench.training.captured import CapturedSums
 from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.memory_layout import lay_out_as, lay_out_states
 from zdp_bench.training.model_checks.state import mark_weights, require_unwritten
@@ -29,16 +29,24 @@ from zdp_bench.training.total import Total
 
 @dataclass(frozen=True)
 class Training:
-    """What stays the same from step to step."""
+    """What stays the same from step to step.
+
+    Attributes:
+        noise: source of the noise. It is wrapped in `CorrelatedNoise` if the algorithm's mechanism
+            correlates the noise of its steps.
+        max_releases: number of releases that the budget allows; None without a budget.
+        ranks: processes that take each step together.
+        captured_sums: CUDA graphs that sum contributions, recorded in earlier steps.
+    """
 
     algorithm: Algorithm
     model: torch.nn.Module
     optimizer: torch.optim.Optimizer
     noise: NoiseSource
     ledger: Tally
-    max_releases: int | None = None  # the budget in steps
-    ranks: Ranks = ALONE  # the processes that take the step together
-    programs: Programs = field(default_factory=Programs, repr=False)
+    max_releases: int | None = None
+    ranks: Ranks = ALONE
+    captured_sums: CapturedSums = field(default_factory=CapturedSums, repr=False)
     _mechanisms: dict[tuple[bool, ...], Mechanism] = field(default_factory=dict, repr=False)
 
     def __post_init__(self) -> None:
@@ -46,15 +54,15 @@ class Training:
 
     @cached_property
     def parameters(self) -> dict[str, torch.nn.Parameter]:
-        """All parameters by name. Which of them train may change between steps."""
+        """All parameters by name. The set of those that require gradients may change."""
         return dict(self.model.named_parameters())
 
     def mechanism(self) -> Mechanism:
-        """Return what a step releases, for the set of parameters that train now."""
-        which = tuple(parameter.requires_grad for parameter in self.parameters.values())
-        if which not in self._mechanisms:
-            self._mechanisms[which] = self.algorithm.mechanism()
-        return self._mechanisms[which]
+        """Return the mechanism of a step with the parameters that require gradients now."""
+        trained = tuple(parameter.requires_grad for parameter in self.parameters.values())
+        if trained not in self._mechanisms:
+            self._mechanisms[trained] = self.algorithm.mechanism()
+        return self._mechanisms[trained]
 
 
 def private_step(
@@ -62,83 +70,103 @@ def private_step(
     step: int,
     micro_batches: Iterable[Batch],
     expected_batch_size: float,
-    of: str = "",
+    weights_digest: str = "",
 ) -> None:
-    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2), with any algorithm.
+    """Take one step of Algorithm 1 (Ziller et al. 2021, section 4.2) with any algorithm.
 
     Args:
-        step: its number, which seeds its noise.
-        micro_batches: the sampled examples in pieces; a Poisson batch may be empty. Pieces of
-            `MicroBatches` are halved when memory runs out.
-        expected_batch_size: the divisor, known without looking at the batch.
-        of: the digest of the weights the step starts from, if they may differ when it is drawn
-            again; see `Tally.append`.
+        training: what stays the same from step to step.
+        step: number of the step, from 0. Seeded noise is a function of it.
+        micro_batches: the sampled examples. There may be none, because Poisson sampling can draw an
+            empty batch. If memory runs out, the micro-batches of a `MicroBatches` are halved.
+        expected_batch_size: divisor of the noisy sum, which must not depend on the sampled batch.
+        weights_digest: digest of the starting weights. Pass it only if a repeat of this step may
+            start from other weights; see `Tally.append`.
 
     Formal guarantees:
-        - The parameters change only through `total + ξ`; ξ has the covariance that
+        - The parameters change only through `total + ξ`. ξ has the covariance that
           `algorithm.mechanism()` states, and is drawn once, by rank 0.
-        - The step is in the ledger before any parameter changes on any rank: none has the sum
-          before rank 0 gives its share, and rank 0 writes first.
+        - The step is in the ledger before any parameter changes on any rank: rank 0 writes the line
+          before it joins the all-reduce, and no rank has the sum before that.
 
     Raises:
-        BudgetExceeded: the step would exceed `max_epsilon`; nothing was drawn or changed.
-        UserError: memory does not hold one example at a time, or ran out in a step taken before.
-        WrittenError: model or loss changed a weight; nothing was released.
+        BudgetExceeded: the step would exceed `max_epsilon`. Nothing was drawn or changed.
+        UserError: there is not enough memory for one example, or memory ran out in a step that
+            repeats an earlier one.
+        WrittenError: the model or the loss changed a weight. Nothing was released.
     """
     ledger, ranks = training.ledger, training.ranks
     spent = training.max_releases is not None and ledger.releases >= training.max_releases
-    if spent and not ledger.holds(step, of):  # a step drawn again after a kill costs nothing
+    if spent and not ledger.holds(step, weights_digest):  # repeating a release costs nothing
         raise BudgetExceeded
     algorithm, mechanism = training.algorithm, training.mechanism()
     device = next(iter(training.parameters.values())).device
-    counted = ledger.releases
-    ledger.append(step, of)  # before any of the release or its noise exists
-    taken_again = ledger.releases == counted
-    pieces = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
+    releases_before = ledger.releases
+    ledger.append(step, weights_digest)  # before the sum and its noise exist
+    is_repeat = ledger.releases == releases_before
+    size_before = micro_batches.size.examples if isinstance(micro_batches, MicroBatches) else 0
     marks = mark_weights(training.parameters)
     try:
-        own = training.programs.sum(algorithm, mechanism, training.model, micro_batches, ranks.size)
-        if own is None:
-            own = sum_contributions(algorithm, mechanism, micro_batches, device)
-    except Exception:  # not ctrl-C, which may come while torch holds other weights in their place
+        local_sum = training.captured_sums.sum(
+            algorithm,
+            mechanism,
+            training.model,
+            micro_batches,
+            ranks.size,
+        )
+        if local_sum is None:  # this step cannot use a CUDA graph: sum eagerly
+            local_sum = sum_contributions(algorithm, mechanism, micro_batches, device)
+    # Not KeyboardInterrupt: it may come while torch has other tensors in place of the weights, and
+    # the check would then fail although no weight was written.
+    except Exception:
         require_unwritten(training.parameters, marks)
         raise
     require_unwritten(training.parameters, marks)
-    total, many = own, 0  # this rank's share of S, and the most examples of all
+    total = local_sum
+    max_examples = 0  # upper bound on the examples in the sum over all ranks
     if isinstance(micro_batches, MicroBatches) and ranks.size > 1:
-        many = ranks.max(micro_batches.count) * ranks.size
-    if many > MICRO_BATCH or not training.noise.repeatable:
-        total = widen(own)
-    if isinstance(micro_batches, MicroBatches) and ranks.max(micro_batches.size.examples != pieces):
-        ledger.doubt(step)  # drawn again, the sum would be rounded in other pieces
-        if taken_again:  # its noise belongs to a sum of other pieces
+        max_examples = ranks.max(micro_batches.count) * ranks.size
+    is_secure = not training.noise.repeatable
+    if max_examples > MICRO_BATCH or is_secure:
+        total = widen(local_sum)
+    if isinstance(micro_batches, MicroBatches):
+        was_halved = ranks.max(micro_batches.size.examples != size_before)
+        if was_halved:
+            # A repeat would begin with the smaller micro-batches, whose sum rounds differently.
+            ledger.forbid_repeats(step)
+        if was_halved and is_repeat:  # the same noise must not hide two different sums
             raise UserError(
                 f"out of memory in step {step:,}, which was taken before and would not be "
-                "identical in smaller pieces: run the same command with "
+                "identical with smaller micro-batches: run the same command with "
                 f"{setting('trainer.micro_batch', micro_batches.size.examples)}. It continues with "
                 "new noise and counts the step again."
             )
-    # Noise and division in one pass, if nothing is sent or rounded between them: the same numbers.
-    at_once = algorithm.averages and ranks.size == 1 and training.noise.repeatable
+    # Fuse the division into the noise pass if nothing is sent or rounded in between. The result is
+    # bit-identical.
+    fuse_division = algorithm.averages and ranks.size == 1 and not is_secure
     if ranks.is_first:
         total = add_noise(
             total,
             mechanism,
             training.noise,
             step,
-            times=1 / expected_batch_size if at_once else 1.0,
+            times=1 / expected_batch_size if fuse_division else 1.0,
         )
     if ranks.size > 1:
         ledger.sync()  # before the noisy sum leaves this process
     release = round_to_grid(ranks.all_reduce(total), mechanism, training.noise)
-    sets_weights = algorithm.sets_weights  # of this step, which `postprocess` ends
-    found = release if at_once else algorithm.postprocess(release, expected_batch_size)
+    # Read before `postprocess`, which advances the algorithm to its next step.
+    sets_weights = algorithm.sets_weights
+    if fuse_division:
+        update = release
+    else:
+        update = algorithm.postprocess(release, expected_batch_size)
     if sets_weights:
         with torch.no_grad():
-            for name, weights in found.items():
+            for name, weights in update.items():
                 training.parameters[name].copy_(weights)
     else:
-        descend(training.parameters, training.optimizer, found)
+        descend(training.parameters, training.optimizer, update)
 
 
 def sum_contributions(
@@ -147,42 +175,46 @@ def sum_contributions(
     micro_batches: Iterable[Batch],
     device: torch.device,
 ) -> dict[str, Tensor]:
-    """Return S, the sum of every example's share, over all micro-batches.
+    """Return S, the sum of all examples' shares over all micro-batches.
 
-    When memory runs out the sum starts again from zero, in smaller pieces: no example counts twice.
+    If memory runs out, the sum starts again from zero with smaller micro-batches, so no example
+    counts twice.
     """
     while True:
-        total, count = Total(mechanism, device), 0  # S, one tensor a block
+        total = Total(mechanism, device)  # S, one tensor per block
+        num_examples = 0
         try:
-            for piece in arguments_of(micro_batches):
-                count += len(piece[0][0])
-                if count > MICRO_BATCH and not total.is_wide:
+            for arguments in arguments_of(micro_batches):
+                batch = arguments[0]
+                num_examples += len(batch[0])
+                if num_examples > MICRO_BATCH and not total.is_wide:
                     total.widen()
-                algorithm.accumulate(total, *piece)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
+                algorithm.accumulate(total, *arguments)  # += Σᵢ uᵢ, ‖uᵢ‖₂ ≤ bound
             return total.whole()
         except (RuntimeError, MemoryError) as error:
             if not is_out_of_memory(error) or not isinstance(micro_batches, MicroBatches):
                 raise
             if not micro_batches.size.halve():
-                raise _no_memory(micro_batches) from None
+                raise _out_of_memory(micro_batches) from None
         del total
-        free_memory()  # after `except`: the error holds on to the tensors of the pass that failed
+        free_memory()  # after `except`, because the error keeps the tensors of the failed pass
 
 
 def arguments_of(micro_batches: Iterable[Batch]) -> Iterator[tuple[Any, ...]]:
-    """Yield each piece as `accumulate` takes it: the batch and, if there are any, its shares."""
+    """Yield `accumulate`'s arguments for each micro-batch: `(batch,)` or `(batch, shares)`."""
     if isinstance(micro_batches, MicroBatches) and micro_batches.shares is not None:
-        shares = [own for _, own in micro_batches.cuts()]
+        shares = [examples_per_share for _, examples_per_share in micro_batches.cuts()]
         yield from zip(micro_batches, shares, strict=True)
     else:
         yield from ((batch,) for batch in micro_batches)
 
 
-def _no_memory(micro_batches: MicroBatches) -> UserError:
-    many = max(micro_batches.shares or (1,))
-    if many > 1:
+def _out_of_memory(micro_batches: MicroBatches) -> UserError:
+    """Return the error that states what did not fit: one owner's examples, or a single one."""
+    largest_share = max(micro_batches.shares or (1,))
+    if largest_share > 1:
         return UserError(
-            f"out of memory with the {many} examples of one owner at a time: reduce "
+            f"out of memory with the {largest_share} examples of one owner at a time: reduce "
             "privacy.max_examples or trainer.augmentations, or use a smaller model or smaller "
             "inputs."
         )
@@ -197,11 +229,17 @@ def descend(
     optimizer: torch.optim.Optimizer,
     gradients: dict[str, Tensor],
 ) -> None:
-    """Take one optimiser step along the released gradient of the parameters that train."""
+    """Take one optimiser step with the released gradients.
+
+    Args:
+        parameters: all parameters by name. Those that do not require gradients stay unchanged.
+        optimizer: takes the step. Its gradients are None afterwards.
+        gradients: noisy gradients of the parameters that require them, by name.
+    """
     for name, parameter in parameters.items():
         if parameter.requires_grad:
             parameter.grad = lay_out_as(parameter, gradients[name])
-        else:  # a gradient left from before it was frozen would move it: no noise is on that
+        else:  # a stale gradient from before freezing would still be applied, without noise
             parameter.grad = None
     lay_out_states(optimizer)
     optimizer.step()

@@ -268,7 +268,7 @@ class Node:
             at_least,
             # The state is a placeholder: each step's entry has the digest of the weights.
             (execution, 0, "the weights it is sent"),
-            whose=f"node {self.number}",
+            identity=f"node {self.number}",
         )
         # If every step of the plan had to be taken anew.
         max_releases = self.ledger.releases + self.setup.plan.steps
@@ -324,7 +324,7 @@ class Node:
             raise UserError(RESTARTED)
         self.ledger.sync()
         position = self.ledger.position
-        return {"entries": position.entries, "digest": position.digest}
+        return {"entries": position.releases, "digest": position.digest}
 
     def release(
         self, round_: int, weights: Mapping[str, Tensor]

@@ -236,7 +236,7 @@ class Rounds:
             not config.privacy.secure,
             saved.ledger if saved else None,
             LEDGER_START,
-            whose="server",
+            identity="server",
         )
         self.batch_size = self.first_setup.micro_batch_size()
         self.parameters = trainable(setup.model)

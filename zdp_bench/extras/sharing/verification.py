@@ -222,7 +222,7 @@ def _read_ledger(
     mechanism: Mechanism,
     repeatable: bool,
     facts: dict[str, str],
-    whose: str = "",
+    identity: str = "",
 ) -> Ledger:
     """Read the ledger and those set aside.
 
@@ -234,7 +234,7 @@ def _read_ledger(
         files.copy_ledger(folder / files.LEDGER, Path(temporary))
         path = Path(temporary) / files.LEDGER
         try:
-            ledger = Ledger(path, mechanism, repeatable, whose=whose, facts=facts)
+            ledger = Ledger(path, mechanism, repeatable, identity=identity, facts=facts)
         except LedgerError as error:
             raise LedgerError(str(error).replace(f"{temporary}/", "")) from None
         ledger.close()
