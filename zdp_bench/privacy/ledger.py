@@ -391,7 +391,7 @@ class Ledger(Tally):
         if is_new and checkpoint_position is not None and checkpoint_position.releases:
             raise LedgerError(
                 f"{path}: the ledger is missing, but the checkpoint beside it was written after "
-                f"{checkpoint_position.releases} releases"
+                f"{checkpoint_position.releases} steps"
             )
         self._reset_count()
         if not is_new:
@@ -630,8 +630,8 @@ class Ledger(Tally):
         if checkpoint is not None and self.releases < checkpoint.releases:
             raise LedgerError(
                 f"{self.path}, line {number + 1}: the file ends here. It holds {self.releases} "
-                "releases, but the checkpoint beside it was written after "
-                f"{checkpoint.releases}; it was truncated"
+                f"steps, but the checkpoint beside it was written after {checkpoint.releases}; it "
+                "was truncated"
             )
         if checkpoint is not None and not found_checkpoint:
             raise LedgerError(

@@ -1,4 +1,4 @@
-"""One run: `run` sets it up, takes its steps, evaluates the model and writes the record."""
+"""Carry out one run: set it up, take its steps, evaluate the model and write the record."""
 
 from __future__ import annotations
 
@@ -62,7 +62,8 @@ from zdp_bench.training.step import Training, private_step
 
 log = logging.getLogger(__name__)
 
-# Carries a run out on a device; the last argument says whether to wait for another process at it.
+# Carries out a run on a device. If the last argument is true, it waits for another process that is
+# carrying out the same run.
 Runner = Callable[[Run, Watcher, torch.device, bool], Outcome]
 
 
@@ -72,23 +73,28 @@ def run(
     wait: bool = True,
     runner: Runner | None = None,
 ) -> Outcome:
-    """Carry out one run, or find it done. Each rank brings its share, and rank 0 writes.
+    """Carry out a run, or return its outcome if it has finished before.
+
+    With several ranks, each computes a part of every step, and rank 0 writes the files.
 
     Args:
-        wait: for another process at this very run; otherwise `Busy` is raised.
-        runner: `run_central` if it is not given; a federation brings its own.
+        config: the run's configuration.
+        watcher: is told about the run's progress.
+        wait: whether to wait for another process that is carrying out the same run. Otherwise,
+            `Busy` is raised.
+        runner: carries out the run. Default: `run_central`. A federation passes its own.
 
     Formal guarantees:
-        - the record's tight ε composes every release in the ledger, of this process and of those
-          killed before it;
-        - nothing computed from training examples leaves through log, progress or record, but for
-          the trained weights.
+        - The record's tight ε composes every release in the ledger, of this process and of those
+          killed before it.
+        - Nothing computed from training examples leaves through log, progress or record, except
+          through the trained weights.
 
     Raises:
-        UserError: the data, the device, the ledger or the checkpoint is not usable, the disk cannot
-            be written to, or the model diverged; says which and why.
-        Busy: another process is at this run, and `wait` is false.
-        Stopped: a signal asked for it; the run is saved.
+        UserError: the data, the device, the ledger or the checkpoint cannot be used, the disk
+            cannot be written to, or the model diverged.
+        Busy: another process is carrying out this run, and `wait` is false.
+        Stopped: a signal stopped the run, which is saved.
     """
     if config.threads:
         torch.set_num_threads(config.threads)
@@ -101,7 +107,7 @@ def run_central(
     device: torch.device,
     wait: bool,
 ) -> Outcome:
-    """Train one model on one training set: every recipe without `federated.nodes`."""
+    """Train one model on one training set, as every recipe without `federated.nodes` does."""
     ranks = distributed.join(device.type)
     data = load_data(config)
     digest = digest_of(config, data.digest)
@@ -129,7 +135,7 @@ def _train(
     watcher: Watcher,
     ranks: Ranks,
 ) -> Document:
-    """Train and evaluate; return the record on rank 0, and nothing on the others."""
+    """Train and evaluate; return the record on rank 0, and an empty one on other ranks."""
     began = time.time()
     setup = Setup.of(config, data, device)
     plan, mechanism = setup.plan, setup.mechanism
@@ -161,33 +167,33 @@ def _train(
 
 
 class Steps(Protocol):
-    """The steps of a plan: those of one process, or the rounds of a federation's server."""
+    """Takes the steps of a plan, which are rounds for a federation's server."""
 
     def take(self, step: int, /) -> bool:
-        """Take a step; return False if a signal to stop came instead."""
+        """Take a step. Return False if a stop signal came before it was taken."""
 
     def epsilon(self, steps: int, /) -> float:
-        """Return the tight ε of so many steps."""
+        """Return the tight ε once the first `steps` steps are done."""
 
     def save(self) -> None:
         """Write the checkpoint."""
 
 
 class CentralSteps:
-    """The steps of a central run: each is a private step of this process, in its ledger."""
+    """Takes the steps of a central run: private steps of this process, listed in its ledger."""
 
     def __init__(
         self,
         setup: Setup,
         loop: Loop,
-        at_least: Position | None,
+        checkpoint_position: Position | None,
     ) -> None:
-        """Open the ledger, and draw the run's key from what it starts from.
+        """Open the ledger, and derive the run's key.
 
         Args:
             setup: what the run trains with.
-            loop: stands at the step from which the run starts.
-            at_least: the position of the ledger at the checkpoint, if there is one.
+            loop: the training loop, at the step from which this process starts.
+            checkpoint_position: end of the ledger at the checkpoint; None without a checkpoint.
         """
         self.setup, self.loop = setup, loop
         config, plan, ranks = setup.config, setup.plan, loop.ranks
@@ -196,7 +202,7 @@ class CentralSteps:
             self.ledger_path,
             setup.mechanism,
             not config.privacy.secure,
-            at_least,
+            checkpoint_position,
             loop.starting_point(),
             ranks,
             facts={"epsilon_of": epsilon_of(config, setup.data.unit)},
@@ -205,12 +211,16 @@ class CentralSteps:
             log.warning(
                 f"{config.recipe} seed {config.seed}: {ledger.counted_again:,} steps of an earlier "
                 "process are repeated, but code, libraries, machine, threads, micro-batch or "
-                "weights are not provably the same: they get new noise and count again in every ε."
+                "weights are not provably the same. They get new noise and count again in every ε."
             )
         foreign = foreign_code(config.plugins)
         self.key = run_key(loop.run, setup.mechanism, foreign) + ledger.generation
-        limit = setup.affordable(ledger.releases + plan.steps - loop.step)
-        self.planned = ledger.releases_after(loop.step, plan.steps) if limit is None else limit
+        num_steps_left = plan.steps - loop.step
+        limit = setup.affordable(ledger.releases + num_steps_left)
+        if limit is None:
+            self.planned_releases = ledger.releases_after(loop.step, plan.steps)
+        else:
+            self.planned_releases = limit
         self.training = Training(
             setup.algorithm,
             setup.model,
@@ -222,39 +232,45 @@ class CentralSteps:
         )
 
     def begin(self) -> None:
-        """Reserve what the steps will spend.
+        """Reserve the releases of all steps in `spending.json`.
 
         Raises:
-            UserError: `privacy.total_budget` would be exceeded, or the ledger has noise that later
-                steps go on from and that this process cannot draw again.
+            UserError: `privacy.total_budget` would be exceeded. Or the noise of later steps depends
+                on noise in the ledger that this process cannot draw again.
         """
         setup = self.setup
         if setup.mechanism.sampling.cycle > 1 and self.ledger.has_other_noise:
             raise UserError(
                 f"{self.ledger_path}: holds steps whose noise this process cannot draw again, and "
-                f"what algorithm={setup.config.algorithm.name} draws next goes on from theirs. "
-                "Carry on with the code, machine and threads that began the run, without "
+                f"the next noise of algorithm={setup.config.algorithm.name} depends on it. "
+                "Continue with the code, machine and threads that began the run, without "
                 "privacy.secure; or rename the run's folder, which `zdp-bench budget` still counts."
             )
         if self.loop.ranks.is_first:
-            reserve(setup.config, setup.data, setup.mechanism, self.planned, self.loop.home)
+            reserve(
+                setup.config,
+                setup.data,
+                setup.mechanism,
+                self.planned_releases,
+                self.loop.home,
+            )
 
     def take(self, step: int) -> bool:
-        """Take a private step."""
+        """Take a private step; return True."""
         loop = self.loop
         batches, divisor = self.setup.draw(self.key, step, loop.size, loop.ranks)
         private_step(self.training, step, batches, divisor)
         return True
 
     def epsilon(self, steps: int) -> float:
-        """Return the tight ε of so many steps."""
-        self.ledger.sync()  # the metrics of these steps' weights are shown beside it
+        """Return the tight ε once the first `steps` steps are done."""
+        self.ledger.sync()  # because metrics of the weights after these steps are shown with it
         return self.setup.epsilon(self.ledger.releases_before(steps))
 
     def save(self) -> None:
-        """Write the checkpoint; rank 0 does, for all have the same weights."""
+        """Write the checkpoint on rank 0; all ranks have the same weights."""
         if self.loop.ranks.is_first:
-            # first: a saved state is always a noted one
+            # Before the checkpoint, so that a process that loads it finds its start recorded.
             self.ledger.note(*self.loop.starting_point())
             self.ledger.sync()
             self.loop.save(self.ledger.position)
@@ -262,24 +278,38 @@ class CentralSteps:
 
 @dataclass
 class Loop:
-    """A training between two of its steps: evaluations after every epoch, checkpoints, signals.
+    """The training loop: steps, evaluations after epochs, checkpoints and stop signals.
 
-    A central run and the server of a federation share it; a step of the server's plan is a round.
+    A central run and a federation's server share it. A step of the server's plan is a round.
+
+    Attributes:
+        run: digest of the run. A checkpoint of another run is refused.
+        home: the run's folder.
+        size: number of examples that are processed at once, in steps and in evaluations.
+        checkpoint_steps: number of steps after which a checkpoint is saved, in addition to the ends
+            of epochs; None for none.
+        ranks: processes that take each step together.
+        round_steps: number of private steps in one step of the plan.
+        step: number of steps of the plan that are done.
+        epochs: the epochs' metrics, as in the record.
+        resumed_at: number of private steps that were done when a checkpoint was loaded; None if
+            none was.
+        average: moving average of the weights, with `trainer.ema`.
     """
 
     setup: ModelSetup
     plan: Plan
-    run: str  # its digest; a checkpoint of another run is refused
+    run: str
     home: Path
     watcher: Watcher
-    size: Size  # examples at once, in steps and in evaluations
-    checkpoint_steps: int | None  # save after so many, beside the ends of epochs
+    size: Size
+    checkpoint_steps: int | None
     ranks: Ranks = ALONE
-    round_steps: int = 1  # private steps in one step of the plan
-    step: int = 0  # steps of the plan that are done
-    epochs: list[dict[str, Any]] = field(default_factory=list)  # as the record lists them
+    round_steps: int = 1
+    step: int = 0
+    epochs: list[dict[str, Any]] = field(default_factory=list)
     resumed_at: int | None = None
-    average: AveragedModel | None = None  # of the weights, with `trainer.ema`
+    average: AveragedModel | None = None
 
     def __post_init__(self) -> None:
         setup = self.setup
@@ -291,16 +321,20 @@ class Loop:
 
     @property
     def trained(self) -> nn.Module:
-        """The model that is evaluated and saved: the average of the weights, if there is one."""
+        """The model that is evaluated and saved. It has the averaged weights, if any."""
         return self.average.module if self.average else self.setup.model
 
     @property
     def steps_done(self) -> int:
-        """Private steps that the model has taken."""
+        """Number of private steps that the model has taken."""
         return self.step * self.round_steps
 
     def restore(self, saved: checkpoint.Checkpoint | None) -> None:
-        """Continue from a checkpoint, if there is one."""
+        """Continue from a checkpoint; do nothing if it is None.
+
+        Raises:
+            UserError: the checkpoint does not fit this run.
+        """
         if saved:
             setup = self.setup
             average = self.average.module if self.average else None
@@ -318,7 +352,10 @@ class Loop:
 
     @property
     def carried(self) -> dict[str, float]:
-        """What the algorithm carries from step to step; a federation's server has none."""
+        """The numbers that the algorithm carries from step to step; see `Algorithm.carried`.
+
+        A federation's server has no algorithm, so it carries none.
+        """
         return self.setup.algorithm.carried if isinstance(self.setup, Setup) else {}
 
     def states(self) -> tuple[dict[str, Any], ...]:
@@ -328,7 +365,7 @@ class Loop:
         return setup.model.state_dict(), setup.optimizer.state_dict(), rates, dict(self.carried)
 
     def starting_point(self) -> tuple[str, int, str]:
-        """Name what the next step starts from; see `Ledger.begin`."""
+        """Return the arguments of `Ledger.begin` for the next step."""
         config = self.setup.config
         execution = execution_digest(
             config.plugins,
@@ -341,17 +378,22 @@ class Loop:
 
     def save(
         self,
-        ledger: Position,
+        ledger_position: Position,
         nodes: dict[int, dict[str, Any]] | None = None,
     ) -> None:
-        """Write the checkpoint of this moment."""
+        """Write a checkpoint of the current state.
+
+        Args:
+            ledger_position: end of the ledger.
+            nodes: what a federation's server knows about each node.
+        """
         weights, moments, rates, carried = self.states()
         state = checkpoint.Checkpoint(
             self.run,
             self.step,
             self.trained.state_dict() if self.average else weights,
             moments,
-            ledger,
+            ledger_position,
             self.epochs,
             rates,
             nodes or {},
@@ -365,15 +407,18 @@ class Loop:
         steps: Steps,
         signal: Callable[[], int],
     ) -> str:
-        """Take the steps that are left; return "epochs", or "budget" if the next would exceed it.
+        """Take the remaining steps.
 
         Args:
-            steps: take and account for a step.
-            signal: returns the number of the signal that asks to stop, or 0.
+            steps: takes a step, and accounts for it.
+            signal: returns the number of the stop signal that was received, or 0.
+
+        Returns:
+            "epochs" if all steps were taken, or "budget" if the next one would exceed it.
 
         Raises:
-            UserError: the model diverged, or has changed beside its weights.
-            Stopped: a signal asked for it; the loop is saved.
+            UserError: the model diverged, or changed something other than its weights.
+            Stopped: a stop signal was received. The loop is saved.
         """
         config, plan = self.setup.config, self.plan
         self.watcher.started(
@@ -389,7 +434,7 @@ class Loop:
                 stopped_by = "budget"
             epoch = plan.epoch_ending_at(self.step)
             every = self.checkpoint_steps
-            is_due = every is not None and self.step % every == 0  # to be saved
+            is_due = every is not None and self.step % every == 0  # a checkpoint is due
             is_evaluated = bool(self.epochs) and self.epochs[-1]["step"] == self.steps_done
             if (epoch is not None or stopped_by == "budget") and not is_evaluated:
                 renew(self.setup.model)
@@ -400,13 +445,13 @@ class Loop:
                     self._check_outputs()
                 if is_last or (epoch or 0) % config.trainer.checkpoint_epochs == 0:
                     is_due = True
-            elif is_due or self.step % WATCHED == 0:  # before a useless state is saved
+            elif is_due or self.step % WATCHED == 0:  # a diverged model is not worth saving
                 self._check_outputs()
-            number = self.ranks.max(signal())
-            if is_due or number:
+            signal_number = self.ranks.max(signal())
+            if is_due or signal_number:
                 steps.save()
-            if number and self.step < plan.steps and stopped_by == "epochs":
-                raise Stopped(number)
+            if signal_number and self.step < plan.steps and stopped_by == "epochs":
+                raise Stopped(signal_number)
         return stopped_by
 
     def _count_step(self) -> None:
@@ -414,8 +459,8 @@ class Loop:
         setup = self.setup
         if self.average:
             self.average.update_parameters(setup.model)
-        is_end = self.plan.epoch_ending_at(self.step) is not None
-        if self.scheduler and (is_end or getattr(self.scheduler, "each_step", False)):
+        is_epoch_end = self.plan.epoch_ending_at(self.step) is not None
+        if self.scheduler and (is_epoch_end or getattr(self.scheduler, "each_step", False)):
             validation = setup.data.validation
             step_schedule(self.scheduler, self.trained, setup.task, validation, setup.device)
         self.watcher.stepped(self.steps_done)
@@ -425,21 +470,21 @@ class Loop:
         epoch: int | None,
         steps: Steps,
     ) -> None:
-        """Measure the model on the test set; rank 0 does, for all have the same weights."""
+        """Evaluate the model on the test set, on rank 0; all ranks have the same weights."""
         setup, step = self.setup, self.steps_done
         metrics: dict[str, float] = {}
-        spent = 0.0
+        epsilon = 0.0
         if self.ranks.is_first:
-            spent = steps.epsilon(self.step)
+            epsilon = steps.epsilon(self.step)
             test, examples = setup.data.test, self.size.examples
             metrics = evaluate(self.trained, setup.task, test, setup.device, examples)
-        metrics, spent = self.ranks.broadcast((metrics, spent))
+        metrics, epsilon = self.ranks.broadcast((metrics, epsilon))
         self._refuse_divergence(metrics.get("loss", 0.0), epoch)
-        self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": spent, **metrics})
-        self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, spent)
+        self.epochs.append({"epoch": epoch, "step": step, "epsilon_tight": epsilon, **metrics})
+        self.watcher.evaluated(self.plan.epoch_of(self.step), step, metrics, epsilon)
 
     def _check_outputs(self) -> None:
-        """End a run that has diverged, by a few public examples."""
+        """End the run if the model has diverged on a few public examples."""
         loss = self.ranks.broadcast(self._quick_loss() if self.ranks.is_first else 0.0)
         self._refuse_divergence(loss, self.plan.epoch_of(self.step))
 
@@ -453,22 +498,23 @@ class Loop:
 
 
 def average_weights(model: nn.Module, decay: float) -> AveragedModel:
-    """Return an average that moves by 1 − min(decay, (1 + t)/(10 + t)) at step t.
+    """Return an exponential moving average of a model's weights.
 
-    The smaller decay of the first steps forgets where training started (De et al. 2022, section 3).
-    Without it the average would need 1/(1 − decay) steps to do so. Buffers are the model's own.
+    At step t, its decay is min(decay, (1 + t)/(10 + t)). The smaller decay of the first steps makes
+    the average forget the initial weights (De et al. 2022, section 3), which would otherwise take
+    about 1/(1 − decay) steps. Buffers are copied, not averaged.
     """
 
-    def move(
+    def update(
         average: Tensor,
         weights: Tensor,
-        averaged: Tensor | int,
+        num_averaged: Tensor | int,
     ) -> Tensor:
-        t = int(averaged)
-        own_decay = min(decay, (1 + t) / (10 + t))
-        return weights.lerp(average, own_decay)
+        t = int(num_averaged)
+        decay_now = min(decay, (1 + t) / (10 + t))
+        return weights.lerp(average, decay_now)
 
-    return AveragedModel(model, avg_fn=move)
+    return AveragedModel(model, avg_fn=update)
 
 
 def run_record(
@@ -480,7 +526,17 @@ def run_record(
     metrics: dict[str, float],
     chance: float | None,
 ) -> Document:
-    """Return the record of a run that has ended."""
+    """Return the record of a finished run.
+
+    Args:
+        loop: the training loop, after its last step.
+        began: time when the run began, in seconds since the epoch of `time.time`.
+        fixed_state: names of buffers and frozen parameters; see `Checked`.
+        privacy: section "privacy" of the record.
+        stopped_by: "epochs" or "budget".
+        metrics: test metrics of the trained model.
+        chance: the headline metric with shuffled targets; None if the task keeps no targets.
+    """
     setup = loop.setup
     config, data, headline = setup.config, setup.data, setup.task.headline
     start, ema = setup.start, config.trainer.ema
@@ -532,7 +588,7 @@ def run_record(
             "peak_memory_bytes": peak_memory(setup.device),
             "micro_batch": loop.size.examples,
             "resumed_at_step": loop.resumed_at,
-            # Of the trained model, in this folder; `zdp-bench export` reads them.
+            # Weights of the trained model, in the run's folder; `zdp-bench export` reads them.
             "weights": {
                 "file": "checkpoint.pt",
                 "digest": checkpoint.state_digest(loop.trained.state_dict()),
@@ -542,7 +598,7 @@ def run_record(
 
 
 def _example(setup: ModelSetup) -> dict[str, Any]:
-    """Return shapes and dtypes of an example, from which `export` builds the model without data."""
+    """Return an example's shapes and dtypes, from which `export` builds the model without data."""
     inputs, targets = setup.empty_batch()
     return {
         "input_shape": list(inputs.shape[1:]),
@@ -556,19 +612,19 @@ def _example(setup: ModelSetup) -> dict[str, Any]:
 def privacy_report(
     setup: Setup, ledger: Tally, examples_per_patient: int, unit: str
 ) -> dict[str, Any]:
-    """Return a record's privacy section: claimed and tight ε, and what they follow from."""
+    """Return a record's privacy section: claimed and tight ε, and what they are computed from."""
     config, mechanism = setup.config, setup.mechanism
     releases, delta = ledger.releases, config.privacy.delta
-    by_patient, most = config.privacy.by_patient, config.privacy.max_examples
-    together = 1 if by_patient else examples_per_patient  # shares of one patient
-    patient_at_least, patient = patient_interval(mechanism, together, releases, delta)
+    by_patient, max_examples = config.privacy.by_patient, config.privacy.max_examples
+    shares_per_patient = 1 if by_patient else examples_per_patient
+    patient_at_least, patient = patient_interval(mechanism, shares_per_patient, releases, delta)
     return {
         "epsilon_claimed": setup.claimed_epsilon(releases),
         "claimed_by": config.accountant,
         "epsilon_patient": patient,
         "epsilon_patient_at_least": patient_at_least,
         **({"epsilon_part": part_epsilon(mechanism, releases, delta)} if by_patient else {}),
-        "examples_per_patient": min(examples_per_patient, most or examples_per_patient),
+        "examples_per_patient": min(examples_per_patient, max_examples or examples_per_patient),
         "unit": unit,
         "epsilon_of": epsilon_of(config, unit),
         "noise_multiplier": setup.algorithm.noise_multiplier,
@@ -578,7 +634,7 @@ def privacy_report(
 
 
 def epsilon_of(config: Run, unit: str) -> str:
-    """Return what a run's ε protects: "example", or the owner of several."""
+    """Return what a run's ε protects: "example", or the unit that owns several examples."""
     return unit if config.privacy.by_patient else "example"
 
 
@@ -589,7 +645,7 @@ def released_report(
     delta: float,
     secure: bool,
 ) -> dict[str, Any]:
-    """Return what follows from the releases alone: tight ε, and what it was computed from."""
+    """Return the part of a record's privacy section that follows from the releases alone."""
     position = ledger.position
     at_least, tight = tight_interval(mechanism, releases, delta)
     return {
