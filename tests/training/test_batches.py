@@ -282,7 +282,7 @@ def test_on_a_cpu_the_first_size_follows_from_free_memory(monkeypatch: pytest.Mo
     assert a_map <= a_record <= 50 * a_map  # some of them, and no parameters
     assert all(parameter.grad is None for parameter in model.parameters())
     for fit, expected in ((0, 1), (1, 1), (5, 4), (64, 64), (10_000, 256)):
-        free = int(fit * a_record * memory.PASSES / memory.SHARE) + 1
+        free = int(fit * a_record * memory.PASSES / memory.MEMORY_FRACTION) + 1
         monkeypatch.setattr(memory, "available_memory", lambda free=free: free)
         assert initial_size(model, loss, like, 100.0, CPU).examples == expected
 

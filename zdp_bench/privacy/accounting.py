@@ -1,14 +1,14 @@
-"""Compute ε from (z, sample rate, steps, δ), with dp-accounting's arithmetic wherever it has any.
+"""Compute ε from (z, sample rate, steps, δ), with dp-accounting wherever it has the arithmetic.
 
 `pld` is tight: the privacy loss distribution of the subsampled Gaussian, an upper bound that is
 exact up to its discretisation (`loss_distribution.py`). `rdp` is the looser classic bound.
-`gdp_clt` is what two of the papers used: a central-limit APPROXIMATION that can fall below the
-truth, so it is only ever shown as claimed, never as ε.
+`gdp_clt` is the central-limit APPROXIMATION that two of the papers used. It can fall below the true
+ε, so it is only ever shown as a claim.
 
-`tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound what was run; what
-papers claim is in `accountants.py`.
+`tight_epsilon`, `rdp_epsilon` and `patient_epsilon` take a `Mechanism` and bound the ε of what was
+run. The claims of papers are in `accountants.py`.
 
-A mechanism with z = 0 releases something without noise: its ε is ∞.
+A mechanism with z = 0 releases something without noise, so its ε is ∞.
 """
 
 from __future__ import annotations
@@ -43,10 +43,10 @@ stats = LazyModule("scipy.stats")
 
 
 def gdp_epsilon(mu: float, delta: float) -> float:
-    """Return the ε at which a μ-GDP mechanism has this δ; ∞ for μ = ∞ or δ = 0, and 0 for μ = 0.
+    """Return the ε of a μ-GDP mechanism at δ: 0 for μ = 0, and ∞ for μ = ∞ or δ = 0.
 
-    Above μ = 1000 double precision no longer solves the exact equation; there the first term of
-    δ(ε) alone gives an upper bound, too high by less than 1 part in 10⁶.
+    Above μ = 1000, double precision cannot solve the exact equation. The first term of δ(ε) then
+    gives an upper bound, which is too high by less than 1 part in 10⁶.
     """
     if mu == 0:
         return 0.0
@@ -54,20 +54,20 @@ def gdp_epsilon(mu: float, delta: float) -> float:
         return math.inf
     if mu > 1000:
         return max(0.0, mu * mu / 2 - mu * float(stats.norm.ppf(delta)))
-    with np.errstate(divide="ignore"):  # it takes the logarithm of a δ that is 0 far in the tail
+    with np.errstate(divide="ignore"):  # far in the tail, it takes the logarithm of a δ of 0
         return float(dp_accounting.get_epsilon_gaussian(1 / mu, delta))
 
 
-# Below this z one drawn example costs an ε beyond 1000. Sampling is then ignored, which bounds ε in
-# closed form.
+# Below this z, drawing an example once costs an ε above 1000. Sampling is then ignored, which gives
+# an upper bound on ε in closed form.
 HOPELESS = 0.02
 SMALL_DELTA = 1e-10
-WOR_ORDERS = tuple(range(2, 65))  # of Rényi divergences without replacement
-EVERY_STEP = Mixture((-math.inf, 0.0))  # one shift in each
+WOR_ORDERS = tuple(range(2, 65))  # orders of Rényi divergences without replacement
+EVERY_STEP = Mixture((-math.inf, 0.0))  # exactly one shift in each step
 
 
 Epsilon = Callable[[float, float, int, float], float]  # of (z, sample rate, steps, δ)
-Bounds = tuple[float, float]  # the true ε is at least the first, at most the second
+Bounds = tuple[float, float]  # a lower and an upper bound on the true ε
 
 
 def _closed_form(
@@ -77,7 +77,10 @@ def _closed_form(
     delta: float,
     hopeless: float = HOPELESS,
 ) -> float | None:
-    """Return ε where nothing must be composed: no step, (almost) no noise, δ = 0, or rate 1."""
+    """Return ε if it has a closed form, else None.
+
+    It has one without steps, with (almost) no noise, at δ = 0, and at sample rate 1.
+    """
     if steps == 0 or sample_rate == 0 or math.isinf(z):
         return 0.0
     if z == 0 or delta <= 0:
@@ -88,10 +91,10 @@ def _closed_form(
 
 
 def _composed(compose: Epsilon) -> Epsilon:
-    """Let `compose` answer only where no closed form does, and remember its answers.
+    """Make `compose` return a closed form where there is one, and cache its results.
 
-    Composing takes up to a second, and one run asks for the same ε three times: tight, claimed,
-    patient.
+    Composing takes up to a second, and a run needs the same ε three times: as tight, claimed and
+    patient's ε.
     """
 
     @lru_cache(maxsize=1024)
@@ -117,14 +120,16 @@ def pld(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the tight ε of the Poisson-subsampled Gaussian mechanism, examples added or removed.
+    """Return the tight ε of the Poisson-subsampled Gaussian mechanism under add-or-remove-one.
 
-    Formal guarantees: an upper bound on the true ε(δ); exact (Balle & Wang 2018) at sample rate 1.
+    Formal guarantees: an upper bound on the true ε(δ). It is exact at sample rate 1 (Balle & Wang
+    2018).
 
-    Measured against a grid of 8 times as many cells (z 0.4 to 20, rates from 1e-5, 1 to 10⁶ steps,
-    δ 1e-5, ε 1e-4 to 500), it is too high by at most 0.15 % (z 0.6, rate 1e-5, 10⁶ steps), and by
-    less than 0.04 % at rates from 1e-4. At δ 1e-7 that corner is 0.7 % too high, at 1e-8 9 %: there
-    the rounding of the FFT, which is charged to δ, is no longer small beside it.
+    Compared with a grid of 8 times as many cells (z 0.4 to 20, rates from 1e-5, 1 to 10⁶ steps, δ
+    1e-5, ε 1e-4 to 500), it is too high by at most 0.15 % (z 0.6, rate 1e-5, 10⁶ steps), and by
+    less than 0.04 % at rates from 1e-4. In that worst case, it is 0.7 % too high at δ 1e-7 and 9 %
+    at δ 1e-8, because the rounding of the FFT, which is charged to δ, is no longer much smaller
+    than δ.
     """
     laws = poisson_laws(z, one_example(sample_rate), steps, delta)
     return epsilon(laws, steps, delta)
@@ -137,17 +142,17 @@ def pld_uniform(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the tight ε with fixed-size batches drawn without replacement, an example REPLACED.
+    """Return the tight ε of fixed-size batches drawn without replacement, under replace-one.
 
     Formal guarantees: an upper bound for any adaptive composition (Zhu, Dong & Wang 2021,
-    Proposition 30). The Poisson law with a doubled shift is no bound: it is up to a third lower (σ
-    = 1.1, q = 0.01, 10⁵ steps).
+    Proposition 30). The Poisson distribution with a doubled shift would be no bound: its ε is up to
+    a third lower (σ = 1.1, q = 0.01, 10⁵ steps).
 
     Args:
-        z: counts the doubled shift: noise/2C.
+        z: noise multiplier relative to the doubled shift: noise/2C.
         sample_rate: batch size / examples.
-        steps: how many are composed.
-        delta: at which ε is stated.
+        steps: number of composed steps.
+        delta: δ at which ε is stated.
     """
     laws = uniform_laws(z, one_example(sample_rate), steps, delta)
     return epsilon(laws, steps, delta)
@@ -160,10 +165,10 @@ def pld_uniform_at_least(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the ε of two data sets that exist, with the same fixed-size batches as `pld_uniform`.
+    """Return a lower bound on the ε of `pld_uniform`, which two actual data sets reach.
 
-    Formal guarantees: a lower bound on the true ε(δ), whatever the number of examples; exact at
-    sample rate 1.
+    Formal guarantees: a lower bound on the true ε(δ), whatever the number of examples. It is exact
+    at sample rate 1.
     """
     known = _closed_form(z, sample_rate, steps, delta, hopeless=0.0)
     if known is not None:
@@ -178,7 +183,7 @@ def _at_least(
     delta: float,
 ) -> float:
     """Return the ε that the best known attack on fixed-size batches reaches."""
-    composed = steps if z >= HOPELESS else 1  # one step alone tells enough there
+    composed = steps if z >= HOPELESS else 1  # a single step already reveals enough
     law = attack_law(z, drawn, composed, delta)
     return epsilon_at_least(law, composed, delta)
 
@@ -190,10 +195,10 @@ def pld_replaced(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the tight ε of the Poisson-subsampled Gaussian mechanism, a share REPLACED.
+    """Return the tight ε of the Poisson-subsampled Gaussian mechanism if a share is REPLACED.
 
-    Formal guarantees: an upper bound on the true ε(δ) up to the FFT's rounding (0.2 % at 10⁶ steps
-    and z 20, less at fewer); exact at sample rate 1.
+    Formal guarantees: an upper bound on the true ε(δ), up to the rounding of the FFT (0.2 % at 10⁶
+    steps and z 20, and less at fewer steps). It is exact at sample rate 1.
     """
     known = _closed_form(z / 2, sample_rate, steps, delta)
     if known is not None:
@@ -208,7 +213,7 @@ def rdp(
     steps: int,
     delta: float,
 ) -> float:
-    """Return ε by Rényi-DP of the Poisson-subsampled Gaussian, by dp-accounting."""
+    """Return the Rényi-DP ε of the Poisson-subsampled Gaussian mechanism, by dp-accounting."""
     event = dp_accounting.PoissonSampledDpEvent(sample_rate, dp_accounting.GaussianDpEvent(z))
     with quiet():
         accountant = dp_accounting.rdp.RdpAccountant().compose(
@@ -224,10 +229,10 @@ def rdp_uniform(
     steps: int,
     delta: float,
 ) -> float:
-    """Return ε by Rényi-DP with fixed-size batches drawn without replacement, an example replaced.
+    """Return the Rényi-DP ε of fixed-size batches drawn without replacement, under replace-one.
 
-    Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion; z counts the doubled
-    shift.
+    Wang, Balle & Kasiviswanathan 2019, Theorem 27, with the tight conversion. z is relative to the
+    doubled shift.
     """
     divergences = steps * np.array(_wor_rdp(z, sample_rate, WOR_ORDERS))
     return float(dp_accounting.rdp.compute_epsilon(WOR_ORDERS, divergences, delta)[0])
@@ -240,7 +245,7 @@ def rdp_wor(
     steps: int,
     delta: float,
 ) -> float:
-    """Return ε by RDP without replacement: orders 2 to 64, with the classic conversion.
+    """Return the Rényi-DP ε without replacement: orders 2 to 64, with the classic conversion.
 
     Wang, Balle & Kasiviswanathan 2019, Theorem 27.
     """
@@ -253,9 +258,9 @@ def rdp_classic(
     divergences: Sequence[float],
     delta: float,
 ) -> float:
-    """Convert Rényi divergences to ε as the papers do: min over α of rdp(α) + log(1/δ)/(α − 1).
+    """Convert Rényi divergences to ε as the papers do (Mironov 2017, Proposition 3).
 
-    Mironov 2017, Proposition 3.
+    ε is the minimum over the orders α of rdp(α) + log(1/δ)/(α − 1).
     """
     penalty = math.log(1 / delta)
     pairs = zip(orders, divergences, strict=True)
@@ -294,7 +299,7 @@ def poisson_rdp(
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Silence dp-accounting's warnings that an order did not converge: the others bound ε."""
+    """Silence dp-accounting's warnings that an order did not converge: other orders bound ε."""
     log = logging.getLogger("absl")
     level = log.level
     log.setLevel(logging.ERROR)
@@ -311,7 +316,7 @@ def gdp_clt(
     delta: float,
     batches: Literal["uniform", "poisson"] = "uniform",
 ) -> float:
-    """Return ε by Gaussian DP's central limit (Bu, Dong, Long & Su 2020). NOT a bound.
+    """Return ε by the central limit theorem of Gaussian DP (Bu, Dong, Long & Su 2020). NOT a bound.
 
     uniform: μ = √2·q√T·√(e^{1/z²}Φ(3/2z) + 3Φ(−1/2z) − 2), the default of deepee and TensorFlow
         Privacy.
@@ -319,7 +324,7 @@ def gdp_clt(
     """
     if steps == 0:
         return 0.0
-    if z < 0.05:  # e^{1/z²} overflows, and the limit theorem does not hold there
+    if z < 0.05:  # e^{1/z²} overflows, and the limit is far from the truth anyway
         return math.inf
     grown = math.exp(z**-2)
     variance = grown - 1
@@ -328,7 +333,7 @@ def gdp_clt(
     return gdp_epsilon(sample_rate * math.sqrt(steps * variance), delta)
 
 
-# ---------------------------------------------------------------------- of a mechanism that was run
+# ------------------------------------------------------------------------- ε of a mechanism's steps
 
 
 def tight_epsilon(
@@ -336,15 +341,20 @@ def tight_epsilon(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the ε that is reported first: PLD of what was run, in its own adjacency.
+    """Return the tight ε of a mechanism, by the PLD for its sampling and adjacency.
 
-    Below `SMALL_DELTA` it is the smaller of that and the Rényi bound. No amplification theorem is
-    used for shuffled batches: their ε is ∞.
+    Below `SMALL_DELTA`, it is the smaller of that and the Rényi-DP ε. Shuffled batches have ε = ∞,
+    because no amplification theorem is used for them.
+
+    Args:
+        mechanism: mechanism of every step.
+        steps: number of composed steps.
+        delta: δ at which ε is stated.
     """
     high = _epsilon_of(mechanism, pld, pld_uniform, steps, delta)
     if delta >= SMALL_DELTA:
         return high
-    # so far down the tails that a PLD's grid leaves out, Rényi divergences prove more
+    # The grid of a PLD leaves out tails of about this probability. Rényi divergences do not.
     return min(high, rdp_epsilon(mechanism, steps, delta))
 
 
@@ -353,7 +363,7 @@ def rdp_epsilon(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the looser ε beside `tight_epsilon`: Rényi-DP of the same mechanism."""
+    """Return the Rényi-DP ε of a mechanism, a looser bound than `tight_epsilon`."""
     return _epsilon_of(mechanism, rdp, rdp_uniform, steps, delta)
 
 
@@ -364,7 +374,7 @@ def _epsilon_of(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the ε by the accountant of the mechanism's sampling; ∞ of shuffled batches."""
+    """Return ε by the accountant for the mechanism's sampling; ∞ for shuffled batches."""
     sampling = mechanism.sampling
     if sampling.scheme == "shuffled":
         return math.inf if steps else 0.0
@@ -378,16 +388,16 @@ def tight_interval(
     steps: int,
     delta: float,
 ) -> Bounds:
-    """Return bounds on ε from below and above, which differ for fixed-size batches only.
+    """Return a lower and an upper bound on ε. They differ only for fixed-size batches.
 
-    For those no law is known that is exact under composition. The true ε is between that of two
-    data sets that exist and what is proven; the upper bound is the one to quote.
+    For those, no distribution is known that is exact under composition. The true ε lies between the
+    ε that two actual data sets reach and the ε that is proven. Quote the upper bound.
     """
     high = tight_epsilon(mechanism, steps, delta)
     if mechanism.sampling.scheme != "uniform":
         return high, high
     low = pld_uniform_at_least(mechanism.z, mechanism.sampling.sample_rate, steps, delta)
-    return min(low, high), high  # where both are exact, rounding can put `low` above by 1e-12
+    return min(low, high), high  # if both are exact, rounding can put `low` 1e-12 above `high`
 
 
 def part_epsilon(
@@ -395,12 +405,12 @@ def part_epsilon(
     steps: int,
     delta: float,
 ) -> float:
-    """Return the tight ε of ONE of the examples of an owner who is the unit of privacy.
+    """Return the tight ε of ONE example of an owner who is the unit of privacy.
 
-    Without it the owner has another share, which may move the sum by 2C.
+    Removing the example replaces the owner's share by another, which may move the sum by 2C.
     """
     sampling = mechanism.sampling
-    if sampling.adjacency == "replace_one":  # owners are replaced already
+    if sampling.adjacency == "replace_one":  # it already covers a replaced share
         return tight_epsilon(mechanism, steps, delta)
     own_steps = sampling.steps_of_one(steps)
     return pld_replaced(mechanism.z, sampling.sample_rate, own_steps, delta)
@@ -409,13 +419,19 @@ def part_epsilon(
 def patient_epsilon(
     mechanism: Mechanism, examples_per_patient: int, steps: int, delta: float
 ) -> float:
-    """Return the tight ε for a PATIENT with at most so many examples, who move together.
+    """Return the tight ε of a PATIENT, all of whose examples come or go together.
 
-    The examples are clipped one by one, so j drawn examples move the sum by at most j bounds; the
-    laws of j, and proofs, are in `loss_distribution.py`. With one example this is `tight_epsilon`.
-    With Poisson sampling it is never above the generic group-privacy bound, with fixed-size batches
-    by a few per cent. With cyclic sampling it is ∞: steps of different subsets do not move the sums
-    in orthogonal directions.
+    The examples are clipped one by one, so j drawn examples move the sum by at most j bounds. The
+    distributions of j, and proofs, are in `loss_distribution.py`. With one example, this is
+    `tight_epsilon`. With Poisson sampling, it never exceeds the generic group-privacy bound; with
+    fixed-size batches, it may by a few per cent. With cyclic sampling, it is ∞, because steps of
+    different subsets do not move the sums in orthogonal directions.
+
+    Args:
+        mechanism: mechanism of every step.
+        examples_per_patient: largest number of examples of a patient.
+        steps: number of composed steps.
+        delta: δ at which ε is stated.
 
     Raises:
         ValueError: the data set has fewer examples than the patient.
@@ -472,12 +488,12 @@ def shifts_of_step(
     sampling: Sampling,
     count: int,
 ) -> tuple[float, Mixture]:
-    """Return the noise in units of one shift, and the law of how many shifts a step makes.
+    """Return the noise in units of one shift, and the distribution of the shifts of a step.
 
     Args:
         z: noise standard deviation in units of one example's largest shift.
         sampling: how a step draws its examples.
-        count: how many examples a patient has.
+        count: number of a patient's examples.
     """
     rate = sampling.sample_rate
     if rate >= 1:
@@ -488,19 +504,19 @@ def shifts_of_step(
         return z, patients_draws(rate, count)
     batch = sampling.batch_size
     if count + batch > sampling.records:
-        # Every batch then holds some of this patient's examples: sampling hides nothing.
+        # Every batch then holds some of the patient's examples, so sampling hides nothing.
         return z / min(count, batch), EVERY_STEP
     return z, patients_share(sampling, count)
 
 
 def patients_draws(rate: float, count: int) -> Mixture:
-    """Return the law of how many of a patient's examples a Poisson batch holds."""
+    """Return the distribution of the number of a patient's examples in a Poisson batch."""
     drawn = np.arange(count + 1)
     return several_examples(stats.binom.logpmf(drawn, count, rate))
 
 
 def patients_share(sampling: Sampling, count: int) -> Mixture:
-    """Return the law of how many of a patient's examples a batch of fixed size holds."""
+    """Return the distribution of the number of a patient's examples in a fixed-size batch."""
     batch = sampling.batch_size
     drawn = np.arange(min(count, batch) + 1)
     return several_examples(stats.hypergeom.logpmf(drawn, sampling.records, count, batch))
@@ -512,7 +528,7 @@ def affordable_steps(
     max_epsilon: float,
     limit: int,
 ) -> int:
-    """Return the most steps, at most `limit`, whose tight ε does not exceed `max_epsilon`."""
+    """Return the largest number of steps up to `limit` whose tight ε is within `max_epsilon`."""
     if tight_epsilon(mechanism, limit, delta) <= max_epsilon:
         return limit
     low, high = 0, limit  # ε grows with steps; invariant: ε(low) ≤ max_epsilon < ε(high)

@@ -1,8 +1,8 @@
-"""The ε of several runs on the same examples, tight.
+"""Compute the tight ε of several runs on the same examples.
 
-Runs draw their batches and noise independently, so they compose as the steps of one run would: the
-laws of their privacy losses are convolved (`loss_distribution.py`), and one δ is left for all. That
-is far below the sum of their ε.
+Runs draw their batches and noise independently, so they compose like the steps of a single run: the
+distributions of their privacy losses are convolved (`loss_distribution.py`), and one δ covers all.
+The result is far below the sum of the runs' ε.
 """
 
 from __future__ import annotations
@@ -23,47 +23,73 @@ from zdp_bench.privacy.loss_distribution import (
 )
 from zdp_bench.privacy.mechanism import Mechanism, Sampling
 
-ROUNDING = 1e-9  # relative; two bounds C give one noise multiplier two values of z
+ROUNDING = 1e-9  # relative; by rounding, z of one noise multiplier depends on the bound C
 
 
 @dataclass(frozen=True)
 class Spent:
-    """Steps of one mechanism that were taken on a data set."""
+    """Steps of one mechanism that were taken on a data set.
 
-    z: float  # the effective noise multiplier; 0: without noise
+    Attributes:
+        z: effective noise multiplier; 0 without noise.
+        sampling: how a step draws its examples.
+        steps: number of steps.
+        examples: number of examples that come or go together: 1, or those of a patient.
+    """
+
+    z: float
     sampling: Sampling
     steps: int
-    examples: int = 1  # how many come or go together: 1, or a patient's
+    examples: int = 1
 
 
 @dataclass(frozen=True)
 class Spending:
-    """What one run has spent."""
+    """What one run has spent.
 
-    home: Path  # its folder
+    Attributes:
+        home: the run's folder.
+        recipe: name of its recipe.
+        dataset: name of its data set.
+        provenance: where the data come from, such as "synthetic".
+        data: digest of the data set.
+        spent: its steps, for one example or, with `by_unit`, for one unit.
+        examples: largest number of shares of one unit (a patient, a speaker) in a step.
+        unit: what owns several examples, such as "patient".
+        delta: δ at which the run states its ε.
+        secure: whether noise is cryptographic. Otherwise, anyone who knows seed and data can
+            compute it.
+        finished: whether the run has finished. If not, all its planned steps are counted.
+        by_unit: whether steps draw and clip units, so that `spent` is a unit's.
+        sources: the files from which the data were made; None if they are not known.
+        title: what the run's user calls the data set, or "".
+    """
+
+    home: Path
     recipe: str
     dataset: str
     provenance: str
-    data: str  # the digest of its data set
-    spent: Spent  # for one example
-    examples: int  # how many shares of a unit (a patient, a speaker) a step may hold
+    data: str
+    spent: Spent
+    examples: int
     unit: str
-    delta: float  # at which the run states its ε
-    secure: bool  # cryptographic noise; else whoever knows seed and data can compute it
-    finished: bool  # False if it was stopped or is under way; all its steps are counted
-    by_unit: bool = False  # steps draw and clip units, so that `spent` is a unit's
-    sources: frozenset[str] | None = None  # the files that its data were made of, if known
-    title: str = ""  # what its user calls the data set
+    delta: float
+    secure: bool
+    finished: bool
+    by_unit: bool = False
+    sources: frozenset[str] | None = None
+    title: str = ""
 
     @property
     def shown(self) -> str:
-        """What people call the data set."""
+        """The data set's name to show: its title, if it has one."""
         return self.title or self.dataset
 
     def may_share(self, other: Spending) -> bool:
-        """True if some examples may be in both runs' data: they read a common file.
+        """Return True if some examples may be in the data of both runs.
 
-        Where the files of one are not known, all data of a name may be the same, but generated.
+        That is so if the runs read a common file. If the files of one are not known, any two data
+        sets with the same name may share examples, unless they are synthetic.
         """
         return self.may_read(other.dataset, other.data, other.sources)
 
@@ -73,7 +99,13 @@ class Spending:
         data: str,
         sources: frozenset[str] | None,
     ) -> bool:
-        """True if some examples of a data set, its digest and its files may be in the run's."""
+        """Return True if some examples of a data set may be in the run's data; see `may_share`.
+
+        Args:
+            dataset: name of the data set.
+            data: its digest.
+            sources: the files from which it was made; None if they are not known.
+        """
         if self.data == data:
             return True
         if self.sources and sources:
@@ -82,16 +114,15 @@ class Spending:
 
     @property
     def is_private(self) -> bool:
-        """True if its ε can be finite."""
+        """True if the run's ε can be finite."""
         return self.spent.z > 0 and self.spent.sampling.scheme != "shuffled"
 
 
 def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
-    """Return what each run spent of one example, or of one unit with all its examples.
+    """Return what each run spent on one example or, with `of_unit`, on one unit.
 
     Raises:
-        ValueError: some hide other units, or a unit where others hide an example, whose ε a unit's
-            does not bound.
+        ValueError: the runs protect different units, or some a unit and others an example.
     """
     hidden = {run.unit if of_unit or run.by_unit else "example" for run in runs}
     if len(hidden) > 1:
@@ -102,26 +133,30 @@ def spent_of_one(runs: Sequence[Spending], of_unit: bool) -> list[Spent]:
 
 
 class _Kind(NamedTuple):
-    """Steps that have one law, in the order in which laws are composed."""
+    """A kind of steps, whose privacy losses all have the same distribution.
+
+    Attributes:
+        examples: number of examples that come or go together.
+    """
 
     z: float
     sampling: Sampling
-    examples: int  # that come or go together
+    examples: int
 
     def order(self) -> tuple[float, float, int, int]:
-        """Return what kinds are sorted by, so that equal spendings have equal ε."""
+        """Return the sort key of kinds. A fixed order gives equal spendings the same ε."""
         return self.z, self.sampling.sample_rate, self.sampling.records, self.examples
 
 
 def together(spendings: Iterable[Spent], delta: float) -> float:
     """Return an upper bound on the ε of everything that was spent on one data set.
 
-    Formal guarantees: the bound holds for any adaptive order of the runs. It is exact up to the
-    grid, for Poisson and full batches; for fixed-size batches as exact as `pld_uniform`.
+    Formal guarantees: the bound holds for any adaptive order of the runs. For Poisson and full
+    batches, it is exact up to the grid. For fixed-size batches, it is as exact as `pld_uniform`.
 
     Raises:
-        ValueError: some runs compare data sets with one example more or less, others with one
-            replaced; no ε is known that covers both tightly.
+        ValueError: some runs compare data sets under add-or-remove-one, others under replace-one.
+            No tight ε is known that covers both.
     """
     taken = [spent for spent in spendings if spent.steps]
     if not taken:
@@ -130,7 +165,7 @@ def together(spendings: Iterable[Spent], delta: float) -> float:
     kinds = sorted(steps, key=_Kind.order)
     if any(kind.z < HOPELESS or kind.sampling.scheme == "shuffled" for kind in kinds):
         return math.inf
-    # of several examples in different subsets no law is known
+    # No distribution is known for several examples in different subsets.
     if any(spent.sampling.cycle > 1 and spent.examples > 1 for spent in taken):
         return math.inf
     adjacencies = {kind.sampling.adjacency for kind in kinds}
@@ -151,7 +186,7 @@ def together(spendings: Iterable[Spent], delta: float) -> float:
 
 
 def _steps_of_kinds(taken: Sequence[Spent]) -> dict[_Kind, int]:
-    """Return how many steps of each kind were taken that an example may be drawn for."""
+    """Return, for each kind, the number of steps that may draw a given example."""
     least = _merge_rounding(spent.z for spent in taken)
     steps: dict[_Kind, int] = defaultdict(int)
     for spent in taken:
@@ -162,7 +197,7 @@ def _steps_of_kinds(taken: Sequence[Spent]) -> dict[_Kind, int]:
 
 
 def _merge_rounding(values: Iterable[float]) -> dict[float, float]:
-    """Return for each z the least that differs from it by rounding alone: less noise, more ε."""
+    """Return, for each z, the smallest one that equals it up to rounding, which bounds its ε."""
     merged: dict[float, float] = {}
     least = -math.inf
     for z in sorted(set(values)):

@@ -1,20 +1,21 @@
-"""A mechanism describes as data what one step releases. The accountant sees nothing else.
+"""Describe, as data, what one step releases. An accountant sees nothing else.
 
     release  S̃ = Σᵢ uᵢ + ξ,   ‖uᵢ‖₂ ≤ bound,   ξ Gaussian
 
-S is a list of tensors, one `Block` each. A block says how far one example can move it (`bound`) and
-how much noise each of its REAL coordinates gets (`std`, in a unitary basis). The effective noise
-multiplier `z` follows from these alone: the mechanism is exactly as private as the real Gaussian
-mechanism with sensitivity 1 and standard deviation z (Dong, Roth & Su 2019, Theorem 2.7: only the
-Mahalanobis length of the largest shift matters).
+The sum S is a list of tensors, one per `Block`. A block states how far one example can move it
+(`bound`) and the standard deviation of the noise on each of its REAL coordinates (`std`, in a
+unitary basis). The effective noise multiplier `z` follows from these alone: the mechanism is
+exactly as private as the real Gaussian mechanism with sensitivity 1 and standard deviation z,
+because only the Mahalanobis length of the largest shift matters (Dong, Roth & Su 2019, Theorem
+2.7).
 
-Nothing here depends on data; a mechanism is fixed before the first example is read.
+Nothing here depends on data. A mechanism is fixed before the first example is read.
 
-With a `strategy` c₀ = 1, c₁, ... of b numbers, the noise of steps is correlated: step t releases
+With a `strategy` c₀ = 1, c₁, ... of b numbers, the noise is correlated over steps. Step t releases
 S_t + η_t with η_t = ξ_t − Σⱼ cⱼ η_{t−j}, so η is C⁻¹ξ for the banded Toeplitz matrix C of the cⱼ.
-An example moves C·S, on which ξ is white noise, by ‖c‖ bounds for each step that draws it. Steps at
-a distance of b or more move it in orthogonal directions, so they compose like those of DP-SGD
-(Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4).
+The noise on C·S is ξ, which is white. An example moves C·S by ‖c‖ bounds for each step that draws
+it. Steps that are b or more apart move C·S in orthogonal directions, so they compose like those of
+DP-SGD (Choquette-Choo et al. 2023, "(Amplified) Banded Matrix Factorization", Theorem 4).
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ from typing import Any, Literal
 NoiseKind = Literal["none", "real", "circular", "correlated", "hermitian", "real_on_complex"]
 Scheme = Literal["poisson", "uniform", "shuffled", "full"]
 
-# The largest numbers that every accountant can work with in minutes.
+# Limits within which every accountant takes minutes at most.
 MOST = 10**9  # examples, epochs, steps
 LEAST_NOISE, MOST_NOISE = 1e-4, 1e6  # a noise multiplier other than 0
 
@@ -39,24 +40,24 @@ class Block:
     """One tensor of the released sum S.
 
     Attributes:
-        name: the parameter (or spectrum) it holds.
-        shape: its shape.
+        name: name of the parameter or spectrum whose sum it is.
+        shape: shape of the tensor.
         dtype: "float32", "float64", "complex64" or "complex128".
-        bound: the largest ℓ₂ norm of one example's share, in this block or, under a joint bound, in
+        bound: largest ℓ₂ norm of one example's share, in this block or, under a joint bound, over
             all blocks together.
-        std: noise standard deviation of each REAL coordinate in a unitary basis; a complex number
-            has two coordinates.
-        noise: the law of ξ. real: N(0, std²) on every entry of a real tensor. circular: N(0, std²)
-            on the real and on the imaginary part, independently: circularly symmetric. correlated:
-            as circular, but the two parts of one entry have correlation `rho` (Riess et al.
-                2024, Theorem 1).
-            hermitian: the unitary FFT over `fft_dims` of real white noise. For spectra of real
-                signals: every share must be such a spectrum, for outside that half of the space
-                there is no noise.
-            real_on_complex: noise on the real parts only; the imaginary parts are released without.
+        std: standard deviation of the noise on each REAL coordinate in a unitary basis. A complex
+            number has two coordinates.
+        noise: distribution of the noise ξ.
+            real: N(0, std²) on every entry of a real tensor.
+            circular: N(0, std²) on the real and on the imaginary part, independently.
+            correlated: as circular, but the two parts of an entry have correlation `rho` (Riess et
+                al. 2024, Theorem 1).
+            hermitian: the unitary FFT over `fft_dims` of real white noise, for spectra of real
+                signals. Every share must be such a spectrum, because other directions get no noise.
+            real_on_complex: N(0, std²) on the real parts only. The imaginary parts get no noise.
             none: no noise.
-        rho: correlation of real and imaginary part (kind "correlated" only).
-        fft_dims: the transformed dimensions (kind "hermitian" only).
+        rho: correlation of the real and the imaginary part (noise "correlated" only).
+        fft_dims: the transformed dimensions (noise "hermitian" only).
     """
 
     name: str
@@ -73,7 +74,7 @@ class Block:
         rank = len(self.shape)
         named = {dim % rank for dim in self.fft_dims if -rank <= dim < rank}
         rules = {
-            f"a sum in {self.dtype} is rounded past its bound; keep parameters in float32": (
+            f"rounding a sum in {self.dtype} can exceed its bound; keep parameters in float32": (
                 self.dtype in ("float32", "float64", "complex64", "complex128")
             ),
             f"noise '{self.noise}' does not fit dtype {self.dtype}": (
@@ -105,11 +106,11 @@ class Block:
 
     @property
     def weakest_std(self) -> float:
-        """Noise standard deviation along the direction that gets least; 0 if one gets none.
+        """Standard deviation of the noise in the direction that gets least; 0 if one gets none.
 
-        correlated: the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues std²(1 ± ρ). The
-        adversary picks the smaller, so 1/z² = Δ²/(std²(1−|ρ|)): Theorem 1 of Riess et al. 2024 at
-        its worst split Δ_re = Δ_im = Δ/√2.
+        For noise "correlated", the 2×2 covariance std²·[[1, ρ], [ρ, 1]] has eigenvalues
+        std²(1 ± ρ). The worst direction has the smaller one, so 1/z² = Δ²/(std²(1−|ρ|)). This is
+        Theorem 1 of Riess et al. 2024 at its worst split Δ_re = Δ_im = Δ/√2.
         """
         if self.noise in ("none", "real_on_complex"):
             return 0.0
@@ -120,17 +121,20 @@ class Block:
 
 @dataclass(frozen=True)
 class Sampling:
-    """How a step draws its examples, and so which neighbours the guarantee compares.
+    """How a step draws its examples, and so which neighbouring data sets the guarantee compares.
 
     Attributes:
-        scheme: poisson (each example independently with probability `sample_rate`), uniform (a
-            fixed-size batch without replacement), shuffled (an epoch's permutation cut into
-            batches; no guarantee here), full (every example).
-        sample_rate: the probability, or batch size / examples.
-        expected_batch_size: the divisor of every step, also of an empty one.
-        records: the size of the training set; 0 where it is private (poisson only).
-        cycle: b of cyclic Poisson sampling: each example is in one of b public subsets, and step t
-            draws from subset t mod b alone, each with probability `sample_rate`. 1: from all.
+        scheme: sampling scheme.
+            poisson: each example independently, with probability `sample_rate`.
+            uniform: a fixed-size batch without replacement.
+            shuffled: a permutation per epoch, cut into batches. It has no guarantee here.
+            full: every example.
+        sample_rate: probability that an example is drawn, or batch size / examples.
+        expected_batch_size: divisor of every step's sum, even of an empty batch's.
+        records: size of the training set; 0 if it is private (poisson only).
+        cycle: number b of subsets in cyclic Poisson sampling. Each example is in one of b public
+            subsets. Step t draws from subset t mod b only, each example with probability
+            `sample_rate`. With 1, each step draws from all examples.
     """
 
     scheme: Scheme
@@ -155,11 +159,11 @@ class Sampling:
 
     @property
     def of_one(self) -> Sampling:
-        """How the steps that one example may be drawn for draw it: without the cycle."""
+        """The sampling of only those steps that may draw a given example: the cycle is 1."""
         return dataclasses.replace(self, cycle=1)
 
     def steps_of_one(self, steps: int) -> int:
-        """Return how many of `steps` steps in a row one example may be drawn for, at most."""
+        """Return how many of `steps` consecutive steps may draw a given example, at most."""
         return -(-steps // self.cycle)
 
     def as_dict(self) -> dict[str, Any]:
@@ -171,29 +175,35 @@ class Sampling:
 
     @property
     def adjacency(self) -> Literal["add_or_remove_one", "replace_one"]:
-        """Poisson batches hide whether an example takes part, fixed-size ones only which does."""
+        """The relation between neighbouring data sets.
+
+        Poisson and full batches hide whether an example takes part. Fixed-size batches hide only
+        which example does.
+        """
         return "add_or_remove_one" if self.scheme in ("poisson", "full") else "replace_one"
 
     @property
     def shift(self) -> int:
-        """By how many bounds a neighbour can move S: 1 (one comes or goes) or 2 (is replaced)."""
+        """Number of bounds by which S can move: 1 if an example comes or goes, 2 if replaced."""
         return 1 if self.adjacency == "add_or_remove_one" else 2
 
 
 @dataclass(frozen=True)
 class Mechanism:
-    """What one step releases: its blocks, how they are bounded, and how examples are sampled.
+    """What one step releases: its blocks, their bounds, and how examples are sampled.
 
-    Formal guarantees (given ‖uᵢ‖ ≤ bound, and noise as each block says):
-        - one step is exactly as private as a Gaussian mechanism of sensitivity 1 and noise z,
-          subsampled by `sampling`;
-        - z is the multiplier of the WEAKEST direction; a direction without noise makes it 0, and ε
-          infinite.
+    Formal guarantees (given ‖uᵢ‖ ≤ bound, and noise as each block states):
+        - One step is exactly as private as a Gaussian mechanism of sensitivity 1 and noise z,
+          subsampled by `sampling`.
+        - z is the noise multiplier of the WEAKEST direction. A direction without noise makes z 0
+          and ε infinite.
 
     Attributes:
-        joint: True if one bound holds for an example's share over all blocks; False if each block
-            is bounded by itself, and an example may move all of them at once.
-        strategy: c of noise that is correlated over steps; see above.
+        blocks: the tensors of the released sum.
+        sampling: how a step draws its examples.
+        joint: whether one bound holds for an example's share over all blocks. Otherwise, each block
+            has its own bound, and an example may move all of them at once.
+        strategy: coefficients c of noise that is correlated over steps; see the module's docstring.
     """
 
     blocks: tuple[Block, ...]
@@ -206,27 +216,29 @@ class Mechanism:
             raise ValueError("a mechanism needs at least one block")
         bounds = {block.bound for block in self.blocks}
         if self.joint and len(bounds) != 1:
-            raise ValueError("under a joint bound every block states the same bound")
+            raise ValueError("under a joint bound, every block must state the same bound")
         if self.strategy[:1] != (1.0,) or len(self.strategy) > self.sampling.cycle:
-            raise ValueError("a strategy begins with 1, and is no longer than the sampling's cycle")
+            raise ValueError(
+                "a strategy must begin with 1, and be no longer than the sampling's cycle"
+            )
 
     @property
     def reach(self) -> float:
-        """‖c‖: how far an example of norm 1 moves the sums that white noise hides."""
+        """‖c‖, by which an example of norm 1 moves C·S, whose noise is white."""
         return math.hypot(*self.strategy)
 
     @property
     def is_private(self) -> bool:
-        """True if examples are bounded, or noise is added; ε may still be ∞."""
+        """True if examples are bounded or noise is added. ε may still be ∞."""
         return any(block.std > 0 or math.isfinite(block.bound) for block in self.blocks)
 
     @property
     def z(self) -> float:
-        """Effective noise multiplier of the weakest direction.
+        """Effective noise multiplier, in the weakest direction.
 
-        1/z² = shift² · Σ_b (bound_b / weakest_std_b)² over separately bounded blocks; under one
-        joint bound the maximum instead of the sum. It is the squared Mahalanobis length of the
-        largest shift, times `reach` squared where noise is correlated over steps.
+        1/z² = shift² · reach² · Σ_b (bound_b / weakest_std_b)² over the blocks b. This is the
+        squared Mahalanobis length of the largest shift. Under a joint bound, it has the maximum
+        over the blocks instead of the sum.
         """
         if any(block.weakest_std == 0 or math.isinf(block.bound) for block in self.blocks):
             return 0.0
@@ -236,14 +248,18 @@ class Mechanism:
 
     @staticmethod
     def of_z(z: float, sampling: Sampling) -> Mechanism:
-        """Return the simplest mechanism that is exactly as private: one number, bound 1."""
+        """Return the simplest mechanism with noise multiplier z: one number with bound 1."""
         std = sampling.shift * z
         block = Block("unit", (1,), "float64", bound=1.0, std=std, noise="real")
         return Mechanism((block,), sampling)
 
     @staticmethod
     def from_dict(plain: dict[str, Any]) -> Mechanism:
-        """Return the mechanism that `as_dict` described."""
+        """Return the mechanism that `as_dict` described.
+
+        Raises:
+            ValueError: `plain` does not describe a mechanism.
+        """
         try:
             blocks = tuple(Block.from_dict(block) for block in plain["blocks"])
             sampling = Sampling(**plain["sampling"])
@@ -253,7 +269,7 @@ class Mechanism:
             raise ValueError(f"this describes no mechanism: {error}") from None
 
     def as_dict(self) -> dict[str, Any]:
-        """Return plain JSON values for ledger and record; an infinite bound becomes "inf"."""
+        """Return plain JSON values for ledger and record. An infinite bound becomes "inf"."""
         plain = dataclasses.asdict(self) | {"sampling": self.sampling.as_dict()}
         if self.strategy == (1.0,):
             del plain["strategy"]
@@ -263,6 +279,6 @@ class Mechanism:
         return json.loads(json.dumps(plain))
 
     def digest(self) -> str:
-        """Return the SHA-256 of the canonical JSON: equal digests mean equal mechanisms."""
+        """Return the SHA-256 of the canonical JSON. Equal digests mean equal mechanisms."""
         canonical = json.dumps(self.as_dict(), sort_keys=True)
         return hashlib.sha256(canonical.encode()).hexdigest()

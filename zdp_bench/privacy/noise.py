@@ -1,16 +1,17 @@
 """Draw privacy noise. No other module does.
 
-Gaussian numbers are drawn as REAL numbers and added to `view_as_real` of a complex tensor, with the
-block's full `std` on each part. (`torch.normal` on a complex tensor would put std/√2 on each part,
-and Opacus's secure mode leaves the imaginary part without noise.)
+Noise is drawn as REAL numbers and added to `view_as_real` of a complex tensor, with the block's
+full `std` on each part. (`torch.normal` on a complex tensor would put std/√2 on each part, and
+Opacus's secure mode adds no noise to the imaginary part.)
 
-A step's noise is a pure function of (key, step, block), where the key is the run's own (`run_key`):
-    - a step that is run again after a crash draws the same bits, so it is the same release, not a
-      second one;
-    - no two steps, blocks or purposes share a stream: the whole key is hashed into 128 bits or more
-      (torch's CPU generator would keep only 32);
-    - no two runs share one that differ in anything: σ, a rate or one training example. If they did,
-      their difference would show the sums without noise.
+Seeded noise is a pure function of (key, step, block), where each run has its own key (`run_key`):
+    - A step that is repeated after a crash draws the same bits, so it is the same release and not a
+      second one.
+    - No two steps, blocks or purposes share a stream. The whole key is hashed into 128 bits or more
+      (torch's CPU generator would keep only 32).
+    - No two runs that differ in anything, such as σ, a rate or one training example, share a
+      stream. If they did, the difference of their releases would reveal that of their sums without
+      noise.
 """
 
 from __future__ import annotations
@@ -38,12 +39,13 @@ def run_key(
     mechanism: Mechanism,
     code: str,
 ) -> str:
-    """Return the key of a run's streams: the SHA-256 of everything that distinguishes runs.
+    """Return the key of a run's random streams: a SHA-256 of everything that distinguishes runs.
 
     Args:
-        run: the digest of configuration, seed and data.
-        mechanism: with its true noise, which another version of a library may calibrate otherwise.
-        code: the code that no other digest covers (`training.machine.foreign_code`).
+        run: digest of configuration, seed and data.
+        mechanism: the run's mechanism. Its calibrated noise may depend on the libraries' versions,
+            so no other digest covers it.
+        code: digest of code that no other digest covers (`training.machine.foreign_code`).
     """
     return hashlib.sha256(f"{run}:{mechanism.digest()}:{code}".encode()).hexdigest()
 
@@ -52,9 +54,12 @@ def stream(
     key: int | str,
     *purpose: int | str,
 ) -> np.random.SeedSequence:
-    """Return the seed of a stream of one purpose: `stream(key, "noise", step, block)`.
+    """Return the seed of the random stream for a purpose, as in `stream(key, "augment", step)`.
 
-    The key is a run's (`run_key`), or a plain seed for what runs may share (first weights).
+    Args:
+        key: the key of a run (`run_key`), or a plain seed for what several runs may share, such as
+            initial weights.
+        purpose: what identifies the stream among those of the key.
     """
     if isinstance(key, str):
         key = int.from_bytes(_digest(key))
@@ -63,13 +68,13 @@ def stream(
 
 
 def stream_bytes(key: int | str, *purpose: int | str) -> bytes:
-    """Return the 16 bytes of a stream: a key of AES for `sampling.uniforms_of`."""
+    """Return the first 16 bytes of a stream, as an AES key for `sampling.uniforms_of`."""
     return stream(key, *purpose).generate_state(2, np.uint64).tobytes()
 
 
 @lru_cache(maxsize=4096)
 def _word(part: int | str) -> int:
-    """64 bits that represent one part of a key."""
+    """Return 64 bits of a hash of one part of a key."""
     first_bytes = _digest(str(part))[:8]
     return int.from_bytes(first_bytes, "little")
 
@@ -79,46 +84,62 @@ def _digest(text: str) -> bytes:
 
 
 class White(NamedTuple):
-    """A request: `out` = (`out` + std·N(0, 1)) · times, independently in every real number."""
+    """A request to set `out` = (`out` + std·N(0, 1)) · times, independently in every real number.
 
-    out: Tensor  # contiguous, of any shape
+    Attributes:
+        out: contiguous tensor of any shape, overwritten.
+        std: standard deviation of the noise.
+        key: identifies the random stream among those of the noise source.
+        times: factor for the noisy tensor.
+    """
+
+    out: Tensor
     std: float
-    key: tuple[int | str, ...]  # names the stream of the numbers
+    key: tuple[int | str, ...]
     times: float = 1.0
 
     def reals(self) -> Tensor:
-        """Return a view of the real numbers of `out`, [n]."""
+        """Return a view of the real numbers in `out`, [n]."""
         return real_view(self.out).view(-1)
 
 
 def real_view(value: Tensor) -> Tensor:
-    """Return a view of a tensor's real numbers; [..., 2] of a complex one."""
+    """Return a view of a tensor's real numbers, of shape [..., 2] if the tensor is complex."""
     return torch.view_as_real(value) if value.is_complex() else value
 
 
 class NoiseSource(Protocol):
-    """A source of standard normal numbers."""
+    """A source of Gaussian noise.
 
-    repeatable: bool  # a step drawn again has the same noise: it is the same release
+    Attributes:
+        repeatable: whether a step that is repeated has the same noise, so that it is the same
+            release.
+    """
+
+    repeatable: bool
 
     def add_white(self, *requests: White) -> None:
-        """Add the noise of all requests, each independent of the others; many at once is faster."""
+        """Add independent noise for each request. One call for many is faster than many calls."""
 
 
 @dataclass(frozen=True)
 class SeededNoise:
-    """Reproducible noise for experiments, not for a release to an adversary.
+    """Reproducible noise for experiments. Do not use it if a release may reach an adversary.
 
-    Whoever knows the seed, the configuration and all of the data but one example can try candidates
-    for that one, and subtract the noise.
+    Anyone who knows the seed, the configuration and all of the data but one example can try
+    candidates for that example and subtract the noise.
 
-    On a CPU, noise is ChaCha20's bits made normal by Box and Muller (`normal_stream`): the same
-    bits for any number of threads. None is beyond 6.7 standard deviations, where one of 10¹⁰ should
-    be. On a GPU it is torch's Philox generator, which keeps 63 bits of the key: two of the n (step,
-    block) pairs of a run share a stream with probability n²/2⁶⁴, 5e-6 for ten million.
+    On a CPU, the noise comes from ChaCha20 by the Box–Muller transform (`normal_stream`), with the
+    same bits for any number of threads. No number exceeds 6.7 standard deviations, where one in
+    10¹⁰ should. On a GPU, it comes from torch's Philox generator, which keeps 63 bits of the key.
+    Two of a run's n (step, block) pairs share a stream with probability n²/2⁶⁴, which is 5e-6 for
+    ten million pairs.
+
+    Attributes:
+        key: key of the run (`run_key`).
     """
 
-    key: int | str  # a run's (`run_key`)
+    key: int | str
     repeatable = True
 
     def add_white(self, *requests: White) -> None:
@@ -135,7 +156,7 @@ class SeededNoise:
             add_normals(own_streams, dtype)
 
     def _add_at_once(self, requests: list[White]) -> None:
-        """Draw all from one stream, which their keys name: a kernel for each would take longer."""
+        """Draw the noise of all requests from one stream: a kernel per request is slower."""
         outs = [white.reals() for white in requests]
         lengths = [len(out) for out in outs]
         device, dtype = outs[0].device, outs[0].dtype
@@ -155,9 +176,10 @@ class SeededNoise:
 class HedgedNoise:
     """Seeded noise whose key also covers the sum that it is added to.
 
-    For steps of foreign code, of which no key tells everything: two sums that differ in one bit
-    have independent noise, and the same sum has the same, so it is the same release. That holds
-    where noise is added in place (blocks "real" and "circular"); others have that of the key.
+    Use it for steps of third-party code, which the key cannot fully cover. Two sums that differ in
+    one bit get independent noise. Equal sums get equal noise, so they are the same release. This
+    holds for blocks whose noise is added in place ("real" and "circular"). The noise of other
+    blocks depends on the key alone.
     """
 
     key: str
@@ -171,10 +193,10 @@ class HedgedNoise:
 
 
 class SecureRandom:
-    """The operating system's randomness with the two methods of numpy's that sampling needs."""
+    """The operating system's randomness, with the two methods of numpy's Generator in use."""
 
     def random(self, size: int) -> np.ndarray:
-        """Return uniform numbers on the odd multiples of 2⁻⁵³ in (0, 1): never 0 or 1."""
+        """Return odd multiples of 2⁻⁵³, uniform in (0, 1), [size]."""
         words = np.frombuffer(os.urandom(8 * size), dtype=np.uint64)
         highest_bits = (words >> np.uint64(12)).astype(np.float64)
         return (highest_bits + 0.5) * 2.0**-52
@@ -185,33 +207,39 @@ class SecureRandom:
         size: int,
         replace: bool,
     ) -> np.ndarray:
-        """Return `size` different numbers below `examples`: where the least random ones are."""
+        """Return `size` distinct numbers below `examples`, [size].
+
+        They are the indices of the smallest of `examples` random numbers.
+
+        Raises:
+            ValueError: `replace` is true, or `size` exceeds `examples`.
+        """
         if replace or size > examples:
             raise ValueError(
-                "a secure choice is made without replacement, and of no more than there are"
+                "a secure choice must be without replacement, and of at most all examples"
             )
         return np.argsort(self.random(examples))[:size]
 
 
 @dataclass(frozen=True)
 class SecureNoise:
-    """Noise for a release to an adversary: it cannot be drawn again, and hides the sum's digits.
+    """Noise for releases that may reach an adversary. It cannot be drawn again.
 
     Each tensor's noise has a key of 256 bits from the operating system (`os.urandom`), which
-    ChaCha20 expands, made normal by Box and Muller in float64 (`normal_stream`). One number is the
-    mean of FOUR independent ones, times two (Holohan & Braghin 2021, "Secure random sampling in
-    differential privacy", section 5.1, n = 2): otherwise the digits that a floating-point normal
-    number can have distinguish it from a shifted one (Mironov 2012; Jin et al. 2022). Opacus's
-    secure mode does the same, but leaves the imaginary part without noise; here a complex tensor's
-    parts are drawn as twice as many real numbers.
+    ChaCha20 expands. The Box–Muller transform in float64 makes it normal (`normal_stream`). Each
+    number is the mean of FOUR independent ones, times two (Holohan & Braghin 2021, "Secure random
+    sampling in differential privacy", section 5.1, n = 2). Otherwise, the digits that a
+    floating-point normal number can have would distinguish it from a shifted one (Mironov 2012; Jin
+    et al. 2022). Opacus's secure mode does the same, but adds no noise to imaginary parts. Here,
+    the parts of a complex tensor are drawn as twice as many real numbers.
 
-    This is not enough if noise is added to a float32 sum: whoever knows all examples but one then
-    sees in thousands of coordinates which of two sums can have led to the release. So sum and noise
-    are float64 (`widen`), and the release is rounded to a grid that does not depend on the sum
-    (`round_to_grid`).
+    This is not enough if noise is added to a float32 sum: anyone who knows all examples but one
+    would see in thousands of coordinates which of two sums can have led to the release. So sum and
+    noise are float64 (`widen`), and the release is rounded to a grid that does not depend on the
+    sum (`round_to_grid`).
 
-    Drawn on the CPU and moved. The request's key is ignored: a step that is drawn again is a new
-    release, and the ledger counts it.
+    Noise is drawn on the CPU, then moved to the tensor's device. A request's key is ignored. A step
+    that is repeated is a new release, which the ledger counts.
     """
 
     repeatable = False
@@ -225,12 +253,16 @@ class SecureNoise:
 
 
 class CorrelatedNoise:
-    """Add noise that later steps partly cancel: η_t = ξ_t − Σⱼ cⱼ η_{t−j}, with ξ white.
+    """Noise that later steps partly cancel: η_t = ξ_t − Σⱼ cⱼ η_{t−j}, with ξ white.
 
-    The η of the last len(c) steps are kept in float64. It is a function of the key
-    and the step all the same: a process that resumes a run draws the ξ of all earlier steps once
-    more. Secure ξ cannot be drawn again, so such a process must not go on
+    The η of the last len(c) steps are kept in float64. With a repeatable ξ, η is still a function
+    of the key and the step: a process that resumes a run draws the ξ of all earlier steps again.
+    Secure ξ cannot be drawn again, so a process must not resume such a run
     (`Tally.has_other_noise`).
+
+    Args:
+        white: source of ξ.
+        strategy: the coefficients c, of which the first is 1.
     """
 
     def __init__(
@@ -240,10 +272,11 @@ class CorrelatedNoise:
     ) -> None:
         self.white, self.strategy = white, strategy
         self.repeatable = white.repeatable
-        self._last: dict[str, tuple[int, deque[Tensor]]] = {}  # block -> the next step, η
+        # block -> its next step, and η of the steps before, the latest first
+        self._last: dict[str, tuple[int, deque[Tensor]]] = {}
 
     def add_white(self, *requests: White) -> None:
-        """Add η where each request's key is (step, block)."""
+        """Add η for each request, whose key must be (step, block)."""
         for request in requests:
             out = request.reals()
             step, block = request.key
@@ -257,12 +290,12 @@ class CorrelatedNoise:
         std: float,
         out: Tensor,
     ) -> Tensor:
-        """Return η of a step, after drawing the ξ of all steps before it that are not drawn yet."""
+        """Return η of a step. First draw the ξ of all earlier steps that are not drawn yet."""
         none_yet: deque[Tensor] = deque(maxlen=len(self.strategy))
         begun, past = self._last.get(block, (0, none_yet))
         if begun > step:
             if not self.repeatable:
-                raise UserError(f"step {step:,}: its secure noise was drawn before, and is gone.")
+                raise UserError(f"step {step:,}: its secure noise was drawn before, and is lost.")
             begun, past = 0, none_yet
         for earlier_step in range(begun, step + 1):
             noise = torch.zeros_like(out, dtype=torch.float64)
@@ -275,7 +308,7 @@ class CorrelatedNoise:
 
 
 def correlate(source: NoiseSource, mechanism: Mechanism) -> NoiseSource:
-    """Return the source of a mechanism's noise: `source` itself if steps are independent."""
+    """Return the noise source of a mechanism: `source` itself if its steps are independent."""
     if mechanism.strategy == (1.0,):
         return source
     return CorrelatedNoise(source, mechanism.strategy)
@@ -287,10 +320,9 @@ def draw(
     step: int,
     device: torch.device,
 ) -> Tensor:
-    """Return one step's noise ξ for one block, in the block's shape and dtype.
+    """Return the noise ξ of one step for one block, in the block's shape and dtype.
 
-    Formal guarantees: zero mean, and in every entry the covariance that the block's kind declares
-    (see `Block.noise`).
+    Formal guarantees: ξ has zero mean, and the covariance that `Block.noise` declares.
     """
     dtype: torch.dtype = getattr(torch, block.dtype)
     if block.noise == "none":
@@ -313,7 +345,7 @@ def draw(
 
 
 def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the sum in float64."""
+    """Convert a sum to float64 or complex128; overwrite and return `total`."""
     for name, value in total.items():
         wide = torch.complex128 if value.is_complex() else torch.float64
         total[name] = value.resolve_conj().to(wide)
@@ -323,17 +355,17 @@ def widen(total: dict[str, Tensor]) -> dict[str, Tensor]:
 def round_to_grid(
     release: dict[str, Tensor], mechanism: Mechanism, source: NoiseSource
 ) -> dict[str, Tensor]:
-    """Round a sum with secure noise to a grid that depends on `std` alone, in its own dtype.
+    """Convert a noisy sum to its blocks' dtypes; overwrite and return `release`.
 
-    The grid is 2⁻¹⁶ of std or a little finer: negligible beside the noise, but coarse beside the
-    digits of the sum that float64 keeps (and float32 would show; see `SecureNoise`). Seeded noise
-    is not rounded to it.
+    With secure noise, first round it to a grid that depends on `std` alone. The grid's step is a
+    power of two, at most std/2¹⁶: negligible compared with the noise, but coarse compared with the
+    digits that float64 keeps of the sum (and float32 would reveal; see `SecureNoise`).
     """
     for block in mechanism.blocks:
         value = release[block.name]
         if block.std > 0 and not source.repeatable:
-            grid = 2.0 ** (math.floor(math.log2(block.std)) - 16)
-            real_view(value).div_(grid).round_().mul_(grid)
+            grid_step = 2.0 ** (math.floor(math.log2(block.std)) - 16)
+            real_view(value).div_(grid_step).round_().mul_(grid_step)
         release[block.name] = value.to(getattr(torch, block.dtype))
     return release
 
@@ -347,17 +379,17 @@ def add_noise(
 ) -> dict[str, Tensor]:
     """Return `(total + ξ) · times`, block by block, in the precision of `total`.
 
-    `total` is overwritten, and nothing in it is lazily conjugated any more.
+    `total` is overwritten. Afterwards, none of its tensors is lazily conjugated.
 
-    If several ranks hold a part of the sum each, one of them adds ξ, once. With a secure source
-    call `widen` first, and `round_to_grid` on the result.
+    If several ranks hold a part of the sum each, exactly one of them must add ξ. With a secure
+    source, call `widen` before and `round_to_grid` after.
 
     Args:
-        total: the sum of shares, by the name of the block.
+        total: sum of shares, by the name of the block.
         mechanism: declares the noise of each block.
-        source: of standard normal numbers.
-        step: the number of the step, which the noise is a function of.
-        times: a factor for the noisy sum.
+        source: source of the noise.
+        step: number of the step. Seeded noise is a function of it.
+        times: factor for the noisy sum. Default: 1.
     """
     requests: list[White] = []  # white noise is added in place
     for block in mechanism.blocks:

@@ -1,4 +1,4 @@
-"""How an ε is stated: with its δ, and rounded up to three digits."""
+"""State an ε: check its δ, and round it up to three digits."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from functools import cache
 
 from zdp_bench.errors import require
 
-MOST_DELTA = 0.1  # from here on an ε says nothing: at 0.5 it is 0 for much of what protects nobody
+MAX_DELTA = 0.1  # a larger δ is meaningless: at 0.5, ε is 0 even for much that protects nobody
 
 log = logging.getLogger(__name__)
 
@@ -17,14 +17,14 @@ log = logging.getLogger(__name__)
 def require_delta(key: str, delta: float) -> None:
     """Reject a δ outside (0, 0.1)."""
     rule = (
-        f"must lie above 0 and below {MOST_DELTA:g}: it is the probability that the guarantee "
+        f"must lie above 0 and below {MAX_DELTA:g}: it is the probability that the guarantee "
         "fails; choose one well below 1 / the number of examples"
     )
-    require(0 < delta < MOST_DELTA, key, delta, rule)
+    require(0 < delta < MAX_DELTA, key, delta, rule)
 
 
 def question(delta: float, units: int) -> str:
-    """Return a sentence on a δ that is above one over the number of units; '' for any other."""
+    """Return a warning if δ is above one over the number of units, else ''."""
     if delta * units <= 1:
         return ""
     return (
@@ -35,16 +35,20 @@ def question(delta: float, units: int) -> str:
 
 @cache
 def warn_of(delta: float, units: int) -> None:
-    """Log the text of `question` once per process."""
+    """Log the warning of `question`, once per process."""
     warning = question(delta, units)
     if warning:
         log.warning(warning)
 
 
 def show_epsilon(value: float | None, at_least: bool = False) -> str:
-    """Format ε to three digits, rounded up: 1.3039 -> '1.31'; whole above 1000.
+    """Return ε with three digits, rounded up: '1.31' for 1.3039, and whole numbers above 1000.
 
-    ∞ where nothing protects, empty where none is. Beyond nine digits is rounding of the machine's.
+    Digits after the ninth are ignored, because they are rounding errors.
+
+    Args:
+        value: ε. Infinity gives '∞'; None or NaN gives ''.
+        at_least: whether ε is a lower bound, which is rounded down.
     """
     if value is None or math.isnan(value):
         return ""

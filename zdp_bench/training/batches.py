@@ -1,8 +1,8 @@
-"""The batch of a step: read in pieces, augmented, moved to the device, split over ranks.
+"""Draw a step's batch, read it in micro-batches, augment them and move them to the device.
 
-Micro-batches, as many examples as fit in memory at once, change speed and memory only. Their size
-depends on the configuration, the machine and the shapes of the data, but not on how many examples
-a step drew, which is private.
+A micro-batch holds as many examples as fit in memory at once. Its size affects only speed and
+memory. It depends on the configuration, the machine and the shapes of the data, but not on the
+number of examples that a step drew, which is private.
 """
 
 from __future__ import annotations
@@ -33,10 +33,11 @@ from zdp_bench.training.plan import Patients, Plan
 
 log = logging.getLogger(__name__)
 
-# By default and at most: the float32 sum of more examples would round one over its bound.
+# Default and maximum size of a micro-batch. Beyond it, rounding errors of a float32 sum could let
+# one example move the sum by more than its bound.
 MICRO_BATCH = 1024
-# A step plans with this share of the free memory; a backward pass takes as much as a forward pass.
-SHARE, PASSES = 0.5, 2
+MEMORY_FRACTION = 0.5  # part of the free memory that the first micro-batch may take
+PASSES = 2  # a backward pass takes as much memory as a forward pass
 
 T = TypeVar("T")
 
@@ -53,10 +54,20 @@ def micro_batches(
     size: Size | None = None,
     shares: Shares | None = None,
 ) -> MicroBatches:
-    """Return a step's examples in pieces, on the device, made or augmented by (key, step).
+    """Return a step's examples in micro-batches, on the device.
 
-    With `trainer.augmentations`, an example comes so many times in a row, each time changed in
-    another way, as one share.
+    Args:
+        source: the training set.
+        indices: indices of the step's examples, [n].
+        config: the run's configuration. With `trainer.augmentations=k`, each example comes k times
+            in a row, augmented differently each time, as one share.
+        device: where the micro-batches are moved to.
+        key: key of the run. Augmentations are a function of (key, step).
+        step: number of the step.
+        augment: augments a batch of inputs, given its uniform random numbers.
+        augment_targets: the same for targets.
+        size: size of the micro-batches. Default: `trainer.micro_batch`.
+        shares: number of examples in each share; None if each example is a share.
     """
     views = config.trainer.augmentations or 1
     uniforms = torch.empty(0)
@@ -70,13 +81,13 @@ def micro_batches(
         indices = np.repeat(indices, views)
 
     def read(cut: slice) -> Batch:
-        own = uniforms[cut]
-        numbers = torch.from_numpy(indices[cut])
-        inputs, targets = source.batch(numbers, own if source.is_stochastic else None)
+        own_uniforms = uniforms[cut]
+        own_indices = torch.from_numpy(indices[cut])
+        inputs, targets = source.batch(own_indices, own_uniforms if source.is_stochastic else None)
         if augment:
-            inputs = augment(inputs, own)
+            inputs = augment(inputs, own_uniforms)
         if augment_targets:
-            targets = augment_targets(targets, own)
+            targets = augment_targets(targets, own_uniforms)
         return inputs, targets
 
     fixed = config.trainer.micro_batch
@@ -91,15 +102,25 @@ def draw_batch(
     secure: bool,
     ranks: Ranks,
     owners: Patients | None,
-    units: int = 0,  # how many there are to draw from, where the plan does not say
+    units: int = 0,
 ) -> tuple[np.ndarray, Shares | None, float]:
-    """Draw a step's batch, the same on all ranks, and seed what its layers draw.
+    """Draw a step's batch, the same on all ranks, and seed the random numbers inside layers.
+
+    Args:
+        plan: draws the batch.
+        key: key of the run.
+        step: number of the step.
+        secure: whether randomness is the operating system's instead of a function of (key, step).
+        ranks: processes that share the batch.
+        owners: the examples of each owner, if whole owners are drawn.
+        units: number of examples or owners to draw from, if the plan does not state it.
 
     Returns:
-        This rank's examples, how many each share has, and the divisor of the sum over all ranks.
+        The indices of this rank's examples, the number of examples in each share (None if each
+        example is a share), and the divisor of the sum over all ranks.
     """
     indices, divisor = plan.draw(key, step, secure, units)
-    if secure:  # no rank can draw the same: rank 0's batch is the batch
+    if secure:  # ranks cannot draw the same numbers, so all use the batch of rank 0
         indices = ranks.broadcast(indices)
     seed_layers(key, step, ranks.rank, secure)
     indices = ranks.take_share(indices)
@@ -116,15 +137,21 @@ def read_in_pieces(
     prefetch: int | None = None,
     shares: Shares | None = None,
 ) -> MicroBatches:
-    """Return the `count` examples of a step in pieces, each by `read` of a slice, on the device.
+    """Return the `count` examples of a step in micro-batches, on the device.
 
-    So many pieces are read ahead (`prefetch`): by default 1 for a GPU, 0 for a CPU.
+    Args:
+        read: returns the examples in a slice of the step's examples.
+        count: number of examples.
+        size: size of the micro-batches.
+        device: where the micro-batches are moved to.
+        prefetch: number of micro-batches that are read ahead. Default: 1 for a GPU, 0 for a CPU.
+        shares: number of examples in each share; None if each example is a share.
     """
     on_gpu = device.type == "cuda"
 
     def piece(cut: slice) -> Batch:
         inputs, targets = read(cut)
-        if on_gpu:  # which fetches pinned memory by itself, while it computes
+        if on_gpu:  # from pinned memory, a GPU copies while it computes
             inputs = inputs.pin_memory() if inputs.is_cpu else inputs
             targets = targets.pin_memory() if targets.is_cpu else targets
         return inputs, targets
@@ -139,7 +166,7 @@ def read_in_pieces(
 
 
 def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
-    """Yield the values in order, while another thread reads up to `count` of them ahead."""
+    """Yield the values in order, while another thread reads up to `count` values ahead."""
     if count < 1:
         yield from values
         return
@@ -147,7 +174,7 @@ def read_ahead(values: Iterator[T], count: int) -> Iterator[T]:
     threads = torch.get_num_threads()
     with ThreadPoolExecutor(1, "input", initializer=torch.set_num_threads, initargs=(1,)) as reader:
         waiting = deque(reader.submit(next, values, end) for _ in range(count))
-        torch.set_num_threads(threads)  # the reader's own count would hold for later threads
+        torch.set_num_threads(threads)  # else, later threads would inherit the reader's count
         value = waiting.popleft().result()
         while value is not end:
             waiting.append(reader.submit(next, values, end))
@@ -161,10 +188,11 @@ def seed_layers(
     rank: int,
     secure: bool = False,
 ) -> None:
-    """Make random numbers drawn inside layers (dropout) a function of (key, step, rank).
+    """Seed the random numbers inside layers (dropout) as a function of (key, step, rank).
 
-    With `secure` they follow from the operating system's randomness: what a layer draws for an
-    example depends on the examples before it, so a public seed must not decide it.
+    With `secure`, the operating system's randomness seeds them. The numbers for an example depend
+    on its position in the batch, which depends on the other examples that were drawn, so they must
+    not follow from a public seed.
     """
     if secure:
         set_seed(int.from_bytes(os.urandom(8)))
@@ -175,7 +203,7 @@ def seed_layers(
 
 @dataclass
 class Size:
-    """How many examples are processed at once, up to `MICRO_BATCH`. It only ever shrinks."""
+    """Size of the micro-batches, at most `MICRO_BATCH`. It only ever shrinks."""
 
     examples: int
 
@@ -183,7 +211,7 @@ class Size:
         self.examples = min(self.examples, MICRO_BATCH)
 
     def halve(self) -> bool:
-        """Use half as many from now on; return False if it is one example already."""
+        """Halve the size, rounded up; return False if it is one example already."""
         if self.examples == 1:
             return False
         self.examples = (self.examples + 1) // 2
@@ -193,42 +221,53 @@ class Size:
 
 @dataclass(frozen=True)
 class MicroBatches:
-    """The `count` examples of one step, in pieces of `size`; each iteration starts from the first.
+    """The examples of one step in micro-batches. Each iteration starts from the first.
 
-    Pieces hold whole shares, so a share of more than `size` examples is a piece by itself.
+    Micro-batches hold whole shares, so a share of more than `size` examples is a micro-batch by
+    itself.
+
+    Attributes:
+        count: number of examples.
+        piece: reads the micro-batch in a slice.
+        size: size of the micro-batches.
+        placed: reads micro-batches ahead and moves them to the device.
+        shares: number of examples in each share; None if each example is a share.
     """
 
     count: int
     piece: Callable[[slice], Batch]
     size: Size
-    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter  # reads ahead, onto the device
-    shares: Shares | None = None  # None: an example is a share
+    placed: Callable[[Iterator[Batch]], Iterator[Batch]] = iter
+    shares: Shares | None = None
 
     def __iter__(self) -> Iterator[Batch]:
         return self.placed(self.piece(cut) for cut, _ in self.cuts())
 
     def cuts(self) -> list[tuple[slice, Shares]]:
-        """Return where each piece lies, and how many examples each of its shares has."""
-        most = self.size.examples
+        """Return the slice of each micro-batch, and the numbers of examples in its shares.
+
+        If each example is a share, the latter are left empty.
+        """
+        max_examples = self.size.examples
         if self.shares is None:
-            starts = range(0, self.count, most)
-            return [(slice(start, min(start + most, self.count)), ()) for start in starts]
+            starts = range(0, self.count, max_examples)
+            return [(slice(start, min(start + max_examples, self.count)), ()) for start in starts]
         cuts: list[tuple[slice, Shares]] = []
-        start = end = 0  # of the piece that is being filled
-        own: list[int] = []
+        start = end = 0  # of the micro-batch that is being filled
+        own_shares: list[int] = []
         for examples in self.shares:
-            if own and end + examples - start > most:
-                cuts.append((slice(start, end), tuple(own)))
-                start, own = end, []
-            own.append(examples)
+            if own_shares and end + examples - start > max_examples:
+                cuts.append((slice(start, end), tuple(own_shares)))
+                start, own_shares = end, []
+            own_shares.append(examples)
             end += examples
-        if own:
-            cuts.append((slice(start, end), tuple(own)))
+        if own_shares:
+            cuts.append((slice(start, end), tuple(own_shares)))
         return cuts
 
 
 def is_out_of_memory(error: BaseException) -> bool:
-    """True if an error means that memory ran out, on the GPU or on the CPU."""
+    """Return True if an error means that memory ran out, on the GPU or on the CPU."""
     words = (
         "out of memory",
         "can't allocate memory",
@@ -241,7 +280,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 def free_memory() -> None:
-    """Release what a pass that failed half way has left behind."""
+    """Free the memory that a failed pass left behind."""
     gc.collect()
     if torch.cuda.is_available():
         torch.cuda.empty_cache()
@@ -254,10 +293,18 @@ def initial_size(
     expected_batch_size: float,
     device: torch.device,
 ) -> Size:
-    """Return the micro-batch size to begin with.
+    """Return the initial size of micro-batches, a power of two.
 
-    On a GPU that is the whole batch, halved later until it fits. On a CPU it is estimated, because
-    a process without memory is killed there, without an error.
+    On a GPU, it is at least twice the expected batch size (up to `MICRO_BATCH`), and halved later
+    until a micro-batch fits. On a CPU, it is also limited by an estimate of what fits, because a
+    process that runs out of memory is killed there without an error.
+
+    Args:
+        model: the model that is trained.
+        loss: its loss.
+        like: a batch, even without examples, whose shapes and dtypes count.
+        expected_batch_size: expected number of examples in a step.
+        device: where the model is.
     """
     whole = 1
     while whole < 2 * expected_batch_size:
@@ -265,7 +312,7 @@ def initial_size(
     if device.type != "cpu":
         return Size(whole)
     needed = max(1, PASSES * bytes_per_example(model, loss, like))
-    fitting = int(SHARE * available_memory() / needed)
+    fitting = int(MEMORY_FRACTION * available_memory() / needed)
     while whole > max(1, fitting):
         whole //= 2
     return Size(whole)
@@ -276,7 +323,7 @@ def bytes_per_example(
     loss: Loss,
     like: Batch,
 ) -> int:
-    """Return how many bytes a forward pass keeps for each example: of two, less those of one."""
+    """Return the number of bytes that a forward pass keeps for each further example."""
 
     def kept(examples: int) -> int:
         bytes_at: dict[int, int] = {}  # the address of a storage -> its size
@@ -284,7 +331,7 @@ def bytes_per_example(
         def pack(tensor: Tensor) -> Tensor:
             storage = tensor.untyped_storage()
             bytes_at[storage.data_ptr()] = storage.nbytes()
-            return tensor.detach()  # a result that its own graph saves would never be freed
+            return tensor.detach()  # a graph that saves its own result would never be freed
 
         def repeat(leaf: Tensor) -> Tensor:
             if len(leaf):
@@ -303,7 +350,7 @@ def bytes_per_example(
 
 
 def available_memory() -> int:
-    """Return how many bytes the process may still take, within its control group's limit."""
+    """Return the number of free bytes, within the limit of the process's control group."""
     bounds = []
     free = _number("/proc/meminfo", "MemAvailable:")
     if free is not None:
@@ -312,14 +359,14 @@ def available_memory() -> int:
     used = _number("/sys/fs/cgroup/memory.current")
     if limit is not None and used is not None:
         bounds.append(max(0, limit - used))
-    return min(bounds, default=2**32)  # 4 GiB if nothing is known
+    return min(bounds, default=2**32)  # 4 GiB if neither is known
 
 
 def _number(path: str, key: str | None = None) -> int | None:
     """Return the first number in a file, or the one after `key`; None if there is none."""
     try:
         words = Path(path).read_text().split()
-        place = words.index(key) + 1 if key else 0
-        return int(words[place])
+        index = words.index(key) + 1 if key else 0
+        return int(words[index])
     except (OSError, ValueError, IndexError):
         return None

@@ -1,4 +1,4 @@
-"""A run's last saved state, from which a killed run continues, written whole or not at all."""
+"""Save and load the state from which a killed run continues."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from zdp_bench.errors import UserError, first_line
 from zdp_bench.foreign_files import Shape, misfits, open_regular
 from zdp_bench.privacy.ledger import Position
 
-_FORMAT = 2  # of the file
+_FORMAT = 2  # version of the file format
 ADVICE = "Add force=true to start again; the steps in its ledger still count."
 _SHAPE: Shape = {
     "run": str,
@@ -34,19 +34,35 @@ _SHAPE: Shape = {
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a run needs to continue. Sampling and noise are functions of (key, step): no state."""
+    """What a run needs to continue.
 
-    run: str  # its digest; a checkpoint of another run is refused
+    Sampling and noise have no state to save, because they are functions of (key, step).
+
+    Attributes:
+        run: digest of the run. A checkpoint of another run is refused.
+        step: number of steps that are done.
+        model: weights of the trained model; with `trainer.ema`, the averaged ones.
+        optimizer: state of the optimiser.
+        ledger: end of the ledger.
+        epochs: the epochs' metrics, as in the record.
+        scheduler: state of the learning rate schedule.
+        nodes: what a federation's server knows about each node.
+        last: with `trainer.ema`, the weights from which the next step starts.
+        carried: numbers that the algorithm carries from step to step; see `Algorithm.carried`.
+        built: in a user's own loop, how optimiser and schedule were built.
+    """
+
+    run: str
     step: int
-    model: dict[str, Any]  # what the run has to show: with `trainer.ema` the average
+    model: dict[str, Any]
     optimizer: dict[str, Any]
     ledger: Position
     epochs: list[dict[str, Any]]
     scheduler: dict[str, Any] = field(default_factory=dict)
-    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)  # what a server knows of each
-    last: dict[str, Any] = field(default_factory=dict)  # with `trainer.ema`, the next step's start
-    carried: dict[str, float] = field(default_factory=dict)  # see `Algorithm.carried`
-    built: dict[str, Any] = field(default_factory=dict)  # of one's own loop: optimiser, schedule
+    nodes: dict[int, dict[str, Any]] = field(default_factory=dict)
+    last: dict[str, Any] = field(default_factory=dict)
+    carried: dict[str, float] = field(default_factory=dict)
+    built: dict[str, Any] = field(default_factory=dict)
 
     def restore(
         self,
@@ -56,7 +72,18 @@ class Checkpoint:
         carried: dict[str, float],
         average: nn.Module | None = None,
     ) -> None:
-        """Set model, optimiser, scheduler and what the algorithm carries to the saved state."""
+        """Load the saved state into a run's parts.
+
+        Args:
+            model: gets the weights from which the next step starts.
+            optimizer: gets its saved state.
+            scheduler: gets its saved state, if there is a schedule.
+            carried: gets the numbers that the algorithm carries; updated in place.
+            average: gets the averaged weights, with `trainer.ema`.
+
+        Raises:
+            Misfit: the saved state does not fit one of the parts.
+        """
         try:
             _require_alike(carried, self.carried, "the numbers that the algorithm carries")
             _require_alike(optimizer.state_dict(), self.optimizer, "the optimizer's options")
@@ -69,13 +96,13 @@ class Checkpoint:
                     scheduler.state_dict(), self.scheduler, "the numbers of the schedule"
                 )
                 scheduler.load_state_dict(self.scheduler)
-        except Exception as error:  # torch may raise anything over a state that was changed
+        except Exception as error:  # on a state that was changed, torch may raise any error
             raise Misfit(first_line(error)) from error
         carried.update(self.carried)
 
 
 class Misfit(ValueError):  # noqa: N818 - a fact about a checkpoint
-    """A checkpoint's state does not fit the parts that are to continue from it."""
+    """The state of a checkpoint does not fit the parts that should continue from it."""
 
 
 def _require_alike(
@@ -83,14 +110,20 @@ def _require_alike(
     saved: Any,
     what: str,
 ) -> None:
-    """Reject a state that lacks a key of `own`, or has a value of another type; None is of any."""
+    """Reject a saved state that lacks a key of `own`, or has a value of another type.
+
+    None matches any type.
+
+    Raises:
+        Misfit: `saved` does not match.
+    """
     if own is None or saved is None:
         return
-    number = isinstance(own, int | float) and isinstance(saved, int | float)
-    if not number and type(own) is not type(saved):
+    are_numbers = isinstance(own, int | float) and isinstance(saved, int | float)
+    if not are_numbers and type(own) is not type(saved):
         raise Misfit(f"{what} have values of other types.")
     if isinstance(own, dict):
-        for key in own.keys() - {"state", "initial_lr"}:  # which begin empty
+        for key in own.keys() - {"state", "initial_lr"}:  # may be empty in a new optimiser
             if key not in saved:
                 raise Misfit(f"{what} lack '{key}'.")
             _require_alike(own[key], saved[key], what)
@@ -100,7 +133,7 @@ def _require_alike(
 
 
 def state_digest(*states: dict[str, Any]) -> str:
-    """Return the SHA-256 of state dictionaries, bit for bit, on any device."""
+    """Return the SHA-256 of state dictionaries. It covers every bit, and no device."""
     chain = hashlib.sha256()
 
     def take(node: Any) -> None:
@@ -125,13 +158,13 @@ def state_digest(*states: dict[str, Any]) -> str:
 
 
 def save(path: Path, checkpoint: Checkpoint) -> None:
-    """Write atomically: a kill leaves the old file or the new one, never half of one."""
+    """Write a checkpoint atomically: a kill leaves the old file or the new one."""
     body = {
         **vars(checkpoint),
         "ledger": [checkpoint.ledger.releases, checkpoint.ledger.digest],
         "format": _FORMAT,
     }
-    whole = io.BytesIO()  # because torch hides the reason why a file cannot be written
+    whole = io.BytesIO()  # torch would hide the reason why a file cannot be written
     torch.save(body, whole)
     disk.write_bytes(path, whole.getbuffer())
 
@@ -145,11 +178,16 @@ def load(
     """Return the checkpoint at `path`, or None if there is none.
 
     Args:
-        run: the digest of the run that it must belong to.
-        older: what earlier versions called the same run.
+        path: the checkpoint's file.
+        run: digest of the run to which it must belong.
+        older: digests of the same run in earlier versions.
+        advice: what to do about a checkpoint that cannot be used, for the error.
+
+    Raises:
+        UserError: the file is damaged, or belongs to another run.
     """
     try:
-        # Warnings are of odd pickle protocols.
+        # torch warns about unusual pickle protocols.
         with open_regular(path) as file, warnings.catch_warnings(action="ignore"):
             _require_stored(file)
             body = torch.load(file, weights_only=True, map_location="cpu")
@@ -161,7 +199,7 @@ def load(
         return None
     except UserError:  # it is not a file
         raise
-    except Exception:  # a file that somebody changed may make torch raise anything
+    except Exception:  # on a file that was changed, torch may raise any error
         raise UserError(
             f"{path}: is damaged, or not a checkpoint of this version of zdp-bench. {advice}"
         ) from None
@@ -173,18 +211,18 @@ def load(
 
 
 def _require_stored(file: BinaryIO) -> None:
-    """Reject an archive that unpacks to more bytes than it has, or to others than were packed."""
+    """Reject an archive that unpacks to more bytes than it has, or whose checksums do not match."""
     size = file.seek(0, os.SEEK_END)
     with zipfile.ZipFile(file) as archive:
         if sum(entry.file_size for entry in archive.infolist()) > size:
             raise ValueError("unpacks to more than it is")
-        if archive.testzip() is not None:  # torch does not look at the checksums
+        if archive.testzip() is not None:  # torch does not verify the checksums
             raise ValueError("has changed")
     file.seek(0)
 
 
 def _require_plain(node: Any) -> None:
-    """Reject tensors of other than dense numbers that are all in the file."""
+    """Reject tensors that are not dense, or whose numbers are not all in the file."""
     if isinstance(node, Tensor):
         dense = node.layout == torch.strided and node.device.type == "cpu" and not node.is_nested
         if not dense or node.nbytes > node.untyped_storage().nbytes():

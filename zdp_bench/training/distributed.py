@@ -1,14 +1,14 @@
-"""Several processes for one run: `torchrun --nproc-per-node=N -m zdp_bench run recipe=NAME`.
+"""Distribute a run over processes: `torchrun --nproc-per-node=N -m zdp_bench run recipe=NAME`.
 
 All ranks hold the same model and draw the same batch from the whole data set. Each clips and sums
-its share of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 0 writes the
-ledger's line and adds the noise to its own sum before that sum leaves it. So each release is drawn
-in one place, every rank receives the same bits of it, and model and optimiser stay the same.
+its part of the examples, and the sums are added up (`Ranks.all_reduce`). Rank 0 writes the ledger's
+line and adds the noise to its own sum before that sum leaves its process. So the noise is drawn in
+one place, every rank receives the same bits of the release, and models and optimisers stay equal.
 
-Before they train, the ranks compare what they are about to do (`Ranks.require_same`): a rank with
-another bound, rate or data set would take rank 0's noise and ε for its own examples.
+Before training, the ranks compare what they are about to do (`Ranks.require_same`). A rank with
+another bound, rate or data set would apply rank 0's noise and ε to its own examples.
 
-The ranks and the network between them are trusted: sums without noise travel there.
+The ranks and the network between them are trusted, because sums without noise are sent there.
 """
 
 from __future__ import annotations
@@ -34,27 +34,30 @@ from zdp_bench.privacy.noise import real_view
 T = TypeVar("T")
 S = TypeVar("S", np.ndarray, Tensor)
 
-PATIENCE = timedelta(days=1)  # a rank waits so long for another: rank 0 may evaluate
+PATIENCE = timedelta(days=1)  # time that a rank waits for another, which may be evaluating
 
 
 @dataclass(frozen=True)
 class Ranks:
-    """This process among those of its run. A single process is rank 0 of 1."""
+    """The rank of this process, and the number of processes of its run.
+
+    A single process is rank 0 of 1.
+    """
 
     rank: int = 0
     size: int = 1
 
     @property
     def is_first(self) -> bool:
-        """True for rank 0, which writes, draws noise and reports."""
+        """True for rank 0, which writes files, draws noise and reports."""
         return self.rank == 0
 
-    def take_share(self, of: S) -> S:
-        """Return this rank's rows of an array or tensor with one row for each example of a step."""
-        return of[self.rank :: self.size] if self.size > 1 else of
+    def take_share(self, rows: S) -> S:
+        """Return this rank's rows of an array or tensor with one row per example of a step."""
+        return rows[self.rank :: self.size] if self.size > 1 else rows
 
     def all_reduce(self, total: dict[str, Tensor]) -> dict[str, Tensor]:
-        """Sum each block over the ranks, in place; every rank gets the same bits."""
+        """Sum each block over the ranks, in place. Every rank gets the same bits."""
         if self.size == 1:
             return total
         for name, value in total.items():
@@ -80,27 +83,31 @@ class Ranks:
         return held[0]
 
     def gather(self, value: T) -> list[T]:
-        """Return every rank's `value`, in the order of the ranks."""
+        """Return the values of all ranks, ordered by rank."""
         if self.size == 1:
             return [value]
-        told: list[Any] = [None] * self.size
+        values: list[Any] = [None] * self.size
         with _everyone():
-            dist.all_gather_object(told, value)
-        return told
+            dist.all_gather_object(values, value)
+        return values
 
     def require_same(self, facts: Mapping[str, object]) -> None:
-        """Reject, on every rank alike, ranks that differ in what they are about to do."""
-        told = self.gather({name: repr(value) for name, value in facts.items()})
+        """Raise an error on every rank if the ranks differ in one of the facts.
+
+        Args:
+            facts: what the ranks are about to do, by a name for the error.
+        """
+        facts_by_rank = self.gather({name: repr(value) for name, value in facts.items()})
         for name in facts:
-            for other, of in enumerate(told):
-                if of.get(name) != told[0].get(name):
+            for other, other_facts in enumerate(facts_by_rank):
+                if other_facts.get(name) != facts_by_rank[0].get(name):
                     raise UserError(
                         f"rank {other} has another {name} than rank 0: start all processes of a "
                         "training with the same command, code and data. No further step was taken."
                     )
 
     def copy_from_first(self, tensors: Iterable[Tensor]) -> None:
-        """Overwrite every tensor by rank 0's."""
+        """Overwrite every tensor with that of rank 0."""
         if self.size == 1:
             return
         for tensor in tensors:
@@ -124,7 +131,7 @@ class Ranks:
 
 @contextmanager
 def _everyone() -> Iterator[None]:
-    """Report in one sentence that a process of the run ended while this one waited for it."""
+    """Raise a clear error if a process of the run ended while this one waited for it."""
     try:
         yield
     except RuntimeError as error:
@@ -139,7 +146,7 @@ ALONE = Ranks()
 
 
 def is_distributed() -> bool:
-    """True if torchrun, or a launcher like it, started this process beside others."""
+    """Return True if torchrun, or a similar launcher, started this process together with others."""
     expected = {"RANK", "WORLD_SIZE", "MASTER_ADDR"}
     return expected <= os.environ.keys() and int(os.environ["WORLD_SIZE"]) > 1
 
@@ -151,8 +158,8 @@ def rank() -> int:
 
 @cache
 def join(device_type: str) -> Ranks:
-    """Connect to the other ranks, by NCCL between GPUs and gloo between CPUs."""
-    if not dist.is_initialized():  # a script of one's own may have done so
+    """Connect to the other ranks, with NCCL between GPUs and gloo between CPUs."""
+    if not dist.is_initialized():  # a user's script may have done so
         if not is_distributed():
             return ALONE
         dist.init_process_group("nccl" if device_type == "cuda" else "gloo", timeout=PATIENCE)
@@ -161,13 +168,13 @@ def join(device_type: str) -> Ranks:
 
 
 def leave(code: int) -> None:
-    """Exit at once, without shutting the interpreter down, if this process has joined others.
+    """Exit without shutting down the interpreter, if this process has joined others.
 
-    In one of twenty runs, a thread of gloo or torch outlived the interpreter and ended the rank
-    with SIGABRT, so that torchrun reported a finished run as failed.
+    Otherwise, in one of twenty runs, a thread of gloo or torch outlived the interpreter and ended
+    the rank with SIGABRT, so torchrun reported a finished run as failed.
     """
     if dist.is_initialized():
-        atexit._run_exitfuncs()  # among them, the end of the process group
+        atexit._run_exitfuncs()  # among them, `destroy_process_group`
         sys.stdout.flush()
         sys.stderr.flush()
         os._exit(code)

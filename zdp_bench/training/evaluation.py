@@ -1,4 +1,4 @@
-"""Evaluate a model on a whole public set, and write what a run's folder keeps of it."""
+"""Evaluate a model on a whole public set, and write its scores into the run's folder."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ from zdp_bench.nn.precision import float32_forward
 from zdp_bench.tasks import Condensing, Scoring, Task, mean_of
 from zdp_bench.tasks.metric import Metric
 
-DIVERGED = "diverged at"  # how the sentence of such a run begins
-GROWTH = 100  # times its start, and the loss has diverged
-QUICK = 16  # examples of that loss
-WATCHED = 50  # steps between two checks for divergence, beside the evaluation of each epoch
+DIVERGED = "diverged at"  # beginning of the error of a run that diverged
+GROWTH = 100  # a loss of more than this many times its initial value has diverged
+QUICK = 16  # number of examples in `quick_loss`
+WATCHED = 50  # steps between two checks for divergence, in addition to evaluations
 EVALUATION_BATCH = 1000
-EVALUATION_NUMBERS = 2**21  # in the inputs of a batch: a U-Net's maps take 64 times as much
+EVALUATION_NUMBERS = 2**21  # max numbers in a batch's inputs; a U-Net's maps have 64 times as many
 
 
 def step_schedule(
@@ -32,7 +32,7 @@ def step_schedule(
     validation: Source | None,
     device: torch.device,
 ) -> None:
-    """Step the schedule; `reduce_on_plateau` watches the loss over public validation examples."""
+    """Step the schedule. `reduce_on_plateau` gets the loss on the public validation examples."""
     if isinstance(scheduler, torch.optim.lr_scheduler.ReduceLROnPlateau):
         assert validation is not None
         scheduler.step(evaluate(model, task, validation, device)["loss"])
@@ -47,7 +47,17 @@ def evaluate(
     device: torch.device,
     size: int | None = None,
 ) -> dict[str, float]:
-    """Return the task's metrics over a whole set; of outputs with NaN or ∞ only a loss, of NaN."""
+    """Return the task's metrics over a whole set.
+
+    If an output is not finite, the only metric is a loss of NaN.
+
+    Args:
+        model: the model.
+        task: the task, which defines the metrics.
+        test: the public set.
+        device: where the model is.
+        size: largest number of examples that are processed at once. Default: `EVALUATION_BATCH`.
+    """
     outputs, targets = predict(model, task, test, device, size)
     if not torch.isfinite(outputs).all():
         return {"loss": math.nan}
@@ -60,7 +70,7 @@ def refuse_divergence(
     step: int,
     rate: object,
 ) -> None:
-    """End a run whose model outputs NaN or ∞, from which no step recovers."""
+    """End a run whose model's outputs or loss are not finite, from which no step recovers."""
     if not finite:
         place = f"epoch {epoch}, step {step:,}" if epoch else f"step {step:,}"
         raise UserError(
@@ -80,8 +90,8 @@ def quick_loss(
 ) -> float:
     """Return the mean loss over the first examples of a public set.
 
-    On a GPU that waits, so it is not done at every step. The loss of a step would be cheaper, but
-    it comes from training examples, and no ε covers looking at it.
+    On a GPU, it waits for the device, so it is not computed at every step. A step's own loss would
+    be cheaper, but it comes from training examples, and no ε covers looking at it.
     """
     model.eval()
     inputs, targets = test.batch(torch.arange(min(QUICK, len(test))))
@@ -92,16 +102,16 @@ def quick_loss(
 
 @torch.no_grad()
 def forward(model: nn.Module, inputs: Tensor) -> Tensor:
-    """Return the outputs [n, ...] for inputs [n, ...] on the model's device, a batch at a time."""
+    """Return outputs [n, ...] for inputs [n, ...] on the model's device, computed in batches."""
     parts = inputs.split(_batch_size(inputs[:1]))
     return torch.cat([model(arrange(model, part)) for part in parts])
 
 
 def _batch_size(example: Tensor, size: int | None = None) -> int:
-    """Return how many examples of the size of this one are evaluated at once, at most `size`."""
-    most = min(size or EVALUATION_BATCH, EVALUATION_BATCH)
+    """Return the number of examples like `example` that are evaluated at once, at most `size`."""
+    max_size = min(size or EVALUATION_BATCH, EVALUATION_BATCH)
     fitting = EVALUATION_NUMBERS // max(1, example.numel())
-    return max(1, min(most, fitting))
+    return max(1, min(max_size, fitting))
 
 
 @torch.no_grad()
@@ -113,9 +123,17 @@ def predict(
     device: torch.device,
     size: int | None = None,
 ) -> Batch:
-    """Return outputs [n, ...] and targets over a whole set, `size` examples at a time, in float32.
+    """Return outputs [n, ...] and targets for a whole set, computed in float32.
 
-    A `Condensing` task reduces its outputs at once, so that whole maps do not pile up in memory.
+    A `Condensing` task reduces the outputs of each batch at once, so that memory never holds all of
+    them. No targets are returned then.
+
+    Args:
+        model: the model.
+        task: the task.
+        test: the public set.
+        device: where the model is.
+        size: largest number of examples that are processed at once. Default: `EVALUATION_BATCH`.
     """
     model.eval()
     example, _ = test.batch(torch.arange(min(1, len(test))))
@@ -140,9 +158,10 @@ def evaluate_trained(
     device: torch.device,
     size: int,
 ) -> tuple[dict[str, float], float | None]:
-    """Return the trained model's test metrics, and what its headline is with targets shuffled.
+    """Return the trained model's test metrics, and its headline metric with shuffled targets.
 
-    None where the task keeps no targets. Scores, or an example, go into the folder.
+    The latter is None if the task keeps no targets. Scores and an example of the outputs are
+    written into the folder, if the task has them.
     """
     outputs, targets = predict(model, task, test, device, size)
     if isinstance(task, Scoring):
@@ -166,12 +185,21 @@ def doubt(
     rate: object,
     start: float,
 ) -> str:
-    """Return why a run seems to have learned nothing, in a sentence; '' if it learned something."""
+    """Return a sentence on why a run seems to have learned nothing, or '' if it learned something.
+
+    Args:
+        headline: the task's headline metric.
+        metrics: test metrics of the trained model.
+        chance: the headline metric with shuffled targets; None if the task keeps no targets.
+        count: number of test examples.
+        rate: the learning rate, for the advice.
+        start: loss of the initial model.
+    """
     value = metrics[headline.name]
     loss = metrics.get("loss", 0.0)
     reason = ""
     if chance is not None:
-        # by chance a share differs by about 1/√count, and another number by so much of itself
+        # By chance, a share varies by about 1/√count, and other metrics by that part of it.
         size = 1.0 if headline.is_share else abs(chance)
         if headline.gain(value, chance) <= size * count**-0.5:
             reason = f"test {headline.name} is {value:.4f}, and {chance:.4f} with shuffled labels"

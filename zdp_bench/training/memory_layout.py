@@ -1,7 +1,7 @@
-"""Memory layout of what an optimiser receives, which must not change its step.
+"""Give gradients and states the memory layout of their parameters, as fused optimisers need it.
 
-torch's fused optimisers (2.11 to 2.14, on a CPU) read parameter, gradient and state in the order of
-their memory and ignore their strides.
+torch's fused optimisers (2.11 to 2.14, on a CPU) read parameters, gradients and states in memory
+order and ignore their strides.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from torch import Tensor
 
 
 def lay_out_as(parameter: Tensor, values: Tensor) -> Tensor:
-    """Return a gradient or state with its parameter's memory layout; a copy if it has another."""
-    is_lazy = values.is_conj() or values.is_neg()  # the sign is a flag, not in memory
+    """Return a gradient or state with its parameter's memory layout, as a copy if it differs."""
+    is_lazy = values.is_conj() or values.is_neg()  # the sign is then a flag, not in memory
     if values.stride() == parameter.stride() and not is_lazy:
         return values
     return torch.empty_like(parameter).copy_(values)
 
 
 def lay_out_states(optimizer: Any) -> None:
-    """Give the states of a fused optimiser, or of several, the layout that its parameters have now.
+    """Give the states of a fused optimiser, or of several, the layout of their parameters.
 
-    A model may change its memory format during a training, or have another one when it resumes.
+    A model's memory format may change during training, or when a run resumes.
     """
     for single in getattr(optimizer, "optimizers", (optimizer,)):
         fused = [group for group in single.param_groups if group.get("fused")]
@@ -36,5 +36,5 @@ def lay_out_states(optimizer: Any) -> None:
 
 
 def is_dense(tensor: Tensor) -> bool:
-    """Return True if a tensor's numbers fill its memory: no gaps, and none of them shared."""
+    """Return True if a tensor's numbers fill its memory, without gaps or shared numbers."""
     return torch.empty_like(tensor, device="meta").stride() == tensor.stride()

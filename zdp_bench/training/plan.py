@@ -1,4 +1,4 @@
-"""How many steps a run takes, and which examples or whole patients each step draws."""
+"""Plan the steps of a run, and draw the examples or whole patients of each step."""
 
 from __future__ import annotations
 
@@ -22,10 +22,14 @@ UNIT = "privacy.unit=patient"
 
 @dataclass(frozen=True)
 class Plan:
-    """The steps of a run, and how each of them draws its batch.
+    """The number of steps of a run, and how each step draws its batch.
 
     Attributes:
-        subset_of: the subset of each example, or patient, [n], if steps draw in cycles.
+        sampling: how a step draws its examples.
+        epochs: number of epochs.
+        steps: number of steps in all epochs.
+        subset_of: index of the subset that each example or patient is in, [n]; None unless sampling
+            is cyclic.
     """
 
     sampling: Sampling
@@ -35,12 +39,16 @@ class Plan:
 
     @staticmethod
     def of(config: Run, size: int) -> Plan:
-        """Return the plan for `size` training examples, or patients where they are drawn."""
+        """Return the plan for `size` training examples or, if they are drawn, patients.
+
+        Raises:
+            UserError: there are fewer examples than in a batch, or too many bands.
+        """
         trainer = config.trainer
-        least = trainer.batch_size or 1
+        min_size = trainer.batch_size or 1
         drawn = "patients" if config.privacy.by_patient else "examples"
         too_large = f"the training set has only {size:,} {drawn}"
-        require(least <= size, "trainer.batch_size", least, too_large)
+        require(min_size <= size, "trainer.batch_size", min_size, too_large)
         rate = trainer.sample_rate or 0.0
         batch = trainer.batch_size or max(1, round(rate * size))
         scheme: Any = trainer.sampling
@@ -63,9 +71,10 @@ class Plan:
         epochs: int,
         cycle: int = 1,
     ) -> Plan:
-        """Return the plan that draws each of `size` examples with probability `rate` a step.
+        """Return the plan that draws each of `size` examples with probability `rate` per step.
 
-        In cycles of several steps it is that of each step's subset, times `cycle`.
+        With a cycle of several steps, a step draws each example of its subset with probability
+        `rate` · `cycle`.
         """
         rate_in_subset = min(1.0, rate * cycle)
         own = Sampling("poisson", rate_in_subset, rate * size, size, cycle)
@@ -78,9 +87,14 @@ class Plan:
         secure: bool = False,
         records: int = 0,
     ) -> tuple[np.ndarray, float]:
-        """Return the indices of a step's examples or patients, and the divisor of its sum.
+        """Return the indices of a step's examples or patients, [n], and the divisor of its sum.
 
-        Both are a function of (key, step) alone; of `secure` draws only the divisor is.
+        Args:
+            key: key of the run.
+            step: number of the step.
+            secure: whether to draw with the operating system's randomness. Otherwise, the indices
+                are a function of (key, step).
+            records: number of examples or patients, if `sampling.records` is 0.
         """
         size = self.sampling.records or records
         batch = int(self.sampling.expected_batch_size)
@@ -102,22 +116,27 @@ class Plan:
         return indices, self.sampling.expected_batch_size
 
     def epoch_of(self, step: int) -> int:
-        """Return the number (from 1) of the epoch that the `step`-th step belongs to."""
+        """Return the number, from 1, of the epoch to which the `step`-th step belongs."""
         nearest = max(1, round(step * self.epochs / self.steps))
         return nearest if step <= self._end_of(nearest) else nearest + 1
 
     def epoch_ending_at(self, step: int) -> int | None:
-        """Return the number (from 1) of the epoch that ends with the `step`-th step, or None."""
+        """Return the number, from 1, of the epoch that ends with the `step`-th step, or None."""
         epoch = round(step * self.epochs / self.steps)
         return epoch if epoch > 0 and self._end_of(epoch) == step else None
 
     def _end_of(self, epoch: int) -> int:
-        """Return how many steps are done when an epoch ends."""
+        """Return the number of steps that are done when an epoch ends."""
         return round(epoch * self.steps / self.epochs)
 
 
 def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
-    """Return the federation's plan of rounds; an epoch draws each record once, in expectation."""
+    """Return a federation's plan of rounds. In expectation, an epoch draws each record once.
+
+    Args:
+        config: the run's configuration.
+        sizes: number of records of each node.
+    """
     samplings = [Plan.of(config, size).sampling for size in sizes]
     expected = sum(sampling.expected_batch_size for sampling in samplings)
     records = sum(sizes)
@@ -128,9 +147,10 @@ def rounds_of(config: Run, sizes: Sequence[int]) -> Plan:
 
 
 def evenly(config: Run, records: int) -> Plan:
-    """Return a node's plan as if all nodes had equally many, before the patients are split.
+    """Return a node's plan if all nodes have equally many records.
 
-    With `trainer.batch_size`, a smaller node draws each record more often.
+    It is used before the patients are split. With `trainer.batch_size`, a smaller node draws each
+    record more often.
     """
     assert config.federated.nodes is not None
     nodes = config.federated.nodes
@@ -144,37 +164,43 @@ def steps_of(
     size: int,
     rounds: int,
 ) -> Plan:
-    """Return the plan of a node with `size` examples: its own sampling, the steps of all rounds."""
+    """Return the plan of a node with `size` examples: its own sampling, and all rounds' steps."""
     steps = rounds * config.federated.local_steps
     return replace(Plan.of(config, size), steps=steps)
 
 
 @dataclass(frozen=True)
 class Patients:
-    """The examples of each patient."""
+    """The examples of each patient.
 
-    examples: np.ndarray  # training examples, patient after patient, [n]
-    starts: np.ndarray  # where each patient's begin, and the end, [patients + 1]
-    most: int | None  # examples of a patient that make a share; None: all
+    Attributes:
+        examples: indices of the training examples, sorted by patient, [n].
+        starts: index in `examples` of each patient's first example, and n, [patients + 1].
+        max_examples: largest number of a patient's examples in a share; None for no limit.
+    """
+
+    examples: np.ndarray
+    starts: np.ndarray
+    max_examples: int | None
 
     @staticmethod
-    def of(owners: np.ndarray, most: int | None) -> Patients:
-        """Sort the examples by owner, given the number of each example's, [n]."""
+    def of(owners: np.ndarray, max_examples: int | None) -> Patients:
+        """Return the examples of each patient, given the number of each example's owner, [n]."""
         order = np.argsort(owners, kind="stable")
         _, counts = np.unique(owners, return_counts=True)
         starts = np.concatenate([[0], np.cumsum(counts)])
-        return Patients(order, starts, most)
+        return Patients(order, starts, max_examples)
 
     @property
     def count(self) -> int:
-        """How many patients there are."""
+        """Number of patients."""
         return len(self.starts) - 1
 
     @property
     def largest(self) -> int:
-        """The most examples that one patient brings to a step."""
+        """Largest number of examples that one patient brings to a step."""
         owned = int(np.diff(self.starts).max())
-        return min(owned, self.most or owned)
+        return min(owned, self.max_examples or owned)
 
     def take(
         self,
@@ -182,10 +208,15 @@ class Patients:
         key: int | str,
         step: int,
     ) -> tuple[np.ndarray, Shares]:
-        """Return the examples of the drawn patients, share by share, and how many each has.
+        """Return the examples of the drawn patients, and the number of examples in each share.
 
-        Of more than `most`, which are taken depends on (key, step) and on these examples alone:
-        another patient changes nothing.
+        If a patient has more than `max_examples`, a random choice is taken. It depends only on
+        (key, step) and the indices of the patient's own examples, so no other patient affects it.
+
+        Args:
+            drawn: numbers of the drawn patients.
+            key: key of the run.
+            step: number of the step.
         """
         own_key = stream_bytes(key, "records", step)
         taken = [np.empty(0, dtype=np.int64)]
@@ -193,10 +224,10 @@ class Patients:
         for patient in drawn:
             start, end = self.starts[patient : patient + 2]
             owned = self.examples[start:end]
-            if self.most is not None and len(owned) > self.most:
-                chances = sampling.uniforms_of(owned, 1, own_key)[:, 0]
-                least_chances = np.argsort(chances)[: self.most]
-                owned = np.sort(owned[least_chances])
+            if self.max_examples is not None and len(owned) > self.max_examples:
+                priorities = sampling.uniforms_of(owned, 1, own_key)[:, 0]
+                chosen = np.argsort(priorities)[: self.max_examples]
+                owned = np.sort(owned[chosen])
             taken.append(owned)
             shares.append(len(owned))
         return np.concatenate(taken), tuple(shares)

@@ -1,4 +1,4 @@
-"""A run's folder: its lock, its ledger, its record, which is made once, and how it is found."""
+"""A run's folder: its lock, its ledger, its record, and how to find it."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from zdp_bench.training.distributed import ALONE, Ranks
 from zdp_bench.training.interrupts import explain_write_errors
 
 log = logging.getLogger(__name__)
-LISTED = 10  # runs in a sentence
+MAX_LISTED = 10  # number of runs that an error lists
 START_AGAIN = (
     "add force=true to start again, where its steps still count, or rename the run's folder, which "
     "`zdp-bench budget` still counts"
@@ -42,7 +42,13 @@ START_AGAIN = (
 
 @dataclass(frozen=True)
 class Outcome:
-    """A run's record, its file, and whether it was made before."""
+    """A finished run.
+
+    Attributes:
+        record: the run's record.
+        path: the record's file.
+        found: whether the run had finished before, so that it was only read.
+    """
 
     record: Record
     path: Path
@@ -52,9 +58,20 @@ class Outcome:
 def find_or_run(
     config: Run, digest: str, ranks: Ranks, wait: bool, train: Callable[[Path], Document]
 ) -> Outcome:
-    """Return the record of a run; carry the run out first if there is none.
+    """Return the outcome of a run. Carry out the run first if it has no record.
 
-    One process at a time is at a run, and rank 0 alone writes. A finished run is only read.
+    Only one process at a time carries out a run, and only its rank 0 writes.
+
+    Args:
+        config: the run's configuration.
+        digest: digest of the run.
+        ranks: processes that carry out the run together.
+        wait: whether to wait for another process that is carrying out the run.
+        train: carries out the run in a folder, and returns its record.
+
+    Raises:
+        UserError: the record lacks metrics for each epoch that the configuration requires.
+        Busy: another process is carrying out the run, and `wait` is false.
     """
     home = records.folder(config.results, config.recipe, digest)
     path = home / "record.json"
@@ -76,8 +93,8 @@ def find_or_run(
         if config.force and ranks.is_first:
             start_anew(home)
         if ranks.is_first:
-            for left_behind in home.glob("*.partial"):  # by a kill; this process holds the lock
-                left_behind.unlink()
+            for partial in home.glob("*.partial"):  # a kill left it; this process holds the lock
+                partial.unlink()
         if done := find():
             return Outcome(done, path, found=True)
         with keep_log(home / "run.log") if ranks.is_first else nullcontext():
@@ -91,10 +108,10 @@ def find_or_run(
 
 @contextmanager
 def keep_log(path: Path) -> Iterator[None]:
-    """Append what the package logs to a file, also how it ends; warnings stay on the terminal."""
+    """Append the log, and how the run ends, to a file. The terminal still shows warnings."""
     package = logging.getLogger("zdp_bench")
     file, before = logging.FileHandler(path, encoding="utf-8"), package.level
-    # A full disk stops the ledger, which says so.
+    # Ignore write errors: a full disk stops the ledger, which raises a clear one.
     file.handleError = lambda record: None  # type: ignore[method-assign]
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)s %(message)s"))
     show_warnings()
@@ -112,9 +129,9 @@ def keep_log(path: Path) -> Iterator[None]:
 
 
 def start_anew(home: Path) -> None:
-    """Clear a run's folder except for what it spent; its ledgers are set aside.
+    """Clear a run's folder, except for its spending. Its ledgers are set aside.
 
-    The record goes first, so that a kill on the way never leaves a record without its ledger.
+    The record is deleted first, so that a kill never leaves a record without its ledger.
     """
     files = [path for path in home.rglob("*") if not path.is_dir()]
     for path in sorted(files, key=lambda path: path.name != "record.json"):
@@ -126,7 +143,7 @@ def start_anew(home: Path) -> None:
 
 @contextmanager
 def only_one_process(home: Path, wait: bool = True) -> Iterator[None]:
-    """Hold the run's lock. A second process waits, and then finds the run done."""
+    """Hold the run's lock. A second process waits if `wait` is true, else `Busy` is raised."""
     make_folder(home)
     with hold_lock(
         home.with_suffix(".lock"), f"{home}: another process is working on this run.", wait
@@ -178,14 +195,24 @@ def open_ledger(
 
 def find_weights(
     results: Path,
-    asked: str,  # a word as `is_named` takes it, or the path of a run's folder or record
-    key: str = "",  # what the user gave it to, such as "model.init_from="
-    tell: Callable[[list[Record]], list[str]] | None = None,  # what differs between several runs
+    asked: str,
+    key: str = "",
+    tell: Callable[[list[Record]], list[str]] | None = None,
 ) -> Path:
-    """Return the folder of the one finished run that still has its weights."""
+    """Return the folder of the only matching finished run that still has its weights.
+
+    Args:
+        results: the results folder.
+        asked: name of a run, as for `is_named`, or the path of its folder or record.
+        key: the key or option to which the user gave `asked`, such as "model.init_from=".
+        tell: describes how several runs differ, for the error.
+
+    Raises:
+        UserError: no run matches, several do, or the weights are gone.
+    """
     recipe, here = asked.partition("/")[0], results / "runs"
     finished = [path.parent for path in sorted(here.glob("*/*/record.json"))]
-    word = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", asked)  # as its folder is called
+    word = re.sub(r"(?<=[0-9a-f]{16})[0-9a-f]+$", "", asked)  # as in the folder's name
     folders = [path for path in finished if is_named(word, path.parent.name, path.name)]
     place = Path(asked).parent if asked.endswith("record.json") else Path(asked)
     if not folders and (place / "record.json").is_file():
@@ -208,18 +235,18 @@ def find_weights(
         runs = [run for path in found if (run := records.read(path / "record.json"))]
         each = zip(names, runs, tell(runs), strict=True)
         names = [f"{name} ({what}{', ' * bool(what)}seed {run.seed})" for name, run, what in each]
-    more = ", …" if len(names) > LISTED else ""
+    more = ", …" if len(names) > MAX_LISTED else ""
     raise UserError(
         f"{key}{asked}: {len(found)} runs match. Choose one of them: "
-        f"{', '.join(names[:LISTED])}{more}."
+        f"{', '.join(names[:MAX_LISTED])}{more}."
     )
 
 
 def command_of(record: Record) -> str:
-    """Return the command that carries a record's run out again."""
+    """Return the command that carries out a record's run again."""
     own = records.flatten(record.config)
     words = [f"recipe={record.recipe}"]
-    if recipe_body(record.recipe) is None:  # a file of the user's, wherever it is
+    if recipe_body(record.recipe) is None:  # a recipe file of the user's, of unknown path
         words = [f"{words[0]}.yaml", f"seed={record.seed}"]
         return shlex.join(["zdp-bench", "run", *words, "force=true"])
     recipe = records.flatten(configured(words).resolved)
@@ -237,7 +264,7 @@ def command_of(record: Record) -> str:
 
 
 def _word(value: Any) -> str:
-    """Return a value as Hydra reads it on a command line."""
+    """Format a value as Hydra reads it on a command line."""
     if isinstance(value, str) and re.fullmatch(r"[\w./:-]+", value):
         return value
     return json.dumps(value, separators=(",", ":"))

@@ -1,8 +1,8 @@
-"""Everything a run trains with, built from its configuration in one place.
+"""Build everything that a run trains with from its configuration.
 
-`Setup.of(config)` is what a run, its cost estimate, its validation and an audit all start from. A
-federation builds the part that needs no plan (`ModelSetup`) first: how many steps a node takes is
-known once all nodes have said how many examples they have.
+A run, its cost estimate, its validation and an audit all start from `Setup.of(config)`. A
+federation first builds the part that needs no plan (`ModelSetup`), because the number of a node's
+steps is known only once all nodes have stated their numbers of examples.
 """
 
 from __future__ import annotations
@@ -59,7 +59,11 @@ from zdp_bench.training.validation import expect_held_out, hold_out, pick_owners
 
 
 def load_data(config: Run) -> Splits:
-    """Return the configured data set, read from the data root."""
+    """Read the configured data set from the data root.
+
+    Raises:
+        UserError: the data set is not there.
+    """
     try:
         with collect_sources() as sources:
             data = build_dataset(config).load(config.data_root)
@@ -69,18 +73,19 @@ def load_data(config: Run) -> Splits:
     share = config.validation_share
     if share is None:
         return represent_data(config, data)
-    held = pick_owners(data, share)  # of the examples: a representation's last bits may differ
-    return hold_out(represent_data(config, data), held, share)
+    # Pick from the original examples: the last bits of a representation may differ by machine.
+    held_out = pick_owners(data, share)
+    return hold_out(represent_data(config, data), held_out, share)
 
 
 def build_dataset(config: Run) -> Dataset:
-    """Return the configured data set with its options; nothing is read yet."""
+    """Return the configured data set with its options, without reading it."""
     dataset: Dataset = lookup("dataset", config.dataset.name)(**config.dataset.options)
     return dataset
 
 
 def describe_data(config: Run) -> DatasetInfo:
-    """Return counts and shapes of the configured data set, as the model gets it."""
+    """Return counts and shapes of the configured data set, as the model receives it."""
     info = build_dataset(config).info(config.data_root)
     if config.validation_share is not None:
         info = _hold_out_of(info, config, config.validation_share)
@@ -94,7 +99,7 @@ def _hold_out_of(
     config: Run,
     share: float,
 ) -> DatasetInfo:
-    """Return a data set's counts with a share of its owners held out; classes are not counted."""
+    """Return a data set's counts with a part of its owners held out. Classes are not counted."""
     if not info.found:
         return expect_held_out(info, share)
     data = build_dataset(config).load(config.data_root)
@@ -111,12 +116,12 @@ def _hold_out_of(
 
 
 def loss_of(task: Task) -> PerExample:
-    """Return the task's loss; one that is not proved to keep examples apart gets one at a time."""
+    """Return the task's loss. Unless it is proved to keep examples apart, it gets one at a time."""
     return PerExample(task.loss, proved=is_proved(task.loss))
 
 
 def count_units(config: Run, data: Splits | DatasetInfo) -> int:
-    """Return how many examples, or patients if they are the unit, a step draws from."""
+    """Return the number of examples or, if they are the unit, patients that a step draws from."""
     if config.privacy.by_patient:
         return count_owners(data, UNIT)
     return data.train if isinstance(data, DatasetInfo) else len(data.train)
@@ -127,7 +132,7 @@ def assign_subsets(
     data: Splits,
     cycle: int,
 ) -> np.ndarray:
-    """Return which of `cycle` subsets each training example, or patient, is in (`subsets`)."""
+    """Return the index of each training example's or patient's subset, [n]; see `subsets`."""
     if config.privacy.by_patient:
         _, identities = identify_owners(data, UNIT)
     else:
@@ -137,15 +142,20 @@ def assign_subsets(
 
 @dataclass(frozen=True)
 class ModelSetup:
-    """Data, task, model and optimiser of a run, before its steps are planned."""
+    """Data, task, model and optimiser of a run, before its steps are planned.
+
+    Attributes:
+        data: the data set, or a `DatasetInfo`, from which nothing can be drawn.
+        start: public weights from which the run starts; None without any, or if no data was read.
+    """
 
     config: Run
-    data: Splits  # or a `DatasetInfo`, of which nothing can be drawn
+    data: Splits
     device: torch.device
     task: Task
     model: nn.Module
     optimizer: torch.optim.Optimizer
-    start: PublicStart | None  # the weights it starts from, if data is read
+    start: PublicStart | None
 
     @staticmethod
     def of(
@@ -153,10 +163,16 @@ class ModelSetup:
         data: Splits | DatasetInfo | None = None,
         device: torch.device | None = None,
     ) -> ModelSetup:
-        """Build task, model and optimiser, and check that they fit the data."""
+        """Build task, model and optimiser, and check that they fit the data.
+
+        Args:
+            config: the run's configuration.
+            data: the data set, or its counts and shapes. Default: read the configured one.
+            device: where the model is moved to. Default: the configured device.
+        """
         device = device or pick_device(config.device)
         task: Task = lookup("task", config.task.name)(**config.task.options)
-        metric_of(task, task.headline)  # a run without its direction could not be judged
+        metric_of(task, task.headline)  # raises an error if the metric's direction is unknown
         data = fit_outputs(config, task, data or load_data(config))
         model = build_model(config, data)
         start = find_start(config) if isinstance(data, Splits) else None
@@ -169,7 +185,11 @@ class ModelSetup:
         return ModelSetup(config, cast(Splits, data), device, task, model, optimizer, start)
 
     def with_plan(self, plan: Plan | None = None) -> Setup:
-        """Return the setup for a plan, with the algorithm and the noise calibrated to it."""
+        """Return the setup for a plan, with the algorithm and its calibrated noise.
+
+        Args:
+            plan: plan of the steps. Default: the configured one for the data.
+        """
         plan = plan or Plan.of(self.config, count_units(self.config, self.data))
         inputs, _ = self.empty_batch()
         problem = Problem(
@@ -187,7 +207,7 @@ class ModelSetup:
         views = config.trainer.augmentations
         is_read = isinstance(data, Splits)
         if views and is_read and data.augment is None and not data.train.is_stochastic:
-            # all would be the same
+            # All augmented versions of an example would be identical.
             raise UserError(
                 f"trainer.augmentations={views}: dataset={config.dataset.name} does not augment "
                 "examples. Set dataset.augment, or remove the key."
@@ -203,7 +223,7 @@ class ModelSetup:
         )
 
     def empty_batch(self) -> Batch:
-        """Return inputs and targets of the shapes and dtypes to come, without an example."""
+        """Return inputs [0, ...] and targets [0, ...] of the training set's shapes and dtypes."""
         if isinstance(self.data, DatasetInfo):
             return zeros_like(self.data, 0)
         return self.data.train.batch(torch.arange(0))
@@ -211,11 +231,15 @@ class ModelSetup:
 
 @dataclass(frozen=True)
 class Setup(ModelSetup):
-    """A run that is ready for its first step."""
+    """Everything that a run needs for its first step.
+
+    Attributes:
+        patients: the examples of each patient, if patients are drawn and data was read.
+    """
 
     plan: Plan
     algorithm: Algorithm
-    patients: Patients | None  # if they are drawn and the data was read
+    patients: Patients | None
 
     @staticmethod
     def of(
@@ -229,7 +253,7 @@ class Setup(ModelSetup):
 
     @property
     def most_records(self) -> int:
-        """The most examples of one share at a step, each as often as it is augmented."""
+        """Largest number of examples in one share, counting each augmented version."""
         privacy = self.config.privacy
         owned = self.data.examples_per_patient if privacy.by_patient else 1
         views = self.config.trainer.augmentations or 1
@@ -237,31 +261,31 @@ class Setup(ModelSetup):
 
     @property
     def mechanism(self) -> Mechanism:
-        """What a step releases."""
+        """The mechanism of a step."""
         return self.algorithm.mechanism()
 
-    def affordable(self, most: int) -> int | None:
-        """Return how many of `most` releases the budget pays for; None without a budget."""
+    def affordable(self, max_releases: int) -> int | None:
+        """Return how many of `max_releases` releases the budget allows; None without a budget."""
         privacy = self.config.privacy
         if privacy.max_epsilon is None:
             return None
-        return affordable_steps(self.mechanism, privacy.delta, privacy.max_epsilon, most)
+        return affordable_steps(self.mechanism, privacy.delta, privacy.max_epsilon, max_releases)
 
     def epsilon(self, releases: int) -> float:
-        """Return the tight ε of so many releases."""
+        """Return the tight ε of a number of releases."""
         return tight_epsilon(self.mechanism, releases, self.config.privacy.delta)
 
     def claimed_epsilon(self, releases: int) -> float:
-        """Return the ε that the configured accountant claims for as many releases."""
+        """Return the ε that the configured accountant claims for a number of releases."""
         claim = claim_of(self.config, self.plan, self.algorithm.noise_multiplier, releases)
         return claimed_epsilon(self.config.accountant, claim)
 
     def noise(self, key: str) -> NoiseSource:
-        """Return the noise of a run: seeded by its key, or cryptographic if it is secure."""
+        """Return the noise source of a run: seeded by its key, or cryptographic if it is secure."""
         return SecureNoise() if self.config.privacy.secure else SeededNoise(key)
 
     def arithmetic(self) -> AbstractContextManager[None]:
-        """Compute in the configured precision within; see `machine.arithmetic`."""
+        """Return a context that computes in the configured precision; see `machine.arithmetic`."""
         config = self.config
         return arithmetic(
             config.precision,
@@ -272,7 +296,7 @@ class Setup(ModelSetup):
         )
 
     def check_model(self) -> model_checks.Checked:
-        """Reject a model that must not be trained privately as it is (`model_checks.check`)."""
+        """Reject a model that cannot be trained privately as it is; see `model_checks.check`."""
         like = self.empty_batch()
         if not self.mechanism.is_private:
             return model_checks.Checked([], like)
@@ -280,7 +304,7 @@ class Setup(ModelSetup):
         return model_checks.check(self.model, self.algorithm, loss, like, forms_shares)
 
     def micro_batch_size(self) -> Size:
-        """Return how many examples a step processes at once to begin with."""
+        """Return the initial size of micro-batches."""
         fixed = self.config.trainer.micro_batch
         if not isinstance(fixed, str):
             return Size(fixed or MICRO_BATCH)
@@ -296,7 +320,17 @@ class Setup(ModelSetup):
         size: Size | None = None,
         ranks: Ranks = ALONE,
     ) -> tuple[MicroBatches, float]:
-        """Draw a step's batch; return this rank's micro-batches, and the divisor over all ranks."""
+        """Draw a step's batch.
+
+        Args:
+            key: key of the run.
+            step: number of the step.
+            size: size of the micro-batches. Default: `trainer.micro_batch`.
+            ranks: processes that share the batch.
+
+        Returns:
+            This rank's micro-batches, and the divisor of the sum over all ranks.
+        """
         data, secure = self.data, self.config.privacy.secure
         indices, shares, divisor = draw_batch(self.plan, key, step, secure, ranks, self.patients)
         batches = micro_batches(

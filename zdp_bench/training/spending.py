@@ -1,9 +1,9 @@
-"""What the runs in a results folder have spent on each data set, finished or not.
+"""Compute what the runs in a results folder have spent on each data set.
 
-A finished run's record says it. Before its first step a run writes `spending.json`, with all the
-steps it may take, so that a run that was stopped, or is under way, counts as well. That file also
-names the files it reads, by their content. A record does not: it is shown to others, and whoever
-has a file could see there that it was trained on.
+A finished run states it in its record. Before its first step, a run also writes all the steps it
+may take to `spending.json`, so that runs that were stopped or are under way count as well. That
+file also identifies the files it reads, by their content. A record does not, because it is shown to
+others: anyone who has a file could see that it was used for training.
 """
 
 from __future__ import annotations
@@ -38,17 +38,20 @@ if TYPE_CHECKING:  # `budget` needs no torch
     from zdp_bench.data import Splits
 
 FILE, RECORD = "spending.json", "record.json"
-EXPORTED = "SHA256SUMS"  # in an export: digests of its other files
+EXPORTED = "SHA256SUMS"  # in an export, lists the digests of its other files
 
 log = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What `spending.json` holds: what a run may release, or what a deleted one has.
+    """The content of `spending.json`: what a run may release, or what a deleted run has released.
 
     Attributes:
-        sources: the names of its files, with spaces between them; None if they are not known.
+        recipe: name of the run's recipe.
+        data: its data set.
+        privacy: its releases.
+        sources: names of its data's files, separated by spaces; None if they are not known.
     """
 
     recipe: str
@@ -57,18 +60,29 @@ class Plan:
     sources: str | None = None
 
     def write(self, home: Path) -> None:
-        """Write it into a run's folder."""
+        """Write `spending.json` into a run's folder."""
         records.write(home / FILE, asdict(self))
 
 
 def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path) -> None:
-    """Write what a run may spend to disk; reject it if `privacy.total_budget` would be exceeded.
+    """Write what a run may spend to disk, unless `privacy.total_budget` would be exceeded.
 
-    One process at a time does this in a results folder, so two runs cannot both take what is left.
+    Only one process at a time does this in a results folder, so two runs cannot both spend what is
+    left of the budget.
 
-    Formal guarantees: no run with a total budget starts unless the tight ε of all runs in the
-    results folder that may share examples with it (`Spending.may_share`), it among them, stays
-    within; `composition.together` is the bound.
+    Args:
+        config: the run's configuration.
+        data: its data set.
+        mechanism: mechanism of every step.
+        steps: largest number of releases that the run may make.
+        home: the run's folder.
+
+    Formal guarantees: a run with a total budget starts only if the tight ε of itself and all runs
+    in the results folder that may share examples with it (`Spending.may_share`) is within the
+    budget. `composition.together` computes the bound.
+
+    Raises:
+        UserError: the total budget would be exceeded, or the ε so far is not known.
     """
     from zdp_bench.training.run_folder import only_one_process
 
@@ -82,12 +96,12 @@ def reserve(config: Run, data: Splits, mechanism: Mechanism, steps: int, home: P
 def plan_spending(
     config: Run, data: Splits, mechanism: Mechanism, steps: int, home: Path
 ) -> Spending:
-    """Return what a run that has not begun will spend if it takes all its steps."""
+    """Return what a run will spend if it takes all its steps."""
     return _spending_of(_plan_of(config, data, mechanism, steps), home, data.sources)
 
 
 def _plan_of(config: Run, data: Splits, mechanism: Mechanism, steps: int) -> Plan:
-    """Return what a run's `spending.json` holds."""
+    """Return the content of a run's `spending.json`."""
     return Plan(
         config.recipe,
         Data(config.dataset.name, data.provenance, data.digest, title=data.title),
@@ -143,21 +157,23 @@ def _require_within(config: Run, own: Spending) -> None:
 def read_spendings(
     results: Path, but: Path | None = None, skip_damaged: bool = False
 ) -> tuple[list[Spending], list[Path]]:
-    """Return what every run has spent or may still spend, and what is not known of which data.
+    """Return what every run has spent or may still spend, and the paths whose spending is unknown.
 
-    A run counts wherever below `results` its folder was moved to, and once if it was copied. An
-    export is a copy. Not known are ledgers that no run explains, and the runs that are left out.
+    A run counts even if its folder was moved within `results`, and only once if it was copied. An
+    export is a copy. Unknown paths are ledgers that belong to no run, and folders of runs that are
+    left out because they are damaged.
 
     Args:
-        but: the folder of a run to leave out.
-        skip_damaged: warn of a run whose files are damaged, and leave it out.
+        results: the results folder.
+        but: folder of a run to leave out.
+        skip_damaged: whether to leave out a damaged run, with a warning.
 
     Raises:
-        UserError: a run's files are damaged, so that its ε would be missing.
+        UserError: a run is damaged, so that its ε would be missing.
     """
     homes, ledgers = list[Path](), list[Path]()
     for folder, subfolders, files in os.walk(results):
-        subfolders.sort(key=lambda name: (name != "runs", name))  # elsewhere are copies
+        subfolders.sort(key=lambda name: (name != "runs", name))  # originals before copies
         home = Path(folder)
         if EXPORTED in files:
             continue
@@ -192,21 +208,21 @@ def read_spendings(
 
 
 def _is_copy(home: Path, others: Sequence[Path]) -> bool:
-    """True if the record in a folder is that in another one, of the same run."""
+    """Return True if another folder of the same run has the same record."""
     record = home / RECORD
     return any(filecmp.cmp(record, other / RECORD, shallow=False) for other in others)
 
 
 def read_recipes_spendings(config: Run, data: Splits) -> list[Spending]:
-    """Return what the runs of a recipe have spent of `data`: those that `budget` counts."""
+    """Return what the runs of a recipe have spent on `data`, as `zdp-bench budget` counts it."""
     spendings, _ = read_spendings(config.results)
-    its_own = [one for one in spendings if one.recipe == config.recipe]
+    of_recipe = [spending for spending in spendings if spending.recipe == config.recipe]
     data_set = config.dataset.name, data.digest, data.sources
-    return [one for one in its_own if one.may_read(*data_set)]
+    return [spending for spending in of_recipe if spending.may_read(*data_set)]
 
 
 def read_spending(home: Path) -> Spending:
-    """Return what the run of a folder has spent, or may still spend."""
+    """Return what the run in a folder has spent, or may still spend."""
     return _spending_in(home, records.read(home / RECORD))
 
 
@@ -218,15 +234,18 @@ def _spending_in(home: Path, record: Record | None) -> Spending:
     steps = max(spending.spent.steps, in_ledgers)
     ledger = home / "ledger.jsonl"
     if spending.secure and not record and ledger.is_file():
-        # Secure noise cannot be drawn again: what a kill makes the run repeat counts twice.
+        # Secure noise cannot be drawn again, so steps that are repeated after a kill count twice.
         steps += count_releases([ledger], repeatable=False)
     return replace(spending, spent=replace(spending.spent, steps=steps))
 
 
 def keep_spending(home: Path) -> Spending:
-    """Write what a run has spent to its `spending.json`, as of a run that is deleted.
+    """Write what a run has spent to its `spending.json`, before the run is deleted.
 
-    A run that did not finish has spent the steps in its ledger, and not those it had planned.
+    A run that did not finish has spent the steps in its ledger, not all those it had planned.
+
+    Raises:
+        UserError: the folder does not state what the run spent.
     """
     record = records.read(home / RECORD)
     planned = _read_plan(home / FILE) if (home / FILE).is_file() else None
@@ -248,10 +267,11 @@ def keep_spending(home: Path) -> Spending:
 
 
 def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
-    """Return the steps of a run that has several ledgers, wherever in its folder they are.
+    """Return the steps of a run with several ledgers in its folder; 0 with fewer.
 
-    A record of version 0.1 lacks the steps of a seeded ledger that was set aside. A federation has
-    a folder for each node, and no example is at two.
+    They may exceed the record's: in version 0.1, it lacked the steps of a seeded ledger that was
+    set aside. A federation has a folder for each node. No example is at two nodes, so the node with
+    the most steps counts.
     """
     trainings: dict[Path, list[Path]] = defaultdict(list)
     for ledger in ledgers_below(home, but=(RECORD, FILE)):  # which were read as what they are
@@ -263,7 +283,7 @@ def _steps_in_ledgers(home: Path, repeatable: bool, is_federation: bool) -> int:
 
 
 def read_sources(home: Path) -> frozenset[str] | None:
-    """Return the files that a run reads (`Splits.sources`); None if its folder does not say."""
+    """Return the files that a run reads (`Splits.sources`), or None if they are not known."""
     path = home / FILE
     return _parse_sources(_read_plan(path).sources or "") if path.is_file() else None
 
@@ -288,7 +308,7 @@ def _spending_of(
     home: Path,
     sources: frozenset[str] | None,
 ) -> Spending:
-    """Return the spending of a run that takes all the steps that its record or plan states."""
+    """Return the spending of a run that takes all the steps in its record or plan."""
     released = run.privacy
     return Spending(
         home=home,
@@ -309,14 +329,14 @@ def _spending_of(
 
 
 def _worst(released: Released) -> Spent:
-    """Return a run's steps; of a federation, at least what each node has spent.
+    """Return a run's steps or, for a federation, an upper bound for every node.
 
-    A patient is at one node, and not the same in every run, so the least noise, the highest rate
-    and the most steps of any node stand for all: each alone only raises ε.
+    A patient is at one node, which may differ between runs. So the least noise, the highest rate
+    and the most steps of any node are combined, each of which only raises ε.
     """
     each = released.releases
     samplings = [releases.sampling for releases in each]
     sampling = max(samplings, key=lambda sampling: (sampling.sample_rate, -sampling.records))
-    least = min(releases.z for releases in each)
-    most = max(releases.steps for releases in each)
-    return Spent(least, sampling, max(most, released.steps))
+    min_z = min(releases.z for releases in each)
+    max_steps = max(releases.steps for releases in each)
+    return Spent(min_z, sampling, max(max_steps, released.steps))

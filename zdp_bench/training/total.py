@@ -1,4 +1,4 @@
-"""The sum of a step's contributions, while it is being made."""
+"""The sum of a step's contributions, while examples are added to it."""
 
 from __future__ import annotations
 
@@ -10,11 +10,17 @@ from zdp_bench.privacy.noise import widen
 
 
 class Total(dict[str, Tensor]):
-    """S while examples are added to it; a block is made when it is first used.
+    """The sum S, by block, while examples are added to it. A block is created on first use.
 
-    What is added first may become the block itself (`gradients.add_up`), which saves a large model
-    two passes over its memory. In float32 the sum of n examples is rounded by up to n/2²⁴ of the
-    largest, which one example more or less may shift: beyond `batches.MICRO_BATCH` it is wide.
+    The first summand may become the block itself (`gradients.add_up`), which saves a large model
+    two passes over its memory. In float32, the rounding error of a sum of n examples is up to n/2²⁴
+    of the largest, and one example more or less may change it. So a sum of more than
+    `batches.MICRO_BATCH` examples is wide.
+
+    Args:
+        mechanism: defines the blocks.
+        device: where the blocks are created.
+        is_wide: whether blocks are float64 or complex128. Default: the mechanism's dtypes.
     """
 
     def __init__(
@@ -37,10 +43,10 @@ class Total(dict[str, Tensor]):
         return self[name]
 
     def widen(self) -> None:
-        """Continue in float64."""
+        """Convert all blocks to float64 or complex128, and create later ones so."""
         self.is_wide = True
         widen(self)
 
     def whole(self) -> dict[str, Tensor]:
-        """Return every block in the mechanism's order; those nothing was added to are zero."""
+        """Return every block, in the mechanism's order. Unused blocks are zero."""
         return {name: self[name] for name in self.blocks}
