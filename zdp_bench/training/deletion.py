@@ -9,7 +9,7 @@ from pathlib import Path
 from zdp_bench import disk, records
 from zdp_bench.errors import UserError
 from zdp_bench.privacy.composition import Spending
-from zdp_bench.training.run_folder import LISTED, only_one_process, start_anew
+from zdp_bench.training.run_folder import MAX_LISTED, only_one_process, start_anew
 from zdp_bench.training.spending import FILE, keep_spending
 
 
@@ -53,8 +53,8 @@ def _find_home(homes: Sequence[Path], word: str) -> Path:
     if not matching:
         raise UserError(f"{word}: does not match any run. `zdp-bench results` lists them.")
     if len(matching) > 1:
-        names = [_name_of(home) for home in matching[:LISTED]]
-        more = ", ..." if len(matching) > LISTED else ""
+        names = [_name_of(home) for home in matching[:MAX_LISTED]]
+        more = ", ..." if len(matching) > MAX_LISTED else ""
         raise UserError(
             f"{word}: names {len(matching)} runs. Name each to delete: {', '.join(names)}{more}."
         )
