@@ -1,14 +1,14 @@
-"""The accountants that make a claim: from the numbers a paper states to the ε it would print.
+"""Accountants for claims: from the numbers that a paper states to the ε that it would print.
 
 An accountant is a function of a `Claim`, registered under the name that `accountant: {name: ...}`
-uses. Its YAML in `conf/accountant/` says in its first line what it is.
+uses. The first line of its YAML in `conf/accountant/` describes it.
 
     @register("accountant", "my_paper_2027")
     def my_paper_2027(claim: Claim) -> float: ...
 
-Such a function is a convention: it believes the numbers it is given. `zdp-bench epsilon` lists
-those that also have an ε for the mechanism that was run (`answer_for_mechanisms`) for every kind of
-noise.
+Such a function is a convention: it trusts its inputs. Some accountants also compute an ε for the
+mechanism that was run, for every kind of noise (`answer_for_mechanisms`). `zdp-bench epsilon` lists
+these.
 """
 
 from __future__ import annotations
@@ -25,16 +25,27 @@ from zdp_bench.registry import lookup, register
 
 @dataclass(frozen=True)
 class Claim:
-    """The numbers that a paper gives its accountant: the NOMINAL σ, not the mechanism's."""
+    """The inputs of a paper's accountant.
 
-    noise_multiplier: float  # σ as the paper states it
-    sample_rate: float  # probability that an example is drawn, or batch / examples
+    Attributes:
+        noise_multiplier: the NOMINAL σ as the paper states it, not the mechanism's.
+        sample_rate: probability that an example is drawn, or batch size / examples.
+        steps: number of steps.
+        delta: δ at which ε is stated.
+        records: number of training examples.
+        epochs: number of epochs.
+        batch_size: the stated batch size. Default: `sample_rate` · `records`.
+        sensitivity: if σ is the noise on the MEAN of a batch (DP-DFA), how far an example moves the
+            SUM.
+    """
+
+    noise_multiplier: float
+    sample_rate: float
     steps: int
     delta: float
-    records: int  # training examples
+    records: int
     epochs: int
-    batch_size: int | None = None  # as stated; None: sample_rate × examples
-    # where σ is the noise on the MEAN of a batch (DP-DFA), how far an example moves the SUM
+    batch_size: int | None = None
     sensitivity: float | None = None
 
     @property
@@ -48,16 +59,22 @@ Bound = Callable[[Mechanism, int, float], float]  # (mechanism, steps, δ) -> ε
 
 @dataclass(frozen=True)
 class ForMechanisms:
-    """One accountant's ε for a mechanism that was run."""
+    """One accountant's ε for a mechanism that was run.
 
-    # exact or nearly so; looser; or one that can fall below the truth
+    Attributes:
+        kind: "tight" if ε is (nearly) exact, "bound" if it is looser, and "approximation" if it can
+            fall below the true ε.
+        epsilon: computes ε.
+        at_least: computes a lower bound on the true ε; None if there is none.
+    """
+
     kind: Literal["tight", "bound", "approximation"]
     epsilon: Bound
-    at_least: Bound | None = None  # a lower bound on the true ε, where it knows one
+    at_least: Bound | None = None
 
 
 def claimed_epsilon(accountant: str, claim: Claim) -> float:
-    """The ε that an accountant claims."""
+    """Return the ε that an accountant claims."""
     return float(lookup("accountant", accountant)(claim))
 
 
@@ -86,7 +103,7 @@ def _tight_at_least(
 
 
 def answer_for_mechanisms() -> dict[str, ForMechanisms]:
-    """Return each accountant's ε for a mechanism that was run, the tight one first."""
+    """Return each accountant's ε for mechanisms that were run, the tight one first."""
     return {
         "pld": ForMechanisms("tight", accounting.tight_epsilon, _tight_at_least),
         "rdp": ForMechanisms("bound", accounting.rdp_epsilon),
@@ -96,7 +113,7 @@ def answer_for_mechanisms() -> dict[str, ForMechanisms]:
 
 @register("accountant", "pld")
 def pld(claim: Claim) -> float:
-    """The privacy loss distribution of Poisson sampling."""
+    """Return ε by the privacy loss distribution of Poisson sampling."""
     return accounting.pld(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
@@ -104,23 +121,23 @@ def pld(claim: Claim) -> float:
 @register("accountant", "zeta_dp_2024")
 @register("accountant", "gredp_2024")
 def rdp(claim: Claim) -> float:
-    """Rényi-DP of Poisson sampling, as in Opacus.
+    """Return ε by Rényi-DP of Poisson sampling, as in Opacus.
 
-    Riess et al. 2024, who built on Opacus, and Wang et al. 2024, for whom z = σ, state targets and
-    no σ, which is calibrated to them.
+    Riess et al. 2024, who built on Opacus, and Wang et al. 2024, for whom z = σ, state target ε but
+    no σ. It is calibrated to the targets.
     """
     return accounting.rdp(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
 @register("accountant", "gdp_clt")
 def gdp_clt(claim: Claim) -> float:
-    """Gaussian DP by the central limit theorem, uniform batches: it can fall below the truth."""
+    """Return ε by the central limit theorem of Gaussian DP. It can fall below the true ε."""
     return accounting.gdp_clt(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
 @register("accountant", "rdp_wor")
 def rdp_wor(claim: Claim) -> float:
-    """Rényi-DP of fixed-size batches without replacement, with the classic conversion."""
+    """Return ε by Rényi-DP of fixed-size batches, with the classic conversion."""
     return accounting.rdp_wor(claim.noise_multiplier, claim.sample_rate, claim.steps, claim.delta)
 
 
@@ -129,9 +146,10 @@ def rdp_wor(claim: Claim) -> float:
 
 @register("accountant", "zeta_dp_2021")
 def zeta_dp_2021(claim: Claim) -> float:
-    """The 0.53 of Ziller et al. 2021, Table 1: deepee's default, GDP-CLT with uniform lots of 64.
+    """Return the 0.53 of Ziller et al. 2021, Table 1.
 
-    Not the stated q = 0.01. Its Tables 2, 3 and 5 are reproduced by nothing that was tried.
+    It is deepee's default, GDP-CLT with uniform lots of 64, and not at the stated q = 0.01. No
+    accountant that was tried reproduces Tables 2, 3 and 5.
     """
     lot = 64
     steps = claim.epochs * (claim.records // lot)
@@ -140,12 +158,12 @@ def zeta_dp_2021(claim: Claim) -> float:
 
 @register("accountant", "dp_dfa_2020")
 def dp_dfa_2020(claim: Claim) -> float:
-    """Lee & Kifer 2020, 23 of 24 captions to the digit (truncated, not rounded).
+    """Return the ε of Lee & Kifer 2020: 23 of 24 captions to the digit (truncated, not rounded).
 
-    z = σ·m/C, with C how far a REPLACED example moves the sum (section 4.2): twice the bound of one
-    share, which a run's noise multiplier counts in. ⌊n/m⌋ steps an epoch with n = 60,000 (for
-    CIFAR-10's 50,000 records too), and `rdp_wor`: the improved Theorem 27 of Wang et al. 2019, not
-    the Lemma 3 that the paper prints.
+    z = σ·m/C, where C is how far a REPLACED example moves the sum (section 4.2). That is twice the
+    bound of one share, to which a run's noise multiplier refers. An epoch has ⌊n/m⌋ steps with n =
+    60,000, even for CIFAR-10's 50,000 records. The accountant is `rdp_wor`, with the improved
+    Theorem 27 of Wang et al. 2019 and not the Lemma 3 that the paper prints.
     """
     records, batch = 60_000, claim.batch
     shifts = batch / claim.sensitivity if claim.sensitivity else 0.5
@@ -156,16 +174,17 @@ def dp_dfa_2020(claim: Claim) -> float:
 
 @register("accountant", "deepee_2021")
 def deepee_2021(claim: Claim) -> float:
-    """Ziller et al. 2021 (deepee), its GDP column: GDP-CLT, uniform, ⌊n/m⌋ steps an epoch."""
+    """Return the GDP column of Ziller et al. 2021 (deepee): GDP-CLT, ⌊n/m⌋ steps an epoch."""
     rate, steps = _rate_and_steps(claim)
     return accounting.gdp_clt(claim.noise_multiplier, rate, steps, claim.delta)
 
 
 @register("accountant", "deepee_2021_rdp")
 def deepee_2021_rdp(claim: Claim) -> float:
-    """The RDP column of Ziller et al. 2021 (deepee): Poisson RDP with the classic conversion.
+    """Return the RDP column of Ziller et al. 2021 (deepee).
 
-    Orders 1.1 to 10.9 and 12 to 63.
+    It is the Rényi-DP of Poisson sampling at orders 1.1 to 10.9 and 12 to 63, with the classic
+    conversion.
     """
     if claim.noise_multiplier == 0:
         return math.inf
@@ -177,5 +196,5 @@ def deepee_2021_rdp(claim: Claim) -> float:
 
 
 def _rate_and_steps(claim: Claim) -> tuple[float, int]:
-    """Return the batch size over the examples, and the whole batches of all epochs."""
+    """Return batch size / examples, and the number of whole batches in all epochs."""
     return claim.batch / claim.records, claim.epochs * (claim.records // claim.batch)

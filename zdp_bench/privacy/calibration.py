@@ -1,4 +1,4 @@
-"""Find σ for a target ε: the inverse of every accountant, remembered as it can take seconds."""
+"""Find σ for a target ε, by inverting an accountant. Results are cached: each can take seconds."""
 
 from __future__ import annotations
 
@@ -17,8 +17,8 @@ from zdp_bench.registry import lookup, package_of
 
 optimize = LazyModule("scipy.optimize")
 
-TOLERANCE = 1e-4  # relative, of σ; the answer is rounded to the private side
-SMALLEST, LARGEST = 2.0**-6, 2.0**14
+TOLERANCE = 1e-4  # relative, of σ; the result is rounded up, to more noise
+MIN_SIGMA, MAX_SIGMA = 2.0**-6, 2.0**14
 
 
 def calibrate(
@@ -26,14 +26,19 @@ def calibrate(
     accountant: str,
     claim: Claim,
 ) -> float:
-    """Return the smallest σ (the claim's own is ignored) at which at most `target` is claimed.
+    """Return the smallest σ at which an accountant claims at most `target`.
+
+    Args:
+        target: the ε.
+        accountant: name of the accountant.
+        claim: inputs of the accountant. Their σ is ignored.
 
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
     """
     claim = dataclasses.replace(claim, noise_multiplier=0.0)
     function = lookup("accountant", accountant)
-    if package_of("accountant", accountant) != "zdp_bench":  # nothing tells when its code changes
+    if package_of("accountant", accountant) != "zdp_bench":  # its code may change unnoticed
         return solve(target, _claimed, function, claim)
     return float(remember(solve, target, _claimed, function, claim))
 
@@ -55,7 +60,10 @@ def calibrate_mechanism(
     """Return the smallest noise multiplier whose TIGHT ε after `steps` is at most `target`.
 
     Args:
-        unit: the mechanism at noise multiplier 1; z is proportional to the multiplier.
+        target: the ε.
+        unit: the mechanism at noise multiplier 1. z is proportional to the multiplier.
+        steps: number of composed steps.
+        delta: δ at which ε is stated.
 
     Raises:
         ValueError: see `calibrate`; or some direction gets no noise.
@@ -63,7 +71,7 @@ def calibrate_mechanism(
     if unit.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
     z = remember(solve, target, _tight, unit.sampling, steps, delta)
-    return float(z / unit.z * (1 + 1e-12))  # z must not come out one rounding lower
+    return float(z / unit.z * (1 + 1e-12))  # rounding must not make the resulting z smaller
 
 
 def calibrate_beside(
@@ -73,23 +81,25 @@ def calibrate_beside(
     runs: int,
     delta: float,
 ) -> float:
-    """Return the smallest noise multiplier of runs that come after others on the same examples.
+    """Return the smallest noise multiplier for runs after others on the same examples.
 
-    Formal guarantees: what was spent earlier, and all the runs with it, have together a tight ε of
-    at most `target`.
+    Formal guarantees: the earlier runs and all the new ones together have a tight ε of at most
+    `target`.
 
     Args:
-        earlier: what was spent.
-        own: what one run will spend at noise multiplier 1.
-        runs: how many there will be.
+        target: the ε.
+        earlier: what earlier runs have spent.
+        own: what one new run will spend at noise multiplier 1.
+        runs: number of new runs.
+        delta: δ at which ε is stated.
 
     Raises:
-        ValueError: see `calibrate_mechanism`; or no ε is known of all together.
+        ValueError: see `calibrate_mechanism`; or no ε is known for all runs together.
     """
     if own.z == 0:
         raise ValueError("some direction gets no noise, so its ε is ∞ at every noise multiplier")
     z = remember(solve, target, _beside, list(earlier), own, runs, delta)
-    return float(z / own.z * (1 + 1e-12))  # as above
+    return float(z / own.z * (1 + 1e-12))  # see `calibrate_mechanism`
 
 
 def _beside(
@@ -116,15 +126,14 @@ def solve(
     epsilon_of: Callable[..., float],
     *arguments: Any,
 ) -> float:
-    """Return the smallest σ whose ε is at most `target`, up to 1e-4 of σ.
+    """Return the smallest σ whose ε is at most `target`, up to a relative error of 1e-4.
 
-    Formal guarantees: epsilon_of(result, *arguments) ≤ target. A target of ∞ asks for no noise: σ
-    is 0.
+    Formal guarantees: epsilon_of(result, *arguments) ≤ target. For a target of ∞, σ is 0.
 
     Args:
         target: the ε.
-        epsilon_of: a function of σ and of `arguments`, which falls with σ.
-        arguments: its others.
+        epsilon_of: a function of σ and `arguments`, decreasing in σ.
+        arguments: further arguments of `epsilon_of`.
 
     Raises:
         ValueError: no σ between 1/64 and 16384 reaches the target, or it is not positive.
@@ -133,17 +142,17 @@ def solve(
         return 0.0
     if not target > 0:
         raise ValueError(f"a target ε must be positive, not {target:g}")
-    low = high = 1.0  # invariant once found: ε(low) > target ≥ ε(high)
+    low = high = 1.0  # after the loops: ε(low) > target ≥ ε(high)
     while epsilon_of(high, *arguments) > target:
         low = high
         high *= 2
-        if high > LARGEST:
-            raise ValueError(f"no noise multiplier up to {LARGEST:,.0f} reaches ε = {target:g}")
+        if high > MAX_SIGMA:
+            raise ValueError(f"no noise multiplier up to {MAX_SIGMA:,.0f} reaches ε = {target:g}")
     while low == high or epsilon_of(low, *arguments) <= target:
         low /= 2
-        if low < SMALLEST:
+        if low < MIN_SIGMA:
             raise ValueError(
-                f"ε = {target:g} is reached even by a noise multiplier of {SMALLEST:g}: there is "
+                f"ε = {target:g} is reached even by a noise multiplier of {MIN_SIGMA:g}: there is "
                 "nothing to calibrate"
             )
 

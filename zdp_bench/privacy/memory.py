@@ -1,11 +1,11 @@
-"""Numbers that take seconds, kept on disk: the σ of a target ε, and every ε that a command shows.
+"""Cache slow results on disk: the σ of a target ε, and every ε that a command shows.
 
-A number is one small file in `$XDG_CACHE_HOME/zdp-bench/numbers` (or `~/.cache/...`), named by the
-SHA-256 of its question: the function, its arguments, the code that computes it and the libraries
-below. It is written whole or not at all, under a seal over question and number; where that does not
-hold the number is computed again. The folder can be deleted at any time.
+Each result is a small file in `$XDG_CACHE_HOME/zdp-bench/numbers` (or `~/.cache/...`). Its name is
+the SHA-256 of its question: the function, its arguments, the code that computes it and the versions
+of the libraries below. A seal covers question and number. If the seal does not match, the number is
+computed again. The folder can be deleted at any time.
 
-No ε that a run, its record, `audit` or `verify` states is taken from here.
+No ε that a run, its record, `audit` or `verify` states comes from this cache.
 """
 
 from __future__ import annotations
@@ -29,9 +29,12 @@ from zdp_bench.foreign_files import read_json
 
 
 def remember(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Return function(*arguments): a number that is not rounded, or other JSON values.
+    """Return `function(*arguments)`, from the cache if possible.
 
-    It must be ours, and of its arguments alone: JSON values, dataclasses, functions.
+    Args:
+        function: a function of this package that depends on its arguments only. It returns an
+            unrounded number, or other JSON values.
+        arguments: JSON values, dataclasses or functions.
     """
     folder = cache_folder("numbers")
     if folder is None:
@@ -39,16 +42,17 @@ def remember(function: Callable[..., Any], *arguments: Any) -> Any:
     question = json.dumps([function, *arguments], default=_describe, sort_keys=True)
     path = folder / f"{_digest(question)}.json"
     with contextlib.suppress(UserError, KeyError, TypeError):
-        kept = read_json(path)
-        if kept["seal"] == _seal(question, kept["number"]):
-            return kept["number"]
-    number = json.loads(json.dumps(function(*arguments)))  # a list also where it was no list
+        cached = read_json(path)
+        if cached["seal"] == _seal(question, cached["number"]):
+            return cached["number"]
+    # The same types as from the cache: a tuple becomes a list.
+    number = json.loads(json.dumps(function(*arguments)))
     _write(path, json.dumps({"number": number, "seal": _seal(question, number)}))
     return number
 
 
 def _describe(value: Any) -> Any:
-    """Return JSON of a dataclass, or of a function: its name, and all that computes it."""
+    """Return JSON values for a dataclass, or for a function: its name and a digest of its code."""
     if callable(value):
         return [value.__module__, value.__qualname__, _code(value.__module__)]
     return {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
@@ -56,7 +60,7 @@ def _describe(value: Any) -> Any:
 
 @cache
 def _code(module: str) -> str:
-    """Return a digest of a module, of this package and of the libraries' versions."""
+    """Return a digest of a module, the files of this folder and the versions of libraries."""
     files = {*Path(__file__).parent.glob("*.py"), Path(sys.modules[module].__file__ or "")}
     texts = [path.read_text(encoding="utf-8") for path in sorted(files)]
     versions = [version(name) for name in ("dp-accounting", "numpy", "scipy")]
@@ -72,7 +76,7 @@ def _seal(question: str, number: Any) -> str:
 
 
 def _write(path: Path, text: str) -> None:
-    """Write a file whole. A folder that cannot be written only makes the next call slow."""
+    """Write a file atomically. Ignore errors, which only make the next call slow."""
     part = name_partial(path)
     with contextlib.suppress(OSError):
         path.parent.mkdir(parents=True, exist_ok=True)

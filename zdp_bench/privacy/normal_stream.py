@@ -1,7 +1,7 @@
-"""A stream of normal numbers for every key: ChaCha20's bits, made normal by Box and Muller.
+"""Streams of normal numbers, one for each key: ChaCha20 and the Box–Muller transform.
 
-The cipher is OpenSSL's, logarithm and sine are torch's. A stream is drawn in pieces, each of which
-starts the cipher anew with the piece's number, so any threads may take any pieces.
+OpenSSL provides the cipher, torch the logarithm and the sine. A stream is drawn in pieces. Each
+piece starts the cipher anew with its number as the nonce, so any thread may draw any piece.
 """
 
 from __future__ import annotations
@@ -20,31 +20,43 @@ from torch import Tensor
 
 from zdp_bench.threads import run_parallel
 
-PAIRS = 31 * 2**10  # of numbers in a piece: so few that torch makes them on one thread
+PAIRS = 31 * 2**10  # pairs of numbers in a piece; so few that torch uses one thread
 _ZEROS = memoryview(bytes(8 * PAIRS))
 
 
 def hash_key(key: tuple[int | str, ...]) -> bytes:
-    """Hash a key of any parts to ChaCha's 256 bits, so that no two streams meet."""
+    """Hash a key of any parts to the 256 bits of a ChaCha20 key, so that no streams coincide."""
     return hashlib.sha256(repr([str(part) for part in key]).encode()).digest()
 
 
 class Request(NamedTuple):
-    """`out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream."""
+    """A request to set `out` = (`out` + std·N(0, 1)) · times, with the numbers of one stream.
+
+    Attributes:
+        key: ChaCha20 key of the stream.
+        out: real numbers [n], float32 or float64, on any device; overwritten.
+        std: standard deviation.
+        times: factor for the result.
+    """
 
     key: bytes
-    out: Tensor  # real numbers [n], float32 or float64, on any device
+    out: Tensor
     std: float
     times: float
 
 
 class Piece(NamedTuple):
-    """A stream's piece, of so many pairs, and the part of `out` that it is for.
+    """A piece of a request's stream.
 
-    Pair i is added to numbers i and ⌈n/2⌉ + i.
+    Attributes:
+        request: the request.
+        number: index of the piece in the stream.
+        out: the part [n] of the request's `out` to which it is added: pair i to numbers i and
+            ⌈n/2⌉ + i.
+        pairs: ⌈n/2⌉.
     """
 
-    of: Request
+    request: Request
     number: int
     out: Tensor
     pairs: int
@@ -55,17 +67,19 @@ def add_normals(
     dtype: torch.dtype,
     terms: int = 1,
 ) -> None:
-    """Add each request's numbers in place, on as many threads as torch uses.
+    """Add the noise of each request in place, on as many threads as torch uses.
 
     Args:
-        dtype: what numbers are made in: float32, with |x| ≤ 6.7, or float64, with |x| ≤ 9.5.
-        terms: how many independent numbers are added up to one, over the root of their count.
+        requests: the tensors and their noise.
+        dtype: dtype in which numbers are computed: float32, with |x| ≤ 6.7, or float64, with
+            |x| ≤ 9.5.
+        terms: number of independent normal numbers whose sum, divided by √`terms`, gives one.
     """
-    groups: list[list[Piece]] = []  # pieces that are made together: many small tensors, or one
-    room = 0  # pairs that the last group can still take
+    groups: list[list[Piece]] = []  # pieces that are drawn together, of one tensor or many small
+    room = 0  # number of pairs that the last group can still take
     for request in requests:
         for number, out in enumerate(request.out.split(2 * PAIRS)):
-            pairs = (len(out) + 1) // 2  # none of an empty tensor
+            pairs = (len(out) + 1) // 2  # 0 for an empty tensor
             if pairs == 0:
                 continue
             if pairs > room:
@@ -89,9 +103,9 @@ def _add_group(
     halves: list[Tensor] = []
     stds: list[float] = []
     for piece in group:
-        own_halves = piece.out.split(piece.pairs)  # of one number only the first
+        own_halves = piece.out.split(piece.pairs)  # a single number has no second half
         halves += own_halves
-        stds += [piece.of.std * terms**-0.5] * len(own_halves)
+        stds += [piece.request.std * terms**-0.5] * len(own_halves)
     in_place = terms == 1 and halves[0].is_cpu and halves[0].dtype == dtype
     if in_place:
         _add_normals(halves, stds, group, dtype, 0)
@@ -101,7 +115,7 @@ def _add_group(
             _add_normals(sums, [1.0] * len(sums), group, dtype, term)
         for half, sum_, std in zip(halves, sums, stds, strict=True):
             half.add_(sum_.mul_(std).to(half.device))
-    times = [piece.of.times for piece in group]
+    times = [piece.request.times for piece in group]
     if any(factor != 1 for factor in times):
         torch._foreach_mul_([piece.out for piece in group], times)
 
@@ -113,7 +127,7 @@ def _add_normals(
     dtype: torch.dtype,
     term: int,
 ) -> None:
-    """Add std·N(0, 1) to both halves of every piece: radius · cosine, and radius · sine."""
+    """Add std·N(0, 1) to the halves of every piece: radius · cosine, and radius · sine."""
     radii, cosines, sines = _draw(group, dtype, term)
     own_radii: list[Tensor] = []
     own_waves: list[Tensor] = []
@@ -134,16 +148,16 @@ def _draw(
     dtype: torch.dtype,
     term: int,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return radii, cosines and sines, whose products with a radius are independent N(0, 1)."""
+    """Return radii, cosines and sines. The products with the radii are independent N(0, 1)."""
     size = dtype.itemsize
     pairs = sum(piece.pairs for piece in group)
     words = np.empty((2, pairs), f"i{size}")
     radii, angles = (row.data.cast("B") for row in words)
     start = 0
     for piece in group:
-        # Eight bytes count the cipher's blocks, the others are the nonce.
+        # The first eight bytes count the cipher's blocks. The others are the nonce.
         nonce = struct.pack("<QII", 0, piece.number, term)
-        cipher = Cipher(ChaCha20(piece.of.key, nonce), mode=None).encryptor()
+        cipher = Cipher(ChaCha20(piece.request.key, nonce), mode=None).encryptor()
         stop = start + size * piece.pairs
         cipher.update_into(_ZEROS[: stop - start], radii[start:stop])
         cipher.update_into(_ZEROS[: stop - start], angles[start:stop])
@@ -156,10 +170,13 @@ def _box_muller(
     angles: Tensor,
     dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Turn pairs of uniform signed integers [n] into Box and Muller's radii, cosines and sines.
+    """Return the radii, cosines and sines of the Box–Muller transform, [n] each.
 
-    With w bits, |integer|/2ʷ⁻¹ is uniform on [0, 1]. The square of half a step is added, so that
-    there is no logarithm of 0.
+    Args:
+        radii: uniform signed integers of w bits, [n]. |integer|/2ʷ⁻¹ is uniform on [0, 1]. The
+            square of half a step is added to its square, to avoid the logarithm of 0.
+        angles: uniform signed integers of w bits, [n].
+        dtype: dtype of the results, of w bits.
     """
     bits = 8 * dtype.itemsize
     uniform = radii.to(dtype)

@@ -1,7 +1,7 @@
 """Draw the examples of a step, and the uniform numbers by which each is augmented.
 
-Every draw is a pure function of the step's random stream, so a resumed run draws the same. With
-cryptographic randomness (`privacy.noise.SecureRandom`) a step that is drawn again sees other
+Every draw is a pure function of the step's random stream, so a resumed run draws the same examples.
+With cryptographic randomness (`privacy.noise.SecureRandom`), a step that is repeated draws other
 examples.
 """
 
@@ -35,7 +35,7 @@ def poisson(
     sample_rate: float,
     rng: Random,
 ) -> np.ndarray:
-    """Draw every example independently with probability `sample_rate`; the batch may be empty."""
+    """Draw every example independently with probability `sample_rate`. The batch may be empty."""
     return np.flatnonzero(rng.random(examples) < sample_rate)
 
 
@@ -44,27 +44,28 @@ def place_each(
     places: int,
     key: bytes,
 ) -> np.ndarray:
-    """Return one of `places` for each identity, [n], by its own hash under `key`.
+    """Return a place in 0 … `places` − 1 for each identity, [n], by its hash under `key`.
 
     Formal guarantees: the place of an identity is a function of (identity, places, key) alone, so
-    that adding or removing another moves it nowhere. Equal identities share a place. The number of
-    different ones at a place is binomial: n/places on average, ± √(n/places).
+    adding or removing another identity does not change it. Equal identities share a place. The
+    number of distinct identities at a place is binomial: n/places on average, ± √(n/places).
     """
     hashes = [blake2b(identity, digest_size=8, key=key).digest() for identity in identities]
     return (_uniforms(b"".join(hashes)) * places).astype(np.int64)
 
 
 def _uniforms(bits: bytes) -> np.ndarray:
-    """Return a number in [0, 1) for every 8 bytes, of their highest 53 bits, [n]."""
+    """Return a number in [0, 1) for every 8 bytes, from their highest 53 bits, [n]."""
     words = np.frombuffer(bits, dtype="<u8")
     return (words >> np.uint64(11)) * 2.0**-53
 
 
 def subsets(identities: Sequence[bytes], cycle: int) -> np.ndarray:
-    """Return which of `cycle` subsets each example, or owner, is in, by `place_each`.
+    """Return the index of each example's or owner's subset, in 0 … `cycle` − 1, [n].
 
-    It is public, and the same in every run. One more or less shows in the steps of its own subset
-    alone. Subsets differ in size; the divisor of a step's sum does not.
+    The assignment is public, and the same in every run (see `place_each`). One example or owner
+    more or less affects only the steps of its own subset. Subsets differ in size, but the divisor
+    of a step's sum does not depend on that.
     """
     return place_each(identities, cycle, b"cyclic sampling.")
 
@@ -74,7 +75,7 @@ def uniform(
     batch_size: int,
     rng: Random,
 ) -> np.ndarray:
-    """Draw a fixed-size batch without replacement."""
+    """Draw a fixed-size batch without replacement, [batch_size]."""
     return rng.choice(examples, size=batch_size, replace=False)
 
 
@@ -84,9 +85,13 @@ def shuffled(
     position: int,
     rng: np.random.Generator,
 ) -> np.ndarray:
-    """Return the `position`-th batch of an epoch's permutation, drawn from the epoch's own `rng`.
+    """Return the `position`-th batch, from 0, of an epoch's permutation. The last may be short.
 
-    The last batch may be short.
+    Args:
+        examples: number of training examples.
+        batch_size: number of examples in a batch.
+        position: index of the batch in the epoch.
+        rng: the epoch's generator. Each batch needs a new one with the same seed.
     """
     first = position * batch_size
     permutation = rng.permutation(examples)
@@ -98,11 +103,12 @@ def uniforms_of(
     numbers: int,
     key: bytes,
 ) -> np.ndarray:
-    """Return each example's own random numbers, [B, numbers], uniform in [0, 1).
+    """Return random numbers for each example, [B, numbers], uniform in [0, 1).
 
-    They are AES, under the step's `key` of 128 bits, of the example's index and not of its place in
-    the batch. Otherwise one example more would change the numbers of all behind it, and whoever
-    knows the seed would see more than one share change.
+    They are the AES encryption, under the step's `key` of 128 bits, of the example's index in the
+    training set, not of its position in the batch. Otherwise, one more example would change the
+    numbers of all examples after it, and anyone who knows the seed would see more than one share
+    change.
     """
     pairs = -(-numbers // 2)  # 128 bits make two numbers
     blocks = np.empty((len(indices), pairs, 2), dtype="<u8")
