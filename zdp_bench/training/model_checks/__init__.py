@@ -1,11 +1,11 @@
-"""Check before the first private step that per-sample clipping protects the model.
+"""Check, before the first private step, that per-sample clipping protects a model.
 
-Clipping bounds what an example does through its own loss. It bounds nothing if a layer mixes
-samples. So a foreign model is recorded, and its operations are checked (`gradients.program`); where
-they are not known to keep samples apart, each sample is run alone. What is refused here would train
-otherwise than its author means.
+Clipping bounds the influence of an example through its own loss. It bounds nothing if a layer mixes
+samples. So a third-party model is recorded, and its operations are checked (`gradients.program`).
+If they are not known to keep samples apart, each sample is processed alone. Models that would then
+train differently than their author intends are refused here.
 
-BatchNorm is the usual offender; `nn/surgery.py` replaces it on request.
+The most common such layer is BatchNorm, which `nn/surgery.py` replaces on request.
 """
 
 from __future__ import annotations
@@ -42,17 +42,22 @@ from zdp_bench.training.total import Total
 
 log = logging.getLogger(__name__)
 
-OWNED = (2, 1)  # examples of two shares
-ROUNDED = 1e-4  # of the largest number, by which two ways to one number differ
+OWNED = (2, 1)  # numbers of examples in two shares
+ROUNDING = 1e-4  # relative to the largest number; a smaller difference may be rounding
 
 
 class Checked(NamedTuple):
-    """What a check leaves."""
+    """The result of a check.
 
-    # Buffers and frozen parameters that the output depends on. They are released with the model,
-    # outside of any ε, so they must not come from the training examples.
+    Attributes:
+        fixed_state: names of the buffers and frozen parameters that the output depends on. They are
+            released with the model, and no ε covers them, so they must not come from the training
+            examples.
+        batch: the examples on which the model was checked.
+    """
+
     fixed_state: list[str]
-    batch: Batch  # the examples it looked at
+    batch: Batch
 
 
 def check(
@@ -63,24 +68,28 @@ def check(
     forms_shares: bool = False,
     probe: Batch | None = None,
 ) -> Checked:
-    """Reject a model that per-sample clipping does not protect, or that would not train as meant.
+    """Reject a model that per-sample clipping cannot protect, or that would not train as intended.
 
     Args:
-        model: in the mode and on the device of the training; it stays as it is.
-        like: inputs [n, ...] and targets [n, ...] of the shapes and dtypes to come; no value is
-            read.
-        forms_shares: True if several examples may make one share.
-        probe: public examples to check on. None: random numbers are drawn.
+        model: the model, in the mode and on the device of the training. It is not changed.
+        algorithm: the algorithm that trains it.
+        loss: the loss.
+        like: inputs [n, ...] and targets [n, ...] with the training set's shapes and dtypes. No
+            value is read.
+        forms_shares: whether several examples may form one share.
+        probe: public examples for the checks. Default: random numbers. Needed if model or loss
+            cannot run on random inputs.
 
     Formal guarantees:
-        - no sample's output, loss or gradient depends on another sample, nor on how many there are:
-          every operation that is run on a batch is known to keep samples apart, else each sample is
-          run alone, in a copy of the model;
-        - a pass leaves nothing in the model;
-        - an example's share of the algorithm's sum is within its bound, on the examples looked at.
+        - No sample's output, loss or gradient depends on another sample, or on the number of
+          samples: every operation that runs on a batch is known to keep samples apart. Otherwise,
+          each sample is processed alone, in a copy of the model.
+        - A forward pass stores nothing in the model.
+        - On the checked examples, an example's share of the algorithm's sum is within its bound.
 
     Raises:
-        UserError: one of these does not hold, or a parameter gets no gradient; names the layer.
+        UserError: one of these does not hold, or a parameter gets no gradient. The message names
+            the layer.
     """
     device = next(model.parameters()).device
     _refuse_parameter_hooks(model)
@@ -98,7 +107,7 @@ def check(
         _refuse_norms(model, state)
         _check_shapes(copy_apart(model), batch[0][:1])
         _check_losses(model, loss, batch)
-        if not state.alone:  # what Python decides may leave a part out
+        if not state.alone:  # else, Python code may skip layers for some examples
             _check_gradients(model, batch[0])
         _check_sums(algorithm, batch, [OWNED] if forms_shares else [])
         return Checked(_find_fixed_state(model, state, batch[0]), batch)
@@ -115,7 +124,7 @@ def _refuse_parameter_hooks(model: nn.Module) -> None:
 
 
 def _refuse_by_kind(model: nn.Module) -> None:
-    """Reject layers of which it is known what they do."""
+    """Reject layers that are known to be unsuitable, by their type."""
     for name, module in model.named_modules():
         if isinstance(module, _NormBase) and module.training:
             if not isinstance(module, nn.modules.instancenorm._InstanceNorm):
@@ -148,7 +157,7 @@ def _mixing_error(model: nn.Module, name: str) -> UserError:
 
 
 def _refuse_norms(model: nn.Module, state: State) -> None:
-    """Reject a norm of the batch: with one example alone, it would be another layer."""
+    """Reject a norm over the batch, which would be another layer if it sees one example alone."""
     parts = state.layer.split(".") if state.alone else []
     for end in range(len(parts), 0, -1):
         name = ".".join(parts[:end])
@@ -192,7 +201,7 @@ def _check_shapes(model: nn.Module, inputs: Tensor) -> None:
 
 @contextmanager
 def _no_checkpoints(inside: Innermost) -> Iterator[None]:
-    """Reject both kinds of torch's checkpoints within."""
+    """Reject calls of torch's checkpoints, of both kinds, in the block."""
 
     def refuse(*_: object, **__: object) -> None:
         raise UserError(
@@ -203,7 +212,7 @@ def _no_checkpoints(inside: Innermost) -> Iterator[None]:
         )
 
     kinds: Any = checkpoints
-    held = kinds.CheckpointFunction, kinds._CheckpointFrame  # with and without reentrance
+    held = kinds.CheckpointFunction, kinds._CheckpointFrame  # reentrant, and not
     refusing = type("Refusing", (), {"apply": refuse})
     kinds.CheckpointFunction, kinds._CheckpointFrame = refusing, refuse
     try:
@@ -217,7 +226,7 @@ def _check_losses(
     loss: Loss,
     batch: Batch,
 ) -> None:
-    """Reject a loss that needs more than one example's outputs; log if others change it."""
+    """Reject a loss that needs several examples; warn if an example's loss depends on others."""
     alone, targets = per_example(loss), batch[1]
     with torch.no_grad():
         output = reference.outputs_of(model, batch[0])
@@ -228,9 +237,9 @@ def _check_losses(
         try:
             together = alone.loss(output, unpack(targets.clone()))
         except Exception:
-            together = losses  # it is never given a batch
+            together = losses  # the loss never gets a batch in training
         mixes = not isinstance(together, Tensor) or _differs(losses, together)
-        with torch.no_grad():  # a loss that draws numbers differs from itself
+        with torch.no_grad():  # a loss that draws random numbers differs at every call
             mixes = mixes and not _differs(losses, alone(output, targets))
         if mixes and not _moves(alone, output, targets):
             raise UserError(
@@ -247,11 +256,11 @@ def _check_losses(
 
 
 def _differs(a: Tensor, b: Tensor) -> bool:
-    """True if two tensors differ by more than rounding, or in their NaN."""
+    """Return True if two tensors differ by more than rounding, or in the positions of NaN."""
     if a.shape != b.shape:
         return True
     scale = float(torch.nan_to_num(a.abs(), posinf=0.0).max()) if a.numel() else 0.0
-    return not torch.allclose(a, b, rtol=0.0, atol=ROUNDED * scale, equal_nan=True)
+    return not torch.allclose(a, b, rtol=0.0, atol=ROUNDING * scale, equal_nan=True)
 
 
 def _moves(
@@ -259,7 +268,7 @@ def _moves(
     output: Tensor,
     targets: Tensor,
 ) -> bool:
-    """True if some example's loss, alone, has a gradient with respect to its outputs."""
+    """Return True if the loss of single examples has a gradient with respect to the outputs."""
     output = output.detach().requires_grad_()
     losses = alone(output, targets)
     if not losses.requires_grad:
@@ -270,7 +279,7 @@ def _moves(
 
 
 def _check_gradients(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a parameter that the output does not depend on."""
+    """Reject a parameter on which the output does not depend."""
     trained = trainable(model)
     with torch.enable_grad():
         output = reference.outputs_of(model, inputs)
@@ -338,7 +347,7 @@ def _check_foreign(
     shares: list[Any],
     total: dict[str, Tensor],
 ) -> None:
-    """Reject an algorithm of another's whose sum is not that of the shares it states."""
+    """Reject a third-party algorithm whose sum is not that of its `contributions`."""
     set_seed(0)
     rows = algorithm.contributions(batch, *shares)
     set_seed(0)
@@ -360,7 +369,7 @@ def _find_fixed_state(
     state: State,
     inputs: Tensor,
 ) -> list[str]:
-    """Return the names of buffers and frozen parameters that the output depends on."""
+    """Return the names of buffers and frozen parameters on which the output depends."""
     buffers = {
         name
         for name, buffer in model.named_buffers()
@@ -381,7 +390,7 @@ def _moves_output(
     inputs: Tensor,
     name: str,
 ) -> bool:
-    """True if the output changes with a tensor that the model holds."""
+    """Return True if the output changes when the tensor with this name is changed."""
     owner, _, own = name.rpartition(".")
     held = getattr(model.get_submodule(owner), own)
     set_seed(0)

@@ -1,4 +1,4 @@
-"""Examples for the checks of a model: random numbers of the right shapes, or a probe."""
+"""Examples for the checks of a model: a probe, or random numbers of the right shapes."""
 
 from __future__ import annotations
 
@@ -12,23 +12,30 @@ from zdp_bench.gradients import Batch, Loss, PerExample, per_example
 from zdp_bench.gradients.parts import describe, leaves_of, map_leaves, takes_parts
 from zdp_bench.gradients.program import copy_apart
 
-SAMPLES = 3  # of the batches that are checked
+SAMPLES = 3  # number of samples in the batches of the checks
 
 
 @dataclass(frozen=True)
 class Source:
-    """Where the examples of a check come from."""
+    """The source of a check's examples.
 
-    inputs: Tensor  # [n, ...], public examples; with n = 0 random numbers of the shape are drawn
+    Attributes:
+        inputs: public examples [n, ...]. If n = 0, random numbers of the shape are drawn.
+        targets: their targets [n, ...].
+        classes: random integers in targets are drawn below it. If None, they are drawn as those in
+            inputs.
+    """
+
+    inputs: Tensor
     targets: Tensor
-    classes: int | None  # whole numbers in targets are drawn below it; None: as in inputs
+    classes: int | None
 
     @property
     def is_public(self) -> bool:
         return len(self.inputs) > 0
 
     def draw(self, examples: int) -> Batch:
-        """Return so many examples; the same at every call."""
+        """Return a number of examples, the same at every call."""
         return _draw(self.inputs, examples, None), _draw(self.targets, examples, self.classes)
 
 
@@ -38,7 +45,7 @@ def find_source(
     like: Batch,
     probe: Batch | None,
 ) -> Source:
-    """Return the source of a check: the probe or, without one, random numbers."""
+    """Return the source of a check's examples: the probe or, without one, random numbers."""
     device = next(model.parameters()).device
     if probe is not None:
         for name, own, expected in zip(("inputs", "targets"), probe, like, strict=True):
@@ -52,17 +59,17 @@ def find_source(
             with takes_parts(twin):
                 output = twin(_draw(inputs, SAMPLES, None))
             classes = _count_classes(output, targets)
-        except Exception:  # the check names the layer that fails
+        except Exception:  # the check will name the layer that fails
             return Source(inputs, targets, 2)
         try:
             PerExample(per_example(loss).loss)(output, _draw(targets, SAMPLES, classes))
-        except Exception:  # its whole numbers may be lengths
+        except Exception:  # integers in targets may be lengths instead of classes
             return Source(inputs, targets, None)
     return Source(inputs, targets, classes)
 
 
 def _require_kind(name: str, probe: Tensor, expected: Tensor) -> None:
-    """Reject a probe of other shapes or dtypes than the data set's."""
+    """Reject a probe whose shapes or dtypes are not those of the data set."""
     kinds = [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(probe)]
     if kinds == [(leaf.shape[1:], leaf.dtype) for leaf in leaves_of(expected)]:
         return
@@ -79,10 +86,10 @@ def _describe_example(part: Tensor) -> str:
 
 
 def _count_classes(output: Tensor, targets: Tensor) -> int:
-    """Return how many classes a model may distinguish, at least 2.
+    """Return the number of classes that a model may distinguish, at least 2.
 
-    They are the last dimension of its output where targets have all others, [B, T] for
-    [B, T, classes], and else dimension 1.
+    It is the size of the output's last dimension if targets have all other dimensions, as [B, T]
+    for [B, T, classes]. Otherwise, it is the size of dimension 1.
     """
     if output.dim() < 2:
         return 2
@@ -96,9 +103,11 @@ def _draw(
     examples: int,
     classes: int | None,
 ) -> Tensor:
-    """Draw numbers in [0, 1). Without classes whole numbers are 0 and 1 by turns.
+    """Draw random numbers with the shapes and dtypes of `like`.
 
-    One whole number an example is 1, which may be a length; and no mask is 0 throughout.
+    Real numbers are uniform in [0, 1), complex ones normal. Integers are drawn below `classes`.
+    Without classes, they alternate between 0 and 1, so that no mask is 0 throughout. A single
+    integer per example is 1, which is valid as a length.
     """
     generator = torch.Generator().manual_seed(0)
 
@@ -115,10 +124,10 @@ def _draw(
         elif len(shape) == 1:
             drawn = torch.ones(shape)
         else:
-            place = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
+            index = torch.arange(leaf.shape[1:].numel()).view(1, *shape[1:])
             one_dims = [1] * (leaf.dim() - 1)
             number = torch.arange(examples).view(-1, *one_dims)
-            drawn = (place + number) % 2
+            drawn = (index + number) % 2
         return drawn.to(leaf.device, dtype)
 
     return map_leaves(draw, like)

@@ -1,4 +1,4 @@
-"""Names of layers for the sentences of a check."""
+"""Describe layers, for the errors of a check."""
 
 from __future__ import annotations
 
@@ -14,10 +14,18 @@ from zdp_bench.errors import is_for_python
 
 @dataclass
 class Innermost:
-    """While active, follows which module is running, to name it when an error comes."""
+    """Follows which module is running while the context is active, to name it after an error.
+
+    Attributes:
+        model: the model whose modules are followed.
+        note: called with the name of each module before its forward pass.
+        stack: names of the modules that are running, the innermost last.
+        handles: handles of the registered hooks.
+        name: description of the module in which an error was raised.
+    """
 
     model: nn.Module
-    note: Callable[[str], None] = lambda _: None  # called as a module of this name begins
+    note: Callable[[str], None] = lambda _: None
     stack: list[str] = field(default_factory=list)
     handles: list[Any] = field(default_factory=list)
     name: str = "the model"
@@ -56,18 +64,18 @@ class Innermost:
 
 
 def describe_layer(model: nn.Module, name: str) -> str:
-    """Return "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for its own forward pass."""
+    """Return "layer 'net.1' (BatchNorm2d)", or "the model (MLP)" for the model itself."""
     kind = type(model.get_submodule(name)).__name__
     return f"layer '{name}' ({kind})" if name else f"the model ({kind})"
 
 
 def describe_owner(model: nn.Module, parameter: str) -> str:
-    """Name the layer that a parameter belongs to."""
+    """Describe the layer that a parameter belongs to."""
     return describe_layer(model, parameter.rpartition(".")[0])
 
 
 def advice_on(layer: nn.Module) -> str:
-    """Return what to do about a layer that mixes samples, or keeps what it sees of them."""
+    """Return advice on a layer that mixes samples or stores something of them."""
     if isinstance(layer, _BatchNorm):
         if layer.affine and not any(p.requires_grad for p in layer.parameters(recurse=False)):
             return "its weights are frozen, so call eval() on the frozen part after model.train()"

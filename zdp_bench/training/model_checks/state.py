@@ -1,8 +1,8 @@
-"""What a forward pass leaves behind in a model, and what changes its weights beside the steps.
+"""Check what a forward pass stores in a model, and that only steps change weights.
 
-Weights are released with noise. What else a model holds is released as it is, so a forward pass may
-not leave anything of an example in it. Passes of a private step cannot: they run a program, or a
-copy. A model that counts on it would train otherwise than it says, and is refused.
+Weights are released with noise. All else in a model is released as it is, so a forward pass must
+not store anything of an example there. The passes of a private step cannot, because they run a
+program or a copy. A model that relies on it would not train as intended, and is refused.
 """
 
 from __future__ import annotations
@@ -24,14 +24,14 @@ NUMBERS = (bool, int, float, str)
 
 
 class WrittenError(UserError):
-    """Weights hold something that no noise covers."""
+    """A weight was changed in a way that no noise covers."""
 
 
 @dataclass(frozen=True, eq=False)
 class Mark:
-    """Which tensor a weight was at some time, its version then, and its memory.
+    """The identity, version and memory of a weight at some time.
 
-    The memory is kept, so that no later tensor can lie at the same address.
+    The memory is kept alive, so that no later tensor can get the same address.
     """
 
     parameter: nn.Parameter
@@ -51,9 +51,9 @@ Marks = dict[str, Mark]
 
 
 def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
-    """Return what a change of a weight that trains changes.
+    """Return marks of the weights that require gradients, for `require_unwritten`.
 
-    No number is read. A change in place through `.data` is not seen.
+    No number is read. An in-place change through `.data` is not detected.
     """
     return {
         name: Mark(p, p._version, p.detach()) for name, p in parameters.items() if p.requires_grad
@@ -61,7 +61,11 @@ def mark_weights(parameters: Mapping[str, nn.Parameter]) -> Marks:
 
 
 def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> None:
-    """Reject weights that were changed after they were marked, while gradients were computed."""
+    """Reject weights that were changed since they were marked.
+
+    Raises:
+        WrittenError: the model or the loss changed a weight.
+    """
     now = mark_weights(parameters)
     for name, mark in marks.items():
         if now.get(name) != mark:
@@ -73,13 +77,16 @@ def require_unwritten(parameters: Mapping[str, nn.Parameter], marks: Marks) -> N
 
 
 def require_nothing_kept(model: nn.Module, inputs: Tensor) -> None:
-    """Reject a model whose forward pass writes weights, or keeps what differs by the examples.
+    """Reject a model whose forward pass writes weights, or stores what depends on the examples.
 
-    What a first pass makes once, such as a mask, may stay.
+    It may store what its first pass creates once, such as a mask.
 
     Args:
-        model: stays as it is; copies run.
-        inputs: two examples or more.
+        model: the model. Copies of it run, so it is not changed.
+        inputs: at least two examples.
+
+    Raises:
+        UserError: the model does so. The message names the layer.
     """
     twin, other = copy_apart(model), copy_apart(model)
     marks = mark_weights(dict(twin.named_parameters()))
@@ -120,11 +127,11 @@ def require_loss_keeps_nothing(
     outputs: Tensor,
     targets: Any,
 ) -> None:
-    """Reject a loss that changes what it holds; what its first call makes once may stay."""
+    """Reject a loss whose state changes at each call. Its first call may create state once."""
     twin = copy_apart(loss, tuple(loss.parameters()))
     states = []
     for _ in range(2):
-        with torch.no_grad(), suppress(RuntimeError):  # of types that torch.func alone takes
+        with torch.no_grad(), suppress(RuntimeError):  # it may need torch.func's types
             twin(outputs, targets)
         states.append(_held_by(twin))
     changed = _difference(*states)
@@ -153,23 +160,23 @@ def _kept(
     )
 
 
-Place = tuple[str, str]  # name of the module, and of what it holds
+Place = tuple[str, str]  # name of a module, and of a value that it holds
 
 
 @torch.no_grad()
 def _state_after(model: nn.Module, inputs: Tensor) -> dict[Place, Any]:
-    """Return what a model holds after a pass."""
+    """Return the state of a model after a forward pass."""
     model(map_leaves(torch.clone, inputs))
     return _held_by(model)
 
 
 def _held_by(model: nn.Module) -> dict[Place, Any]:
-    """Return the numbers and tensors that modules hold now, beside parameters, by place."""
+    """Return the numbers and tensors that modules hold, except for parameters, by place."""
     return {place: _copy(value) for place, value in _places_of(model)}
 
 
 def _difference(one: dict[Place, Any], other: dict[Place, Any]) -> Place | None:
-    """Return a place where two states hold something else."""
+    """Return a place where two states differ, or None."""
     for place, value in one.items():
         if place in other and not _same(value, other[place]):
             return place
